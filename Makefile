@@ -1,0 +1,52 @@
+# Set-up is the work of scripts/bootstrap.py, which runs without make as well.
+
+# The first Python that is new enough; failing that python3, for bootstrap.py to name what it found.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		&& echo "$$python" && exit; done; \
+	python3 -c '' 2>/dev/null && echo python3)
+EXTRAS ?=
+
+venv := .venv/bin
+
+bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
+	echo "make: no Python found; install Python 3.11 or newer (for example \`apt install\
+	python3 python3-venv\`), or name one: make PYTHON=/path/to/python3" >&2; exit 2; }; \
+	"$$python" scripts/bootstrap.py --extras
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test test-all lint format clean
+# Two set-ups at once would write to the same .venv.
+.NOTPARALLEL:
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+
+setup: ## create .venv and install mosstalk; EXTRAS=gpu,serving,voices adds those extras
+	$(bootstrap) "$(EXTRAS)"
+
+setup-dev:
+	$(bootstrap) "$(EXTRAS),dev"
+
+demo: setup ## set up, then answer a recorded question with sound
+	mkdir -p demo-output
+	$(venv)/mosstalk chat --speech assets/question.flac --out demo-output/answer.wav
+
+lint: setup-dev ## check style, formatting and types
+	$(venv)/ruff check
+	$(venv)/ruff format --check
+	$(venv)/mypy
+
+test: lint ## lint, then run the tests that need nothing but the set-up
+	$(venv)/pytest -m "not system"
+
+test-all: test ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
+	$(venv)/pytest -m system
+
+format: setup-dev ## rewrite the code in the project's style
+	$(venv)/ruff check --fix
+	$(venv)/ruff format
+
+clean: ## remove caches and generated files; .venv stays
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

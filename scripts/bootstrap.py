@@ -1,0 +1,291 @@
+"""Create .venv and install mosstalk into it: python3 scripts/bootstrap.py [--extras dev,...].
+
+Needs nothing but Python. So that an old Python can say that it is too old, this file keeps to
+the grammar of Python 3.6, and annotations that such a Python cannot evaluate are quoted.
+"""
+
+import argparse
+import hashlib
+import http.client
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "mosstalk-setup.json"
+OLDEST_PYTHON = (3, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PROBE_SECONDS = 3.0
+UNFINISHED = {"unfinished": True}
+
+
+class SetupError(Exception):
+    """Something for the user to put right; the text is one line that says how."""
+
+
+class PipError(SetupError):
+    """pip ended with an error, which it has already explained."""
+
+
+class TorchSource(NamedTuple):
+    options: List[str]
+    notice: str
+
+
+def main(arguments: "Sequence[str] | None" = None) -> int:
+    try:
+        check_python(sys.version_info[:3])
+        set_up(parse_extras(arguments))
+    except SetupError as error:
+        say(str(error), sys.stderr)
+        return 1 if isinstance(error, PipError) else 2
+    except OSError as error:
+        say(f"{error}; put that right, then run this again", sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; run this again to finish", sys.stderr)
+        return 130
+    print(f"ready: {venv_program('mosstalk').relative_to(ROOT)} --help")
+    return 0
+
+
+def say(line: str, stream: Any = None) -> None:
+    print(f"bootstrap: {line}", file=stream, flush=True)
+
+
+def check_python(version: "Sequence[int]") -> None:
+    if tuple(version[:2]) >= OLDEST_PYTHON:
+        return
+    found = ".".join(map(str, version))
+    raise SetupError(
+        f"found Python {found}, but mosstalk needs 3.11 or newer; install one (for example "
+        "`apt install python3.11-venv`, `brew install python@3.13`, or from python.org) "
+        "and run `python3.11 scripts/bootstrap.py`"
+    )
+
+
+def check_venv_modules() -> None:
+    # Debian splits ensurepip off, and venv then fails only after a half-made directory.
+    try:
+        importlib.import_module("ensurepip")
+        importlib.import_module("venv")
+    except ImportError as error:
+        raise SetupError(
+            f"this Python cannot make virtual environments ({error}); on Debian or Ubuntu run "
+            "`apt install python3-venv`, elsewhere install Python from python.org, "
+            "then run this again"
+        ) from None
+
+
+def parse_extras(arguments: "Sequence[str] | None") -> Set[str]:
+    parser = argparse.ArgumentParser(description="Create .venv and install mosstalk into it.")
+    parser.add_argument("--extras", default="", help="comma-separated, for example dev,serving")
+    chosen = {name for name in parser.parse_args(arguments).extras.split(",") if name}
+    # Here, because the Pythons that only get as far as the message lack it.
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = set(project.get("optional-dependencies", {}))
+    if chosen - known:
+        raise SetupError(
+            f"unknown extras {', '.join(sorted(chosen - known))}; "
+            f"choose from {', '.join(sorted(known))}"
+        )
+    return chosen
+
+
+def set_up(extras: Set[str]) -> None:
+    stamp = read_stamp()
+    extras = extras | set(stamp.get("extras", ()))
+    wanted = describe(extras)
+    if stamp == wanted and all(venv_program(name).exists() for name in ("python", "mosstalk")):
+        return
+    prepare_venv(stamp, wanted)
+    try:
+        install_torch()
+        target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
+        say("installing the other packages (under 100 MB to download)")
+        pip_install(["--editable", target])
+    except PipError:
+        # pip fetches everything before it installs anything, so .venv is fit for another try.
+        STAMP.unlink()
+        raise
+    STAMP.write_text(json.dumps(wanted), encoding="utf-8")
+
+
+def describe(extras: Set[str]) -> Dict[str, Any]:
+    inputs = hashlib.sha256()
+    for name in ("pyproject.toml", "constraints.txt"):
+        inputs.update((ROOT / name).read_bytes())
+    return {
+        "python": "{}.{}".format(*sys.version_info),
+        "root": str(ROOT),
+        "inputs": inputs.hexdigest(),
+        "extras": sorted(extras),
+    }
+
+
+def read_stamp() -> Dict[str, Any]:
+    try:
+        stamp = json.loads(STAMP.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        return UNFINISHED
+    return stamp if isinstance(stamp, dict) else UNFINISHED
+
+
+def prepare_venv(stamp: Dict[str, Any], wanted: Dict[str, Any]) -> None:
+    if VENV.exists():
+        flaw = find_flaw(stamp, wanted)
+        if flaw:
+            remove_venv(flaw, ours=bool(stamp))
+    new = not VENV.exists()
+    if new:
+        check_venv_modules()
+        VENV.mkdir()
+    STAMP.write_text(json.dumps(UNFINISHED), encoding="utf-8")
+    if new:
+        run([sys.executable, "-m", "venv", str(VENV)], "could not make .venv")
+
+
+def find_flaw(stamp: Dict[str, Any], wanted: Dict[str, Any]) -> str:
+    """Why .venv cannot be built upon; empty when it can."""
+    if stamp == UNFINISHED:
+        return "the last set-up did not finish"
+    if stamp and stamp.get("root") != wanted["root"]:
+        return "the project has moved"
+    test = "import sys, pip; print('{}.{}'.format(*sys.version_info))"
+    try:
+        done = subprocess.run([str(venv_program("python")), "-c", test], capture_output=True)
+    except OSError:
+        return "its Python does not start"
+    if done.returncode:
+        return "its pip does not start"
+    found = done.stdout.decode().strip()
+    return "" if found == wanted["python"] else f"it holds Python {found}"
+
+
+def remove_venv(flaw: str, ours: bool) -> None:
+    if VENV.is_symlink() or not (ours or is_empty(VENV)):
+        raise SetupError(
+            f"{VENV} was not made by this script and does not serve ({flaw}); "
+            "move it away, then run this again"
+        )
+    say(f"making .venv afresh, because {flaw}")
+    shutil.rmtree(str(VENV))
+
+
+def is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def venv_program(name: str) -> Path:
+    if sys.platform == "win32":
+        return VENV / "Scripts" / f"{name}.exe"
+    return VENV / "bin" / name
+
+
+def install_torch() -> None:
+    version = pinned_version("torch", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    if installed_version("torch").split("+")[0] == version:
+        return
+    source = torch_source(
+        sys.platform,
+        has_nvidia_driver(Path("/proc/driver/nvidia/version")),
+        lambda: answers(f"{CPU_INDEX}/torch/", PROBE_SECONDS),
+    )
+    say(f"downloading torch {version}, {source.notice}")
+    # Pinned and alone: left to resolve a range, pip may prefer a newer CUDA build.
+    pip_install([*source.options, f"torch=={version}"])
+
+
+def pinned_version(name: str, constraints: str) -> str:
+    match = re.search(rf"^{re.escape(name)}==(\S+)", constraints, re.MULTILINE)
+    if match is None:
+        raise SetupError(f"constraints.txt does not pin {name}; restore that line")
+    return match.group(1)
+
+
+def installed_version(name: str) -> str:
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    done = subprocess.run([str(venv_program("python")), "-c", code], capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def torch_source(platform: str, driver: bool, cpu_index: Callable[[], bool]) -> TorchSource:
+    """Where pip takes torch from; `cpu_index` is asked only when its answer matters."""
+    if platform != "linux":
+        return TorchSource([], "the build for this system (100 to 200 MB)")
+    if driver:
+        return TorchSource([], "the CUDA build (several GB): this machine has an NVIDIA driver")
+    if cpu_index():
+        # That index lacks the pinned versions of torch's own requirements; they come later.
+        return TorchSource(
+            ["--no-deps", "--index-url", CPU_INDEX],
+            f"the CPU build (about 200 MB) from {CPU_INDEX}: no NVIDIA driver found",
+        )
+    return TorchSource(
+        [],
+        f"the build pip finds (200 MB for a CPU build, several GB for CUDA): {CPU_INDEX} "
+        "does not answer",
+    )
+
+
+def has_nvidia_driver(version_file: Path) -> bool:
+    return version_file.exists() or shutil.which("nvidia-smi") is not None
+
+
+def answers(url: str, seconds: float) -> bool:
+    replies: List[int] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(url, method="HEAD")
+        try:
+            with urllib.request.urlopen(request, timeout=seconds) as reply:
+                replies.append(reply.status)
+        except (OSError, ValueError, http.client.HTTPException):
+            pass
+
+    # urlopen's own timeout does not cover looking up the host name.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return bool(replies)
+
+
+def pip_install(arguments: List[str]) -> None:
+    pip = [str(venv_program("python")), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    constraints = str(ROOT / "constraints.txt")
+    run(
+        [*pip, "install", "--constraint", constraints, *arguments],
+        "pip failed as shown above; check the network and pip's settings (`pip config list`), "
+        "then run this again",
+    )
+
+
+def run(command: List[str], complaint: str) -> None:
+    # At a terminal pip's progress is worth seeing; in a log only its errors are.
+    hidden = None if sys.stdout.isatty() else subprocess.PIPE
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=hidden, stderr=hidden and subprocess.STDOUT
+    )
+    if done.returncode == 0:
+        return
+    if done.stdout:
+        sys.stderr.write(done.stdout.decode(errors="replace"))
+    if done.returncode < 0:
+        raise SetupError(f"{command[2]} was killed by signal {-done.returncode}; run this again")
+    raise PipError(complaint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
