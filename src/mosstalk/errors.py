@@ -1,0 +1,49 @@
+"""Typed exceptions for everything others send us.
+
+One place (``cli.main`` today, the server later) turns them into an exit code, an
+HTTP status or a wire event. Each message is one line: what is wrong, then what to do.
+"""
+
+
+class MosstalkError(Exception):
+    """Base of all errors caused by input, never by a fault of this package."""
+
+
+class ConfigError(MosstalkError):
+    """A config file is missing, malformed, or asks for arithmetic we do not do."""
+
+
+class CheckpointError(MosstalkError):
+    """A checkpoint folder is not one, is incomplete, damaged, or does not fit its config."""
+
+
+class AudioError(MosstalkError):
+    """A recording cannot be read, or holds nothing a model could hear."""
+
+
+class TextError(MosstalkError):
+    """Text cannot be put before the model."""
+
+
+class VoiceError(MosstalkError):
+    """A voice is unknown, damaged, or made for another codec."""
+
+
+class ContextLengthError(MosstalkError):
+    """A conversation does not fit into the model's context."""
+
+
+class ScriptError(MosstalkError):
+    """A reply script does not parse or cannot be followed."""
+
+
+class CaseError(MosstalkError):
+    """A golden case cannot be read."""
+
+
+class OutputError(MosstalkError):
+    """A result cannot be written where it was asked for."""
+
+
+class DeviceError(MosstalkError):
+    """A device or precision was asked for that this machine does not have."""

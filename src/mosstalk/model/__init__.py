@@ -1,0 +1,1 @@
+"""The two-headed language model: network, checkpoint, sampling, generation, in plain torch."""

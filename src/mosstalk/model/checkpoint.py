@@ -1,0 +1,36 @@
+"""Reading the language model's folder: config, 6 + 11 per layer tensors, tokenizer."""
+
+from pathlib import Path
+
+import torch
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.errors import CheckpointError
+from mosstalk.model.network import LanguageModel
+from mosstalk.tensors import Progress, fill, open_sharded
+
+
+def load_language_model(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> LanguageModel:
+    """Read the model in ``folder`` onto ``device``; ``dtype`` None keeps the stored one.
+
+    Raises:
+        ConfigError: the config is absent or asks for other arithmetic.
+        CheckpointError: a tensor is missing, unexpected, misshapen, damaged or not finite.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the one that holds config.json")
+    config = LanguageModelConfig.from_folder(folder)
+    store = open_sharded(folder)
+    if dtype is None:
+        probe = store.get("model.text_norm.weight")
+        dtype = probe.load().dtype if probe else torch.float32
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    fill(model, store, where=str(folder), device=device, dtype=dtype, progress=progress)
+    return model

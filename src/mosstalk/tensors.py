@@ -1,0 +1,229 @@
+"""Reading weights strictly: every tensor named, shaped, finite and used exactly once."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from mosstalk.errors import CheckpointError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done and how much there is."""
+
+_NAMED_IN_MESSAGE = 3
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on disk: its shape, where it lies, and a function that reads it."""
+
+    shape: tuple[int, ...]
+    where: str
+    load: Callable[[], Tensor]
+
+
+Store = dict[str, StoredTensor]
+
+
+def open_safetensors(path: Path) -> Store:
+    """List the tensors of one safetensors file without reading them.
+
+    Raises:
+        CheckpointError: missing, truncated, or no safetensors file.
+    """
+    with _readable(path):
+        handle = safe_open(path, framework="pt")
+        names = list(handle.keys())
+        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
+    return {
+        name: StoredTensor(shapes[name], path.name, partial(handle.get_tensor, name))
+        for name in names
+    }
+
+
+def open_sharded(folder: Path, stem: str = "model") -> Store:
+    """List the tensors of ``stem.safetensors``, or of the shards that its index names.
+
+    Raises:
+        CheckpointError: no weights, a shard is missing or damaged, or index and shards
+            disagree.
+    """
+    index = folder / f"{stem}.safetensors.index.json"
+    if not index.exists():
+        return open_safetensors(folder / f"{stem}.safetensors")
+    weight_map = _weight_map(index)
+    store: Store = {}
+    for shard in sorted(set(weight_map.values())):
+        for name, tensor in open_safetensors(folder / shard).items():
+            if weight_map.get(name) != shard:
+                raise CheckpointError(f"{index}: does not place {name}, which lies in {shard}")
+            store[name] = tensor
+    lost = sorted(set(weight_map) - set(store))
+    if lost:
+        raise CheckpointError(f"{folder}: {_some(lost)} not in the shards the index names")
+    return store
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{index}: no readable weight_map; fetch it again") from None
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{index}: {name} lies outside the folder: {shard!r}")
+    return dict(weight_map)
+
+
+def open_pickled(path: Path) -> Store:
+    """List the tensors of a plain state dict in a ``.pt`` file; no code in it is run.
+
+    The training counters ``epoch`` and ``step`` are dropped, nothing else.
+    """
+    with _readable(path):
+        values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: holds no state dict")
+    store: Store = {}
+    for name, value in values.items():
+        if name in ("epoch", "step"):
+            continue
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{path}: {name!r} is no tensor; this is no plain state dict")
+        store[name] = StoredTensor(tuple(value.shape), path.name, partial(_itself, value))
+    return store
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete, fetch it")
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.PickleError) as e:
+        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise CheckpointError(
+            f"{path}: damaged or truncated, or not a weights file ({reason[:120]}); fetch it again"
+        ) from None
+
+
+def fold_weight_norm(store: Store) -> Store:
+    """Replace weight-normalised pairs by the weight w = g v / ||v|| (Salimans & Kingma 2016).
+
+    The norm runs over all dimensions but the first. Both published spellings are read:
+    ``parametrizations.weight.original{0,1}`` and ``weight_{g,v}``.
+    """
+    spellings = (
+        (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+        (".weight_g", ".weight_v"),
+    )
+    folded = dict(store)
+    for g_end, v_end in spellings:
+        for name in [name for name in store if name.endswith(g_end)]:
+            stem = name.removesuffix(g_end)
+            if stem + v_end not in store:
+                continue
+            g, v = folded.pop(name), folded.pop(stem + v_end)
+            folded[f"{stem}.weight"] = StoredTensor(v.shape, v.where, _weight_norm(g, v))
+    return folded
+
+
+def _weight_norm(g: StoredTensor, v: StoredTensor) -> Callable[[], Tensor]:
+    def load() -> Tensor:
+        direction = v.load().float()
+        norm = direction.flatten(1).norm(dim=1).reshape(-1, *[1] * (direction.ndim - 1))
+        return g.load().float() * direction / norm
+
+    return load
+
+
+def fill(
+    module: nn.Module,
+    store: Mapping[str, StoredTensor],
+    *,
+    where: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    unused: Callable[[str], bool] = lambda _: False,
+    progress: Progress | None = None,
+) -> None:
+    """Give a module made on the meta device its weights, each tensor of ``store`` once.
+
+    Names for which ``unused`` is true may be present and are left alone.
+
+    Raises:
+        CheckpointError: missing, unexpected or misshapen tensors (by name), NaN or
+            infinity, or values that overflow ``dtype``.
+    """
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    check_inventory(expected, store, where, unused)
+    loaded: dict[str, Tensor] = {}
+    for done, name in enumerate(expected):
+        if progress:
+            progress(f"loading {where}", done, len(expected))
+        loaded[name] = _read(name, store[name], device, dtype)
+    module.load_state_dict(loaded, strict=True, assign=True)
+    module.requires_grad_(False)
+    module.eval()
+
+
+def check_inventory(
+    expected: Mapping[str, tuple[int, ...]],
+    store: Mapping[str, StoredTensor],
+    where: str,
+    unused: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Raise CheckpointError naming what is missing, unexpected or misshapen."""
+    missing = [name for name in expected if name not in store]
+    extra = [name for name in store if name not in expected and not unused(name)]
+    wrong = [
+        f"{name} is {list(store[name].shape)}, must be {list(shape)}"
+        for name, shape in expected.items()
+        if name in store and store[name].shape != shape
+    ]
+    problems = [
+        f"{len(names)} tensors {what}: {_some(names)}"
+        for what, names in (("missing", missing), ("unexpected", extra), ("misshapen", wrong))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{where}: {'; '.join(problems)}. The weights do not fit their config: "
+            "fetch both again from one place"
+        )
+
+
+def _read(name: str, stored: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    try:
+        value = stored.load()
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{stored.where}: {name} cannot be read ({error})") from None
+    if not value.is_floating_point():
+        raise CheckpointError(f"{stored.where}: {name} is {value.dtype}, not floating point")
+    on_device = value.to(device)
+    if not bool(torch.isfinite(on_device).all()):
+        raise CheckpointError(f"{stored.where}: {name} holds NaN or infinity; fetch it again")
+    converted = on_device.to(dtype)
+    if not bool(torch.isfinite(converted).all()):
+        raise CheckpointError(
+            f"{stored.where}: {name} overflows {dtype}; choose --dtype bfloat16 or float32"
+        )
+    return converted
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(listed[:_NAMED_IN_MESSAGE])
+    more = len(listed) - _NAMED_IN_MESSAGE
+    return f"{shown} and {more} more" if more > 0 else shown
