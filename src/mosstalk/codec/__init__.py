@@ -1,0 +1,1 @@
+"""Speech to codes and codes to speech: MOSS-Speech's own streaming codec."""

@@ -1,0 +1,210 @@
+"""Sound files in and out: anything libsndfile reads becomes 16 kHz mono, or a clear error."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from mosstalk.errors import AudioError, OutputError
+
+Samples = npt.NDArray[np.float32]
+
+SHORTEST_MS = 100
+SILENCE_PEAK = 16 / 32768
+"""Peak below which a recording is taken for silence: -66 dB of full scale."""
+MIXED_CHANNELS = 2
+"""Up to this many channels are averaged; of more, the user must pick one."""
+
+OUTPUT_FORMATS = {
+    ".wav": ("WAV", "PCM_16"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+}
+_BLOCK_FRAMES = 65536
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording as it was found, and its samples (n,) mono at ``rate`` Hz after resampling."""
+
+    samples: Samples
+    rate: int
+    source_rate: int
+    source_channels: int
+
+    @property
+    def seconds(self) -> float:
+        """Length of the recording."""
+        return len(self.samples) / self.rate
+
+
+def read_audio(
+    path: Path, rate: int, *, channel: int | None = None, longest_s: float = math.inf
+) -> Recording:
+    """Read a sound file as mono float samples at ``rate`` Hz.
+
+    ``channel`` (from 1) picks one; otherwise mono and stereo are averaged. The length is
+    checked against ``longest_s`` before anything is decoded.
+
+    Raises:
+        AudioError: not a sound file, damaged, empty, too short or long, silent, not finite,
+            or with more than two channels and none picked.
+    """
+    with _open(path) as file:
+        _check_header(path, file, channel, longest_s)
+        blocks = list(_mono_blocks(path, file, channel, longest_s))
+        source_rate, channels = file.samplerate, file.channels
+    samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+    _check_sound(path, samples, source_rate)
+    resampled = resample(samples, source_rate, rate)
+    return Recording(resampled, rate, source_rate, channels)
+
+
+def resample(samples: Samples, source_rate: int, rate: int) -> Samples:
+    """Band-limited resampling (soxr, very high quality) of (n,) samples."""
+    if source_rate == rate:
+        return samples
+    return np.asarray(soxr.resample(samples, source_rate, rate, quality="VHQ"), np.float32)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[soundfile.SoundFile]:
+    if not path.exists():
+        raise AudioError(f"{path}: no such file")
+    if not path.is_file():
+        raise AudioError(f"{path}: not a file; give a sound file (wav, flac, ogg, mp3, ...)")
+    if path.stat().st_size == 0:
+        raise AudioError(f"{path}: the file is empty (0 bytes); record it again")
+    try:
+        with soundfile.SoundFile(path) as file:
+            yield file
+    except (soundfile.LibsndfileError, TypeError) as error:
+        reason = str(getattr(error, "error_string", error)).strip().rstrip(".")
+        raise AudioError(
+            f"{path}: not a readable sound file ({reason}); "
+            "convert it to wav or flac, or export it again"
+        ) from None
+    except OSError as error:
+        raise AudioError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _check_header(
+    path: Path, file: soundfile.SoundFile, channel: int | None, longest_s: float
+) -> None:
+    channels = file.channels
+    if channel is not None and not 1 <= channel <= channels:
+        raise AudioError(f"{path}: has {channels} channels; --channel {channel} is not one of them")
+    if channel is None and channels > MIXED_CHANNELS:
+        raise AudioError(
+            f"{path}: has {channels} channels; say which one to hear with --channel 1..{channels}"
+        )
+    _check_length(path, file.frames / file.samplerate, longest_s)
+
+
+def _check_length(path: Path, seconds: float, longest_s: float) -> None:
+    if seconds > longest_s:
+        raise AudioError(
+            f"{path}: {seconds:.0f} s of sound do not fit into the model's context, which holds "
+            f"at most {longest_s:.0f} s; cut the recording"
+        )
+
+
+def _mono_blocks(
+    path: Path, file: soundfile.SoundFile, channel: int | None, longest_s: float
+) -> Iterator[Samples]:
+    """Decode block by block, so that a wrong header cannot make us read without end."""
+    frames = 0
+    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+        bad = ~np.isfinite(block).all(axis=1)
+        if bad.any():
+            at = (frames + int(bad.argmax())) / file.samplerate
+            raise AudioError(
+                f"{path}: holds NaN or infinite samples (first at {at:.3f} s); export it again"
+            )
+        frames += len(block)
+        _check_length(path, frames / file.samplerate, longest_s)
+        yield block.mean(axis=1) if channel is None else block[:, channel - 1].copy()
+
+
+def _check_sound(path: Path, samples: Samples, rate: int) -> None:
+    if len(samples) == 0:
+        raise AudioError(f"{path}: holds no samples; record it again")
+    length_ms = 1000 * len(samples) / rate
+    if length_ms < SHORTEST_MS:
+        raise AudioError(
+            f"{path}: {length_ms:.0f} ms of sound is too short to be heard; "
+            f"record at least {SHORTEST_MS} ms"
+        )
+    peak = float(np.abs(samples).max())
+    if peak < SILENCE_PEAK:
+        raise AudioError(f"{path}: is silent (its peak is {_decibels(peak)}); check the microphone")
+
+
+def _decibels(peak: float) -> str:
+    return f"{20 * math.log10(peak):.0f} dB" if peak > 0 else "zero"
+
+
+class AudioWriter:
+    """Writes a sound file that grows: ``NAME.part`` until ``close`` renames it to its name.
+
+    A file that stood under the name before stays as it was until then. Left by an
+    exception, the part is deleted; ``abandon`` closes it and keeps it for the user.
+    """
+
+    def __init__(self, path: Path, rate: int) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + ".part")
+        file_format, subtype = output_format(path)
+        try:
+            self._file = soundfile.SoundFile(
+                self.part, "w", rate, 1, format=file_format, subtype=subtype
+            )
+        except (soundfile.LibsndfileError, OSError) as error:
+            raise OutputError(f"{self.part}: cannot be written ({error})") from None
+
+    def write(self, samples: Samples) -> None:
+        """Append mono samples (n,) in [-1, 1]; they are on disk when this returns."""
+        try:
+            self._file.write(samples)
+            self._file.flush()
+        except (soundfile.LibsndfileError, OSError) as error:
+            raise OutputError(
+                f"{self.part}: cannot be written ({error}); is the disk full?"
+            ) from None
+
+    def close(self) -> None:
+        """Finish the file and put it in place of what stood under its name."""
+        self._file.close()
+        self.part.replace(self.path)
+
+    def abandon(self) -> Path:
+        """Finish the part as a playable file without renaming it; return where it is."""
+        self._file.close()
+        return self.part
+
+    def discard(self) -> None:
+        """Delete the part."""
+        self._file.close()
+        self.part.unlink(missing_ok=True)
+
+
+def output_format(path: Path) -> tuple[str, str]:
+    """libsndfile's format and subtype for an output file's suffix.
+
+    Raises:
+        OutputError: the suffix is none we write, or the folder does not exist.
+    """
+    found = OUTPUT_FORMATS.get(path.suffix.lower())
+    if found is None:
+        raise OutputError(f"{path}: write to one of {', '.join(OUTPUT_FORMATS)}")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such folder; make it first")
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give a file name")
+    return found

@@ -1,0 +1,155 @@
+"""A codec folder: speech tokenizer, flow, vocoder and voices, read strictly."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from mosstalk.codec.flow import FlowDecoder
+from mosstalk.codec.hift import HiftVocoder
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.codec.voices import Voice, find_voice, load_voice
+from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_json
+from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.tensors import (
+    Progress,
+    Store,
+    fill,
+    fold_weight_norm,
+    open_pickled,
+    open_safetensors,
+    open_sharded,
+)
+
+FLOW_BLOCK_CODES = {"flow": None, "flow-chunk-5": 5, "flow-chunk-25": 25}
+"""The published flow files and the attention block, in codes, that each was trained with.
+
+The one place where a file's name means something. ``None``: full attention, no streaming.
+"""
+STREAMING_FLOW = "flow-chunk-5"
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The loaded codec: ``tokenizer`` listens, ``flow`` and ``vocoder`` speak."""
+
+    folder: Path
+    tokenizer: SpeechTokenizer
+    flow: FlowDecoder
+    vocoder: HiftVocoder
+    block_codes: int | None
+    """Attention block the flow was trained with; None: made for whole replies alone."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.flow.encoder_proj.weight.device
+
+    def voice(self, name: str) -> Voice:
+        """A voice of this folder by name, or any voice file by path.
+
+        Raises:
+            VoiceError: unknown, damaged, or made for another codec.
+        """
+        path = find_voice(name, self.folder / "voices")
+        config = self.flow.config
+        return load_voice(
+            path,
+            code_limit=self.tokenizer.config.quantize_vocab_size,
+            mel_bins=config.mel_bins,
+            embedding_size=config.spk_embed_dim,
+        )
+
+
+def load_codec(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    flow_name: str = STREAMING_FLOW,
+    progress: Progress | None = None,
+) -> Codec:
+    """Read the codec in ``folder`` onto ``device``.
+
+    Raises:
+        ConfigError: a config is absent or asks for other arithmetic.
+        CheckpointError: a part or tensor is missing, unexpected, misshapen, damaged or not
+            finite, or the parts do not fit each other.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the codec's folder with --codec")
+
+    def load(make: Callable[[], _M], store: Store, where: Path) -> _M:
+        with torch.device("meta"):
+            module = make()
+        unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
+        fill(
+            module, store, where=str(where), device=device, dtype=dtype,
+            unused=unused, progress=progress,
+        )  # fmt: skip
+        return module
+
+    speech_config = SpeechTokenizerConfig.from_folder(folder)
+    flow_config = read_flow_config(folder, flow_name)
+    hift_config = read_hift_config(folder)
+    _check_fit(folder, speech_config, flow_config, hift_config)
+    flow = folder / "flow"
+    return Codec(
+        folder,
+        load(lambda: SpeechTokenizer(speech_config), open_sharded(folder), folder),
+        load(lambda: FlowDecoder(flow_config), _open_part(flow, flow_name), flow / flow_name),
+        load(
+            lambda: HiftVocoder(hift_config),
+            fold_weight_norm(_open_part(flow, "hift")),
+            flow / "hift",
+        ),
+        FLOW_BLOCK_CODES[flow_name],
+    )
+
+
+def read_flow_config(folder: Path, flow_name: str) -> FlowConfig:
+    """Sizes of the flow: ``flow/config.json`` where there is one, else the published ones.
+
+    ``flow/config.yaml`` is never read: evaluating it would run code from the checkpoint.
+    """
+    if flow_name not in FLOW_BLOCK_CODES:
+        raise ConfigError(f"unknown flow {flow_name!r}; choose of {', '.join(FLOW_BLOCK_CODES)}")
+    path = folder / "flow" / "config.json"
+    values = read_json(path) if path.exists() else {}
+    return FlowConfig.from_dict(
+        values | {"chunk_size": FLOW_BLOCK_CODES[flow_name] or FlowConfig.chunk_size}, str(path)
+    )
+
+
+def read_hift_config(folder: Path) -> HiftConfig:
+    """Sizes of the vocoder: ``flow/hift.json`` where there is one, else the published ones."""
+    path = folder / "flow" / "hift.json"
+    return HiftConfig.from_dict(read_json(path) if path.exists() else {}, str(path))
+
+
+def _open_part(folder: Path, stem: str) -> Store:
+    """Weights of a part, from the safetensors file this project writes or the published .pt."""
+    converted = folder / f"{stem}.safetensors"
+    return (
+        open_safetensors(converted) if converted.exists() else open_pickled(folder / f"{stem}.pt")
+    )
+
+
+def _check_fit(
+    folder: Path, speech: SpeechTokenizerConfig, flow: FlowConfig, hift: HiftConfig
+) -> None:
+    if speech.quantize_vocab_size > flow.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {speech.quantize_vocab_size} codes, "
+            f"the flow embeds only {flow.vocab_size}"
+        )
+    if flow.mel_bins != hift.in_channels:
+        raise CheckpointError(
+            f"{folder}: the flow gives {flow.mel_bins} mel bins, the vocoder takes "
+            f"{hift.in_channels}"
+        )
