@@ -1,0 +1,1 @@
+"""Golden cases: what other implementations computed, against what this one computes."""

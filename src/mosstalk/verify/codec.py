@@ -1,0 +1,199 @@
+"""Codec cases: speech tokenizer, flow, vocoder and the mel of voice prompts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mosstalk.codec.features import MelSpec, vocoder_mel
+from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream, fixed_noise
+from mosstalk.codec.hift import HiftVocoder
+from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.codec.voices import Voice
+from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_json
+from mosstalk.errors import CaseError
+from mosstalk.tensors import Store, fill, fold_weight_norm, open_pickled, open_safetensors
+from mosstalk.units import INPUT_RATE
+from mosstalk.verify.case import Case, pcm_from
+from mosstalk.verify.compare import Check, Comparer
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+def _filled(module: _M, store: Store, case: Case, device: torch.device, dtype: torch.dtype) -> _M:
+    unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
+    fill(module, store, where=str(case.folder), device=device, dtype=dtype, unused=unused)
+    return module
+
+
+def _weights(folder: Path, stem: str) -> Store:
+    pickled = folder / f"{stem}.pt"
+    return (
+        open_pickled(pickled)
+        if pickled.exists()
+        else open_safetensors(folder / f"{stem}.safetensors")
+    )
+
+
+def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """Encode every clip; intermediate tensors are compared where the case has them."""
+    if case.settings.get("sampling_rate", INPUT_RATE) != INPUT_RATE:
+        raise CaseError(f"{case.folder}: clips must be at {INPUT_RATE} Hz")
+    path = case.folder / "config.json"
+    config = SpeechTokenizerConfig.from_dict(read_json(path), str(path))
+    with torch.device("meta"):
+        module = SpeechTokenizer(config)
+    store = open_safetensors(case.folder / "model.safetensors")
+    tokenizer = _filled(module, store, case, device, compare.dtype)
+    for clip in case.get("clips"):
+        name = clip["clip"]
+        pcm = pcm_from(case.tensor(f"{name}.pcm16"))
+        for stage in ("log_mel", "pooled", "distances"):
+            if case.has(f"{name}.{stage}"):
+                found = getattr(tokenizer.encode_segment(pcm), stage)
+                yield compare.tensor(f"{name}.{stage}", found, case.tensor(f"{name}.{stage}"))
+        codes = tokenizer.encode(pcm)
+        yield compare.ids(f"{name}.tokens", codes, case.tensor(f"{name}.tokens"))
+        yield compare.value(f"{name}.length", len(codes), clip["tokens"], always=True)
+
+
+def check_flow(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """Decode every reply whole and hop by hop."""
+    config = FlowConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+    with torch.device("meta"):
+        module = FlowDecoder(config)
+    flow = _filled(module, _weights(case.folder, "flow"), case, device, compare.dtype)
+    voice = Voice(
+        case.tensor("prompt_tokens"), case.tensor("prompt_mel"), case.tensor("speaker_embedding")
+    )
+    head = case.tensor("noise_head")
+    noise = fixed_noise(head.shape[1], config.mel_bins)[0]
+    yield Comparer(torch.float32).tensor("noise_head", noise, head)
+    if case.has("estimator.x"):
+        yield from _check_estimator(case, flow, device, compare)
+    runs: list[dict[str, Any]] | None = case.settings.get("runs")
+    if runs is None:
+        yield from _check_reply(case, flow, voice, "", case.settings, compare)
+    for index, run in enumerate(runs or []):
+        yield from _check_reply(case, flow, voice, f"run{index}.", run, compare)
+
+
+def _check_estimator(
+    case: Case, flow: FlowDecoder, device: torch.device, compare: Comparer
+) -> Iterator[Check]:
+    inputs = [
+        case.tensor(f"estimator.{name}").to(device, compare.dtype)
+        for name in ("x", "mu", "t", "spks", "cond")
+    ]
+    block = flow.config.chunk_size * flow.config.token_mel_ratio
+    for name, frames in (("estimator.offline", None), ("estimator.streaming", block)):
+        with torch.inference_mode():
+            found = flow.decoder.estimator(*inputs, frames)
+        yield compare.tensor(name, found, case.tensor(name))
+
+
+def _check_reply(
+    case: Case,
+    flow: FlowDecoder,
+    voice: Voice,
+    prefix: str,
+    run: dict[str, Any],
+    compare: Comparer,
+) -> Iterator[Check]:
+    codes = case.tensor(f"{prefix}tokens")
+    on_device = codes.to(flow.encoder_proj.weight.device)
+    whole = torch.cat([voice.codes.to(on_device), on_device])
+    for name, masked in (("offline.mu", False), ("streaming.mu", True)):
+        if case.has(prefix + name):
+            mu = flow.mean(whole, final=True, masked=masked)[0]
+            yield compare.tensor(prefix + name, mu, case.tensor(prefix + name))
+    offline = flow.decode(voice, on_device, final=True, masked=False)
+    yield compare.tensor(f"{prefix}offline.mel", offline, case.tensor(f"{prefix}offline.mel"))
+    last = offline[:, run["final_start"] * flow.config.token_mel_ratio :]
+    name = f"{prefix}final_upstream.mel"
+    yield compare.tensor(name, last, case.tensor(name))
+    yield from _check_hops(case, flow, voice, prefix, run, compare)
+
+
+def _check_hops(
+    case: Case,
+    flow: FlowDecoder,
+    voice: Voice,
+    prefix: str,
+    run: dict[str, Any],
+    compare: Comparer,
+) -> Iterator[Check]:
+    """Feed the reply code by code: every hop must come when it is due, with its frames."""
+    stream = RecomputingFlowStream(flow, voice)
+    schedule, mels = [], list[Tensor]()
+    for pushed, code in enumerate(case.tensor(f"{prefix}tokens").tolist(), 1):
+        start = stream.done_codes
+        for mel in stream.push([code]):
+            schedule.append({"available": pushed, "start": start, "frames": mel.shape[1]})
+            mels.append(mel)
+    yield compare.value(f"{prefix}hops", schedule, run["hops"], always=True)
+    final_start = stream.done_codes
+    yield compare.value(f"{prefix}final_start", final_start, run["final_start"], always=True)
+    for index, mel in enumerate(mels):
+        name = f"{prefix}hop{index}.mel"
+        yield compare.tensor(name, mel, case.tensor(name))
+    name = f"{prefix}final_streaming.mel"
+    last = stream.finish()
+    yield compare.tensor(name, torch.empty(0) if last is None else last, case.tensor(name))
+
+
+def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """F0, source and wave of a mel, whole and, where the case has chunks, cross-faded."""
+    config = HiftConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+    with torch.device("meta"):
+        module = HiftVocoder(config)
+    store = fold_weight_norm(_weights(case.folder, "hift"))
+    vocoder = _filled(module, store, case, device, compare.dtype)
+    mel = case.tensor("mel").to(device)
+    yield compare.tensor("f0", vocoder.f0(mel), case.tensor("f0"))
+    f0 = case.tensor("f0").to(device)
+    phases = vocoder.phase_steps(f0).cumsum(0)
+    source = vocoder.source(f0, phases, case.tensor("harmonic_noise").to(device))
+    yield compare.tensor("source", source, case.tensor("source"), wave=True)
+    wave = vocoder.synthesise(mel, case.tensor("source").to(device))
+    yield compare.tensor("wave", wave, case.tensor("wave"), wave=True)
+    if case.settings.get("chunks"):
+        yield from _check_chunks(case, vocoder, mel, compare)
+    case.used.add("initial_phase")  # published code draws it, then discards it
+
+
+def _check_chunks(
+    case: Case, vocoder: HiftVocoder, mel: Tensor, compare: Comparer
+) -> Iterator[Check]:
+    chunks: list[int] = case.get("chunks")
+    if case.settings.get("mel_cache_frames", KEPT_FRAMES) != KEPT_FRAMES:
+        raise CaseError(f"{case.folder}: only {KEPT_FRAMES} kept mel frames are supported")
+    stream, samples = HiftStream(vocoder), []
+    for index, part in enumerate(mel.split(chunks, dim=1)):
+        given = case.tensor(f"chunk{index}.source").to(mel.device)
+        wave = stream.push_with_source(part, given, final=index == len(chunks) - 1)
+        samples.append(wave.shape[0])
+        name = f"chunk{index}.wave"
+        yield compare.tensor(name, wave, case.tensor(name), wave=True)
+    yield compare.value("samples", samples, case.get("samples"), always=True)
+
+
+def check_prompt_mel(case: Case, device: torch.device, _: Comparer) -> Iterator[Check]:
+    """The mel of a recording; always computed in float32."""
+    settings: dict[str, Any] = case.get("config")
+    if settings.get("center") or settings.get("win_size") != settings["n_fft"]:
+        raise CaseError(f"{case.folder}: only mels that are not centred, window = n_fft")
+    rate = settings["sampling_rate"]
+    spec = MelSpec(
+        rate,
+        settings["n_fft"],
+        settings["hop_size"],
+        settings["num_mels"],
+        float(settings["fmin"]),
+        float(settings["fmax"] or rate / 2),
+    )
+    mel = vocoder_mel(pcm_from(case.tensor("pcm16")).to(device), spec)
+    yield Comparer(torch.float32).tensor("mel", mel.T, case.tensor("mel"))
