@@ -1,0 +1,216 @@
+"""``mosstalk chat``: turns from the command line, answers to files, figures to the screen."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+
+from mosstalk.codec.audio import AudioWriter, Recording, Samples, output_format, read_audio
+from mosstalk.config import LanguageModelConfig
+from mosstalk.conversation import Mode
+from mosstalk.default_model import default_model
+from mosstalk.device import pick_device, pick_dtype
+from mosstalk.errors import ConfigError, TextError
+from mosstalk.model.generate import Limits, Step
+from mosstalk.model.sampling import SamplingOptions
+from mosstalk.pipeline import Answer, Chat, Pipeline
+from mosstalk.script import Script
+from mosstalk.timing import STAGES, peak_memory_mib
+from mosstalk.units import CODE_MS, INPUT_RATE, OUTPUT_RATE
+
+RANDOM_WEIGHTS = (
+    "The weights of this model are random: what you will hear is noise, not speech. The real "
+    "MOSS-Speech needs its checkpoint (17 GiB), its codec and a GPU that holds both; name their "
+    "folders with --model and --codec."
+)
+DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
+"""Scripts for the default model while its weights are random: it would never end by itself."""
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """Everything ``mosstalk chat`` was asked for; ``turns`` are (speech, file) or (text, text)."""
+
+    turns: tuple[tuple[str, str], ...]
+    reply: str
+    out: Path
+    model: Path | None
+    codec: Path | None
+    voice: str
+    system: str | None
+    options: SamplingOptions
+    limits: Limits
+    script: Script | None
+    device: str
+    dtype: str | None
+    channel: int | None
+    show_rows: bool
+
+
+def run_chat(request: ChatRequest) -> None:
+    """Answer every turn in order, printing figures and writing spoken answers."""
+    output_format(request.out)
+    folders, script = _folders(request)
+    config = LanguageModelConfig.from_folder(folders[0])
+    if config.weights_kind == "synthetic":
+        print(RANDOM_WEIGHTS)
+    recordings = _read_all(request, config)
+    device = pick_device(request.device)
+    dtype = pick_dtype(request.dtype) if request.dtype else None
+    if dtype is None and device.type == "cpu":
+        dtype = pick_dtype("float32")
+    with _status("loading") as status:
+
+        def progress(what: str, done: int, total: int) -> None:
+            status.update(f"{what}: {done} of {total} tensors")
+
+        pipeline = Pipeline.load(*folders, device=device, dtype=dtype, progress=progress)
+    speech = request.reply == "speech"
+    chat = pipeline.chat(voice=request.voice, system=request.system, speech=speech)
+    for index, turn in enumerate(request.turns):
+        print(f"\nturn {index + 1}")
+        _take_turn(chat, turn, recordings.get(index))
+        out = _numbered(request.out, index, len(request.turns))
+        _answer(chat, request, script, out, config.weights_kind)
+
+
+def _folders(request: ChatRequest) -> tuple[tuple[Path, Path], Script | None]:
+    if (request.model is None) is not (request.codec is None):
+        raise ConfigError("--model and --codec belong together: give both folders, or neither")
+    if request.model and request.codec:
+        return (request.model, request.codec), request.script
+    fallback = Script.parse(DEFAULT_SCRIPTS[request.reply])
+    return default_model(), request.script or fallback
+
+
+def _read_all(request: ChatRequest, config: LanguageModelConfig) -> dict[int, Recording]:
+    """Read every input before the model is loaded, so that a wrong one is told at once."""
+    if not request.turns:
+        raise TextError("nothing to answer; say something with --speech FILE or --text TEXT")
+    longest_s = config.max_position_embeddings * CODE_MS / 1000
+    return {
+        index: read_audio(Path(value), INPUT_RATE, channel=request.channel, longest_s=longest_s)
+        for index, (kind, value) in enumerate(request.turns)
+        if kind == "speech"
+    }
+
+
+def _numbered(out: Path, index: int, count: int) -> Path:
+    return out if count == 1 else out.with_stem(f"{out.stem}-{index + 1}")
+
+
+def _take_turn(chat: Chat, turn: tuple[str, str], recording: Recording | None) -> None:
+    if recording is None:
+        chat.read(turn[1])
+        print(f"  read     {turn[1]!r}")
+        return
+    with _status("listening"):
+        codes = chat.hear(recording.samples)
+    print(
+        f"  heard    {turn[1]}: {recording.seconds:.2f} s ({recording.source_rate} Hz, "
+        f"{recording.source_channels} ch) = {len(codes)} codes"
+    )
+
+
+def _answer(
+    chat: Chat, request: ChatRequest, script: Script | None, out: Path, weights: str
+) -> None:
+    answer = chat.answer(
+        speech=request.reply == "speech",
+        options=request.options,
+        limits=request.limits,
+        script=script,
+        on_step=_print_row if request.show_rows else None,
+    )
+    with _sound_file(out) as sound, _status("reading the conversation") as status:
+        for samples in answer:
+            sound.write(samples)
+            status.update(f"speaking: {answer.audio_s:.1f} s of sound after {answer.steps} steps")
+    _print_answer(answer, sound.written, script)
+    _print_figures(answer, weights)
+
+
+def _print_row(step: Step) -> None:
+    mode = "audio" if step.mode is Mode.AUDIO else "text"
+    print(f"  row {step.index:5} {mode:5} {step.row[0]:7} {step.row[1]:6}")
+
+
+def _print_answer(answer: Answer, written: Path | None, script: Script | None) -> None:
+    if answer.text:
+        print(f"  wrote    {answer.text!r}")
+    codes = len(answer.codes)
+    if written:
+        print(f"  spoke    {answer.audio_s:.2f} s of sound = {codes} codes -> {written}")
+    scripted = f"; scripted {script}: mode changes and length forced" if script else ""
+    print(f"  ended    {answer.reply.finish_reason} after {answer.steps} steps{scripted}")
+
+
+def _print_figures(answer: Answer, weights: str) -> None:
+    timings = answer.timings
+    print(f"  rows prefilled {timings.rows_prefilled}, steps {answer.steps}")
+    for name in STAGES:
+        runs = timings.stages[name]
+        if runs:
+            total = sum(runs)
+            share = total / timings.total_ms
+            print(
+                f"  {name:8} {total:9.1f} ms  {share:5.1%}  "
+                f"{len(runs):4} x {total / len(runs):8.2f} ms"
+            )
+    if timings.first_audio_ms is not None:
+        print(f"  commit to first audio {timings.first_audio_ms:.1f} ms")
+    factor = timings.real_time_factor(answer.audio_s)
+    if factor is not None:
+        print(f"  real-time factor {factor:.3f} (all stages {timings.total_ms:.0f} ms)")
+    model = answer.chat.pipeline.model
+    peaks = ", ".join(
+        f"{size:.0f} MiB {where}" for where, size in peak_memory_mib(model.device).items()
+    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"  peak memory {peaks}")
+    print(f"  weights {weights}; model {dtype}, codec float32 on {model.device}; reference path")
+
+
+class _Sound:
+    """A sound file that begins to exist with its first samples."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer: AudioWriter | None = None
+        self.written: Path | None = None
+
+    def write(self, samples: Samples) -> None:
+        if self.writer is None:
+            self.writer = AudioWriter(self.path, OUTPUT_RATE)
+        self.writer.write(samples)
+
+
+@contextmanager
+def _sound_file(path: Path) -> Iterator[_Sound]:
+    """Yield a sound file; rename it at the end, keep its part on Ctrl-C, else delete that."""
+    sound = _Sound(path)
+    try:
+        yield sound
+    except KeyboardInterrupt:
+        if sound.writer:
+            print(f"\ninterrupted: what was spoken so far is in {sound.writer.abandon()}")
+        raise
+    except BaseException:
+        if sound.writer:
+            sound.writer.discard()
+        raise
+    if sound.writer:
+        sound.writer.close()
+        sound.written = path
+
+
+@contextmanager
+def _status(text: str) -> Iterator[Status]:
+    """A line on the terminal that says what is going on; nothing where there is no terminal."""
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with console.status(text) as status:
+        yield status

@@ -1,0 +1,1 @@
+"""Seeded random checkpoints in the published layout: model, codec, voice and tokenizer."""

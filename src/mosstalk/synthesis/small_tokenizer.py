@@ -1,0 +1,100 @@
+"""A byte-level tokenizer without merges, in Qwen3's file format, for synthetic checkpoints."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mosstalk.config import read_json
+from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.model.tokenizer import REQUIRED_TOKENS
+
+_BYTES = 256
+_BETWEEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_AFTER = ("<|empty|>", "<|end_empty|>")
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE (Radford et al. 2019).
+
+    Printable bytes stand for themselves; the others take the code points from 256 up.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(_BYTES, 2 * _BYTES))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(_BYTES)]
+
+
+def write_tokenizer(folder: Path, model: dict[str, Any]) -> None:
+    """Write ``tokenizer.json`` with the special ids where ``model`` (its config) has them.
+
+    ``<|endoftext|>``, ``<|im_start|>`` and ``<|im_end|>`` stand just before sosp, as published.
+    """
+    sosp, pad = model["sosp_token_id"], model["modality_pad_token_id"]
+    first = sosp - len(_BETWEEN)
+    names = {first + place: name for place, name in enumerate((*_BETWEEN, "<|object_ref_start|>"))}
+    names[pad] = "<|modality_pad|>"
+    names |= {pad + 1 + place: name for place, name in enumerate(_AFTER)}
+    if first < _BYTES or pad <= sosp or pad + len(_AFTER) >= model["vocab_size"]:
+        raise ConfigError(
+            f"sosp_token_id {sosp}, modality_pad_token_id {pad} and vocab_size "
+            f"{model['vocab_size']} leave no room for 256 bytes and their special tokens"
+        )
+    fillers = [f"[unused{index}]" for index in range(_BYTES, first)]
+    vocabulary = {token: index for index, token in enumerate(byte_alphabet() + fillers)}
+    added = [_added_token(index, name) for index, name in sorted(names.items())]
+    (folder / "tokenizer.json").write_text(json.dumps(_document(vocabulary, added), indent=1))
+
+
+def copy_tokenizer(source: Path, folder: Path, model: dict[str, Any]) -> None:
+    """Put a given ``tokenizer.json`` beside the config, if its ids fit the vocabulary.
+
+    Raises:
+        CheckpointError: a needed token is missing or an id is not below ``vocab_size``.
+    """
+    ids = {token["content"]: token["id"] for token in read_json(source).get("added_tokens", [])}
+    absent = [name for name in (*REQUIRED_TOKENS, "<|object_ref_start|>") if name not in ids]
+    if absent:
+        raise CheckpointError(f"{source}: added token {absent[0]} is missing")
+    if ids["<|object_ref_start|>"] != model["sosp_token_id"]:
+        raise CheckpointError(
+            f"{source}: its <|object_ref_start|> is {ids['<|object_ref_start|>']}; add --size "
+            f"sosp_token_id={ids['<|object_ref_start|>']} and a fitting modality_pad_token_id"
+        )
+    if max(ids.values()) >= model["vocab_size"]:
+        raise CheckpointError(f"{source}: ids up to {max(ids.values())}; add --size vocab_size=...")
+    shutil.copyfile(source, folder / "tokenizer.json")
+
+
+def _added_token(index: int, content: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": content, **flags, "special": True}
+
+
+def _document(vocabulary: dict[str, int], added: list[dict[str, Any]]) -> dict[str, Any]:
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": True,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": vocabulary,
+            "merges": [],
+        },
+    }

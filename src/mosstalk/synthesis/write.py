@@ -1,0 +1,211 @@
+"""Seeded random weights in the published layout, at any size.
+
+Speed, memory and parity are measured on real shapes where the real weights cannot be had.
+What such a model says is noise; every config written here says ``synthetic``.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mosstalk.codec.flow import FlowDecoder
+from mosstalk.codec.hift import HiftVocoder
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.codec.voices import Voice, save_voice
+from mosstalk.config import (
+    WEIGHTS_KIND_KEY,
+    FlowConfig,
+    HiftConfig,
+    LanguageModelConfig,
+    SpeechTokenizerConfig,
+)
+from mosstalk.model.network import LanguageModel
+from mosstalk.synthesis.sizes import Sizes
+from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
+from mosstalk.tensors import Progress
+
+SHARD_BYTES = 5_000_000_000
+"""Largest shard; the published model at this size lies in four."""
+VOICE_CODES = 25
+_QUIET_LOG_MAGNITUDE = -4.0
+_FLOWS = ("flow", "flow-chunk-5", "flow-chunk-25")
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """What to write: sizes, seed, the language model's dtype and who is told of progress."""
+
+    sizes: Sizes
+    seed: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    tokenizer: Path | None = None
+    progress: Progress | None = field(default=None, compare=False)
+
+
+def synthesize(out: Path, what: Synthesis) -> None:
+    """Write ``out/model`` and ``out/codec``; ``out`` must exist and be empty."""
+    model, codec = out / "model", out / "codec"
+    model.mkdir()
+    (codec / "flow").mkdir(parents=True)
+    (codec / "voices").mkdir()
+    _write_language_model(model, what)
+    _write_speech_tokenizer(codec, what)
+    _write_flow(codec / "flow", what)
+    _write_voice(codec / "voices" / "default.safetensors", what)
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _label(what: Synthesis) -> dict[str, Any]:
+    return {WEIGHTS_KIND_KEY: "synthetic", "mosstalk_seed": what.seed}
+
+
+def _write_language_model(folder: Path, what: Synthesis) -> None:
+    if what.tokenizer:
+        copy_tokenizer(what.tokenizer, folder, what.sizes.model)
+    else:
+        write_tokenizer(folder, what.sizes.model)
+    dtype_name = str(what.dtype).removeprefix("torch.")
+    values = what.sizes.model | {"torch_dtype": dtype_name} | _label(what)
+    config = LanguageModelConfig.from_dict(values)
+    _write_json(folder / "config.json", values)
+    with torch.device("meta"):
+        shapes = _shapes(LanguageModel(config))
+    shards = list(_shards(shapes, what.dtype.itemsize))
+    total, index = sum(map(_numel, shapes.values())), dict[str, str]()
+    done = 0
+    for number, names in enumerate(shards, 1):
+        file = _shard_name(number, len(shards))
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            _tell(what, "language model", done, total)
+            tensors[name] = _random_tensor(name, shapes[name], what.seed).to(what.dtype)
+            done += _numel(shapes[name])
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        metadata = {"total_size": total * what.dtype.itemsize}
+        _write_json(
+            folder / "model.safetensors.index.json", {"metadata": metadata, "weight_map": index}
+        )
+
+
+def _shard_name(number: int, count: int) -> str:
+    return f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        new = _numel(shape) * itemsize
+        if names and size + new > SHARD_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += new
+    yield names
+
+
+def _write_speech_tokenizer(folder: Path, what: Synthesis) -> None:
+    values = what.sizes.codec | _label(what)
+    _write_json(folder / "config.json", values)
+    _write_json(folder / "preprocessor_config.json", what.sizes.preprocessor)
+    config = SpeechTokenizerConfig.from_dict(values)
+    with torch.device("meta"):
+        shapes = _shapes(SpeechTokenizer(config))
+    _tell(what, "speech tokenizer", 0, 1)
+    tensors = {name: _random_tensor(name, shape, what.seed) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_flow(folder: Path, what: Synthesis) -> None:
+    flow_config = FlowConfig.from_dict(what.sizes.flow)
+    hift_config = HiftConfig.from_dict(what.sizes.hift)
+    _write_json(folder / "config.json", flow_config.to_dict())
+    _write_json(folder / "hift.json", hift_config.to_dict())
+    with torch.device("meta"):
+        flow, hift = _shapes(FlowDecoder(flow_config)), _shapes(HiftVocoder(hift_config))
+    for offset, name in enumerate(_FLOWS):
+        _tell(what, name, 0, 1)
+        state = {key: _random_tensor(key, shape, what.seed + offset) for key, shape in flow.items()}
+        # The published files carry training counters; readers must drop them.
+        torch.save(state | {"epoch": 0, "step": 0}, folder / f"{name}.pt")
+    _tell(what, "hift", 0, 1)
+    torch.save(dict(_hift_state(hift, hift_config, what.seed)), folder / "hift.pt")
+
+
+def _hift_state(
+    shapes: Mapping[str, tuple[int, ...]], config: HiftConfig, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """HiFT's tensors with weight norm as published: g and v instead of most weights."""
+    plain = ("source_downs.", "m_source.", "f0_predictor.classifier.")
+    for name, shape in shapes.items():
+        value = _random_tensor(name, shape, seed)
+        if name == "conv_post.bias":
+            value[: config.istft_n_fft // 2 + 1] = _QUIET_LOG_MAGNITUDE
+        if name.endswith(".weight") and not name.startswith(plain):
+            stem = f"{name.removesuffix('.weight')}.parametrizations.weight"
+            norm = value.flatten(1).norm(dim=1).reshape(-1, *[1] * (value.ndim - 1))
+            yield f"{stem}.original0", norm
+            yield f"{stem}.original1", value
+        else:
+            yield name, value
+
+
+def _write_voice(path: Path, what: Synthesis) -> None:
+    generator = torch.Generator().manual_seed(what.seed)
+    flow = FlowConfig.from_dict(what.sizes.flow)
+    limit = what.sizes.codec["quantize_vocab_size"]
+    mel = torch.randn((VOICE_CODES * flow.token_mel_ratio, flow.mel_bins), generator=generator)
+    voice = Voice(
+        torch.randint(limit, (VOICE_CODES,), generator=generator),
+        mel - 6.0,
+        torch.randn(flow.spk_embed_dim, generator=generator),
+        {"name": "default", "weights": "synthetic"},
+    )
+    save_voice(voice, path)
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _tell(what: Synthesis, part: str, done: int, total: int) -> None:
+    if what.progress:
+        what.progress(f"writing {part}", done, total)
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """A tensor that depends on its name, shape and the seed alone, float32.
+
+    Norm weights and Snake's a lie near one; matrices are scaled by their fan-in, so that
+    activations keep their size through any depth.
+    """
+    generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) << 32) + seed)
+    value = torch.randn(shape, generator=generator)
+    scale, offset = _scale(name)(shape)
+    return value.mul_(scale).add_(offset)
+
+
+def _scale(name: str) -> Callable[[tuple[int, ...]], tuple[float, float]]:
+    if name.endswith(".bias") or "pos_bias" in name:
+        return lambda _: (0.02, 0.0)
+    if name.endswith((".alpha", "norm.weight", "norm1.weight", "norm3.weight")):
+        return lambda _: (0.1, 1.0)
+    if "embed" in name or "codebook" in name:
+        return lambda _: (1.0, 0.0)
+    return lambda shape: ((shape[0] if len(shape) == 1 else _numel(shape[1:])) ** -0.5, 0.0)

@@ -1,0 +1,66 @@
+"""Where a turn's time goes: stages, their counts and shares, on a wall clock."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from mosstalk.device import synchronize
+
+STAGES = ("encode", "prefill", "step", "hop")
+
+
+@dataclass
+class TurnTimings:
+    """Milliseconds of every run of every stage of one turn, and what followed from them."""
+
+    device: torch.device
+    stages: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in STAGES})
+    rows_prefilled: int = 0
+    committed_s: float | None = None
+    first_audio_ms: float | None = None
+
+    def commit(self) -> None:
+        """Start the clock that first audio is measured by: the user's turn is complete."""
+        if self.committed_s is None:
+            self.committed_s = time.perf_counter()
+
+    def heard(self) -> None:
+        """Note the first audio of the answer."""
+        if self.first_audio_ms is None and self.committed_s is not None:
+            self.first_audio_ms = 1000 * (time.perf_counter() - self.committed_s)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time one run of a stage, waiting for the device before the clock is read."""
+        start = time.perf_counter()
+        yield
+        synchronize(self.device)
+        self.stages[name].append(1000 * (time.perf_counter() - start))
+
+    @property
+    def total_ms(self) -> float:
+        """Time spent in all stages."""
+        return sum(map(sum, self.stages.values()))
+
+    def real_time_factor(self, audio_s: float) -> float | None:
+        """Compute time over the length of the answer's sound; below 1 keeps up with speech."""
+        return self.total_ms / 1000 / audio_s if audio_s else None
+
+
+def peak_memory_mib(device: torch.device) -> dict[str, float]:
+    """Largest resident memory of this process, and of its tensors on a GPU, in MiB."""
+    peaks: dict[str, float] = {}
+    try:
+        import resource
+    except ImportError:  # Windows has no such counter
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peaks["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    if device.type == "cuda":
+        peaks["device"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return peaks
