@@ -1,0 +1,122 @@
+"""Shared pieces of the tests: a tiny synthetic checkpoint, the command line, skips."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from mosstalk import Pipeline
+from mosstalk.atomic import new_folder
+from mosstalk.synthesis.sizes import TINY
+from mosstalk.synthesis.write import Synthesis, synthesize
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDENS = ROOT / "tests" / "goldens"
+QUESTION = ROOT / "assets" / "question.flac"
+
+torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Folders of a checkpoint that tests may read but not change."""
+
+    model: Path
+    codec: Path
+
+    def copy(self, folder: Path) -> "Checkpoint":
+        """A copy that a test may damage."""
+        for part in (self.model, self.codec):
+            shutil.copytree(part, folder / part.name)
+        return Checkpoint(folder / self.model.name, folder / self.codec.name)
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache that command-line runs use, shared so that the default model is made once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The tiny synthetic checkpoint, seed 0."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    with new_folder(folder) as part:
+        synthesize(part, Synthesis(TINY))
+    return Checkpoint(folder / "model", folder / "codec")
+
+
+@pytest.fixture(scope="session")
+def pipeline(tiny: Checkpoint) -> Pipeline:
+    """The tiny checkpoint loaded in float32 on the CPU; nothing in it is changed by use."""
+    return Pipeline.load(tiny.model, tiny.codec)
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def mosstalk(cache_folder: Path, tmp_path: Path) -> Run:
+    """Run the ``mosstalk`` command as a real process in ``tmp_path``."""
+
+    def run(*words: str | Path, timeout: float = 100) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "mosstalk.cli", *map(str, words)],
+            cwd=tmp_path,
+            env=command_environment(cache_folder),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def command_environment(cache: Path) -> dict[str, str]:
+    """Environment of command-line runs: their own cache, plain output of a fixed width."""
+    return os.environ | {
+        "MOSSTALK_CACHE": str(cache),
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+
+
+def refused(run: "subprocess.CompletedProcess[str]") -> str:
+    """Check that a command refused its input as it should, and return its one line."""
+    assert run.returncode == 2, (run.returncode, run.stdout, run.stderr)
+    assert "Traceback" not in run.stderr
+    lines = run.stderr.strip().splitlines()
+    assert len(lines) == 1, run.stderr
+    assert lines[0].startswith("error: "), run.stderr
+    return lines[0]
+
+
+def require_program(name: str) -> str:
+    """The path of a program from scripts/system-packages.txt.
+
+    Where it is missing, the test is skipped by name on a laptop and fails where CI=true.
+    """
+    found = shutil.which(name)
+    if found is None:
+        reason = f"needs the program {name}; install what scripts/system-packages.txt names"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
