@@ -227,13 +227,25 @@ class SpeechTokenizerConfig:
     def from_folder(cls, folder: Path) -> Self:
         """Read ``folder/config.json``."""
         path = folder / "config.json"
-        return cls.from_dict(read_json(path), str(path))
+        config = cls.from_dict(read_json(path), str(path))
+        _check_preprocessor(folder / "preprocessor_config.json", config.num_mel_bins)
+        return config
 
     def _check(self, where: str) -> None:
         if self.quantize_position > self.encoder_layers:
             raise ConfigError(f"{where}: quantize_position is past the last encoder layer")
         if self.d_model % self.encoder_attention_heads:
             raise ConfigError(f"{where}: d_model is no multiple of encoder_attention_heads")
+
+
+def _check_preprocessor(path: Path, bins: int) -> None:
+    """Refuse features other than Whisper's; the file may be absent."""
+    if not path.exists():
+        return
+    reader = _Reader(read_json(path), str(path))
+    wanted = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160, "feature_size": bins}
+    for key, value in (wanted | {"dither": 0.0}).items():
+        reader.refuse(key, (value,))
 
 
 @dataclass(frozen=True)

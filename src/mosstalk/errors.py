@@ -33,6 +33,10 @@ class ContextLengthError(MosstalkError):
     """A conversation does not fit into the model's context."""
 
 
+class OptionError(MosstalkError, ValueError):
+    """An option has a value that means nothing."""
+
+
 class ScriptError(MosstalkError):
     """A reply script does not parse or cannot be followed."""
 

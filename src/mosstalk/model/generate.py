@@ -16,7 +16,7 @@ from mosstalk.conversation import (
     next_mode,
     start_mode,
 )
-from mosstalk.errors import ContextLengthError
+from mosstalk.errors import ContextLengthError, OptionError
 from mosstalk.model.cache import KVCache
 from mosstalk.model.network import LanguageModel, Logits
 from mosstalk.model.sampling import SamplingOptions, draw, forbid, penalise
@@ -32,6 +32,11 @@ class Limits:
 
     max_new_rows: int = 1024
     min_new_rows: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise OptionError where no row could ever be generated."""
+        if self.max_new_rows < 1:
+            raise OptionError(f"max_new_rows must be at least 1, not {self.max_new_rows}")
 
 
 @dataclass(frozen=True)

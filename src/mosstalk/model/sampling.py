@@ -1,11 +1,13 @@
 """From raw logits to one id per channel: mask, repetition penalty, warpers, draw."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mosstalk.errors import OptionError
 from mosstalk.rng import gumbel
 
 NEVER = float("-inf")
@@ -22,15 +24,15 @@ class SamplingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values no distribution follows from."""
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        """Raise OptionError for values no distribution follows from."""
+        if not 0 <= self.temperature < math.inf:
+            raise OptionError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
         if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k}")
+            raise OptionError(f"top_k must be 0 (off) or more, not {self.top_k}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise OptionError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -47,16 +49,18 @@ def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def warp(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """Temperature, then top-k (ties at the edge stay), then top-p (Holtzman et al. 2020).
 
-    ``logits`` (..., V); what is cut becomes -inf. ``top_k`` 0 and ``top_p`` 1 are off.
+    ``logits`` (..., V); what is cut becomes -inf. ``top_k`` 0 and ``top_p`` 1 are off. Of
+    equal logits top-p keeps the lower ids.
     """
     logits = logits / temperature
     if 0 < top_k < logits.shape[-1]:
         edge = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < edge, NEVER)
     if top_p < 1:
-        ascending, order = logits.sort(dim=-1)
-        cut = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-        cut[..., -1] = False
+        descending, order = logits.sort(dim=-1, descending=True, stable=True)
+        at_most = descending.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
+        cut = at_most <= 1 - top_p
+        cut[..., 0] = False
         logits = logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), NEVER)
     return logits
 

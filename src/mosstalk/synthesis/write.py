@@ -34,7 +34,9 @@ from mosstalk.tensors import Progress
 SHARD_BYTES = 5_000_000_000
 """Largest shard; the published model at this size lies in four."""
 VOICE_CODES = 25
-_QUIET_LOG_MAGNITUDE = -4.0
+_QUIET_LOG_MAGNITUDE = -2.0
+_CALM = 0.1
+"""Scale of the vocoder's last layer: left alone, its exponential would clip nearly always."""
 _FLOWS = ("flow", "flow-chunk-5", "flow-chunk-25")
 
 
@@ -151,6 +153,8 @@ def _hift_state(
     plain = ("source_downs.", "m_source.", "f0_predictor.classifier.")
     for name, shape in shapes.items():
         value = _random_tensor(name, shape, seed)
+        if name.startswith("conv_post."):
+            value *= _CALM
         if name == "conv_post.bias":
             value[: config.istft_n_fft // 2 + 1] = _QUIET_LOG_MAGNITUDE
         if name.endswith(".weight") and not name.startswith(plain):

@@ -1,0 +1,87 @@
+"""Options of the command line, each with the help that ``--help`` prints."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+DTYPES_HELP = "float32, bfloat16, float16 or float64"
+
+Speech: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(help="A spoken turn: any sound file libsndfile reads. May be repeated."),
+]
+Text: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="A typed turn. May be repeated and mixed with speech.")
+]
+ReplyKind: TypeAlias = Annotated[str, typer.Option(help="Kind of the answers: speech or text.")]
+Out: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        help="Where a spoken answer goes: .wav, .flac or .ogg; with several turns OUT-1, OUT-2 ..."
+    ),
+]
+Model: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the language model. Default: a tiny one with random weights."),
+]
+Codec: TypeAlias = Annotated[Path | None, typer.Option(help="Folder of the codec.")]
+VoiceName: TypeAlias = Annotated[
+    str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
+]
+System: TypeAlias = Annotated[
+    str | None, typer.Option(help="System prompt; '' for none. Default: the public demo's.")
+]
+Temperature: TypeAlias = Annotated[float, typer.Option(help="0 takes the likeliest id.")]
+TopK: TypeAlias = Annotated[int, typer.Option(help="Draw among the K likeliest ids; 0 is off.")]
+TopP: TypeAlias = Annotated[
+    float, typer.Option(help="Draw among the likeliest ids that hold mass P; 1 is off.")
+]
+RepetitionPenalty: TypeAlias = Annotated[float, typer.Option(help="1 is off.")]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Same seed, same answers.")]
+MaxRows: TypeAlias = Annotated[
+    int, typer.Option(help="Longest answer in rows; a row of speech is 80 ms.")
+]
+ReplyScript: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Force mode changes and length, e.g. speech:75 or text:8,speech:20: random weights "
+        "never end by themselves. All other draws stay real."
+    ),
+]
+ShowRows: TypeAlias = Annotated[
+    bool, typer.Option("--show-rows", help="Print step, mode, text id and audio id of every row.")
+]
+Channel: TypeAlias = Annotated[
+    int | None, typer.Option(help="Which channel to hear, from 1. Default: mix up to two.")
+]
+Device: TypeAlias = Annotated[
+    str, typer.Option(help="auto, cpu, cuda, cuda:1 ... auto takes a GPU where there is one.")
+]
+ModelDtype: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of the language model: {DTYPES_HELP}. Default: float32 on a CPU, as stored on a GPU."
+    ),
+]
+CaseFolders: TypeAlias = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a case.json.")
+]
+CaseDtype: TypeAlias = Annotated[str, typer.Option(help=f"Compute in {DTYPES_HELP}.")]
+NewFolder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="OUT", help="A new folder; gets OUT/model and OUT/codec.")
+]
+Size: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
+        "tiny,hidden_size=256,flow.input_size=96. Default: tiny."
+    ),
+]
+WeightsSeed: TypeAlias = Annotated[int, typer.Option(help="Same seed and sizes, same weights.")]
+WeightsDtype: TypeAlias = Annotated[
+    str, typer.Option(help="Of the language model: bfloat16, float16 or float32.")
+]
+TokenizerFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A tokenizer.json to use instead of a byte-level one.")
+]
