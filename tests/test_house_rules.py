@@ -1,0 +1,70 @@
+"""The code's own rules, as far as a test can see them."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TALLEST_FUNCTION_LINES = 60
+TALLEST_KERNEL_LINES = 120
+LONGEST_FILE_LINES = 400
+HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr", "rich.console"}
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_FILE_LINES
+    for node in functions(ast.parse(text)):
+        is_kernel = any("triton.jit" in ast.unparse(mark) for mark in node.decorator_list)
+        limit = TALLEST_KERNEL_LINES if is_kernel else TALLEST_FUNCTION_LINES
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert lines <= limit, f"{node.name} is {lines} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_public_things_have_docstrings(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path} has no docstring"
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    owners: list[ast.Module | ast.ClassDef] = [tree]
+    owners += [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for owner in owners:
+        private_class = isinstance(owner, ast.ClassDef) and owner.name.startswith("_")
+        for node in owner.body:
+            if isinstance(node, kinds) and not node.name.startswith("_") and not private_class:
+                assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+def test_the_environment_is_read_in_one_file() -> None:
+    readers = [path.name for path in SOURCES if re.search(r"os\.environ|getenv", path.read_text())]
+    assert readers == ["settings.py"]
+
+
+def test_nothing_below_the_session_knows_about_sockets() -> None:
+    for folder in ("model", "codec", "verify", "synthesis"):
+        for path in (ROOT / "src" / "mosstalk" / folder).rglob("*.py"):
+            assert not re.search(r"import (socket|websockets|fastapi)", path.read_text()), path
+
+
+def test_model_and_codec_do_not_import_upwards() -> None:
+    above = r"from mosstalk\.(pipeline|console|cli|verify|synthesis|default_model)"
+    for folder in ("model", "codec"):
+        for path in (ROOT / "src" / "mosstalk" / folder).rglob("*.py"):
+            assert not re.search(above, path.read_text()), path
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    probe = f"import sys, mosstalk.cli; print(sorted({HEAVY!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
