@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from mosstalk import options as opt
 from mosstalk.errors import MosstalkError, OptionError
+from mosstalk.settings import share_the_processor
 
 app = typer.Typer(
     name="mosstalk",
@@ -186,6 +187,7 @@ def checkpoint_synthesize(
 
 def main() -> None:
     """Entry point of the ``mosstalk`` command."""
+    share_the_processor()
     app()
 
 

@@ -5,6 +5,7 @@ and shown by tools. Nothing here imports torch.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -56,6 +57,12 @@ class _Reader:
         value: int = self.get(key, int, default)
         if value < 1:
             raise ConfigError(f"{self.where}: {key} must be at least 1, found {value}")
+        return value
+
+    def positive(self, key: str, default: Any = MISSING) -> float:
+        value: float = self.get(key, float, default)
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{self.where}: {key} must be finite and above 0, found {value}")
         return value
 
     def refuse(self, key: str, allowed: tuple[Any, ...]) -> None:
@@ -124,7 +131,7 @@ class LanguageModelConfig:
         config = cls(
             **sizes,
             rope_theta=_rope_theta(reader),
-            rms_norm_eps=reader.get("rms_norm_eps", float),
+            rms_norm_eps=reader.positive("rms_norm_eps"),
             modality_pad_token_id=reader.get("modality_pad_token_id", int),
             sosp_token_id=reader.get("sosp_token_id", int),
             eosp_token_id=reader.get("eosp_token_id", int),
@@ -181,10 +188,9 @@ def _rope_theta(reader: _Reader) -> float:
         )
     nested = _Reader(parameters, f"{reader.where}: rope_parameters")
     fallback = nested.get("rope_theta", float, None)
-    theta: float | None = reader.get("rope_theta", float, fallback)
-    if theta is None:
+    if reader.get("rope_theta", float, fallback) is None:
         raise ConfigError(f"{reader.where}: rope_theta is missing (published: 1000000.0)")
-    return theta
+    return reader.positive("rope_theta", fallback)
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,8 @@ class SpeechTokenizerConfig:
             raise ConfigError(f"{where}: quantize_position is past the last encoder layer")
         if self.d_model % self.encoder_attention_heads:
             raise ConfigError(f"{where}: d_model is no multiple of encoder_attention_heads")
+        if self.max_source_positions % self.pooling_kernel_size:
+            raise ConfigError(f"{where}: max_source_positions is no multiple of the pooling kernel")
 
 
 def _check_preprocessor(path: Path, bins: int) -> None:
@@ -278,7 +286,10 @@ class FlowConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "flow/config.json") -> "FlowConfig":
         """Read exactly these keys; absent ones have the published value."""
-        return _exact(FlowConfig, values, where)
+        config = _exact(FlowConfig, values, where)
+        if config.input_size % (2 * config.attention_heads):
+            raise ConfigError(f"{where}: input_size must be an even multiple of attention_heads")
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The keys and values as ``flow/config.json`` holds them."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,15 +19,25 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done and how much there is."""
 
 _NAMED_IN_MESSAGE = 3
+_DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk: its shape, where it lies, and a function that reads it."""
+    """A tensor on disk: its shape, where it lies, a function that reads it, its dtype.
+
+    ``load_rows`` reads rows [a, b) alone, where the file allows it.
+    """
 
     shape: tuple[int, ...]
     where: str
     load: Callable[[], Tensor]
+    dtype: str = "float32"
+    load_rows: Callable[[int, int], Tensor] | None = None
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Rows [start, end) of the tensor."""
+        return self.load_rows(start, end) if self.load_rows else self.load()[start:end].clone()
 
 
 Store = dict[str, StoredTensor]
@@ -40,12 +51,17 @@ def open_safetensors(path: Path) -> Store:
     """
     with _readable(path):
         handle = safe_open(path, framework="pt")
-        names = list(handle.keys())
-        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
-    return {
-        name: StoredTensor(shapes[name], path.name, partial(handle.get_tensor, name))
-        for name in names
-    }
+        slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+        return {
+            name: StoredTensor(
+                tuple(part.get_shape()),
+                str(path),
+                partial(handle.get_tensor, name),
+                _DTYPE_NAMES.get(part.get_dtype(), part.get_dtype()),
+                partial(_slice, part),
+            )
+            for name, part in slices.items()
+        }
 
 
 def open_sharded(folder: Path, stem: str = "model") -> Store:
@@ -75,15 +91,20 @@ def _itself(value: Tensor) -> Tensor:
     return value
 
 
+def _slice(part: Any, start: int, end: int) -> Tensor:
+    rows: Tensor = part[start:end]
+    return rows
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
+        weight_map = dict(json.loads(index.read_text())["weight_map"])
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{index}: no readable weight_map; fetch it again") from None
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or shard in ("", "..") or Path(shard).name != shard:
             raise CheckpointError(f"{index}: {name} lies outside the folder: {shard!r}")
-    return dict(weight_map)
+    return weight_map
 
 
 def open_pickled(path: Path) -> Store:
@@ -99,9 +120,10 @@ def open_pickled(path: Path) -> Store:
     for name, value in values.items():
         if name in ("epoch", "step"):
             continue
-        if not isinstance(value, Tensor):
+        if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"{path}: {name!r} is no tensor; this is no plain state dict")
-        store[name] = StoredTensor(tuple(value.shape), path.name, partial(_itself, value))
+        dtype = str(value.dtype).removeprefix("torch.")
+        store[name] = StoredTensor(tuple(value.shape), str(path), partial(_itself, value), dtype)
     return store
 
 
@@ -111,7 +133,12 @@ def _readable(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete, fetch it")
     try:
         yield
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.PickleError) as e:
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path}: not a plain state dict of tensors, or damaged; code in it is not run. "
+            "Fetch it again"
+        ) from None
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         raise CheckpointError(
             f"{path}: damaged or truncated, or not a weights file ({reason[:120]}); fetch it again"
@@ -166,7 +193,7 @@ def fill(
         CheckpointError: missing, unexpected or misshapen tensors (by name), NaN or
             infinity, or values that overflow ``dtype``.
     """
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    expected = shapes_of(module)
     check_inventory(expected, store, where, unused)
     loaded: dict[str, Tensor] = {}
     for done, name in enumerate(expected):
@@ -176,6 +203,11 @@ def fill(
     module.load_state_dict(loaded, strict=True, assign=True)
     module.requires_grad_(False)
     module.eval()
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a module's tensors."""
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
 def check_inventory(
@@ -193,7 +225,7 @@ def check_inventory(
         if name in store and store[name].shape != shape
     ]
     problems = [
-        f"{len(names)} tensors {what}: {_some(names)}"
+        f"{len(names)} tensor{'s'[: len(names) > 1]} {what}: {_some(names)}"
         for what, names in (("missing", missing), ("unexpected", extra), ("misshapen", wrong))
         if names
     ]

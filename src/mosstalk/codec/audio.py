@@ -1,6 +1,7 @@
 """Sound files in and out: anything libsndfile reads becomes 16 kHz mono, or a clear error."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ OUTPUT_FORMATS = {
     ".ogg": ("OGG", "VORBIS"),
 }
 _BLOCK_FRAMES = 65536
+_RIFF_SIZE_AT, _DATA_SIZE_AT = 4, 40
+_LOUDEST_PEAK = 2.0**31
+"""Float samples beyond any integer format's are no sound."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,13 @@ def resample(samples: Samples, source_rate: int, rate: int) -> Samples:
 
 @contextmanager
 def _open(path: Path) -> Iterator[soundfile.SoundFile]:
-    if not path.exists():
-        raise AudioError(f"{path}: no such file")
-    if not path.is_file():
-        raise AudioError(f"{path}: not a file; give a sound file (wav, flac, ogg, mp3, ...)")
-    if path.stat().st_size == 0:
-        raise AudioError(f"{path}: the file is empty (0 bytes); record it again")
     try:
+        if not path.exists():
+            raise AudioError(f"{path}: no such file")
+        if not path.is_file():
+            raise AudioError(f"{path}: not a file; give a sound file (wav, flac, ogg, mp3, ...)")
+        if path.stat().st_size == 0:
+            raise AudioError(f"{path}: the file is empty (0 bytes); record it again")
         with soundfile.SoundFile(path) as file:
             yield file
     except (soundfile.LibsndfileError, TypeError) as error:
@@ -142,6 +146,8 @@ def _check_sound(path: Path, samples: Samples, rate: int) -> None:
             f"record at least {SHORTEST_MS} ms"
         )
     peak = float(np.abs(samples).max())
+    if peak > _LOUDEST_PEAK:
+        raise AudioError(f"{path}: samples up to {peak:.0e} are no sound; export it again")
     if peak < SILENCE_PEAK:
         raise AudioError(f"{path}: is silent (its peak is {_decibels(peak)}); check the microphone")
 
@@ -153,8 +159,9 @@ def _decibels(peak: float) -> str:
 class AudioWriter:
     """Writes a sound file that grows: ``NAME.part`` until ``close`` renames it to its name.
 
-    A file that stood under the name before stays as it was until then. Left by an
-    exception, the part is deleted; ``abandon`` closes it and keeps it for the user.
+    A file that stood under the name before stays as it was until then. ``discard`` deletes
+    the part; ``abandon`` closes it and keeps it for the user. A growing wav can be played at
+    any time, flac and ogg once they are closed.
     """
 
     def __init__(self, path: Path, rate: int) -> None:
@@ -173,10 +180,21 @@ class AudioWriter:
         try:
             self._file.write(samples)
             self._file.flush()
+            self._update_header()
         except (soundfile.LibsndfileError, OSError) as error:
             raise OutputError(
                 f"{self.part}: cannot be written ({error}); is the disk full?"
             ) from None
+
+    def _update_header(self) -> None:
+        """Put the length so far into a wav header, which libsndfile does at the end alone."""
+        if self.path.suffix.lower() != ".wav":
+            return
+        with self.part.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            for place, counted in ((_RIFF_SIZE_AT, size - 8), (_DATA_SIZE_AT, size - 44)):
+                file.seek(place)
+                file.write(counted.to_bytes(4, "little"))
 
     def close(self) -> None:
         """Finish the file and put it in place of what stood under its name."""

@@ -122,6 +122,8 @@ class SpeechTokenizer(nn.Module):
     @torch.inference_mode()
     def encode(self, pcm: Tensor) -> list[int]:
         """Codes of ``pcm`` (samples,) float at 16 kHz: ceil(samples / 1280) in each segment."""
+        if pcm.shape[0] == 0:
+            return []
         segments = pcm.split(self.segment_samples)
         return [code for part in segments for code in self.encode_segment(part).codes.tolist()]
 

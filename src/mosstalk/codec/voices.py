@@ -15,6 +15,7 @@ from mosstalk.units import MEL_FRAMES_PER_CODE
 SUFFIX = ".safetensors"
 _FORMAT = "mosstalk-voice-1"
 _BLOCK_CODES = 5
+_WHOLE_NUMBERS = (torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def save_voice(voice: Voice, path: Path) -> None:
     """Write a voice file; its ``info`` becomes metadata."""
     tensors = {"codes": voice.codes, "mel": voice.mel, "embedding": voice.embedding}
     contiguous = {name: value.contiguous().cpu() for name, value in tensors.items()}
-    save_file(contiguous, path, metadata={"format": _FORMAT, "info": json.dumps(voice.info)})
+    save_file(contiguous, path, metadata={"info": json.dumps({"format": _FORMAT} | voice.info)})
 
 
 def load_voice(
@@ -62,6 +63,10 @@ def load_voice(
             info = json.loads(metadata.get("info", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise VoiceError(f"{path}: not a voice file ({error}); make it again") from None
+    if codes.dtype not in _WHOLE_NUMBERS or not isinstance(info, dict):
+        raise VoiceError(f"{path}: codes must be whole numbers, info an object; make it again")
+    if info.pop("format", _FORMAT) != _FORMAT:
+        raise VoiceError(f"{path}: was made by another version of mosstalk; make it again")
     frames = codes.shape[0] * MEL_FRAMES_PER_CODE if codes.ndim == 1 else -1
     if tuple(mel.shape) != (frames, mel_bins) or tuple(embedding.shape) != (embedding_size,):
         raise VoiceError(

@@ -6,8 +6,15 @@ import torch
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError
+from mosstalk.model.layout import FUSED, LAYOUT_KEY, unfused
 from mosstalk.model.network import LanguageModel
-from mosstalk.tensors import Progress, fill, open_sharded
+from mosstalk.tensors import Progress, fill, open_sharded, shapes_of
+
+
+def model_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
+    """Published names and shapes of all tensors: 6 + 11 per layer."""
+    with torch.device("meta"):
+        return shapes_of(LanguageModel(config))
 
 
 def load_language_model(
@@ -27,6 +34,8 @@ def load_language_model(
         raise CheckpointError(f"{folder}: no such folder; give the one that holds config.json")
     config = LanguageModelConfig.from_folder(folder)
     store = open_sharded(folder)
+    if config.extra.get(LAYOUT_KEY) == FUSED:
+        store = unfused(store, config, model_shapes(config))
     if dtype is None:
         probe = store.get("model.text_norm.weight")
         dtype = probe.load().dtype if probe else torch.float32

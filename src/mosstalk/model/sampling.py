@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.errors import OptionError
+from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.rng import gumbel
 
 NEVER = float("-inf")
@@ -71,6 +71,11 @@ def draw(logits: Tensor, options: SamplingOptions, channel: int, step: int) -> i
     Greedy takes the largest, ties to the lowest id. Sampling adds Gumbel noise to what the
     warpers leave (the Gumbel-max trick), so no sum over the vocabulary orders the result.
     """
+    if not bool(logits.max() > NEVER):
+        raise CheckpointError(
+            "the model's logits are not finite: its weights or config are damaged, or its "
+            "arithmetic overflows; try --dtype float32"
+        )
     if options.temperature == 0:
         return int(logits.argmax())
     warped = warp(logits, options.temperature, options.top_k, options.top_p)

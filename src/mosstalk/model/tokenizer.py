@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -13,6 +14,14 @@ _SHOWN = {"<|empty|>": ".", "<|end_empty|>": ":"}
 """Added tokens that the public demo shows as text; all others are skipped."""
 
 REQUIRED_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def added_tokens(path: Path, values: dict[str, Any]) -> dict[str, int]:
+    """Added tokens of a ``tokenizer.json`` with their ids; raise CheckpointError if malformed."""
+    try:
+        return {token["content"]: int(token["id"]) for token in values.get("added_tokens", [])}
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path}: added_tokens is malformed; fetch it again") from None
 
 
 class TextTokenizer:
@@ -34,10 +43,15 @@ class TextTokenizer:
         """Read ``folder/tokenizer.json``; raise CheckpointError if it cannot serve."""
         path = folder / "tokenizer.json"
         values = read_json(path)
-        special = {token["content"]: int(token["id"]) for token in values.get("added_tokens", [])}
+        special = added_tokens(path, values)
         absent = [name for name in REQUIRED_TOKENS if name not in special]
         if absent:
             raise CheckpointError(f"{path}: added token {absent[0]} is missing: not Qwen3's family")
+        if max(special.values()) >= vocab_size:
+            raise CheckpointError(
+                f"{path}: ids up to {max(special.values())}, but the model has {vocab_size}; take "
+                "both from one release"
+            )
         values["added_tokens"], values["post_processor"] = [], None
         try:
             text = Tokenizer.from_str(json.dumps(values))

@@ -167,6 +167,8 @@ def _changed(sizes: Sizes, key: str, text: str) -> Sizes:
         changed = values | {name: json.loads(text)}
     except json.JSONDecodeError:
         raise ConfigError(f"--size {key}={text}: the value is not a number or json") from None
+    if isinstance(changed[name], str) and not isinstance(values[name], str):
+        raise ConfigError(f"--size {key}={text}: the value is not a number")
     if name in ("quantize_position", "pooling_position"):
         changed |= dict.fromkeys(("quantize_position", "pooling_position"), changed[name])
     return Sizes(**(vars(sizes) | {part: changed}))

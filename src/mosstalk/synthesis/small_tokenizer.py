@@ -7,7 +7,7 @@ from typing import Any
 
 from mosstalk.config import read_json
 from mosstalk.errors import CheckpointError, ConfigError
-from mosstalk.model.tokenizer import REQUIRED_TOKENS
+from mosstalk.model.tokenizer import REQUIRED_TOKENS, added_tokens
 
 _BYTES = 256
 _BETWEEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -51,7 +51,7 @@ def copy_tokenizer(source: Path, folder: Path, model: dict[str, Any]) -> None:
     Raises:
         CheckpointError: a needed token is missing or an id is not below ``vocab_size``.
     """
-    ids = {token["content"]: token["id"] for token in read_json(source).get("added_tokens", [])}
+    ids = added_tokens(source, read_json(source))
     absent = [name for name in (*REQUIRED_TOKENS, "<|object_ref_start|>") if name not in ids]
     if absent:
         raise CheckpointError(f"{source}: added token {absent[0]} is missing")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.hift import HiftVocoder
@@ -29,7 +29,7 @@ from mosstalk.config import (
 from mosstalk.model.network import LanguageModel
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
-from mosstalk.tensors import Progress
+from mosstalk.tensors import Progress, shapes_of
 
 SHARD_BYTES = 5_000_000_000
 """Largest shard; the published model at this size lies in four."""
@@ -81,7 +81,7 @@ def _write_language_model(folder: Path, what: Synthesis) -> None:
     config = LanguageModelConfig.from_dict(values)
     _write_json(folder / "config.json", values)
     with torch.device("meta"):
-        shapes = _shapes(LanguageModel(config))
+        shapes = shapes_of(LanguageModel(config))
     shards = list(_shards(shapes, what.dtype.itemsize))
     total, index = sum(map(_numel, shapes.values())), dict[str, str]()
     done = 0
@@ -121,10 +121,13 @@ def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int) -> Iterator[li
 def _write_speech_tokenizer(folder: Path, what: Synthesis) -> None:
     values = what.sizes.codec | _label(what)
     _write_json(folder / "config.json", values)
-    _write_json(folder / "preprocessor_config.json", what.sizes.preprocessor)
+    _write_json(
+        folder / "preprocessor_config.json",
+        what.sizes.preprocessor | {"feature_size": what.sizes.codec["num_mel_bins"]},
+    )
     config = SpeechTokenizerConfig.from_dict(values)
     with torch.device("meta"):
-        shapes = _shapes(SpeechTokenizer(config))
+        shapes = shapes_of(SpeechTokenizer(config))
     _tell(what, "speech tokenizer", 0, 1)
     tensors = {name: _random_tensor(name, shape, what.seed) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -136,7 +139,7 @@ def _write_flow(folder: Path, what: Synthesis) -> None:
     _write_json(folder / "config.json", flow_config.to_dict())
     _write_json(folder / "hift.json", hift_config.to_dict())
     with torch.device("meta"):
-        flow, hift = _shapes(FlowDecoder(flow_config)), _shapes(HiftVocoder(hift_config))
+        flow, hift = shapes_of(FlowDecoder(flow_config)), shapes_of(HiftVocoder(hift_config))
     for offset, name in enumerate(_FLOWS):
         _tell(what, name, 0, 1)
         state = {key: _random_tensor(key, shape, what.seed + offset) for key, shape in flow.items()}
@@ -167,7 +170,7 @@ def _hift_state(
 
 
 def _write_voice(path: Path, what: Synthesis) -> None:
-    generator = torch.Generator().manual_seed(what.seed)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{what.seed} voice".encode()))
     flow = FlowConfig.from_dict(what.sizes.flow)
     limit = what.sizes.codec["quantize_vocab_size"]
     mel = torch.randn((VOICE_CODES * flow.token_mel_ratio, flow.mel_bins), generator=generator)
@@ -178,10 +181,6 @@ def _write_voice(path: Path, what: Synthesis) -> None:
         {"name": "default", "weights": "synthetic"},
     )
     save_voice(voice, path)
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
 def _numel(shape: tuple[int, ...]) -> int:
@@ -199,7 +198,8 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     Norm weights and Snake's a lie near one; matrices are scaled by their fan-in, so that
     activations keep their size through any depth.
     """
-    generator = torch.Generator().manual_seed((zlib.crc32(name.encode()) << 32) + seed)
+    # torch keeps the low 32 bits of a seed alone.
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     value = torch.randn(shape, generator=generator)
     scale, offset = _scale(name)(shape)
     return value.mul_(scale).add_(offset)

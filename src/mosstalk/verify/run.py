@@ -1,5 +1,6 @@
 """Running golden cases and printing each tensor's error beside its bound."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,9 @@ COMPONENTS: dict[str, Callable[[Case, torch.device, Comparer], Iterator[Check]]]
     "prompt_mel": check_prompt_mel,
 }
 
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
+"""What Python and torch raise where settings and tensors of a case do not fit each other."""
+
 
 def run_cases(folders: Sequence[Path], device: torch.device, dtype: torch.dtype) -> int:
     """Run every case and print it; return 0, 1 (out of bounds) or 2 (a folder is unreadable)."""
@@ -39,7 +43,7 @@ def run_cases(folders: Sequence[Path], device: torch.device, dtype: torch.dtype)
             found = run_case(folder, device, dtype)
         except MosstalkError as error:
             unreadable += 1
-            print(f"{folder.name}: cannot be read: {error}", flush=True)
+            print(f"{folder.resolve().name}: cannot be read: {error}", flush=True)
         else:
             checks += found
     _print_total(len(folders) - unreadable, checks, device, dtype)
@@ -56,14 +60,17 @@ def run_case(folder: Path, device: torch.device, dtype: torch.dtype) -> list[Che
         raise CaseError(
             f"{folder}/case.json: component {case.component!r} is none of {', '.join(COMPONENTS)}"
         )
-    print(f"{folder.name}: {case.component} on {device}, {_short(dtype)}", flush=True)
+    print(f"{folder.resolve().name}: {case.component} on {device}, {_short(dtype)}", flush=True)
     checks = []
     try:
         for check in COMPONENTS[case.component](case, device, Comparer(dtype)):
             print(_line(check), flush=True)
             checks.append(check)
-    except (KeyError, TypeError, IndexError) as error:
-        raise CaseError(f"{folder}: malformed case ({type(error).__name__}: {error})") from None
+    except _UNFIT as error:
+        reason = (str(error).strip().splitlines() or [""])[0][:120]
+        raise CaseError(f"{folder}: malformed case ({type(error).__name__}: {reason})") from None
+    if not checks:
+        raise CaseError(f"{folder}: nothing to compare")
     for name in case.unused:
         print(f"  {name:<44} not compared: this version does not know it")
     return checks
@@ -83,7 +90,7 @@ def _line(check: Check) -> str:
 
 def _print_total(cases: int, checks: list[Check], device: torch.device, dtype: torch.dtype) -> None:
     failed = [check for check in checks if not check.passed]
-    bounded = [check for check in checks if check.bound]
+    bounded = [check for check in checks if check.bound and math.isfinite(check.error)]
     worst = max(bounded, key=lambda check: check.error / check.bound, default=None)
     share = (
         f"; largest error {worst.error / worst.bound:.1%} of its bound ({worst.name})"
