@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
-from mosstalk import Pipeline
-from mosstalk.atomic import new_folder
-from mosstalk.synthesis.sizes import TINY
-from mosstalk.synthesis.write import Synthesis, synthesize
+from mosstalk.settings import share_the_processor
+
+share_the_processor()  # before torch is imported: other processes may be using the cores
+
+import torch  # noqa: E402
+
+from mosstalk import Pipeline  # noqa: E402
+from mosstalk.atomic import new_folder  # noqa: E402
+from mosstalk.synthesis.sizes import TINY  # noqa: E402
+from mosstalk.synthesis.write import Synthesis, synthesize  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"
 QUESTION = ROOT / "assets" / "question.flac"
-
-torch.set_num_threads(2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -66,7 +66,7 @@ def test_the_stored_dtype_is_kept_unless_another_is_asked_for(tiny: Checkpoint) 
 
 def test_a_missing_tensor_is_named(tiny: Checkpoint, tmp_path: Path) -> None:
     name = "model.shared_block.layers.2.self_attn.q_norm.weight"
-    with pytest.raises(CheckpointError, match=re.escape(f"1 tensors missing: {name}")):
+    with pytest.raises(CheckpointError, match=re.escape(f"1 tensor missing: {name}")):
         load_language_model(changed(tiny, tmp_path, **{name: None}), device=CPU)
 
 

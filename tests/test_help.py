@@ -1,0 +1,64 @@
+"""``--help`` is quick and teaches; the example runs."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+import typer
+from conftest import QUESTION, ROOT, command_environment
+from typer.testing import CliRunner
+
+from mosstalk.cli import app
+from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
+
+
+def test_help_comes_within_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "mosstalk.cli", "--help"], check=True, stdout=subprocess.DEVNULL
+        )
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
+
+
+def test_help_imports_neither_torch_nor_numpy() -> None:
+    words = (sys.executable, "-X", "importtime", "-m", "mosstalk.cli", "chat", "--help")
+    run = subprocess.run(words, check=True, capture_output=True, text=True)
+    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"torch", "numpy"}
+
+
+def commands(group: typer.core.TyperGroup, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(commands(typer.main.get_group(app))), ids=" ".join)
+def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"], prog_name="PROGRAM")
+    assert f"mosstalk {' '.join(path)} " in result.output
+
+
+def test_the_example_asks_and_goes_on_talking(cache_folder: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "ask.py", QUESTION, tmp_path / "answer.wav"],
+        env=command_environment(cache_folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert soundfile.info(tmp_path / "answer.wav").frames == 40 * OUTPUT_SAMPLES_PER_CODE
+    assert "3.20 s of sound" in run.stdout
+    assert re.search(r"\d+ new rows read, answer: '", run.stdout)

@@ -1,0 +1,247 @@
+"""Voice files: what goes in comes out, and what does not fit is refused by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mosstalk import Pipeline
+from mosstalk.codec.voices import (
+    Voice,
+    find_voice,
+    list_voices,
+    load_voice,
+    save_voice,
+    trimmed,
+)
+from mosstalk.errors import VoiceError
+
+LIMIT = 64
+INFO = {"name": "Ада", "source": "a recording, 7 s"}
+
+
+def make_voice(codes: int = 10, seed: int = 0) -> Voice:
+    generator = torch.Generator().manual_seed(seed)
+    return Voice(
+        torch.randint(LIMIT, (codes,), generator=generator),
+        torch.randn((4 * codes, 80), generator=generator),
+        torch.randn(192, generator=generator),
+        INFO,
+    )
+
+
+def parts(voice: Voice) -> dict[str, Tensor]:
+    return {"codes": voice.codes, "mel": voice.mel, "embedding": voice.embedding}
+
+
+def same(one: Voice, other: Voice) -> bool:
+    return all(torch.equal(parts(one)[name], value) for name, value in parts(other).items())
+
+
+def test_a_saved_voice_is_loaded_as_it_was(tmp_path: Path) -> None:
+    voice, path = make_voice(), tmp_path / "ada.safetensors"
+
+    save_voice(voice, path)
+    loaded = load_voice(path, code_limit=LIMIT)
+
+    assert same(loaded, voice)
+    assert loaded.info == INFO
+    assert (loaded.codes.dtype, loaded.mel.dtype) == (torch.int64, torch.float32)
+
+
+def test_parts_of_larger_tensors_are_saved_as_what_they_show(tmp_path: Path) -> None:
+    large, path = make_voice(20), tmp_path / "part.safetensors"
+    part = Voice(large.codes[::2], large.mel.T.contiguous().T[:40], large.embedding)
+
+    save_voice(part, path)
+
+    assert same(load_voice(path, code_limit=LIMIT), part)
+
+
+def test_half_precision_and_short_ids_are_widened(tmp_path: Path) -> None:
+    voice, path = make_voice(), tmp_path / "half.safetensors"
+    halved = Voice(voice.codes.int(), voice.mel.half(), voice.embedding.half())
+
+    save_voice(halved, path)
+    loaded = load_voice(path, code_limit=LIMIT)
+
+    assert (loaded.codes.dtype, loaded.mel.dtype) == (torch.int64, torch.float32)
+    assert loaded.embedding.dtype == torch.float32
+
+
+@settings(deadline=None, max_examples=60)
+@given(codes=st.integers(0, 40), frames=st.integers(0, 160))
+def test_trimming_keeps_whole_blocks_that_codes_and_mel_both_have(codes: int, frames: int) -> None:
+    ids, mel = torch.arange(codes), torch.arange(frames)[:, None].expand(-1, 80)
+    kept = min(codes, frames // 4) // 5 * 5
+
+    if kept == 0:
+        with pytest.raises(VoiceError, match="shorter than 400 ms"):
+            trimmed(ids, mel, torch.zeros(192), {})
+        return
+    voice = trimmed(ids, mel, torch.zeros(192), INFO)
+
+    assert voice.codes.tolist() == list(range(kept))
+    assert voice.mel[:, 0].tolist() == list(range(4 * kept))
+    assert voice.info == INFO
+
+
+def with_value(name: str, place: int, value: float) -> Callable[[dict[str, Tensor]], object]:
+    def damage(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[place] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda t: t.update(mel=t["mel"][:-1].clone()), "do not fit"),
+        (lambda t: t.update(mel=t["mel"][:, :79].clone()), "do not fit"),
+        (lambda t: t.update(codes=t["codes"][:-1].clone()), "do not fit"),
+        (lambda t: t.update(codes=t["codes"][None]), "do not fit"),
+        (lambda t: t.update(codes=t["codes"][0]), "do not fit"),
+        (lambda t: t.update(embedding=t["embedding"][:128].clone()), "do not fit"),
+        (lambda t: t.update(embedding=t["embedding"][None]), "do not fit"),
+        (lambda t: t.pop("embedding"), "not a voice file"),
+        (with_value("mel", 7, float("nan")), "NaN or infinity"),
+        (with_value("embedding", 0, float("inf")), "NaN or infinity"),
+        (with_value("codes", 3, LIMIT), "codes do not fit this codec"),
+        (with_value("codes", 3, -1), "codes do not fit this codec"),
+        (
+            lambda t: t.update(codes=t["codes"][:0].clone(), mel=t["mel"][:0].clone()),
+            "codes do not fit this codec",
+        ),
+    ],
+)
+def test_a_voice_that_does_not_fit_is_refused_by_name(
+    damage: Callable[[dict[str, Tensor]], object], reason: str, tmp_path: Path
+) -> None:
+    tensors, path = parts(make_voice()), tmp_path / "odd.safetensors"
+    damage(tensors)
+    save_file(tensors, path)
+
+    with pytest.raises(VoiceError, match=reason) as refusal:
+        load_voice(path, code_limit=LIMIT)
+
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("a voice"),
+        lambda path: path.unlink(),
+    ],
+    ids=["torn", "empty", "text", "gone"],
+)
+def test_a_damaged_voice_file_is_refused_by_name(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "ada.safetensors"
+    save_voice(make_voice(), path)
+    damage(path)
+
+    with pytest.raises(VoiceError, match="not a voice file") as refusal:
+        load_voice(path, code_limit=LIMIT)
+
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+def test_unreadable_information_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ada.safetensors"
+    save_file(parts(make_voice()), path, metadata={"info": '{"name": '})
+
+    with pytest.raises(VoiceError, match="not a voice file"):
+        load_voice(path, code_limit=LIMIT)
+
+
+def test_a_voice_without_information_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ada.safetensors"
+    save_file(parts(make_voice()), path)
+
+    assert load_voice(path, code_limit=LIMIT).info == {}
+
+
+@pytest.mark.parametrize(
+    ("codes", "info"),
+    [
+        (torch.full((10,), 1.5), {}),
+        (torch.full((10,), float("nan")), {}),
+        (torch.arange(10), ["not", "an", "object"]),
+    ],
+)
+def test_codes_that_are_no_whole_numbers_and_odd_information_are_refused(
+    codes: Tensor, info: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.safetensors"
+    tensors = parts(make_voice()) | {"codes": codes}
+    save_file(tensors, path, metadata={"info": json.dumps(info)})
+
+    with pytest.raises(VoiceError):
+        load_voice(path, code_limit=LIMIT)
+
+
+def test_voices_are_listed_by_name_and_nothing_else_is(tmp_path: Path) -> None:
+    for name in ("zoe", "ada", "Bo"):
+        save_voice(make_voice(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "notes.txt").write_text("about these voices")
+
+    assert list_voices(tmp_path) == ["Bo", "ada", "zoe"]
+    assert list_voices(tmp_path / "nowhere") == []
+
+
+def test_a_voice_is_found_by_name_and_by_path(tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    folder.mkdir()
+    save_voice(make_voice(), folder / "ada.safetensors")
+    elsewhere = tmp_path / "mine.safetensors"
+    save_voice(make_voice(seed=1), elsewhere)
+
+    assert find_voice("ada", folder) == folder / "ada.safetensors"
+    assert find_voice(str(elsewhere), folder) == elsewhere
+
+
+@pytest.mark.parametrize("name", ["eve", "eve.safetensors", "../mine", "", "voices/ada"])
+def test_an_unknown_voice_lists_those_there_are(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    folder.mkdir()
+    save_voice(make_voice(), tmp_path / "mine.safetensors")
+    for known in ("zoe", "ada"):
+        save_voice(make_voice(), folder / f"{known}.safetensors")
+
+    with pytest.raises(VoiceError, match=r"has: ada, zoe\. Or give a voice file's path") as refusal:
+        find_voice(name, folder)
+
+    assert repr(name) in str(refusal.value)
+
+
+def test_a_folder_without_voices_says_so(tmp_path: Path) -> None:
+    with pytest.raises(VoiceError, match="has: none"):
+        find_voice("ada", tmp_path)
+
+
+def test_a_codec_refuses_a_voice_of_codes_it_cannot_hear(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    limit, path = pipeline.codec.tokenizer.config.quantize_vocab_size, tmp_path / "far.safetensors"
+    voice = make_voice()
+    save_voice(Voice(voice.codes + limit, voice.mel, voice.embedding), path)
+
+    with pytest.raises(VoiceError, match="codes do not fit this codec"):
+        pipeline.codec.voice(str(path))
+
+
+def test_the_synthetic_codec_has_a_default_voice(pipeline: Pipeline) -> None:
+    voice = pipeline.codec.voice("default")
+
+    assert voice.codes.shape[0] % 5 == 0
+    assert voice.mel.shape == (4 * voice.codes.shape[0], 80)
