@@ -85,3 +85,22 @@ WeightsDtype: TypeAlias = Annotated[
 TokenizerFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="A tokenizer.json to use instead of a byte-level one.")
 ]
+CheckpointFolder: TypeAlias = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="A model folder, a codec folder, or one that holds model/ and codec/."
+    ),
+]
+ConvertedFolder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="OUT", help="A new folder for the converted checkpoint.")
+]
+ConvertDtype: TypeAlias = Annotated[
+    str, typer.Option(help="bf16, fp16 or fp32, of the language model; the codec keeps its own.")
+]
+Hashes: TypeAlias = Annotated[
+    bool, typer.Option("--hashes/--no-hashes", help="Read every byte for SHA-256 sums.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one json document.")]
+ShardGib: TypeAlias = Annotated[
+    float, typer.Option(help="Largest file written, in GiB; memory taken grows with it.")
+]

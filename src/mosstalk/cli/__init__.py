@@ -1,0 +1,44 @@
+"""The command line: parses and delegates; heavy imports happen inside the commands."""
+
+from typing import Annotated
+
+import typer
+
+from mosstalk.cli import chat, checkpoint, verify
+from mosstalk.settings import share_the_processor
+
+app = typer.Typer(
+    name="mosstalk",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("chat", cls=chat.OrderedTurns)(chat.chat)
+app.command("verify")(verify.verify)
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from mosstalk import __version__
+
+        typer.echo(f"mosstalk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Talk with MOSS-Speech: a spoken question in, a spoken answer out.
+
+    Begin with: mosstalk chat --speech question.wav --out answer.wav
+    """
+
+
+def main() -> None:
+    """Entry point of the ``mosstalk`` command."""
+    share_the_processor()
+    app()

@@ -1,0 +1,79 @@
+"""``mosstalk chat``."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from mosstalk.cli import options as opt
+from mosstalk.cli.common import one_of, reported
+
+
+class OrderedTurns(TyperCommand):
+    """A command that remembers in which order --speech and --text were given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as usual; ``ctx.meta['turns']`` becomes the names of the turns in order."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.meta["turns"] = [p.name for p in order if p.name in ("speech", "text")]
+        return super().parse_args(ctx, args)
+
+
+def chat(
+    ctx: typer.Context,
+    speech: opt.Speech = None,
+    text: opt.Text = None,
+    reply: opt.ReplyKind = "speech",
+    out: opt.Out = Path("answer.wav"),
+    model: opt.Model = None,
+    codec: opt.Codec = None,
+    voice: opt.VoiceName = "default",
+    system: opt.System = None,
+    temperature: opt.Temperature = 0.6,
+    top_k: opt.TopK = 20,
+    top_p: opt.TopP = 0.95,
+    repetition_penalty: opt.RepetitionPenalty = 1.1,
+    seed: opt.Seed = 0,
+    max_rows: opt.MaxRows = 1024,
+    script: opt.ReplyScript = None,
+    show_rows: opt.ShowRows = False,
+    channel: opt.Channel = None,
+    device: opt.Device = "auto",
+    dtype: opt.ModelDtype = None,
+) -> None:
+    """Answer spoken or typed turns, in the order given, with speech or text.
+
+    mosstalk chat --speech question.wav --out answer.wav
+
+    mosstalk chat --text "Good morning" --speech question.wav --reply text
+
+    The answer grows hop by hop in OUT.part, which is renamed at the end.
+    Printed are the input's length, rows, steps, the time of every stage with
+    its share, the time from the end of the turn to the first sound, the
+    real-time factor and the peak memory.
+    """
+    with reported():
+        from mosstalk.cli.console import ChatRequest, run_chat
+        from mosstalk.model.generate import Limits
+        from mosstalk.model.sampling import SamplingOptions
+        from mosstalk.script import Script
+
+        queues = {"speech": iter(map(str, speech or [])), "text": iter(text or [])}
+        request = ChatRequest(
+            turns=tuple((kind, next(queues[kind])) for kind in ctx.meta["turns"]),
+            reply=one_of("--reply", reply, "speech", "text"),
+            out=out,
+            model=model,
+            codec=codec,
+            voice=voice,
+            system=system,
+            options=SamplingOptions(temperature, top_k, top_p, repetition_penalty, seed),
+            limits=Limits(max_rows),
+            script=Script.parse(script) if script is not None else None,
+            device=device,
+            dtype=dtype,
+            channel=channel,
+            show_rows=show_rows,
+        )
+        run_chat(request)
