@@ -26,7 +26,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise OutputError(f"{path}: cannot be made ({error.strerror})") from None
     try:
         yield part
-        _open_to_readers(part)
+        open_to_readers(part)
         part.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -34,7 +34,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _open_to_readers(folder: Path) -> None:
+def open_to_readers(folder: Path) -> None:
     """Give everything in a folder the usual permissions; temporary files begin with narrower."""
     mask = os.umask(0)
     os.umask(mask)

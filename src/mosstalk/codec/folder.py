@@ -102,10 +102,10 @@ def load_codec(
     return Codec(
         folder,
         load(lambda: SpeechTokenizer(speech_config), open_sharded(folder), folder),
-        load(lambda: FlowDecoder(flow_config), _open_part(flow, flow_name), flow / flow_name),
+        load(lambda: FlowDecoder(flow_config), open_part(flow, flow_name), flow / flow_name),
         load(
             lambda: HiftVocoder(hift_config),
-            fold_weight_norm(_open_part(flow, "hift")),
+            fold_weight_norm(open_part(flow, "hift")),
             flow / "hift",
         ),
         FLOW_BLOCK_CODES[flow_name],
@@ -132,7 +132,7 @@ def read_hift_config(folder: Path) -> HiftConfig:
     return HiftConfig.from_dict(read_json(path) if path.exists() else {}, str(path))
 
 
-def _open_part(folder: Path, stem: str) -> Store:
+def open_part(folder: Path, stem: str) -> Store:
     """Weights of a part, from the safetensors file this project writes or the published .pt."""
     converted = folder / f"{stem}.safetensors"
     return (

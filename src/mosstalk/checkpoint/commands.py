@@ -1,0 +1,98 @@
+"""``mosstalk checkpoint inspect`` and ``convert``: progress, and what there is to say."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mosstalk.checkpoint.convert import Converted, convert
+from mosstalk.checkpoint.inspect import Report, inspect
+from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.tensors import Progress as Tell
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_SHOWN_HASH = 16
+
+
+@contextmanager
+def progress_bar() -> Iterator[Tell]:
+    """A bar on the terminal that names what is being done; silent where there is none."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done / max(total, 1))
+
+        yield tell
+
+
+def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:
+    """Print what a checkpoint holds; return 1 when something is wrong with it."""
+    with progress_bar() as tell:
+        reports = inspect(folder, hashes=hashes, progress=tell)
+    if as_json:
+        print(json.dumps([report.as_dict() for report in reports], indent=2))
+    else:
+        for report in reports:
+            _print_report(report)
+    return 1 if any(report.problems for report in reports) else 0
+
+
+def _print_report(report: Report) -> None:
+    print(f"{report.folder}: {report.kind}")
+    for name, value in report.facts.items():
+        print(f"  {name:<18} {value}")
+    for name, group in [*report.groups.items(), ("total", report.total)]:
+        print(
+            f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
+            f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
+        )
+    for name, facts in report.files.items():
+        digest = str(facts.get("sha256", ""))[:_SHOWN_HASH]
+        print(f"  {name:<40} {facts['bytes']:14,} bytes  {digest}")
+    for problem in report.problems:
+        print(f"  PROBLEM {problem}")
+    print("  sound" if not report.problems else f"  {len(report.problems)} problems")
+
+
+def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:
+    """Convert a checkpoint and print what was done."""
+    if dtype not in DTYPES:
+        raise OptionError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: no such folder")
+    if shard_gib <= 0:
+        raise OptionError(f"--shard-gib must be above 0, not {shard_gib}")
+    if not (source / "config.json").exists() and (source / "model" / "config.json").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        for part in ("model", "codec"):
+            if (source / part).is_dir():
+                _convert_one(source / part, out / part, DTYPES[dtype], shard_gib)
+        return
+    _convert_one(source, out, DTYPES[dtype], shard_gib)
+
+
+def _convert_one(source: Path, out: Path, dtype: torch.dtype, shard_gib: float) -> None:
+    started = time.perf_counter()
+    with progress_bar() as tell:
+        result = convert(source, out, dtype, tell, shard_gib)
+    _print_converted(source, result, time.perf_counter() - started)
+
+
+def _print_converted(source: Path, result: Converted, seconds: float) -> None:
+    rate = result.written / 2**30 / seconds
+    resumed = f", {result.resumed} files kept from a run that was stopped" if result.resumed else ""
+    print(
+        f"{source} -> {result.out}: {result.tensors} tensors accounted for once each, "
+        f"{result.written / 2**30:.2f} GiB in {seconds:.1f} s ({rate:.2f} GiB/s){resumed}"
+    )
+    print(
+        f"  largest anonymous memory {result.peak_anonymous_bytes / 2**20:.0f} MiB "
+        "(mapped files apart); no value overflowed"
+    )

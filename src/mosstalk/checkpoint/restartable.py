@@ -1,0 +1,173 @@
+"""Writing a folder file by file so that a run that was killed goes on where it stopped.
+
+The files grow in a hidden folder beside the target. Each is renamed into place when whole,
+and a state file says which are; the folder takes its name only at the very end.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mosstalk.atomic import open_to_readers
+from mosstalk.errors import CheckpointError, OutputError
+from mosstalk.tensors import Progress
+
+_STATE = "state.json"
+_HASH_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class WriteFile:
+    """One file to write: its name below the folder, and a function that writes it.
+
+    The function gets the path to write to and returns what the state should remember.
+    """
+
+    name: str
+    write: Callable[[Path], dict[str, Any]]
+
+
+def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
+    """Size and modification time of each file: enough to see that a source was changed."""
+    stats = {path: path.stat() for path in files}
+    return {str(path): [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()}
+
+
+def sha256(path: Path, progress: Progress | None = None) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BYTES):
+            digest.update(block)
+            done += len(block)
+            if progress:
+                progress(f"hashing {path.name}", done, total)
+    return digest.hexdigest()
+
+
+class RestartableFolder:
+    """A folder that is being written; ``notes`` is what finished files left to remember."""
+
+    def __init__(self, out: Path, recipe: dict[str, Any]) -> None:
+        self.out = out
+        self.part = out.with_name(f".{out.name}.converting")
+        self._recipe = json.loads(json.dumps(recipe))
+        self.notes: dict[str, dict[str, Any]] = {}
+
+    def begin(self) -> int:
+        """Take up a run that was stopped, or begin anew; return how many files are done."""
+        state = self._read_state()
+        if state.get("recipe") == self._recipe:
+            self.notes = dict(state["files"])
+        else:
+            shutil.rmtree(self.part, ignore_errors=True)
+        self.part.mkdir(parents=True, exist_ok=True)
+        self._save_state()
+        return len(self.notes)
+
+    def write(self, file: WriteFile) -> None:
+        """Write a file unless an earlier run did."""
+        target = self.part / file.name
+        if file.name in self.notes and target.exists():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        growing = target.with_name(f"{target.name}.part")
+        note = file.write(growing)
+        growing.replace(target)
+        self.notes[file.name] = note
+        self._save_state()
+
+    def finish(self) -> None:
+        """Give the folder its name."""
+        (self.part / _STATE).unlink()
+        open_to_readers(self.part)
+        if self.out.is_dir():
+            self.out.rmdir()
+        self.part.replace(self.out)
+
+    def discard(self) -> None:
+        """Remove everything written so far."""
+        shutil.rmtree(self.part, ignore_errors=True)
+
+    def _read_state(self) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads((self.part / _STATE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return state
+
+    def _save_state(self) -> None:
+        growing = self.part / f"{_STATE}.part"
+        growing.write_text(json.dumps({"recipe": self._recipe, "files": self.notes}))
+        growing.replace(self.part / _STATE)
+
+
+@contextmanager
+def restartable(
+    out: Path, sources: Sequence[Path], recipe: dict[str, Any]
+) -> Iterator[RestartableFolder]:
+    """Yield a folder to write; it appears as ``out`` when the block ends without error.
+
+    A run that is killed leaves a hidden folder that the next run with the same sources and
+    ``recipe`` takes up. An error leaves nothing.
+
+    Raises:
+        OutputError: ``out`` exists, or the disk is full or cannot be written.
+        CheckpointError: a source changed while it was read.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(f"{out}: exists already; remove it or choose another name")
+    before = fingerprint(sources)
+    folder = RestartableFolder(out, recipe | {"sources": before})
+    try:
+        folder.begin()
+        yield folder
+        if fingerprint(sources) != before:
+            raise CheckpointError(f"{sources[0].parent}: changed while it was read; run it again")
+        folder.finish()
+    except OSError as error:
+        folder.discard()
+        raise OutputError(f"{out}: cannot be written ({error.strerror or error})") from None
+    except Exception:
+        folder.discard()
+        raise
+
+
+def require_space(out: Path, needed: int) -> None:
+    """Raise OutputError when the disk under ``out`` has less than ``needed`` bytes free."""
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(
+            f"{out}: needs {needed / 2**30:.1f} GiB and the disk has {free / 2**30:.1f} GiB free; "
+            "make room or write elsewhere"
+        )
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file; a disk that cannot take it raises OSError, as elsewhere."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+
+
+def copy_file(source: Path) -> Callable[[Path], dict[str, Any]]:
+    """A function that copies ``source``, for ``WriteFile``."""
+
+    def write(path: Path) -> dict[str, Any]:
+        shutil.copyfile(source, path)
+        return {}
+
+    return write
