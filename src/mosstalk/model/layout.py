@@ -1,4 +1,4 @@
-"""Names of the language model's tensors: published, this project's, the source reports'.
+"""Names of the language model's tensors: the published ones and this project's fused ones.
 
 The published checkpoint keeps q, k, v and gate, up apart. A converted one holds each group
 as one matrix, rows one after the other, so that a step reads it in one product.
@@ -13,7 +13,7 @@ from mosstalk.tensors import Store, StoredTensor
 LAYOUT_KEY = "mosstalk_layout"
 FUSED = "fused-1"
 
-_IN_LAYER = {
+IN_LAYER = {
     "self_attn.qkv_proj.weight": (
         "self_attn.q_proj.weight",
         "self_attn.k_proj.weight",
@@ -27,6 +27,7 @@ _IN_LAYER = {
     "input_layernorm.weight": ("input_layernorm.weight",),
     "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
 }
+"""Fused names inside a layer, with the published ones whose rows they hold in order."""
 OUTSIDE_LAYERS = (
     "model.embed_tokens.weight",
     "model.audio_embed.weight",
@@ -35,18 +36,6 @@ OUTSIDE_LAYERS = (
     "text_lm_head.weight",
     "audio_lm_head.weight",
 )
-
-REPORTS_NAMES = {
-    "self_attn.qkv_proj.weight": "attention.qkv.weight (and a zero attention.qkv.bias, invented)",
-    "self_attn.q_norm.weight": "absent (TensorRT-LLM: attention.q_layernorm.weight)",
-    "self_attn.k_norm.weight": "absent (TensorRT-LLM: attention.k_layernorm.weight)",
-    "self_attn.o_proj.weight": "attention.dense.weight",
-    "mlp.gate_up_proj.weight": "mlp.fc.weight (gate) and mlp.gate.weight (up)",
-    "mlp.down_proj.weight": "mlp.proj.weight",
-    "input_layernorm.weight": "input_layernorm.weight",
-    "post_attention_layernorm.weight": "post_layernorm.weight",
-}
-"""What the reports' TensorRT-LLM converter called each tensor of a layer."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,7 @@ def fused_tensors(config: LanguageModelConfig) -> Iterator[FusedTensor]:
     for block, layers in blocks(config).items():
         for layer in range(layers):
             stem = f"model.{block}.layers.{layer}."
-            for ours, published in _IN_LAYER.items():
+            for ours, published in IN_LAYER.items():
                 yield FusedTensor(stem + ours, tuple(stem + name for name in published))
     for name in OUTSIDE_LAYERS[2:]:
         yield FusedTensor(name, (name,))

@@ -1,0 +1,74 @@
+"""Every mosstalk command that the documents show is run, in their order."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+from conftest import QUESTION, ROOT, Checkpoint, command_environment
+
+from mosstalk.model.layout import IN_LAYER, OUTSIDE_LAYERS
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+COMMAND = re.compile(r"^    (?:\.venv/bin/)?mosstalk (.+)$", re.MULTILINE)
+ENDLESS = "--max-rows"
+"""Random weights do not end a reply by themselves: chat on given folders gets a short limit."""
+
+
+def commands_of(document: Path) -> list[str]:
+    return COMMAND.findall(document.read_text())
+
+
+@pytest.fixture
+def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
+    """A folder with the files that the documents name."""
+    shutil.copytree(tiny.model, tmp_path / "MOSS-Speech")
+    shutil.copytree(tiny.codec, tmp_path / "MOSS-Speech-Codec")
+    samples, rate = soundfile.read(QUESTION)
+    for name in ("question.wav", "sample.wav"):
+        soundfile.write(tmp_path / name, samples, rate)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    return tmp_path
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_of_a_document_run(document: Path, desk: Path, cache_folder: Path) -> None:
+    for command in commands_of(document):
+        limit = f" {ENDLESS} 6" if command.startswith("chat --model") else ""
+        run = subprocess.run(
+            f"{shlex.quote(sys.executable)} -m mosstalk.cli {command}{limit}",
+            shell=True,
+            cwd=desk,
+            env=command_environment(cache_folder),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, f"mosstalk {command}\n{run.stdout}\n{run.stderr}"
+
+
+def test_the_documents_show_commands() -> None:
+    assert sum(len(commands_of(document)) for document in DOCUMENTS) >= 12
+
+
+def test_the_table_of_names_is_complete() -> None:
+    table = (ROOT / "docs" / "checkpoints.md").read_text()
+    for ours, published in IN_LAYER.items():
+        for name in published:
+            assert f"`{name}`" in table
+        assert len(published) == 1 or f"`{ours}`" in table
+    for name in OUTSIDE_LAYERS:
+        assert f"`{name}`" in table
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
