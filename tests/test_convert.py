@@ -249,7 +249,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tiny: Checkpoint, tmp_path: Pa
 
 
 def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="GiB free"):
+    with pytest.raises(OutputError, match="MiB free"):
         require_space(tmp_path / "out", 1 << 60)
 
 

@@ -6,6 +6,8 @@ and a state file says which are; the folder takes its name only at the very end.
 
 import hashlib
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from mosstalk.errors import CheckpointError, OutputError
 from mosstalk.tensors import Progress
 
 _STATE = "state.json"
+_OS_ERROR = re.compile(r"os error (\d+)")
 _HASH_BYTES = 1 << 24
 
 
@@ -150,8 +153,8 @@ def require_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"{out}: needs {needed / 2**30:.1f} GiB and the disk has {free / 2**30:.1f} GiB free; "
-            "make room or write elsewhere"
+            f"{out}: needs {needed / 2**20:,.0f} MiB and the disk has {free / 2**20:,.0f} MiB "
+            "free; make room or write elsewhere"
         )
 
 
@@ -160,7 +163,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        raise OSError(str(error)) from None
+        number = _OS_ERROR.search(str(error))
+        if number is None:
+            raise OSError(str(error)) from None
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
 
 
 def copy_file(source: Path) -> Callable[[Path], dict[str, Any]]:
