@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -13,12 +14,21 @@ from mosstalk.device import synchronize
 STAGES = ("encode", "prefill", "step", "hop")
 
 
+class Span(NamedTuple):
+    """One run of a stage: when it began on ``time.perf_counter`` and how long it took."""
+
+    stage: str
+    start_s: float
+    ms: float
+
+
 @dataclass
 class TurnTimings:
     """Milliseconds of every run of every stage of one turn, and what followed from them."""
 
     device: torch.device
     stages: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in STAGES})
+    starts: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in STAGES})
     rows_prefilled: int = 0
     committed_s: float | None = None
     first_audio_ms: float | None = None
@@ -40,6 +50,17 @@ class TurnTimings:
         yield
         synchronize(self.device)
         self.stages[name].append(1000 * (time.perf_counter() - start))
+        self.starts[name].append(start)
+
+    def spans(self) -> list[Span]:
+        """Every run of every stage in the order they began; runs taken back are left out."""
+        # A run is taken back by dropping its time, always the last: ``zip`` drops its start.
+        spans = [
+            Span(name, start, ms)
+            for name, runs in self.stages.items()
+            for start, ms in zip(self.starts[name], runs, strict=False)
+        ]
+        return sorted(spans, key=lambda span: span.start_s)
 
     @property
     def total_ms(self) -> float:

@@ -41,6 +41,8 @@ def chat(
     channel: opt.Channel = None,
     device: opt.Device = "auto",
     dtype: opt.ModelDtype = None,
+    trace: opt.TraceFile = None,
+    json: opt.AsJson = False,
 ) -> None:
     """Answer spoken or typed turns, in the order given, with speech or text.
 
@@ -51,19 +53,19 @@ def chat(
     The answer grows hop by hop in OUT.part, which is renamed at the end.
     Printed are the input's length, rows, steps, the time of every stage with
     its share, the time from the end of the turn to the first sound, the
-    real-time factor and the peak memory.
+    real-time factor and the peak memory; with --json one document has them,
+    alone on stdout, and the text goes to stderr.
     """
     with reported():
-        from mosstalk.cli.console import ChatRequest, run_chat
+        from mosstalk.cli.console import ChatRequest, Outputs, run_chat
         from mosstalk.model.generate import Limits
         from mosstalk.model.sampling import SamplingOptions
         from mosstalk.script import Script
 
-        queues = {"speech": iter(map(str, speech or [])), "text": iter(text or [])}
         request = ChatRequest(
-            turns=tuple((kind, next(queues[kind])) for kind in ctx.meta["turns"]),
+            turns=_in_order(ctx.meta["turns"], speech or [], text or []),
             reply=one_of("--reply", reply, "speech", "text"),
-            out=out,
+            to=Outputs(out, trace, json, show_rows),
             model=model,
             codec=codec,
             voice=voice,
@@ -74,6 +76,11 @@ def chat(
             device=device,
             dtype=dtype,
             channel=channel,
-            show_rows=show_rows,
         )
         run_chat(request)
+
+
+def _in_order(kinds: list[str], speech: list[Path], text: list[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs (speech, file) and (text, words), in the order their options were given."""
+    queues = {"speech": iter(map(str, speech)), "text": iter(text)}
+    return tuple((kind, next(queues[kind])) for kind in kinds)

@@ -17,6 +17,8 @@ def reported() -> Iterator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except ImportError as error:
+        fail(f"{error}; run: mosstalk doctor")
     except MemoryError:
         fail("out of memory; use a machine with more, or a smaller --dtype")
     except RuntimeError as error:

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -14,12 +15,15 @@ from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
 from mosstalk.default_model import default_model
 from mosstalk.device import pick_device, pick_dtype
+from mosstalk.documents import as_text, human_text_on_stderr, require_target
 from mosstalk.errors import ConfigError, TextError
+from mosstalk.figures import answer_figures, model_facts
 from mosstalk.model.generate import Limits, Step
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.pipeline import Answer, Chat, Pipeline
 from mosstalk.script import Script
-from mosstalk.timing import STAGES, peak_memory_mib
+from mosstalk.timing import STAGES, TurnTimings, peak_memory_mib
+from mosstalk.trace import write_trace
 from mosstalk.units import CODE_MS, INPUT_RATE, OUTPUT_RATE
 
 RANDOM_WEIGHTS = (
@@ -32,12 +36,22 @@ DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """Where answers and their figures go, and what is shown of them."""
+
+    out: Path
+    trace: Path | None
+    as_json: bool
+    show_rows: bool
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """Everything ``mosstalk chat`` was asked for; ``turns`` are (speech, file) or (text, text)."""
 
     turns: tuple[tuple[str, str], ...]
     reply: str
-    out: Path
+    to: Outputs
     model: Path | None
     codec: Path | None
     voice: str
@@ -48,13 +62,62 @@ class ChatRequest:
     device: str
     dtype: str | None
     channel: int | None
-    show_rows: bool
+
+
+@dataclass
+class _Record:
+    """What a chat leaves for a trace and a document; ``model`` is empty until it is loaded."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    script: str | None = None
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[TurnTimings] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def run_chat(request: ChatRequest) -> None:
-    """Answer every turn in order, printing figures and writing spoken answers."""
-    output_format(request.out)
+    """Answer every turn in order, printing figures and writing spoken answers.
+
+    With ``as_json`` one document is all that goes to stdout. It and the trace are also
+    written when the user interrupts.
+    """
+    output_format(request.to.out)
+    if request.to.trace:
+        require_target(request.to.trace)
+    record = _Record()
+    try:
+        with human_text_on_stderr(request.to.as_json):
+            _converse(request, record)
+    except KeyboardInterrupt:
+        record.interrupted = True
+        _print_document(request, record)
+        raise
+    else:
+        _print_document(request, record)
+    finally:
+        _write_trace(request, record)
+
+
+def _print_document(request: ChatRequest, record: _Record) -> None:
+    if not request.to.as_json or not record.model:
+        return
+    chosen = {"reply": request.reply, "seed": request.options.seed, "script": record.script}
+    ended = {"interrupted": record.interrupted, "turns": record.turns}
+    print(as_text(record.model | chosen | ended), end="", flush=True)
+
+
+def _write_trace(request: ChatRequest, record: _Record) -> None:
+    if not request.to.trace or not record.model:
+        return
+    write_trace(request.to.trace, record.timings, record.model | {"script": record.script})
+    with human_text_on_stderr(request.to.as_json):
+        count = len(record.timings)
+        print(f"\ntrace of {count} turn{'s'[: count != 1]} -> {request.to.trace}")
+
+
+def _converse(request: ChatRequest, record: _Record) -> None:
     folders, script = _folders(request)
+    record.script = str(script) if script else None
     config = LanguageModelConfig.from_folder(folders[0])
     if config.weights_kind == "synthetic":
         print(RANDOM_WEIGHTS)
@@ -69,13 +132,15 @@ def run_chat(request: ChatRequest) -> None:
             status.update(f"{what}: {done} of {total} tensors")
 
         pipeline = Pipeline.load(*folders, device=device, dtype=dtype, progress=progress)
+    record.model = model_facts(pipeline)
     speech = request.reply == "speech"
     chat = pipeline.chat(voice=request.voice, system=request.system, speech=speech)
     for index, turn in enumerate(request.turns):
         print(f"\nturn {index + 1}")
-        _take_turn(chat, turn, recordings.get(index))
-        out = _numbered(request.out, index, len(request.turns))
-        _answer(chat, request, script, out, config.weights_kind)
+        heard = _take_turn(chat, turn, recordings.get(index))
+        record.turns.append({"input": heard})
+        out = _numbered(request.to.out, index, len(request.turns))
+        _answer(chat, request, script, out, record)
 
 
 def _folders(request: ChatRequest) -> tuple[tuple[Path, Path], Script | None]:
@@ -103,35 +168,63 @@ def _numbered(out: Path, index: int, count: int) -> Path:
     return out if count == 1 else out.with_stem(f"{out.stem}-{index + 1}")
 
 
-def _take_turn(chat: Chat, turn: tuple[str, str], recording: Recording | None) -> None:
+def _take_turn(chat: Chat, turn: tuple[str, str], recording: Recording | None) -> dict[str, Any]:
+    """Put a turn before the model; return what it was."""
     if recording is None:
         chat.read(turn[1])
         print(f"  read     {turn[1]!r}")
-        return
+        return {"kind": "text", "text": turn[1]}
     with _status("listening"):
         codes = chat.hear(recording.samples)
     print(
         f"  heard    {turn[1]}: {recording.seconds:.2f} s ({recording.source_rate} Hz, "
         f"{recording.source_channels} ch) = {len(codes)} codes"
     )
+    return {
+        "kind": "speech",
+        "file": turn[1],
+        "seconds": recording.seconds,
+        "source_rate": recording.source_rate,
+        "channels": recording.source_channels,
+        "codes": codes,
+    }
 
 
 def _answer(
-    chat: Chat, request: ChatRequest, script: Script | None, out: Path, weights: str
+    chat: Chat, request: ChatRequest, script: Script | None, out: Path, record: _Record
 ) -> None:
     answer = chat.answer(
         speech=request.reply == "speech",
         options=request.options,
         limits=request.limits,
         script=script,
-        on_step=_print_row if request.show_rows else None,
+        on_step=_print_row if request.to.show_rows else None,
     )
-    with _sound_file(out) as sound, _status("reading the conversation") as status:
-        for samples in answer:
-            sound.write(samples)
-            status.update(f"speaking: {answer.audio_s:.1f} s of sound after {answer.steps} steps")
+    record.timings.append(answer.timings)
+    sound = _Sound(out)
+    try:
+        with _sound_file(sound), _status("reading the conversation") as status:
+            for samples in answer:
+                sound.write(samples)
+                spoken = f"{answer.audio_s:.1f} s of sound"
+                status.update(f"speaking: {spoken} after {answer.steps} steps")
+    finally:
+        record.turns[-1] |= _said(answer, sound, request.to.show_rows)
     _print_answer(answer, sound.written, script)
-    _print_figures(answer, weights)
+    _print_figures(answer, record.model["weights"])
+
+
+def _said(answer: Answer, sound: "_Sound", rows: bool) -> dict[str, Any]:
+    """An answer and its figures; ``rows`` adds (mode, text id, audio id) of every row."""
+    out: dict[str, Any] = {
+        "codes": answer.codes,
+        "text": answer.text,
+        "out": str(sound.written) if sound.written else None,
+    }
+    if rows:
+        grid = zip(answer.reply.modes, answer.reply.rows, strict=True)
+        out["rows"] = [[mode.name.lower(), *row] for mode, row in grid]
+    return out | answer_figures(answer)
 
 
 def _print_row(step: Step) -> None:
@@ -190,14 +283,14 @@ class _Sound:
 
 
 @contextmanager
-def _sound_file(path: Path) -> Iterator[_Sound]:
-    """Yield a sound file; rename it at the end, keep its part on Ctrl-C, else delete that."""
-    sound = _Sound(path)
+def _sound_file(sound: _Sound) -> Iterator[None]:
+    """Rename a sound file at the end, keep its part on Ctrl-C, else delete that."""
     try:
-        yield sound
+        yield
     except KeyboardInterrupt:
         if sound.writer:
-            print(f"\ninterrupted: what was spoken so far is in {sound.writer.abandon()}")
+            sound.written = sound.writer.abandon()
+            print(f"\ninterrupted: what was spoken so far is in {sound.written}")
         raise
     except BaseException:
         if sound.writer:
@@ -205,7 +298,7 @@ def _sound_file(path: Path) -> Iterator[_Sound]:
         raise
     if sound.writer:
         sound.writer.close()
-        sound.written = path
+        sound.written = sound.path
 
 
 @contextmanager

@@ -68,6 +68,14 @@ CaseFolders: TypeAlias = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a case.json.")
 ]
 CaseDtype: TypeAlias = Annotated[str, typer.Option(help=f"Compute in {DTYPES_HELP}.")]
+CaseWeights: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        help="Read every case's weights from this folder: a model's, a codec's, or one that "
+        "holds model/ and codec/. Default: where the case has or names them.",
+    ),
+]
 NewFolder: TypeAlias = Annotated[
     Path, typer.Argument(metavar="OUT", help="A new folder; gets OUT/model and OUT/codec.")
 ]
@@ -101,6 +109,22 @@ Hashes: TypeAlias = Annotated[
     bool, typer.Option("--hashes/--no-hashes", help="Read every byte for SHA-256 sums.")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one json document.")]
+TraceFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        help="Write the time of every stage run as a Chrome trace, for ui.perfetto.dev or "
+        "chrome://tracing; also after Ctrl-C.",
+    ),
+]
+ReportFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="OUT.json", help="The file to write.")
+]
+ReportCases: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--cases", help="Golden case folders to verify and report on; may be repeated."),
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 ShardGib: TypeAlias = Annotated[
     float, typer.Option(help="Largest file written, in GiB; memory taken grows with it.")
 ]

@@ -10,6 +10,8 @@ def verify(
     folders: opt.CaseFolders,
     device: opt.Device = "cpu",
     dtype: opt.CaseDtype = "float32",
+    weights: opt.CaseWeights = None,
+    json: opt.AsJson = False,
 ) -> None:
     """Run golden cases and print each tensor's largest error beside its bound.
 
@@ -19,11 +21,21 @@ def verify(
     1e-3; ids exactly. In bfloat16 and float16 the relative norm of the
     error is judged, ids are only compared.
 
+    Cases recorded from a real checkpoint hold no weights: they are read from
+    the folder that the case names, or from --weights.
+
+    With --json one document on stdout has every comparison; the text goes
+    to stderr.
+
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
     with reported():
         from mosstalk.device import pick_device, pick_dtype
-        from mosstalk.verify.run import run_cases
+        from mosstalk.documents import as_text, human_text_on_stderr
+        from mosstalk.verify.run import judge_cases
 
-        code = run_cases(folders, pick_device(device), pick_dtype(dtype))
-        raise typer.Exit(code)
+        with human_text_on_stderr(json):
+            verdict = judge_cases(folders, pick_device(device), pick_dtype(dtype), weights)
+        if json:
+            typer.echo(as_text(verdict.as_dict()), nl=False)
+        raise typer.Exit(verdict.exit_code)

@@ -12,6 +12,8 @@ from torch import Tensor
 from mosstalk.config import read_json
 from mosstalk.errors import CaseError
 
+EXPECTED = "expected.safetensors"
+
 
 @dataclass
 class Case:
@@ -21,6 +23,31 @@ class Case:
     settings: dict[str, Any]
     expected: dict[str, Tensor]
     used: set[str] = field(default_factory=set)
+    given_weights: Path | None = None
+
+    @property
+    def weights(self) -> Path:
+        """The folder that the weights are read from.
+
+        It is the one given from outside, else the case's own where it holds weights, else
+        what ``weights`` in ``case.json`` names. A folder with ``model`` and ``codec`` in it
+        stands for the one of the two that the component belongs to.
+
+        Raises:
+            CaseError: there is no such folder.
+        """
+        named = None if self._holds_weights() else self.settings.get("weights")
+        chosen = self.given_weights or (self.folder / str(named) if named else self.folder)
+        if not chosen.is_dir():
+            raise CaseError(
+                f"{self.folder}: its weights are not at {chosen}; say where with --weights DIR"
+            )
+        part = chosen / ("model" if self.component == "language_model" else "codec")
+        return part if part.is_dir() else chosen
+
+    def _holds_weights(self) -> bool:
+        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
+        return any(path.suffix in (".safetensors", ".pt") for path in files)
 
     @property
     def component(self) -> str:
@@ -37,6 +64,13 @@ class Case:
         """Whether a tensor is expected."""
         return name in self.expected
 
+    def wants(self, name: str) -> bool:
+        """Whether to compare a tensor: always in a case that brings its own weights.
+
+        A case recorded from weights that lie elsewhere compares what could be recorded.
+        """
+        return self.weights == self.folder or self.has(name)
+
     def tensor(self, name: str) -> Tensor:
         """An expected tensor; raise CaseError where it is missing."""
         if name not in self.expected:
@@ -50,8 +84,8 @@ class Case:
         return sorted(set(self.expected) - self.used)
 
 
-def read_case(folder: Path) -> Case:
-    """Read a case's settings and expected tensors.
+def read_case(folder: Path, weights: Path | None = None) -> Case:
+    """Read a case's settings and expected tensors; ``weights`` says where its weights are.
 
     Raises:
         CaseError: the folder is no case, or its files cannot be read.
@@ -60,12 +94,12 @@ def read_case(folder: Path) -> Case:
     if not folder.is_dir():
         raise CaseError(f"{folder}: no such folder; give folders that hold a case.json")
     settings = read_json(folder / "case.json")
-    path = folder / "expected.safetensors"
+    path = folder / EXPECTED
     try:
         expected = load_file(path)
     except (SafetensorError, OSError) as error:
         raise CaseError(f"{path}: cannot be read ({error}); copy the case again") from None
-    return Case(folder, settings, expected)
+    return Case(folder, settings, expected, given_weights=weights)
 
 
 def pcm_from(samples: Tensor) -> Tensor:

@@ -9,13 +9,21 @@ from torch import Tensor, nn
 
 from mosstalk.codec.features import MelSpec, vocoder_mel
 from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream, fixed_noise
+from mosstalk.codec.folder import open_part, read_flow_config, read_hift_config
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_json
 from mosstalk.errors import CaseError
-from mosstalk.tensors import Store, fill, fold_weight_norm, open_pickled, open_safetensors
+from mosstalk.tensors import (
+    Store,
+    fill,
+    fold_weight_norm,
+    open_pickled,
+    open_safetensors,
+    open_sharded,
+)
 from mosstalk.units import INPUT_RATE
 from mosstalk.verify.case import Case, pcm_from
 from mosstalk.verify.compare import Check, Comparer
@@ -25,11 +33,14 @@ _M = TypeVar("_M", bound=nn.Module)
 
 def _filled(module: _M, store: Store, case: Case, device: torch.device, dtype: torch.dtype) -> _M:
     unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
-    fill(module, store, where=str(case.folder), device=device, dtype=dtype, unused=unused)
+    fill(module, store, where=str(case.weights), device=device, dtype=dtype, unused=unused)
     return module
 
 
 def _weights(folder: Path, stem: str) -> Store:
+    """Weights of a part in a case's own folder, or below ``flow`` in a codec folder."""
+    if (folder / "flow").is_dir():
+        return open_part(folder / "flow", stem)
     pickled = folder / f"{stem}.pt"
     return (
         open_pickled(pickled)
@@ -38,15 +49,27 @@ def _weights(folder: Path, stem: str) -> Store:
     )
 
 
+def _flow_config(case: Case, name: str) -> FlowConfig:
+    if "config" not in case.settings and case.weights != case.folder:
+        return read_flow_config(case.weights, name)
+    return FlowConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+
+
+def _hift_config(case: Case) -> HiftConfig:
+    if "config" not in case.settings and case.weights != case.folder:
+        return read_hift_config(case.weights)
+    return HiftConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+
+
 def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
     """Encode every clip; intermediate tensors are compared where the case has them."""
     if case.settings.get("sampling_rate", INPUT_RATE) != INPUT_RATE:
         raise CaseError(f"{case.folder}: clips must be at {INPUT_RATE} Hz")
-    path = case.folder / "config.json"
+    path = case.weights / "config.json"
     config = SpeechTokenizerConfig.from_dict(read_json(path), str(path))
     with torch.device("meta"):
         module = SpeechTokenizer(config)
-    store = open_safetensors(case.folder / "model.safetensors")
+    store = open_sharded(case.weights)
     tokenizer = _filled(module, store, case, device, compare.dtype)
     for clip in case.get("clips"):
         name = clip["clip"]
@@ -61,17 +84,19 @@ def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) 
 
 
 def check_flow(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """Decode every reply whole and hop by hop."""
-    config = FlowConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+    """Decode every reply whole and, where the case has hops, hop by hop."""
+    name = str(case.settings.get("flow_name", "flow"))
+    config = _flow_config(case, name)
     with torch.device("meta"):
         module = FlowDecoder(config)
-    flow = _filled(module, _weights(case.folder, "flow"), case, device, compare.dtype)
+    flow = _filled(module, _weights(case.weights, name), case, device, compare.dtype)
     voice = Voice(
         case.tensor("prompt_tokens"), case.tensor("prompt_mel"), case.tensor("speaker_embedding")
     )
-    head = case.tensor("noise_head")
-    noise = fixed_noise(head.shape[1], config.mel_bins)[0]
-    yield Comparer(torch.float32).tensor("noise_head", noise, head)
+    if case.wants("noise_head"):
+        head = case.tensor("noise_head")
+        noise = fixed_noise(head.shape[1], config.mel_bins)[0]
+        yield Comparer(torch.float32).tensor("noise_head", noise, head)
     if case.has("estimator.x"):
         yield from _check_estimator(case, flow, device, compare)
     runs: list[dict[str, Any]] | None = case.settings.get("runs")
@@ -112,10 +137,12 @@ def _check_reply(
             yield compare.tensor(prefix + name, mu, case.tensor(prefix + name))
     offline = flow.decode(voice, on_device, final=True, masked=False)
     yield compare.tensor(f"{prefix}offline.mel", offline, case.tensor(f"{prefix}offline.mel"))
-    last = offline[:, run["final_start"] * flow.config.token_mel_ratio :]
     name = f"{prefix}final_upstream.mel"
-    yield compare.tensor(name, last, case.tensor(name))
-    yield from _check_hops(case, flow, voice, prefix, run, compare)
+    if case.wants(name):
+        last = offline[:, run["final_start"] * flow.config.token_mel_ratio :]
+        yield compare.tensor(name, last, case.tensor(name))
+    if case.weights == case.folder or "hops" in run:
+        yield from _check_hops(case, flow, voice, prefix, run, compare)
 
 
 def _check_hops(
@@ -146,18 +173,20 @@ def _check_hops(
 
 
 def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """F0, source and wave of a mel, whole and, where the case has chunks, cross-faded."""
-    config = HiftConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+    """Wave of a mel and its source; F0, the source itself and chunks where the case has them."""
+    config = _hift_config(case)
     with torch.device("meta"):
         module = HiftVocoder(config)
-    store = fold_weight_norm(_weights(case.folder, "hift"))
+    store = fold_weight_norm(_weights(case.weights, "hift"))
     vocoder = _filled(module, store, case, device, compare.dtype)
     mel = case.tensor("mel").to(device)
-    yield compare.tensor("f0", vocoder.f0(mel), case.tensor("f0"))
-    f0 = case.tensor("f0").to(device)
-    phases = vocoder.phase_steps(f0).cumsum(0)
-    source = vocoder.source(f0, phases, case.tensor("harmonic_noise").to(device))
-    yield compare.tensor("source", source, case.tensor("source"), wave=True)
+    if case.wants("f0"):
+        yield compare.tensor("f0", vocoder.f0(mel), case.tensor("f0"))
+    if case.wants("harmonic_noise"):
+        f0 = case.tensor("f0").to(device)
+        phases = vocoder.phase_steps(f0).cumsum(0)
+        source = vocoder.source(f0, phases, case.tensor("harmonic_noise").to(device))
+        yield compare.tensor("source", source, case.tensor("source"), wave=True)
     wave = vocoder.synthesise(mel, case.tensor("source").to(device))
     yield compare.tensor("wave", wave, case.tensor("wave"), wave=True)
     if case.settings.get("chunks"):

@@ -15,11 +15,15 @@ from mosstalk.verify.case import Case
 from mosstalk.verify.compare import Check, Comparer
 
 _NO_ID = -1
+_PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
 
 
 def check_language_model(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """Run every prompt and greedy run of a case through the reference network."""
-    model = load_language_model(case.folder, device=device, dtype=compare.dtype)
+    """Run every prompt and greedy run of a case through the reference network.
+
+    States and logits are compared where the case has them, of as many steps as it has.
+    """
+    model = load_language_model(case.weights, device=device, dtype=compare.dtype)
     ids = _special_ids(model, case.get("stop_token_ids"))
     runs: list[dict[str, Any]] = case.get("runs")
     for prompt in dict.fromkeys(run["prompt"] for run in runs):
@@ -50,16 +54,15 @@ def _special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
 def _check_prompt(
     case: Case, model: LanguageModel, prompt: str, compare: Comparer
 ) -> Iterator[Check]:
+    if not any(case.wants(f"{prompt}.{name}") for name in _PREFILL):
+        return
     rows = case.tensor(f"{prompt}.prompt").to(model.device)[None]
     with torch.inference_mode():
         hidden, *_ = model.trunk(rows, model.new_cache())
         logits = model(rows, model.new_cache())
-    for name, found in (
-        ("trunk_hidden", hidden),
-        ("prefill_text_logits", logits.text),
-        ("prefill_audio_logits", logits.audio),
-    ):
-        yield compare.tensor(f"{prompt}.{name}", found[0], case.tensor(f"{prompt}.{name}"))
+    for name, found in zip(_PREFILL, (hidden, logits.text, logits.audio), strict=True):
+        if case.wants(f"{prompt}.{name}"):
+            yield compare.tensor(f"{prompt}.{name}", found[0], case.tensor(f"{prompt}.{name}"))
 
 
 def _check_run(
@@ -84,7 +87,7 @@ def _check_run(
         if name in run:
             yield compare.value(f"{stem}.{name}", found, run[name])
     if case.has(f"{stem}.text_logits"):
-        text, audio = _follow(model, prompt, rows)
+        text, audio = _follow(model, prompt, rows[: len(case.tensor(f"{stem}.text_logits"))])
         for head, found_logits in (("text_logits", text), ("audio_logits", audio)):
             yield compare.tensor(f"{stem}.{head}", found_logits, case.tensor(f"{stem}.{head}"))
 

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,51 +32,153 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, Asse
 """What Python and torch raise where settings and tensors of a case do not fit each other."""
 
 
-def run_cases(folders: Sequence[Path], device: torch.device, dtype: torch.dtype) -> int:
+Say = Callable[[str], None]
+"""Takes a line for people."""
+say_at_once: Say = partial(print, flush=True)
+
+
+@dataclass
+class CaseResult:
+    """What came of one folder; ``error`` says why it could not be read."""
+
+    name: str
+    component: str = ""
+    checks: list[Check] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of all folders."""
+
+    results: list[CaseResult]
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def checks(self) -> list[Check]:
+        """Every comparison of every case."""
+        return [check for result in self.results for check in result.checks]
+
+    @property
+    def unreadable(self) -> int:
+        """How many folders could not be read."""
+        return sum(result.error is not None for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 (something is out of bounds) or 2 (a folder could not be read)."""
+        if self.unreadable:
+            return 2
+        return 0 if all(check.passed for check in self.checks) else 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as json values; an error or bound that is not finite is null."""
+        checks = self.checks
+        return {
+            "device": str(self.device),
+            "dtype": _short(self.dtype),
+            "cases": [
+                vars(result) | {"checks": [_as_dict(check) for check in result.checks]}
+                for result in self.results
+            ],
+            "totals": {
+                "cases": len(self.results) - self.unreadable,
+                "unreadable": self.unreadable,
+                "comparisons": len(checks),
+                "within_bounds": sum(check.passed for check in checks),
+                "out_of_bounds": sum(not check.passed for check in checks),
+            },
+            "exit_code": self.exit_code,
+        }
+
+
+def _as_dict(check: Check) -> dict[str, Any]:
+    figures = {
+        name: value if math.isfinite(value) else None
+        for name, value in (("error", check.error), ("bound", check.bound))
+    }
+    return vars(check) | figures | {"passed": check.passed}
+
+
+def run_cases(
+    folders: Sequence[Path], device: torch.device, dtype: torch.dtype, weights: Path | None = None
+) -> int:
     """Run every case and print it; return 0, 1 (out of bounds) or 2 (a folder is unreadable)."""
-    unreadable, checks = 0, list[Check]()
+    return judge_cases(folders, device, dtype, weights).exit_code
+
+
+def judge_cases(
+    folders: Sequence[Path],
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: Path | None = None,
+    say: Say = say_at_once,
+) -> Verdict:
+    """Run every case, saying each comparison as it is made.
+
+    ``weights`` is a folder to read every case's weights from, in place of what it names.
+
+    Raises:
+        CaseError: there is no folder among ``folders``.
+    """
+    results = []
     files = [path for path in folders if path.is_file()]
     folders = [path for path in folders if path not in files]
     for path in files:
-        print(f"{path.name}: a file, not a case folder; skipped")
+        say(f"{path.name}: a file, not a case folder; skipped")
     if not folders:
         raise CaseError("no case folders among what was given; a case holds a case.json")
     for folder in folders:
+        result = CaseResult(folder.resolve().name)
+        results.append(result)
         try:
-            found = run_case(folder, device, dtype)
+            _run_into(result, folder, device, dtype, weights, say)
         except MosstalkError as error:
-            unreadable += 1
-            print(f"{folder.resolve().name}: cannot be read: {error}", flush=True)
-        else:
-            checks += found
-    _print_total(len(folders) - unreadable, checks, device, dtype)
-    if unreadable:
-        print(f"{unreadable} of {len(folders)} folders could not be read")
-        return 2
-    return 0 if all(check.passed for check in checks) else 1
+            result.checks, result.error = [], str(error)
+            say(f"{result.name}: cannot be read: {error}")
+    verdict = Verdict(results, device, dtype)
+    say(_total(verdict))
+    if verdict.unreadable:
+        say(f"{verdict.unreadable} of {len(folders)} folders could not be read")
+    return verdict
 
 
 def run_case(folder: Path, device: torch.device, dtype: torch.dtype) -> list[Check]:
     """Run one case, printing every comparison as it is made."""
-    case = read_case(folder)
+    result = CaseResult(folder.resolve().name)
+    _run_into(result, folder, device, dtype, None, say_at_once)
+    return result.checks
+
+
+def _run_into(
+    result: CaseResult,
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: Path | None,
+    say: Say,
+) -> None:
+    case = read_case(folder, weights)
+    result.component = case.component
     if case.component not in COMPONENTS:
         raise CaseError(
             f"{folder}/case.json: component {case.component!r} is none of {', '.join(COMPONENTS)}"
         )
-    print(f"{folder.resolve().name}: {case.component} on {device}, {_short(dtype)}", flush=True)
-    checks = []
+    say(f"{result.name}: {case.component} on {device}, {_short(dtype)}")
     try:
         for check in COMPONENTS[case.component](case, device, Comparer(dtype)):
-            print(_line(check), flush=True)
-            checks.append(check)
+            say(_line(check))
+            result.checks.append(check)
     except _UNFIT as error:
         reason = (str(error).strip().splitlines() or [""])[0][:120]
         raise CaseError(f"{folder}: malformed case ({type(error).__name__}: {reason})") from None
-    if not checks:
+    if not result.checks:
         raise CaseError(f"{folder}: nothing to compare")
+    result.not_compared = case.unused
     for name in case.unused:
-        print(f"  {name:<44} not compared: this version does not know it")
-    return checks
+        say(f"  {name:<44} not compared: this version does not know it")
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -88,7 +193,8 @@ def _line(check: Check) -> str:
     return f"  {check.name:<44} {figures:<24} {verdict}{'  ' + check.note if check.note else ''}"
 
 
-def _print_total(cases: int, checks: list[Check], device: torch.device, dtype: torch.dtype) -> None:
+def _total(verdict: Verdict) -> str:
+    checks, cases = verdict.checks, len(verdict.results) - verdict.unreadable
     failed = [check for check in checks if not check.passed]
     bounded = [check for check in checks if check.bound and math.isfinite(check.error)]
     worst = max(bounded, key=lambda check: check.error / check.bound, default=None)
@@ -97,7 +203,8 @@ def _print_total(cases: int, checks: list[Check], device: torch.device, dtype: t
         if worst
         else ""
     )
-    print(
-        f"{cases} cases, {len(checks)} comparisons on {device} in {_short(dtype)}: "
+    return (
+        f"{cases} cases, {len(checks)} comparisons on {verdict.device} in "
+        f"{_short(verdict.dtype)}: "
         f"{len(checks) - len(failed)} within bounds, {len(failed)} out{share}"
     )

@@ -1,0 +1,171 @@
+"""``mosstalk doctor`` finds what is there, what is broken, and says what then does not run."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from conftest import Run, command_environment
+
+from mosstalk.doctor import KV_ROWS, full_size_bytes
+from mosstalk.synthesis.sizes import PUBLISHED_MODEL
+
+
+def findings(stdout: str) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(stdout)["findings"]}
+
+
+def test_a_sound_machine_exits_0_and_names_the_next_command(mosstalk: Run) -> None:
+    run = mosstalk("doctor")
+
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "Runs here: the main job in float32 on the CPU" in run.stdout
+    assert run.stdout.splitlines()[-1] == "Next: mosstalk chat --text hello --out answer.wav"
+
+
+def test_the_next_command_runs(mosstalk: Run, tmp_path: Path) -> None:
+    line = mosstalk("doctor").stdout.splitlines()[-1]
+    words = line.removeprefix("Next: mosstalk ").split()
+
+    assert mosstalk(*words, "--script", "speech:5").returncode == 0
+    assert soundfile.info(tmp_path / "answer.wav").frames == 5 * 1920
+
+
+def test_the_document_has_what_the_text_has(mosstalk: Run) -> None:
+    text = mosstalk("doctor").stdout
+    document = json.loads(mosstalk("doctor", "--json").stdout)
+
+    assert document["exit_code"] == 0
+    assert document["next_command"] in text
+    for finding in document["findings"]:
+        assert finding["name"] in text
+        assert f"for {finding['purpose']}" in text
+        assert (f"without it: {finding['without']}" in text) or finding["state"] == "ok"
+
+
+def test_versions_are_those_that_are_installed(mosstalk: Run) -> None:
+    found = findings(mosstalk("doctor", "--json").stdout)
+
+    for package in ("mosstalk", "numpy", "safetensors", "tokenizers", "soxr"):
+        assert (found[package]["state"], found[package]["detail"]) == ("ok", version(package))
+    assert torch.__version__ in found["torch"]["detail"]
+    assert soundfile.__libsndfile_version__ in found["libsndfile"]["detail"]
+    assert all(name in found["libsndfile"]["detail"] for name in ("WAV", "FLAC", "OGG"))
+    assert f"{os.cpu_count()} cores" in found["memory and cores"]["detail"]
+
+
+def test_optional_packages_are_found_without_importing_them(cache_folder: Path) -> None:
+    probe = (
+        "import sys; from mosstalk.doctor import examine;"
+        "print({f.name: f.state for f in examine().findings});"
+        "print(sorted({'onnxruntime', 'fastapi', 'kaldi_native_fbank'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", probe],
+        env=command_environment(cache_folder),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    states, imported = run.stdout.splitlines()
+    there = "ok" if find_spec("onnxruntime") else "missing"
+    assert f"'onnxruntime': '{there}'" in states
+    assert imported == "[]"
+
+
+def run_with(package: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
+    """The doctor where ``package`` stands before what is installed."""
+    return subprocess.run(
+        [sys.executable, "-m", "mosstalk.cli", "doctor", "--json"],
+        env=command_environment(cache) | {"PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "lost"),
+    [
+        ("soxr", "soxr", "chat does not run"),
+        ("soundfile", "libsndfile", "chat does not run"),
+        ("torch", "torch", "no model runs"),
+        ("tokenizers", "tokenizers", "no model runs"),
+    ],
+)
+def test_a_broken_package_is_a_finding_and_no_traceback(
+    package: str, name: str, lost: str, cache_folder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / f"{package}.py"
+    broken.write_text("raise OSError('cannot load library: wrong ELF class')\n")
+
+    run = run_with(broken, cache_folder)
+
+    assert (run.returncode, run.stderr) == (1, "")
+    finding = findings(run.stdout)[name]
+    assert finding["state"] == "unusable"
+    assert finding["detail"] == "cannot load library: wrong ELF class"
+    assert lost in finding["without"]
+    document = json.loads(run.stdout)
+    assert document["runs"][0] == f"The main job does not run here: {name}"
+    assert document["next_command"].endswith(f"pip install --force-reinstall {package}")
+
+
+def test_everything_that_is_broken_is_in_the_next_command(
+    cache_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("soxr", "soundfile"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('gone')\n")
+
+    document = json.loads(run_with(tmp_path / "soxr.py", cache_folder).stdout)
+
+    assert document["runs"][0] == "The main job does not run here: libsndfile, soxr"
+    assert document["next_command"].endswith("--force-reinstall soundfile soxr")
+
+
+def test_a_broken_optional_package_changes_no_exit_code(cache_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "onnxruntime.py"
+    broken.write_text("raise OSError('never imported')\n")
+
+    assert run_with(broken, cache_folder).returncode == 0
+
+
+def test_a_cache_folder_that_cannot_be_is_a_finding(cache_folder: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "mosstalk.cli", "doctor"],
+        env=command_environment(Path("/proc/no-cache")),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert cache_folder.is_dir()
+    assert run.returncode == 1
+    assert "cannot be used  cache folder" in run.stdout
+    assert run.stdout.splitlines()[-1] == "Next: MOSSTALK_CACHE=FOLDER mosstalk doctor"
+
+
+def test_full_size_is_counted_from_the_published_shapes() -> None:
+    model, codec, kv = full_size_bytes()
+    # 9.1 billion parameters in bf16; 160 KiB a row; the codec's parts are a tenth of that.
+    assert model == pytest.approx(2 * 9.1e9, rel=0.01)
+    assert kv == KV_ROWS * 160 * 1024
+    assert 1 * 2**30 < codec < 3 * 2**30
+    assert PUBLISHED_MODEL["num_hidden_layers"] == 36
+
+
+def test_the_estimate_is_labelled_and_says_what_is_in_it(mosstalk: Run) -> None:
+    text = mosstalk("doctor").stdout
+    whole = sum(full_size_bytes()) / 2**30
+
+    assert f"{whole:.1f} GiB (model in bf16 " in text
+    assert "an estimate from bytes, without working memory" in text
+    fits = "at full size would" if torch.cuda.is_available() else "No GPU that torch can use"
+    assert fits in text
