@@ -26,7 +26,7 @@ setup: ## create .venv and install mosstalk; EXTRAS=gpu,serving,voices adds thos
 	$(bootstrap) "$(EXTRAS)"
 
 setup-dev:
-	$(bootstrap) "$(EXTRAS),dev"
+	$(bootstrap) "$(EXTRAS),dev,voices"
 
 demo: setup ## set up, then answer a recorded question with sound
 	mkdir -p demo-output

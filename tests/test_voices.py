@@ -1,7 +1,10 @@
 """Voice files: what goes in comes out, and what does not fit is refused by name."""
 
+import hashlib
 import json
+import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mosstalk import Pipeline
+from mosstalk.atomic import new_folder
+from mosstalk.codec.folder import Codec, load_codec
 from mosstalk.codec.voices import (
     Voice,
     find_voice,
@@ -20,9 +25,12 @@ from mosstalk.codec.voices import (
     save_voice,
     trimmed,
 )
-from mosstalk.errors import VoiceError
+from mosstalk.errors import OutputError, VoiceError
+from mosstalk.synthesis.sizes import TINY
+from mosstalk.synthesis.write import Synthesis, synthesize
 
 LIMIT = 64
+CPU = torch.device("cpu")
 INFO = {"name": "Ада", "source": "a recording, 7 s"}
 
 
@@ -245,3 +253,78 @@ def test_the_synthetic_codec_has_a_default_voice(pipeline: Pipeline) -> None:
 
     assert voice.codes.shape[0] % 5 == 0
     assert voice.mel.shape == (4 * voice.codes.shape[0], 80)
+
+
+def test_a_disk_that_takes_no_more_leaves_the_old_voice(tmp_path: Path) -> None:
+    path = tmp_path / "ada.safetensors"
+    path.write_bytes(b"the old one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=r"ada\.safetensors: cannot be written"):
+            save_voice(make_voice(), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [
+        (path.name, b"the old one")
+    ]
+
+
+def test_a_saved_voice_has_the_usual_permissions(tmp_path: Path) -> None:
+    path, plain = tmp_path / "ada.safetensors", tmp_path / "plain"
+    save_voice(make_voice(), path)
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+# Fingerprints.
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Codec:
+    """A codec of the same sizes with another seed."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "other"
+    with new_folder(folder) as part:
+        synthesize(part, Synthesis(TINY, seed=1))
+    return load_codec(folder / "codec", device=CPU)
+
+
+def test_a_codecs_fingerprint_is_its_codebooks(pipeline: Pipeline, other: Codec) -> None:
+    codec = pipeline.codec
+    weight = codec.tokenizer.encoder.codebook.weight.detach().numpy()
+    assert codec.fingerprint == hashlib.sha256(weight.astype("<f4").tobytes()).hexdigest()[:16]
+
+    half = load_codec(codec.folder, device=CPU, dtype=torch.float16)
+    assert half.fingerprint == load_codec(codec.folder, device=CPU).fingerprint == codec.fingerprint
+    assert other.fingerprint != codec.fingerprint
+
+
+def test_a_voice_of_another_codec_is_refused_and_one_that_names_none_is_not(
+    pipeline: Pipeline, other: Codec, tmp_path: Path
+) -> None:
+    codec, voice, path = pipeline.codec, make_voice(), tmp_path / "ada.safetensors"
+    save_voice(replace(voice, info=INFO | {"codec": codec.fingerprint}), path)
+    assert same(codec.voice(str(path)), voice)
+    with pytest.raises(VoiceError, match="was made for another codec; make it again with this one"):
+        other.voice(str(path))
+
+    save_voice(voice, path)
+    assert same(other.voice(str(path)), voice)
+
+
+def test_a_fingerprint_is_computed_for_voices_that_name_one_alone(tmp_path: Path) -> None:
+    voice, path, asked = make_voice(), tmp_path / "ada.safetensors", list[str]()
+
+    def fingerprint() -> str:
+        asked.append("once")
+        return "0123"
+
+    for info, times in (({}, 0), ({"codec": "0123"}, 1)):
+        save_voice(replace(voice, info=info), path)
+        assert same(load_voice(path, code_limit=LIMIT, fingerprint=fingerprint), voice)
+        assert len(asked) == times
+
+
+def test_the_default_voice_names_its_codec(pipeline: Pipeline, other: Codec) -> None:
+    for codec in (pipeline.codec, other):
+        assert codec.voice("default").info["codec"] == codec.fingerprint

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import chat, checkpoint, verify
+from mosstalk.cli import chat, checkpoint, machine, verify, voice
 from mosstalk.settings import share_the_processor
 
 app = typer.Typer(
@@ -15,7 +15,10 @@ app = typer.Typer(
 )
 app.command("chat", cls=chat.OrderedTurns)(chat.chat)
 app.command("verify")(verify.verify)
+app.command("doctor")(machine.doctor)
+app.command("report")(machine.report)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(voice.app, name="voice")
 
 
 def _version(wanted: bool) -> None:

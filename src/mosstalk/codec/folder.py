@@ -1,7 +1,9 @@
 """A codec folder: speech tokenizer, flow, vocoder and voices, read strictly."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +32,8 @@ FLOW_BLOCK_CODES = {"flow": None, "flow-chunk-5": 5, "flow-chunk-25": 25}
 The one place where a file's name means something. ``None``: full attention, no streaming.
 """
 STREAMING_FLOW = "flow-chunk-5"
+_CODEBOOK = "encoder.codebook.weight"
+_FINGERPRINT_DIGITS = 16
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -50,6 +54,11 @@ class Codec:
         """Where the weights are."""
         return self.flow.encoder_proj.weight.device
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this codec's codes from another's: see ``read_fingerprint``."""
+        return read_fingerprint(self.folder)
+
     def voice(self, name: str) -> Voice:
         """A voice of this folder by name, or any voice file by path.
 
@@ -63,6 +72,7 @@ class Codec:
             code_limit=self.tokenizer.config.quantize_vocab_size,
             mel_bins=config.mel_bins,
             embedding_size=config.spk_embed_dim,
+            fingerprint=lambda: self.fingerprint,
         )
 
 
@@ -130,6 +140,22 @@ def read_hift_config(folder: Path) -> HiftConfig:
     """Sizes of the vocoder: ``flow/hift.json`` where there is one, else the published ones."""
     path = folder / "flow" / "hift.json"
     return HiftConfig.from_dict(read_json(path) if path.exists() else {}, str(path))
+
+
+def read_fingerprint(folder: Path) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a codec's codebook, as float32 bytes.
+
+    The codebook is what gives codes their meaning, so two codecs with the same one can share
+    voices. It is read from the file: the precision a codec was loaded in makes no difference.
+
+    Raises:
+        CheckpointError: the speech tokenizer's weights or their codebook cannot be read.
+    """
+    store = open_sharded(folder)
+    if _CODEBOOK not in store:
+        raise CheckpointError(f"{folder}: has no {_CODEBOOK}; is this a codec's folder?")
+    codebook = store[_CODEBOOK].load().float().contiguous()
+    return hashlib.sha256(codebook.numpy().data).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 def open_part(folder: Path, stem: str) -> Store:

@@ -1,18 +1,22 @@
 """Voices: what a reply should sound like, as one safetensors file."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from mosstalk.errors import VoiceError
+from mosstalk.errors import OutputError, VoiceError
 from mosstalk.units import MEL_FRAMES_PER_CODE
 
 SUFFIX = ".safetensors"
+CODEC_KEY = "codec"
+"""Key of a voice's info under which the fingerprint of its codec stands."""
 _FORMAT = "mosstalk-voice-1"
 _BLOCK_CODES = 5
 _WHOLE_NUMBERS = (torch.int16, torch.int32, torch.int64)
@@ -42,19 +46,42 @@ def trimmed(codes: Tensor, mel: Tensor, embedding: Tensor, info: dict[str, str])
 
 
 def save_voice(voice: Voice, path: Path) -> None:
-    """Write a voice file; its ``info`` becomes metadata."""
+    """Write a voice file, whole or not at all; its ``info`` becomes metadata.
+
+    Raises:
+        OutputError: the disk cannot take it. What stood at ``path`` is as it was.
+    """
     tensors = {"codes": voice.codes, "mel": voice.mel, "embedding": voice.embedding}
     contiguous = {name: value.contiguous().cpu() for name, value in tensors.items()}
-    save_file(contiguous, path, metadata={"info": json.dumps({"format": _FORMAT} | voice.info)})
+    content = save(contiguous, metadata={"info": json.dumps({"format": _FORMAT} | voice.info)})
+    # The process id keeps two that make the same voice at once out of each other's file.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def load_voice(
-    path: Path, *, code_limit: int, mel_bins: int = 80, embedding_size: int = 192
+    path: Path,
+    *,
+    code_limit: int,
+    mel_bins: int = 80,
+    embedding_size: int = 192,
+    fingerprint: Callable[[], str] | None = None,
 ) -> Voice:
     """Read a voice file for a codec whose flow knows codes below ``code_limit``.
 
+    ``fingerprint`` gives the codec's; it is asked for only where the voice names one. A voice
+    that names none is taken at its word.
+
     Raises:
-        VoiceError: unreadable, misshapen, not finite, or with codes the codec does not have.
+        VoiceError: unreadable, misshapen, not finite, made for another codec, or with codes
+            that the codec does not have.
     """
     try:
         with safe_open(path, framework="pt") as handle:
@@ -67,6 +94,8 @@ def load_voice(
         raise VoiceError(f"{path}: codes must be whole numbers, info an object; make it again")
     if info.pop("format", _FORMAT) != _FORMAT:
         raise VoiceError(f"{path}: was made by another version of mosstalk; make it again")
+    if fingerprint and CODEC_KEY in info and info[CODEC_KEY] != fingerprint():
+        raise VoiceError(f"{path}: was made for another codec; make it again with this one")
     frames = codes.shape[0] * MEL_FRAMES_PER_CODE if codes.ndim == 1 else -1
     if tuple(mel.shape) != (frames, mel_bins) or tuple(embedding.shape) != (embedding_size,):
         raise VoiceError(

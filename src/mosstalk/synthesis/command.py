@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from mosstalk.atomic import new_folder
+from mosstalk.codec.xvector import X_VECTOR_FILE
 from mosstalk.device import pick_dtype
 from mosstalk.synthesis.sizes import parse_sizes
 from mosstalk.synthesis.write import Synthesis, synthesize
@@ -31,6 +32,11 @@ def run_synthesize(
         f"{out}: {len(files)} files, {size_mib:.1f} MiB of random weights (seed {seed}) "
         f"in {time.perf_counter() - started:.1f} s"
     )
+    if not (out / "codec" / "flow" / X_VECTOR_FILE).exists():
+        print(
+            f"without codec/flow/{X_VECTOR_FILE}, which voices are made with: "
+            "it takes pip install 'mosstalk[voices]'"
+        )
     print(
         f"try: mosstalk chat --model {out / 'model'} --codec {out / 'codec'} "
         "--text hello --script speech:25"

@@ -16,9 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mosstalk.codec.flow import FlowDecoder
+from mosstalk.codec.folder import read_fingerprint
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.codec.voices import Voice, save_voice
+from mosstalk.codec.voices import CODEC_KEY, Voice, save_voice
+from mosstalk.codec.xvector import X_VECTOR_FILE
 from mosstalk.config import (
     WEIGHTS_KIND_KEY,
     FlowConfig,
@@ -29,6 +31,7 @@ from mosstalk.config import (
 from mosstalk.model.network import LanguageModel
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
+from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from mosstalk.tensors import Progress, shapes_of
 
 SHARD_BYTES = 5_000_000_000
@@ -52,7 +55,10 @@ class Synthesis:
 
 
 def synthesize(out: Path, what: Synthesis) -> None:
-    """Write ``out/model`` and ``out/codec``; ``out`` must exist and be empty."""
+    """Write ``out/model`` and ``out/codec``; ``out`` must exist and be empty.
+
+    Without the ``onnx`` package the x-vector model ``codec/flow/campplus.onnx`` is left out.
+    """
     model, codec = out / "model", out / "codec"
     model.mkdir()
     (codec / "flow").mkdir(parents=True)
@@ -60,7 +66,10 @@ def synthesize(out: Path, what: Synthesis) -> None:
     _write_language_model(model, what)
     _write_speech_tokenizer(codec, what)
     _write_flow(codec / "flow", what)
-    _write_voice(codec / "voices" / "default.safetensors", what)
+    write_x_vector_model(
+        codec / "flow" / X_VECTOR_FILE, what.sizes.flow["spk_embed_dim"], what.seed
+    )
+    _write_voice(codec / "voices" / "default.safetensors", what, read_fingerprint(codec))
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -169,7 +178,7 @@ def _hift_state(
             yield name, value
 
 
-def _write_voice(path: Path, what: Synthesis) -> None:
+def _write_voice(path: Path, what: Synthesis, fingerprint: str) -> None:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{what.seed} voice".encode()))
     flow = FlowConfig.from_dict(what.sizes.flow)
     limit = what.sizes.codec["quantize_vocab_size"]
@@ -178,7 +187,7 @@ def _write_voice(path: Path, what: Synthesis) -> None:
         torch.randint(limit, (VOICE_CODES,), generator=generator),
         mel - 6.0,
         torch.randn(flow.spk_embed_dim, generator=generator),
-        {"name": "default", "weights": "synthetic"},
+        {"name": "default", "weights": "synthetic", CODEC_KEY: fingerprint},
     )
     save_voice(voice, path)
 
