@@ -17,5 +17,6 @@ time mosstalk checkpoint inspect "$WORK/full"
 time mosstalk checkpoint convert "$WORK/full" "$WORK/converted" --dtype bf16
 mosstalk checkpoint inspect "$WORK/converted" --no-hashes
 "$PYTHON" tests/gpu_full_size.py "$WORK/full" "$WORK/converted"
+time mosstalk voice create ada assets/librivox.flac --codec "$WORK/converted/codec"
 answer "$WORK/full"
 time answer "$WORK/converted"
