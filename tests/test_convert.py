@@ -267,6 +267,32 @@ def test_the_command_converts_both_halves_and_says_what_it_did(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_layer_may_lie_in_two_shards_of_the_source(tiny: Checkpoint, tmp_path: Path) -> None:
+    source = tiny.copy(tmp_path / "copy").model
+    tensors = load_file(source / "model.safetensors")
+    names = list(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, source / file)
+    (source / "model.safetensors").unlink()
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    convert(source, tmp_path / "split", torch.bfloat16, shard_gib=SMALL_SHARDS)
+    convert(tiny.model, tmp_path / "whole", torch.bfloat16, shard_gib=SMALL_SHARDS)
+    split, whole = files_of(tmp_path / "split"), files_of(tmp_path / "whole")
+    assert {k: v for k, v in split.items() if k != "mosstalk.json"} == {
+        k: v for k, v in whole.items() if k != "mosstalk.json"
+    }
+
+
+def test_a_layout_of_another_version_is_refused(converted: Checkpoint, tmp_path: Path) -> None:
+    model = converted.copy(tmp_path).model
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(values | {"mosstalk_layout": "fused-9"}))
+    with pytest.raises(CheckpointError, match="another version of mosstalk"):
+        load_language_model(model, device=CPU)
+
+
 def test_a_half_written_result_is_no_checkpoint(
     mosstalk: Run, converted: Checkpoint, tiny: Checkpoint, tmp_path: Path
 ) -> None:

@@ -34,7 +34,13 @@ def load_language_model(
         raise CheckpointError(f"{folder}: no such folder; give the one that holds config.json")
     config = LanguageModelConfig.from_folder(folder)
     store = open_sharded(folder)
-    if config.extra.get(LAYOUT_KEY) == FUSED:
+    layout = config.extra.get(LAYOUT_KEY)
+    if layout not in (None, FUSED):
+        raise CheckpointError(
+            f"{folder}: has the layout {layout!r} of another version of mosstalk; convert the "
+            "published checkpoint again"
+        )
+    if layout == FUSED:
         store = unfused(store, config, model_shapes(config))
     if dtype is None:
         probe = store.get("model.text_norm.weight")
