@@ -11,7 +11,7 @@ from mosstalk.settings import cache_folder
 from mosstalk.synthesis.sizes import TINY
 from mosstalk.synthesis.write import Synthesis, synthesize
 
-_FOLDER = "synthetic-tiny-3"
+_FOLDER = "synthetic-tiny-4"
 """Changes whenever what is written under it would."""
 
 

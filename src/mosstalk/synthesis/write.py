@@ -37,7 +37,7 @@ from mosstalk.tensors import Progress, shapes_of
 SHARD_BYTES = 5_000_000_000
 """Largest shard; the published model at this size lies in four."""
 VOICE_CODES = 25
-_QUIET_LOG_MAGNITUDE = -2.0
+_QUIET_LOG_MAGNITUDE = 0.0
 _CALM = 0.1
 """Scale of the vocoder's last layer: left alone, its exponential would clip nearly always."""
 _FLOWS = ("flow", "flow-chunk-5", "flow-chunk-25")
