@@ -1,4 +1,4 @@
-"""Writing folders so that they are there whole or not at all."""
+"""Writing folders and files so that they are there whole or not at all."""
 
 import os
 import shutil
@@ -32,6 +32,24 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; what stood at ``path`` stays until then.
+
+    Raises:
+        OutputError: the disk cannot take it.
+    """
+    # The process id keeps two that write the same file at once out of each other's part.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
 def open_to_readers(folder: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from mosstalk.atomic import write_whole
 from mosstalk.errors import OutputError
 
 
@@ -31,13 +32,7 @@ def write_document(path: Path, document: Mapping[str, Any], indent: int | None =
     Raises:
         OutputError: the disk cannot take it.
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(as_text(document, indent), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    write_whole(path, as_text(document, indent).encode())
 
 
 @contextmanager

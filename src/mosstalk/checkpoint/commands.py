@@ -1,35 +1,18 @@
 """``mosstalk checkpoint inspect`` and ``convert``: progress, and what there is to say."""
 
 import json
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mosstalk.checkpoint.convert import Converted, convert
 from mosstalk.checkpoint.inspect import Report, inspect
 from mosstalk.errors import CheckpointError, OptionError
-from mosstalk.tensors import Progress as Tell
+from mosstalk.progress import progress_bar
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SHOWN_HASH = 16
-
-
-@contextmanager
-def progress_bar() -> Iterator[Tell]:
-    """A bar on the terminal that names what is being done; silent where there is none."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-
-        def tell(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done / max(total, 1))
-
-        yield tell
 
 
 def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:

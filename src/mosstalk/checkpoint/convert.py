@@ -102,7 +102,7 @@ def convert_model(
         _write_index(folder, shards, dtype, shapes)
         _write_model_config(folder, source, dtype)
         _write_manifest(folder, source, files, recipe | {"tensors": len(shapes)}, progress)
-    result.written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    result.written = _bytes_in(_files_of(out))
     return result
 
 
@@ -210,15 +210,15 @@ def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> 
     """
     SpeechTokenizerConfig.from_folder(source)
     files = _files_of(source)
-    require_space(out, sum(path.stat().st_size for path in files))
+    require_space(out, _bytes_in(files))
     result = Converted(out)
     recipe = {"kind": "codec", "layout": "codec-1"}
     with restartable(out, files, recipe) as folder:
         result.resumed = len(folder.notes)
-        for path in files:
+        for place, path in enumerate(files):
             name = path.relative_to(source).as_posix()
             if progress:
-                progress(f"codec: {name}", files.index(path), len(files))
+                progress(f"codec: {name}", place, len(files))
             if path.suffix == ".pt":
                 store = _checked_part(source, path)
                 result.tensors += len(store)
@@ -230,7 +230,7 @@ def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> 
         folder.write(_json_file("flow/config.json", flow.to_dict()))
         folder.write(_json_file("flow/hift.json", hift.to_dict()))
         _write_manifest(folder, source, files, recipe, progress)
-    result.written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    result.written = _bytes_in(_files_of(out))
     return result
 
 
@@ -300,6 +300,10 @@ def _json_file(name: str, values: dict[str, Any]) -> WriteFile:
 
 def _files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _bytes_in(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
 
 
 def _elements(shape: tuple[int, ...]) -> int:

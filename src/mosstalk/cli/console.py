@@ -1,14 +1,10 @@
 """``mosstalk chat``: turns from the command line, answers to files, figures to the screen."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.status import Status
 
 from mosstalk.codec.audio import AudioWriter, Recording, Samples, output_format, read_audio
 from mosstalk.config import LanguageModelConfig
@@ -17,12 +13,13 @@ from mosstalk.default_model import default_model
 from mosstalk.device import pick_device, pick_dtype
 from mosstalk.documents import as_text, human_text_on_stderr, require_target
 from mosstalk.errors import ConfigError, TextError
-from mosstalk.figures import answer_figures, model_facts
+from mosstalk.figures import answer_figures, model_facts, stage_figures
 from mosstalk.model.generate import Limits, Step
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.pipeline import Answer, Chat, Pipeline
+from mosstalk.progress import loading, status_line
 from mosstalk.script import Script
-from mosstalk.timing import STAGES, TurnTimings, peak_memory_mib
+from mosstalk.timing import TurnTimings, peak_memory_mib
 from mosstalk.trace import write_trace
 from mosstalk.units import CODE_MS, INPUT_RATE, OUTPUT_RATE
 
@@ -126,12 +123,8 @@ def _converse(request: ChatRequest, record: _Record) -> None:
     dtype = pick_dtype(request.dtype) if request.dtype else None
     if dtype is None and device.type == "cpu":
         dtype = pick_dtype("float32")
-    with _status("loading") as status:
-
-        def progress(what: str, done: int, total: int) -> None:
-            status.update(f"{what}: {done} of {total} tensors")
-
-        pipeline = Pipeline.load(*folders, device=device, dtype=dtype, progress=progress)
+    with loading() as (_, tell):
+        pipeline = Pipeline.load(*folders, device=device, dtype=dtype, progress=tell)
     record.model = model_facts(pipeline)
     speech = request.reply == "speech"
     chat = pipeline.chat(voice=request.voice, system=request.system, speech=speech)
@@ -174,7 +167,7 @@ def _take_turn(chat: Chat, turn: tuple[str, str], recording: Recording | None) -
         chat.read(turn[1])
         print(f"  read     {turn[1]!r}")
         return {"kind": "text", "text": turn[1]}
-    with _status("listening"):
+    with status_line("listening"):
         codes = chat.hear(recording.samples)
     print(
         f"  heard    {turn[1]}: {recording.seconds:.2f} s ({recording.source_rate} Hz, "
@@ -203,7 +196,7 @@ def _answer(
     record.timings.append(answer.timings)
     sound = _Sound(out)
     try:
-        with _sound_file(sound), _status("reading the conversation") as status:
+        with _sound_file(sound), status_line("reading the conversation") as status:
             for samples in answer:
                 sound.write(samples)
                 spoken = f"{answer.audio_s:.1f} s of sound"
@@ -245,14 +238,11 @@ def _print_answer(answer: Answer, written: Path | None, script: Script | None) -
 def _print_figures(answer: Answer, weights: str) -> None:
     timings = answer.timings
     print(f"  rows prefilled {timings.rows_prefilled}, steps {answer.steps}")
-    for name in STAGES:
-        runs = timings.stages[name]
-        if runs:
-            total = sum(runs)
-            share = total / timings.total_ms
+    for name, stage in stage_figures(timings).items():
+        if stage["count"]:
             print(
-                f"  {name:8} {total:9.1f} ms  {share:5.1%}  "
-                f"{len(runs):4} x {total / len(runs):8.2f} ms"
+                f"  {name:8} {stage['total_ms']:9.1f} ms  {stage['share']:5.1%}  "
+                f"{stage['count']:4} x {stage['mean_ms']:8.2f} ms"
             )
     if timings.first_audio_ms is not None:
         print(f"  commit to first audio {timings.first_audio_ms:.1f} ms")
@@ -299,11 +289,3 @@ def _sound_file(sound: _Sound) -> Iterator[None]:
     if sound.writer:
         sound.writer.close()
         sound.written = sound.path
-
-
-@contextmanager
-def _status(text: str) -> Iterator[Status]:
-    """A line on the terminal that says what is going on; nothing where there is no terminal."""
-    console = Console(stderr=True, quiet=not sys.stderr.isatty())
-    with console.status(text) as status:
-        yield status

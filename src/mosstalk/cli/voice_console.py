@@ -1,13 +1,10 @@
 """``mosstalk voice``: what the commands do and print."""
 
 import shlex
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from mosstalk.codec.folder import STREAMING_FLOW, load_codec, read_fingerprint, read_flow_config
 from mosstalk.codec.make_voice import MadeVoice, make_voice, new_voice_path, read_sample
@@ -26,6 +23,7 @@ from mosstalk.default_model import default_model
 from mosstalk.device import pick_device
 from mosstalk.documents import as_text
 from mosstalk.errors import CheckpointError, OutputError, VoiceError
+from mosstalk.progress import loading
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from mosstalk.units import CODE_MS
 
@@ -59,12 +57,8 @@ def run_create(request: CreateRequest) -> None:
     device = pick_device(request.device)
     if request.codec is None:
         _complete_default(folder)
-    with Console(stderr=True, quiet=not sys.stderr.isatty()).status("loading") as status:
-
-        def progress(what: str, done: int, total: int) -> None:
-            status.update(f"{what}: {done} of {total} tensors")
-
-        codec = load_codec(folder, device=device, progress=progress)
+    with loading() as (status, tell):
+        codec = load_codec(folder, device=device, progress=tell)
         status.update("making the voice")
         made = make_voice(codec, sample, request.name)
     if request.out is None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
+from mosstalk.documents import require_target
 from mosstalk.errors import AudioError, OutputError
 
 Samples = npt.NDArray[np.float32]
@@ -221,8 +222,5 @@ def output_format(path: Path) -> tuple[str, str]:
     found = OUTPUT_FORMATS.get(path.suffix.lower())
     if found is None:
         raise OutputError(f"{path}: write to one of {', '.join(OUTPUT_FORMATS)}")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such folder; make it first")
-    if path.is_dir():
-        raise OutputError(f"{path}: is a folder; give a file name")
+    require_target(path)
     return found

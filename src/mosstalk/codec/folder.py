@@ -95,14 +95,7 @@ def load_codec(
         raise CheckpointError(f"{folder}: no such folder; give the codec's folder with --codec")
 
     def load(make: Callable[[], _M], store: Store, where: Path) -> _M:
-        with torch.device("meta"):
-            module = make()
-        unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
-        fill(
-            module, store, where=str(where), device=device, dtype=dtype,
-            unused=unused, progress=progress,
-        )  # fmt: skip
-        return module
+        return build(make, store, where, device=device, dtype=dtype, progress=progress)
 
     speech_config = SpeechTokenizerConfig.from_folder(folder)
     flow_config = read_flow_config(folder, flow_name)
@@ -120,6 +113,26 @@ def load_codec(
         ),
         FLOW_BLOCK_CODES[flow_name],
     )
+
+
+def build(
+    make: Callable[[], _M],
+    store: Store,
+    where: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> _M:
+    """A part of the codec, made by ``make`` and filled from ``store``; see ``tensors.fill``."""
+    with torch.device("meta"):
+        module = make()
+    unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
+    fill(
+        module, store, where=str(where), device=device, dtype=dtype,
+        unused=unused, progress=progress,
+    )  # fmt: skip
+    return module
 
 
 def read_flow_config(folder: Path, flow_name: str) -> FlowConfig:

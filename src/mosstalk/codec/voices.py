@@ -1,7 +1,6 @@
 """Voices: what a reply should sound like, as one safetensors file."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mosstalk.errors import OutputError, VoiceError
+from mosstalk.atomic import write_whole
+from mosstalk.errors import VoiceError
 from mosstalk.units import MEL_FRAMES_PER_CODE
 
 SUFFIX = ".safetensors"
@@ -53,17 +53,8 @@ def save_voice(voice: Voice, path: Path) -> None:
     """
     tensors = {"codes": voice.codes, "mel": voice.mel, "embedding": voice.embedding}
     contiguous = {name: value.contiguous().cpu() for name, value in tensors.items()}
-    content = save(contiguous, metadata={"info": json.dumps({"format": _FORMAT} | voice.info)})
-    # The process id keeps two that make the same voice at once out of each other's file.
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            part.write_bytes(content)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    info = json.dumps({"format": _FORMAT} | voice.info)
+    write_whole(path, save(contiguous, metadata={"info": info}))
 
 
 def load_voice(

@@ -1,14 +1,12 @@
 """``mosstalk checkpoint synthesize``: sizes from words, progress, what was written."""
 
-import sys
 import time
 from pathlib import Path
-
-from rich.progress import Progress
 
 from mosstalk.atomic import new_folder
 from mosstalk.codec.xvector import X_VECTOR_FILE
 from mosstalk.device import pick_dtype
+from mosstalk.progress import progress_bar
 from mosstalk.synthesis.sizes import parse_sizes
 from mosstalk.synthesis.write import Synthesis, synthesize
 
@@ -19,13 +17,8 @@ def run_synthesize(
     """Write a synthetic checkpoint to ``out`` and print what it is."""
     sizes = parse_sizes([part for word in words for part in word.split(",")])
     started = time.perf_counter()
-    with Progress(disable=not sys.stderr.isatty(), transient=True) as bar, new_folder(out) as part:
-        task = bar.add_task("writing", total=1.0)
-
-        def progress(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done / total)
-
-        synthesize(part, Synthesis(sizes, seed, pick_dtype(dtype), tokenizer, progress))
+    with progress_bar() as tell, new_folder(out) as part:
+        synthesize(part, Synthesis(sizes, seed, pick_dtype(dtype), tokenizer, tell))
     files = [path for path in out.rglob("*") if path.is_file()]
     size_mib = sum(path.stat().st_size for path in files) / 2**20
     print(

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mosstalk.codec.features import MelSpec, vocoder_mel
 from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream, fixed_noise
-from mosstalk.codec.folder import open_part, read_flow_config, read_hift_config
+from mosstalk.codec.folder import build, open_part, read_flow_config, read_hift_config
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
@@ -18,7 +18,6 @@ from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_
 from mosstalk.errors import CaseError
 from mosstalk.tensors import (
     Store,
-    fill,
     fold_weight_norm,
     open_pickled,
     open_safetensors,
@@ -27,14 +26,6 @@ from mosstalk.tensors import (
 from mosstalk.units import INPUT_RATE
 from mosstalk.verify.case import Case, pcm_from
 from mosstalk.verify.compare import Check, Comparer
-
-_M = TypeVar("_M", bound=nn.Module)
-
-
-def _filled(module: _M, store: Store, case: Case, device: torch.device, dtype: torch.dtype) -> _M:
-    unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
-    fill(module, store, where=str(case.weights), device=device, dtype=dtype, unused=unused)
-    return module
 
 
 def _weights(folder: Path, stem: str) -> Store:
@@ -67,10 +58,10 @@ def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) 
         raise CaseError(f"{case.folder}: clips must be at {INPUT_RATE} Hz")
     path = case.weights / "config.json"
     config = SpeechTokenizerConfig.from_dict(read_json(path), str(path))
-    with torch.device("meta"):
-        module = SpeechTokenizer(config)
     store = open_sharded(case.weights)
-    tokenizer = _filled(module, store, case, device, compare.dtype)
+    tokenizer = build(
+        lambda: SpeechTokenizer(config), store, case.weights, device=device, dtype=compare.dtype
+    )
     for clip in case.get("clips"):
         name = clip["clip"]
         pcm = pcm_from(case.tensor(f"{name}.pcm16"))
@@ -87,9 +78,10 @@ def check_flow(case: Case, device: torch.device, compare: Comparer) -> Iterator[
     """Decode every reply whole and, where the case has hops, hop by hop."""
     name = str(case.settings.get("flow_name", "flow"))
     config = _flow_config(case, name)
-    with torch.device("meta"):
-        module = FlowDecoder(config)
-    flow = _filled(module, _weights(case.weights, name), case, device, compare.dtype)
+    store = _weights(case.weights, name)
+    flow = build(
+        lambda: FlowDecoder(config), store, case.weights, device=device, dtype=compare.dtype
+    )
     voice = Voice(
         case.tensor("prompt_tokens"), case.tensor("prompt_mel"), case.tensor("speaker_embedding")
     )
@@ -175,10 +167,10 @@ def _check_hops(
 def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
     """Wave of a mel and its source; F0, the source itself and chunks where the case has them."""
     config = _hift_config(case)
-    with torch.device("meta"):
-        module = HiftVocoder(config)
     store = fold_weight_norm(_weights(case.weights, "hift"))
-    vocoder = _filled(module, store, case, device, compare.dtype)
+    vocoder = build(
+        lambda: HiftVocoder(config), store, case.weights, device=device, dtype=compare.dtype
+    )
     mel = case.tensor("mel").to(device)
     if case.wants("f0"):
         yield compare.tensor("f0", vocoder.f0(mel), case.tensor("f0"))

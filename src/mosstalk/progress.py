@@ -1,0 +1,43 @@
+"""What is going on, on the terminal: nothing is shown where standard error is none."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+
+from mosstalk.tensors import Progress as Tell
+
+
+@contextmanager
+def status_line(text: str) -> Iterator[Status]:
+    """A line that says what is being done; ``update`` it as things go on."""
+    console = Console(stderr=True, quiet=not sys.stderr.isatty())
+    with console.status(text) as status:
+        yield status
+
+
+@contextmanager
+def loading() -> Iterator[tuple[Status, Tell]]:
+    """A status line, and a function that counts the tensors loaded on it."""
+    with status_line("loading") as status:
+
+        def tell(what: str, done: int, total: int) -> None:
+            status.update(f"{what}: {done} of {total} tensors")
+
+        yield status, tell
+
+
+@contextmanager
+def progress_bar() -> Iterator[Tell]:
+    """A bar that names what is being done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done / max(total, 1))
+
+        yield tell
