@@ -11,7 +11,7 @@ from torch import nn
 
 from mosstalk.checkpoint.restartable import sha256
 from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import FLOW_BLOCK_CODES, open_part, read_flow_config, read_hift_config
+from mosstalk.codec.folder import flow_names, open_part, read_flow_config, read_hift_config
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import list_voices
@@ -184,6 +184,7 @@ def _inspect_codec(folder: Path) -> Report:
         "x-vector model": "there"
         if x_vector.exists()
         else "flow/campplus.onnx is missing: voices cannot be made",
+        "flows": flow_names(config),
         "weights": str(config.extra.get("mosstalk_weights", "unlabelled")),
     }
     with torch.device("meta"):
@@ -191,7 +192,7 @@ def _inspect_codec(folder: Path) -> Report:
         hift = HiftVocoder(read_hift_config(folder))
         flow = FlowDecoder(read_flow_config(folder, "flow-chunk-5"))
     _add_part(report, "speech tokenizer", tokenizer, lambda: open_sharded(folder), tokenizer.unused)
-    for name in FLOW_BLOCK_CODES:
+    for name in flow_names(config):
         _add_part(report, name, flow, partial(open_part, folder / "flow", name))
     _add_part(report, "hift", hift, lambda: open_part(folder / "flow", "hift"), fold=True)
     return report

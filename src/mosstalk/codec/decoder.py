@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream
+from mosstalk.codec.flow import FlowDecoder, FlowStream, RecomputingFlowStream
+from mosstalk.codec.flow_stream import CachedFlowStream, streaming
 from mosstalk.codec.folder import STREAMING_FLOW, Codec
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import NOISE_STREAM, HiftStream
@@ -19,12 +20,14 @@ class SpeechStream:
     """Sound of one reply in one voice, from codes as they are generated.
 
     The samples of all ``push`` calls and of ``finish`` together are 1920 for each code.
+    ``cached`` off computes voice and reply again at every hop: slow, and the same sound.
     """
 
-    def __init__(self, codec: Codec, voice: Voice, seed: int = 0) -> None:
+    def __init__(self, codec: Codec, voice: Voice, seed: int = 0, *, cached: bool = True) -> None:
         if codec.block_codes is None:
             raise ConfigError(f"this flow was trained on whole replies; stream {STREAMING_FLOW}")
-        self._flow = RecomputingFlowStream(codec.flow, voice)
+        stream = CachedFlowStream if cached else RecomputingFlowStream
+        self._flow: FlowStream = stream(codec.flow, voice)
         self._vocoder = HiftStream(codec.vocoder, seed)
 
     @property
@@ -40,6 +43,12 @@ class SpeechStream:
         """End the reply: the rest of its sound, None when it had no codes."""
         mel = self._flow.finish()
         return None if mel is None else self._vocoder.push(mel, final=True)
+
+
+def prepare(codec: Codec, voice: Voice) -> None:
+    """Compute what depends on the voice alone, so that no reply has to wait for it."""
+    if codec.block_codes is not None:
+        streaming(codec.flow).voice(voice)
 
 
 def decode_offline(

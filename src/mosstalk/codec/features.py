@@ -68,10 +68,10 @@ def mel_filters(rate: int, n_fft: int, bins: int, low_hz: float, high_hz: float)
 
 
 def whisper_log_mel(pcm: Tensor, bins: int = 128) -> Tensor:
-    """Whisper's log-mel of one segment (Radford et al. 2022).
+    """Whisper's log-mel of segments (Radford et al. 2022).
 
-    ``pcm`` (samples,) float at 16 kHz, a multiple of 160 samples; returns (bins, samples //
-    160) in float32. The floor depends on the segment's loudest frame.
+    ``pcm`` (..., samples) float at 16 kHz, a multiple of 160 samples; returns (..., bins,
+    samples // 160) in float32. The floor depends on each segment's loudest frame.
     """
     filters = mel_filters(INPUT_RATE, WHISPER_N_FFT, bins, 0.0, INPUT_RATE / 2).to(pcm.device)
     window = torch.hann_window(WHISPER_N_FFT, device=pcm.device)
@@ -79,23 +79,24 @@ def whisper_log_mel(pcm: Tensor, bins: int = 128) -> Tensor:
         _reflected(pcm.float(), WHISPER_N_FFT // 2), WHISPER_N_FFT, WHISPER_HOP,
         window=window, center=False, return_complex=True,
     )  # fmt: skip
-    power = spectrum[:, :-1].abs().square()
+    power = spectrum[..., :-1].abs().square()
     log_mel = (filters @ power).clamp_min(_WHISPER_FLOOR).log10()
-    log_mel = torch.maximum(log_mel, log_mel.max() - _WHISPER_RANGE)
+    log_mel = torch.maximum(log_mel, log_mel.amax(dim=(-2, -1), keepdim=True) - _WHISPER_RANGE)
     return (log_mel + 4.0) / 4.0
 
 
 def _reflected(pcm: Tensor, padding: int) -> Tensor:
-    """Mirror both ends; ``pcm`` must be longer than ``padding``."""
-    return F.pad(pcm[None], (padding, padding), mode="reflect")[0]
+    """Mirror both ends of (n,) or (B, n); n must be larger than ``padding``."""
+    rows = F.pad(pcm.reshape(-1, pcm.shape[-1]), (padding, padding), mode="reflect")
+    return rows.reshape(*pcm.shape[:-1], -1)
 
 
 def vocoder_mel(pcm: Tensor, spec: MelSpec = FLOW_MEL) -> Tensor:
     """The mel that vocoders speak from: natural log of magnitudes in Slaney bands.
 
-    ``pcm`` (samples,) float at ``spec.rate``; returns (frames, bins) float32, one frame each
-    hop. Not centred: (n_fft - hop) / 2 samples are mirrored at both ends, so ``pcm`` must be
-    longer than that.
+    ``pcm`` (samples,) or (B, samples) float at ``spec.rate``; returns (frames, bins) or (B,
+    frames, bins) float32, one frame each hop. Not centred: (n_fft - hop) / 2 samples are
+    mirrored at both ends, so ``pcm`` must be longer than that.
     """
     filters = mel_filters(spec.rate, spec.n_fft, spec.bins, spec.low_hz, spec.high_hz)
     spectrum = torch.stft(
@@ -107,4 +108,4 @@ def vocoder_mel(pcm: Tensor, spec: MelSpec = FLOW_MEL) -> Tensor:
         return_complex=True,
     )
     power = spectrum.real.square() + spectrum.imag.square() + _VOCODER_MAGNITUDE_FLOOR
-    return (filters.to(pcm.device) @ power.sqrt()).clamp_min(_VOCODER_FLOOR).log().T
+    return (filters.to(pcm.device) @ power.sqrt()).clamp_min(_VOCODER_FLOOR).log().mT

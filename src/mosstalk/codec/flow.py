@@ -1,11 +1,12 @@
 """Codes to mel frames: encoder, then ten Euler steps of a guided flow.
 
 ``FlowDecoder`` computes a whole prefix at once; ``RecomputingFlowStream`` hands out a reply
-hop by hop by computing the prefix again for each hop, as public implementations do. A
-stream with kept state, of constant cost per hop, can take its place behind the same methods.
+hop by hop by computing the prefix again for each hop, as public implementations do.
+``flow_stream.CachedFlowStream`` gives the same frames from kept state.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -28,15 +29,16 @@ def _noise_block(index: int, bins: int) -> Tensor:
     return torch.randn((1, bins, NOISE_FRAMES), generator=torch.Generator().manual_seed(index))
 
 
-def fixed_noise(frames: int, bins: int = 80) -> Tensor:
-    """The first ``frames`` frames of the flow's starting noise, (1, bins, frames) float32.
+def fixed_noise(frames: int, bins: int = 80, *, start: int = 0) -> Tensor:
+    """``frames`` frames of the flow's starting noise from ``start`` on, (1, bins, frames) float32.
 
     The published noise is one block of 15,000 frames drawn with seed 0. Past its end this
     project continues with blocks drawn with seeds 1, 2, ...: voice and reply may be longer
     than 300 s, and what was played never changes.
     """
-    blocks = range(math.ceil(frames / NOISE_FRAMES))
-    return torch.cat([_noise_block(index, bins) for index in blocks], dim=2)[:, :, :frames]
+    first, stop = start // NOISE_FRAMES, math.ceil((start + frames) / NOISE_FRAMES)
+    blocks = torch.cat([_noise_block(index, bins) for index in range(first, stop)], dim=2)
+    return blocks[:, :, start - first * NOISE_FRAMES :][:, :, :frames]
 
 
 class ConditionalFlow(nn.Module):
@@ -47,22 +49,25 @@ class ConditionalFlow(nn.Module):
         self.config = config
         self.estimator = Estimator(config)
 
+    def times(self, device: torch.device) -> Tensor:
+        """Where the Euler steps begin and end, (steps + 1,) float32: 1 - cos(pi u / 2)."""
+        u = torch.linspace(0, 1, self.config.n_timesteps + 1, device=device)
+        return 1 - torch.cos(u * 0.5 * torch.pi)
+
     def forward(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, block: int | None
     ) -> Tensor:
-        """Integrate from ``noise`` (1, 80, T) to a mel (1, 80, T) on t = 1 - cos(pi u / 2).
+        """Integrate from ``noise`` (1, 80, T) to a mel (1, 80, T) over ``times``.
 
         Each step's velocity is (1 + g) conditioned - g unconditioned, where unconditioned
         has mu, speaker and condition at zero.
         """
-        steps, guidance = self.config.n_timesteps, self.config.cfg_rate
-        u = torch.linspace(0, 1, steps + 1, device=noise.device)
-        times = 1 - torch.cos(u * 0.5 * torch.pi)
+        guidance = self.config.cfg_rate
         mu, speaker, condition = (
             torch.cat([value, torch.zeros_like(value)]) for value in (mu, speaker, condition)
         )
         x = noise
-        for now, then in pairwise(times):
+        for now, then in pairwise(self.times(noise.device)):
             both = torch.cat([x, x])
             velocity = self.estimator(both, mu, now.expand(2), speaker, condition, block)
             guided = (1 + guidance) * velocity[:1] - guidance * velocity[1:]
@@ -113,8 +118,8 @@ class FlowDecoder(nn.Module):
         return mel[0, :, prompt_frames:]
 
 
-class RecomputingFlowStream:
-    """Mel of one reply, hop by hop, computing voice and reply again at every hop.
+class FlowStream(ABC):
+    """Mel of one reply, hop by hop; subclasses say how a hop is computed.
 
     Blocks are counted from the start of the voice prompt, so the first hop is
     ``chunk + (-prompt mod chunk)`` codes long and later ones ``chunk``; a hop needs three
@@ -122,29 +127,29 @@ class RecomputingFlowStream:
     """
 
     def __init__(self, flow: FlowDecoder, voice: Voice) -> None:
-        self.flow = flow
-        self.voice = voice
+        self.config = flow.config
+        self.prompt_codes = voice.codes.shape[0]
         self.codes: list[int] = []
         self.done_codes = 0
 
     @property
     def hop_codes(self) -> int:
         """Length of the next hop in codes."""
-        chunk = self.flow.config.chunk_size
-        alignment = -self.voice.codes.shape[0] % chunk if self.done_codes == 0 else 0
+        chunk = self.config.chunk_size
+        alignment = -self.prompt_codes % chunk if self.done_codes == 0 else 0
         return chunk + alignment
 
     @property
     def codes_needed(self) -> int:
         """How many reply codes there must be for the next hop."""
-        return self.done_codes + self.hop_codes + self.flow.config.pre_lookahead_len
+        return self.done_codes + self.hop_codes + self.config.pre_lookahead_len
 
     def push(self, codes: Iterable[int]) -> list[Tensor]:
         """Take more codes; return the mel (80, frames) of every hop that became possible."""
         self.codes += codes
         hops = []
         while len(self.codes) >= self.codes_needed:
-            hops.append(self._hop(self.hop_codes, self.codes_needed, final=False))
+            hops.append(self._advance(self.hop_codes, final=False))
         return hops
 
     def finish(self) -> Tensor | None:
@@ -154,13 +159,31 @@ class RecomputingFlowStream:
         was already played.
         """
         rest = len(self.codes) - self.done_codes
-        return self._hop(rest, len(self.codes), final=True) if rest else None
+        return self._advance(rest, final=True) if rest else None
 
-    def _hop(self, hop: int, available: int, *, final: bool) -> Tensor:
+    def _advance(self, hop: int, *, final: bool) -> Tensor:
+        mel = self._hop(hop, final=final)
+        self.done_codes += hop
+        return mel
+
+    @abstractmethod
+    def _hop(self, hop: int, *, final: bool) -> Tensor:
+        """Mel (80, frames) of the next ``hop`` codes; ``final``: no code follows them."""
+
+
+class RecomputingFlowStream(FlowStream):
+    """Computes voice and reply again at every hop: the truth that kept state is tested against."""
+
+    def __init__(self, flow: FlowDecoder, voice: Voice) -> None:
+        super().__init__(flow, voice)
+        self.flow = flow
+        self.voice = voice
+
+    def _hop(self, hop: int, *, final: bool) -> Tensor:
+        end = self.done_codes + hop
+        available = end if final else end + self.config.pre_lookahead_len
         device = self.flow.encoder_proj.weight.device
         codes = torch.tensor(self.codes[:available], device=device)
         mel = self.flow.decode(self.voice, codes, final=final, masked=True)
-        ratio = self.flow.config.token_mel_ratio
-        start = self.done_codes * ratio
-        self.done_codes += hop
-        return mel[:, start : self.done_codes * ratio]
+        ratio = self.config.token_mel_ratio
+        return mel[:, self.done_codes * ratio : end * ratio]

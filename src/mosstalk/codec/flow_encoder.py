@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mosstalk.config import FlowConfig
 
 _BLOCK_NORM_EPS = 1e-12
-_LEAKY_SLOPE = 0.01
+LEAKY_SLOPE = 0.01
 _UPSAMPLE_KERNEL_PER_STRIDE = 2
 _POSITION_BASE = 10000.0
 
@@ -62,7 +62,7 @@ class LookAhead(nn.Module):
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """``x`` (B, T, C) with ``context`` (B, ahead, C) on its right, to (B, T, C)."""
         y = self.conv1(torch.cat([x, context], dim=1).transpose(1, 2))
-        y = self.conv2(F.pad(F.leaky_relu(y, _LEAKY_SLOPE), (2, 0)))
+        y = self.conv2(F.pad(F.leaky_relu(y, LEAKY_SLOPE), (2, 0)))
         return x + y.transpose(1, 2)
 
 

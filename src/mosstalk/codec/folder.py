@@ -32,6 +32,8 @@ FLOW_BLOCK_CODES = {"flow": None, "flow-chunk-5": 5, "flow-chunk-25": 25}
 The one place where a file's name means something. ``None``: full attention, no streaming.
 """
 STREAMING_FLOW = "flow-chunk-5"
+FLOWS_KEY = "mosstalk_flows"
+"""Key of a codec's config under which a release that has not all three flows names its own."""
 _CODEBOOK = "encoder.codebook.weight"
 _FINGERPRINT_DIGITS = 16
 
@@ -135,13 +137,29 @@ def build(
     return module
 
 
+def flow_names(config: SpeechTokenizerConfig) -> list[str]:
+    """The flows that a codec has: those it names, else all that are published.
+
+    Raises:
+        ConfigError: it names one that is unknown.
+    """
+    names = list(config.extra.get(FLOWS_KEY, FLOW_BLOCK_CODES))
+    for name in names:
+        _known_flow(str(name))
+    return names
+
+
+def _known_flow(name: str) -> None:
+    if name not in FLOW_BLOCK_CODES:
+        raise ConfigError(f"unknown flow {name!r}; choose of {', '.join(FLOW_BLOCK_CODES)}")
+
+
 def read_flow_config(folder: Path, flow_name: str) -> FlowConfig:
     """Sizes of the flow: ``flow/config.json`` where there is one, else the published ones.
 
     ``flow/config.yaml`` is never read: evaluating it would run code from the checkpoint.
     """
-    if flow_name not in FLOW_BLOCK_CODES:
-        raise ConfigError(f"unknown flow {flow_name!r}; choose of {', '.join(FLOW_BLOCK_CODES)}")
+    _known_flow(flow_name)
     path = folder / "flow" / "config.json"
     values = read_json(path) if path.exists() else {}
     return FlowConfig.from_dict(

@@ -1,7 +1,9 @@
 """HiFT: mel frames to 24 kHz sound through a harmonic source and an inverse STFT.
 
 HiFTNet (Li et al. 2023) in CosyVoice2's sizes and the published tensor names, with weight
-norm folded into plain weights. Shapes: T mel frames, N = 480 T samples, K = harmonics + 1.
+norm folded into plain weights. Shapes: B sequences, T mel frames, N = 480 T samples, K =
+harmonics + 1. The modules take batches and pass gradients on, for training; speech is made
+one sequence at a time by ``f0``, ``source``, ``synthesise`` and ``vocode``.
 """
 
 import math
@@ -31,9 +33,9 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(width, 1)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """``mel`` (80, T) to f0 (T,), zero or positive."""
-        hidden = self.condnet(mel[None])[0].T
-        return self.classifier(hidden)[:, 0].abs()
+        """``mel`` (B, 80, T) to f0 (B, T), zero or positive."""
+        hidden = self.condnet(mel).transpose(1, 2)
+        return self.classifier(hidden)[..., 0].abs()
 
 
 class Snake(nn.Module):
@@ -44,7 +46,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(1, channels, L) to the same."""
+        """(B, channels, L) to the same."""
         alpha = self.alpha[None, :, None]
         return x + (alpha * x).sin().square() / (alpha + _SNAKE_EPS)
 
@@ -65,7 +67,7 @@ class SnakeResidual(nn.Module):
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(1, channels, L) to the same."""
+        """(B, channels, L) to the same."""
         for act1, conv1, act2, conv2 in zip(
             self.activations1, self.convs1, self.activations2, self.convs2, strict=True
         ):
@@ -81,9 +83,9 @@ class HarmonicMixer(nn.Module):
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
 
     def forward(self, waves: Tensor) -> Tensor:
-        """(N, K) to (N,) in float32."""
+        """(..., N, K) to (..., N) in float32."""
         weight, bias = self.l_linear.weight.float(), self.l_linear.bias.float()
-        return torch.tanh(F.linear(waves, weight, bias))[:, 0]
+        return torch.tanh(F.linear(waves, weight, bias))[..., 0]
 
 
 def _window(config: HiftConfig, device: torch.device) -> Tensor:
@@ -91,7 +93,10 @@ def _window(config: HiftConfig, device: torch.device) -> Tensor:
 
 
 class HiftVocoder(nn.Module):
-    """The whole vocoder; ``f0``, ``source`` and ``synthesise`` are its three stages."""
+    """The whole vocoder; ``f0``, ``source`` and ``synthesise`` are its three stages.
+
+    In batches they are ``f0_predictor``, ``excite`` and the module itself.
+    """
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()
@@ -137,28 +142,35 @@ class HiftVocoder(nn.Module):
     @torch.inference_mode()
     def f0(self, mel: Tensor) -> Tensor:
         """Fundamental frequency (T,) in Hz, float32, of a mel (80, T)."""
-        return self.f0_predictor(mel.to(self.conv_pre.weight.dtype)).float()
+        return self.f0_predictor(mel[None].to(self.conv_pre.weight.dtype))[0].float()
 
     def phase_steps(self, f0: Tensor) -> Tensor:
-        """Turns that each harmonic advances in each frame, (T, K) float64."""
+        """Turns that each harmonic advances in each frame of ``f0`` (..., T).
+
+        Returns (..., T, K) float64.
+        """
         harmonic = torch.arange(1, self.harmonics + 1, device=f0.device)
-        per_sample = (f0[:, None] * harmonic / self.config.sampling_rate) % 1
+        per_sample = (f0[..., None] * harmonic / self.config.sampling_rate) % 1
         return per_sample.double() * self.config.samples_per_frame
 
     @torch.inference_mode()
     def source(self, f0: Tensor, phases: Tensor, noise: Tensor) -> Tensor:
-        """Excitation (N,) float32 from ``f0`` (T,), ``phases`` (T, K) and ``noise`` (N, K).
+        """``excite`` for one sequence: (N,) from (T,), (T, K) and (N, K)."""
+        return self.excite(f0[None], phases[None], noise[None])[0]
+
+    def excite(self, f0: Tensor, phases: Tensor, noise: Tensor) -> Tensor:
+        """Excitation (B, N) float32 from f0 (B, T), phases (B, T, K) and noise (B, N, K).
 
         ``phases`` are turns at the frames' centres, float64, in between linear, held before
         the first and after the last. Where f0 is above the threshold the sinusoids sound
         with a little noise, elsewhere noise alone.
         """
         config = self.config
-        frames = f0.repeat_interleave(config.samples_per_frame)[:, None]
+        frames = f0.repeat_interleave(config.samples_per_frame, dim=1)[..., None]
         voiced = (frames > config.nsf_voiced_threshold).float()
         turns = F.interpolate(
-            phases.T[None], scale_factor=float(config.samples_per_frame), mode="linear"
-        )[0].T
+            phases.transpose(1, 2), scale_factor=float(config.samples_per_frame), mode="linear"
+        ).transpose(1, 2)
         sines = torch.sin(2 * torch.pi * (turns % 1)).float() * config.nsf_alpha
         level = config.nsf_sigma * voiced + config.nsf_alpha / 3 * (1 - voiced)
         return self.m_source(sines * voiced + level * noise)
@@ -166,9 +178,13 @@ class HiftVocoder(nn.Module):
     @torch.inference_mode()
     def synthesise(self, mel: Tensor, source: Tensor) -> Tensor:
         """Sound (N,) float32 at 24 kHz from a mel (80, T) and a source (N,), clamped."""
+        return self(mel[None], source[None])[0]
+
+    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
+        """Sound (B, N) float32 at 24 kHz from mels (B, 80, T) and sources (B, N), clamped."""
         dtype = self.conv_pre.weight.dtype
         spectrum = self._source_spectrum(source).to(dtype)
-        x = self.conv_pre(mel[None].to(dtype))
+        x = self.conv_pre(mel.to(dtype))
         kernels, last = len(self.config.resblock_kernel_sizes), len(self.ups) - 1
         for stage, up in enumerate(self.ups):
             x = up(F.leaky_relu(x, self.config.lrelu_slope))
@@ -178,7 +194,7 @@ class HiftVocoder(nn.Module):
             branches = self.resblocks[stage * kernels : (stage + 1) * kernels]
             x = torch.stack([branch(x) for branch in branches]).mean(dim=0)
         x = self.conv_post(F.leaky_relu(x, _LAST_LEAKY_SLOPE))
-        return self._inverse_stft(x[0].float())
+        return self._inverse_stft(x.float())
 
     def vocode(self, mel: Tensor, noise: Tensor) -> Tensor:
         """Sound (N,) of a whole mel (80, T) at once, with ``noise`` (N, K)."""
@@ -186,7 +202,7 @@ class HiftVocoder(nn.Module):
         return self.synthesise(mel, self.source(f0, self.phase_steps(f0).cumsum(0), noise))
 
     def _source_spectrum(self, source: Tensor) -> Tensor:
-        """STFT of the source: real then imaginary parts, (1, n_fft + 2, 120 T + 1)."""
+        """STFT of sources (B, N): real then imaginary parts, (B, n_fft + 2, 120 T + 1)."""
         config = self.config
         spectrum = torch.stft(
             source.float(),
@@ -195,12 +211,12 @@ class HiftVocoder(nn.Module):
             window=_window(config, source.device),
             return_complex=True,
         )
-        return torch.cat([spectrum.real, spectrum.imag])[None]
+        return torch.cat([spectrum.real, spectrum.imag], dim=1)
 
     def _inverse_stft(self, x: Tensor) -> Tensor:
-        """From log magnitudes and phase sines (n_fft + 2, frames) to sound, clamped."""
+        """From log magnitudes and phase sines (B, n_fft + 2, frames) to sound, clamped."""
         config = self.config
-        log_magnitude, phase = x.chunk(2)
+        log_magnitude, phase = x.chunk(2, dim=1)
         magnitude, angle = log_magnitude.exp().clamp_max(_MAGNITUDE_LIMIT), phase.sin()
         wave = torch.istft(
             torch.complex(magnitude * angle.cos(), magnitude * angle.sin()),

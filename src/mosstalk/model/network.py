@@ -72,14 +72,24 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor, cache: KVCache, layer: int
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: KVCache,
+        layer: int,
     ) -> Tensor:
-        """Attend from new rows ``x`` (B, T, C) to all kept rows; ``mask`` (T, S) is True to see."""
+        """Attend from new rows ``x`` (B, T, C) to all kept rows; ``mask`` (T, S) is True to see.
+
+        ``mask`` None is plain causal attention among the new rows, none being kept.
+        """
         query = rotate(self.q_norm(self._heads(self.q_proj(x))), tables)
         key = rotate(self.k_norm(self._heads(self.k_proj(x))), tables)
         value = self._heads(self.v_proj(x))
         key, value = cache.write(layer, key, value)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -113,7 +123,12 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor, cache: KVCache, layer: int
+        self,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: KVCache,
+        layer: int,
     ) -> Tensor:
         """(B, T, C) to the same; K and V of the new rows go into ``cache`` at ``layer``."""
         x = x + self.self_attn(self.input_layernorm(x), tables, mask, cache, layer)
@@ -129,7 +144,7 @@ class Block(nn.Module):
         self.first = first
 
     def forward(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor, cache: KVCache
+        self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache
     ) -> Tensor:
         """(B, T, C) to the same."""
         for index, layer in enumerate(self.layers):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.features import MelSpec, vocoder_mel
-from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream, fixed_noise
+from mosstalk.codec.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
+from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.codec.folder import build, open_part, read_flow_config, read_hift_config
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
@@ -134,34 +135,40 @@ def _check_reply(
         last = offline[:, run["final_start"] * flow.config.token_mel_ratio :]
         yield compare.tensor(name, last, case.tensor(name))
     if case.weights == case.folder or "hops" in run:
-        yield from _check_hops(case, flow, voice, prefix, run, compare)
+        streams = {
+            "": CachedFlowStream(flow, voice),
+            "recomputed.": RecomputingFlowStream(flow, voice),
+        }
+        for label, stream in streams.items():
+            yield from _check_hops(case, stream, prefix, label, run, compare)
 
 
 def _check_hops(
     case: Case,
-    flow: FlowDecoder,
-    voice: Voice,
+    stream: FlowStream,
     prefix: str,
+    label: str,
     run: dict[str, Any],
     compare: Comparer,
 ) -> Iterator[Check]:
-    """Feed the reply code by code: every hop must come when it is due, with its frames."""
-    stream = RecomputingFlowStream(flow, voice)
+    """Feed the reply code by code: every hop must come when it is due, with its frames.
+
+    ``label`` tells the checks of one kind of stream from those of another.
+    """
     schedule, mels = [], list[Tensor]()
     for pushed, code in enumerate(case.tensor(f"{prefix}tokens").tolist(), 1):
         start = stream.done_codes
         for mel in stream.push([code]):
             schedule.append({"available": pushed, "start": start, "frames": mel.shape[1]})
             mels.append(mel)
-    yield compare.value(f"{prefix}hops", schedule, run["hops"], always=True)
-    final_start = stream.done_codes
-    yield compare.value(f"{prefix}final_start", final_start, run["final_start"], always=True)
-    for index, mel in enumerate(mels):
-        name = f"{prefix}hop{index}.mel"
-        yield compare.tensor(name, mel, case.tensor(name))
-    name = f"{prefix}final_streaming.mel"
+    shown, start = prefix + label, stream.done_codes
+    yield compare.value(f"{shown}hops", schedule, run["hops"], always=True)
+    yield compare.value(f"{shown}final_start", start, run["final_start"], always=True)
     last = stream.finish()
-    yield compare.tensor(name, torch.empty(0) if last is None else last, case.tensor(name))
+    mels.append(torch.empty(0) if last is None else last)
+    names = [*(f"hop{index}.mel" for index in range(len(mels) - 1)), "final_streaming.mel"]
+    for name, mel in zip(names, mels, strict=True):
+        yield compare.tensor(shown + name, mel, case.tensor(prefix + name))
 
 
 def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
