@@ -112,13 +112,26 @@ def set_up(extras: Set[str]) -> None:
     try:
         install_torch()
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
-        say("installing the other packages (under 100 MB to download)")
+        size = "some 300" if "quality" in extras else "under 100"
+        say(f"installing the other packages ({size} MB to download)")
         pip_install(["--editable", target])
+        install_alone(extras)
     except PipError:
         # pip fetches everything before it installs anything, so .venv is fit for another try.
         STAMP.unlink()
         raise
     STAMP.write_text(json.dumps(wanted), encoding="utf-8")
+
+
+def install_alone(extras: Set[str]) -> None:
+    """Install the packages that pyproject.toml wants without what they ask for."""
+    import tomllib
+
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
+    table = tool.get("mosstalk", {}).get("installed-alone", {})
+    wanted = [package for extra in sorted(extras) for package in table.get(extra, ())]
+    if wanted:
+        pip_install(["--no-deps", *wanted])
 
 
 def describe(extras: Set[str]) -> Dict[str, Any]:

@@ -179,12 +179,15 @@ def add_program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def write_wheel(folder: Path, name: str, version: str, entry_points: str = "") -> Path:
+def write_wheel(
+    folder: Path, name: str, version: str, entry_points: str = "", requires: str = ""
+) -> Path:
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
+    asks = f"Requires-Dist: {requires}\n" if requires else ""
     files = {
         f"{name}.py": "def main() -> None: ...\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{asks}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": entry_points,
     }
@@ -220,7 +223,8 @@ class Project:
         (self.root / "pyproject.toml").write_text(
             "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
             "[project]\nname = 'mosstalk'\nversion = '0.1'\n"
-            "[project.optional-dependencies]\ndev = []\nvoices = []\n",
+            "[project.optional-dependencies]\ndev = []\nvoices = []\njudges = []\n"
+            "[tool.mosstalk.installed-alone]\njudges = ['loner==1.5']\n",
             encoding="utf-8",
         )
         self.pin_torch(TORCH)
@@ -277,6 +281,18 @@ def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None
     assert only_line(project.set_up("--extras", "dev,voices").stdout).startswith("ready:")
 
 
+def test_a_package_installed_alone_comes_without_what_it_asks_for(project: Project) -> None:
+    refused = project.set_up("--extras", "judges")
+    assert "loner==1.5" in refused.stderr
+    assert not (project.root / ".venv" / "mosstalk-setup.json").exists()
+
+    write_wheel(project.links, "loner", "1.5", requires="a-package-that-is-nowhere")
+    done = project.set_up("--extras", "judges")
+    assert done.returncode == 0, done.stderr
+    packages = run(str(project.root / ".venv" / "bin" / "python"), "-m", "pip", "freeze")
+    assert "loner==1.5" in packages.stdout
+
+
 def test_set_up_repairs_what_an_interrupted_run_left(project: Project) -> None:
     process = subprocess.Popen(
         project.command(),
@@ -330,7 +346,7 @@ def test_set_up_reports_what_the_file_system_refuses(project: Project) -> None:
 def test_unknown_extra_is_refused(project: Project) -> None:
     result = project.set_up("--extras", "dev,voice")
     assert result.returncode == 2
-    assert "unknown extras voice; choose from dev, voices" in only_line(result.stderr)
+    assert "unknown extras voice; choose from dev, judges, voices" in only_line(result.stderr)
 
 
 # The Makefile's choice of Python.

@@ -1,0 +1,1 @@
+"""Every number that the project publishes, as a command."""

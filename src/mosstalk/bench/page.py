@@ -1,0 +1,203 @@
+"""The figures of a run and examples to hear, as one page that needs nothing but itself."""
+
+import base64
+import io
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+import soundfile
+
+from mosstalk.bench.align import Pair
+from mosstalk.bench.artefacts import find_artefacts
+from mosstalk.bench.judging import Verdict
+from mosstalk.bench.png import spectrogram_png
+from mosstalk.bench.quality import Quality
+from mosstalk.bench.tables import Table, tables_of
+from mosstalk.bench.takes import READ_ALOUD, RESYNTHESISED, STREAMED
+from mosstalk.bench.words import compared
+from mosstalk.codec.audio import Samples, resample
+from mosstalk.units import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
+
+TEACHER_NAME = "teacher"
+SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
+EXAMPLES = 10
+WRITTEN = 5
+_STYLE = Path(__file__).with_name("page.css")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+_LABELS = ("weights", "replies", "sentences", "machine")
+_SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
+
+
+def quality_page(quality: Quality) -> str:
+    """The page as HTML: tables, then examples with sound, spectrogram and transcript."""
+    parts = (
+        _head(quality),
+        *map(_table, tables_of(quality)),
+        _skipped(quality),
+        *_examples(quality),
+        *_written(quality),
+        _settings(quality),
+        "</body>\n</html>\n",
+    )
+    return "\n".join(part for part in parts if part)
+
+
+def _head(quality: Quality) -> str:
+    style = _STYLE.read_text(encoding="utf-8")
+    title = f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}"
+    labels = [f"{key}: {quality.settings[key]}" for key in _LABELS if key in quality.settings]
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<p class="label">{escape(". ".join(labels))}</p>"""
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{_unbroken(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f'<h2>{escape(table.title)}</h2>\n<div class="scroll" tabindex="0"><table>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n"
+        f'<p class="note">{escape(table.note)}</p>'
+    )
+
+
+def _unbroken(cell: str) -> str:
+    """A cell whose interval stays on one line where its value may stand above it."""
+    return escape(cell).replace(", ", ",&nbsp;")
+
+
+def _skipped(quality: Quality) -> str:
+    if not quality.skipped:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in quality.skipped)
+    return f'<h2>Not measured</h2>\n<ul class="skipped">{items}</ul>'
+
+
+def _examples(quality: Quality) -> Iterator[str]:
+    named = {verdict.reading.name: verdict for verdict in quality.verdicts}
+    if READ_ALOUD in named:
+        shown = [named[name] for name in SHOWN if name in named]
+    else:
+        shown = list(named.values())
+    places, worst = pick_examples(shown[-1])
+    yield "<h2>Examples</h2>"
+    yield (
+        f'<p class="note">{worst} in which the judge heard most words of "'
+        f'{escape(shown[-1].reading.name)}" wrong, and {len(places) - worst} spread evenly over '
+        "the others. Words left out or heard otherwise are <del>struck through</del>, words heard "
+        "in their place or added are <ins>underlined</ins>.</p>"
+    )
+    for place in places:
+        yield _example(place, shown)
+
+
+def pick_examples(verdict: Verdict) -> tuple[list[int], int]:
+    """Places of up to ten sentences, in order, and how many of them were picked as the worst."""
+    count = len(verdict.reading)
+    by_errors = sorted(range(count), key=lambda place: -verdict.words[place].edits)
+    worst = [place for place in by_errors if verdict.words[place].edits][: EXAMPLES // 2]
+    others = [place for place in range(count) if place not in worst]
+    wanted = min(EXAMPLES - len(worst), len(others))
+    spread = [others[index * len(others) // wanted] for index in range(wanted)]
+    return sorted(worst + spread), len(worst)
+
+
+def _written(quality: Quality) -> Iterator[str]:
+    """The first transcripts of each group, the checkpoint's own, with errors marked."""
+    if quality.transcripts:
+        yield "<h2>Written down by the checkpoint</h2>"
+    for row in quality.transcripts:
+        lines = row.lines[:WRITTEN]
+        items = "\n".join(f"<li>{marked(compared(line.said, line.own))}</li>" for line in lines)
+        yield f"<h3>{escape(row.group)}, first {len(lines)} of {row.n}</h3>\n<ul>\n{items}\n</ul>"
+
+
+def _example(place: int, verdicts: list[Verdict]) -> str:
+    text = verdicts[0].reading.texts[place]
+    teacher = verdicts[0].reading.sounds[place]
+    longest = max(len(verdict.reading.sounds[place]) for verdict in verdicts)
+    takes = "\n".join(_take(verdict, place, teacher, longest) for verdict in verdicts)
+    return (
+        f'<section class="example"><h3>{place + 1}. {escape(text)}</h3>\n'
+        f'<div class="takes">\n{takes}\n</div></section>'
+    )
+
+
+def _take(verdict: Verdict, place: int, teacher: Samples, longest: int) -> str:
+    name, samples = verdict.reading.name, verdict.reading.sounds[place]
+    pairs = compared(verdict.reading.texts[place], verdict.transcripts[place])
+    faults = "".join(
+        f'<p class="fault">{escape(fault.kind)}: {escape(fault.detail)}</p>'
+        for fault in find_artefacts(samples, teacher)
+    )
+    return (
+        f"<div><h4>{escape(name)}</h4>\n{_player(samples)}\n{_picture(samples, name, longest)}"
+        f"<p>{marked(pairs)}</p>{faults}</div>"
+    )
+
+
+def marked(pairs: list[Pair]) -> str:
+    """An alignment as HTML: what was not heard in ``del``, what was heard instead in ``ins``."""
+    words = []
+    for pair in pairs:
+        if pair.kind == "match":
+            words.append(escape(pair.reference or ""))
+            continue
+        words += [f"<del>{escape(pair.reference)}</del>"] if pair.reference else []
+        words += [f"<ins>{escape(pair.hypothesis)}</ins>"] if pair.hypothesis else []
+    return " ".join(words)
+
+
+def _player(samples: Samples) -> str:
+    if not len(samples):
+        return '<p class="fault">no sound</p>'
+    kind, content = encode_sound(samples)
+    return f'<audio controls preload="metadata" src="{_data(kind, content)}"></audio>'
+
+
+def encode_sound(samples: Samples) -> tuple[str, bytes]:
+    """Sound (n,) at 24 kHz as a small file with its media type: mp3, or wav where it cannot be."""
+    file = io.BytesIO()
+    if "MP3" in soundfile.available_formats():
+        soundfile.write(file, samples, OUTPUT_RATE, format="MP3")
+        return "audio/mpeg", file.getvalue()
+    smaller = resample(samples, OUTPUT_RATE, INPUT_RATE)
+    soundfile.write(file, smaller, INPUT_RATE, format="WAV", subtype="PCM_16")
+    return "audio/wav", file.getvalue()
+
+
+def _picture(samples: Samples, name: str, longest: int) -> str:
+    """The spectrogram; a second is as wide in all pictures of one sentence."""
+    if len(samples) < _SHORTEST_PICTURE:
+        return ""
+    source = _data("image/png", spectrogram_png(samples))
+    width = f"width: {len(samples) / longest:.1%}"
+    return f'<img src="{source}" style="{width}" alt="mel spectrogram, {escape(name)}">\n'
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _settings(quality: Quality) -> str:
+    items = "\n".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
+        for name, value in quality.settings.items()
+    )
+    return f"<details><summary>Settings</summary>\n<dl>\n{items}\n</dl></details>"

@@ -1,0 +1,273 @@
+"""The quality bench: how well a checkpoint speaks and listens, beside the voice it learned from.
+
+Every figure stands beside the same judge's on the teacher's own recordings and on noise alone,
+so that a judge that is deaf or forgiving shows.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mosstalk.bench import intervals
+from mosstalk.bench.codec_scores import CodecRow, codec_rows
+from mosstalk.bench.intervals import Estimate
+from mosstalk.bench.judging import Panel, SpeechRow, Verdict, naturalness_difference, speech_row
+from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_prompts
+from mosstalk.bench.readings import Reading, noise_like, read_recordings
+from mosstalk.bench.sound_scores import aligned, log_spectral_distance, seam_jumps
+from mosstalk.bench.spread import Spread, spread
+from mosstalk.bench.takes import Streamed, Way, read_texts, resynthesise, write_down
+from mosstalk.bench.voices import LISTENED, TEACHER, UNSEEN, SyntheticVoice, read_aloud
+from mosstalk.bench.words import word_errors
+from mosstalk.errors import BenchError, MosstalkError
+from mosstalk.tensors import Progress
+
+_UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure: sentences read by the teacher, other voices to judge beside it."""
+
+    sentences: tuple[str, ...]
+    recordings: Path | None = None
+    people: Path | None = None
+    beside: tuple[SyntheticVoice, ...] = ()
+
+
+@dataclass(frozen=True)
+class TranscriptRow:
+    """Word error rate of the checkpoint's transcripts of one group, and the judge's of it."""
+
+    group: str
+    n: int
+    seconds: float
+    own: Estimate
+    judge: Estimate
+    over_judge: Estimate
+    lines: tuple["Line", ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was said, and what the checkpoint and the judge wrote down."""
+
+    said: str
+    own: str
+    judge: str
+
+
+@dataclass(frozen=True)
+class StreamingRow:
+    """Resynthesis hop by hop less resynthesis at once, from the same codes.
+
+    ``seams`` and ``same_places`` are jumps at hop borders and, of the sound made at once, at
+    the same samples; see ``seam_jumps``.
+    """
+
+    words: Estimate
+    naturalness: Estimate | None
+    lsd_db: Spread
+    seams: Spread
+    same_places: Spread
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """Of text read aloud: milliseconds to the first sound, and compute over sound."""
+
+    first_audio_ms: Spread
+    real_time_factor: Spread
+
+
+@dataclass
+class Quality:
+    """Everything a run found; ``skipped`` says what was not measured, and why."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    speech: list[SpeechRow] = field(default_factory=list)
+    transcripts: list[TranscriptRow] = field(default_factory=list)
+    codec: list[CodecRow] = field(default_factory=list)
+    streaming: StreamingRow | None = None
+    speed: SpeedRow | None = None
+    skipped: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def measure_voices(wanted: Wanted, panel: Panel, tell: Progress) -> Quality:
+    """Judge the teacher, noise alone and other voices: what the judges' figures are worth.
+
+    Raises:
+        BenchError: the teacher can neither be run nor read from recordings.
+    """
+    return _Run(wanted, panel, tell).voices()
+
+
+def measure_checkpoint(wanted: Wanted, panel: Panel, way: Way, tell: Progress) -> Quality:
+    """Judge what a checkpoint reads aloud, resynthesises and writes down.
+
+    Without the teacher's recordings, all that is compared with them is skipped by name.
+    """
+    return _Run(wanted, panel, tell).checkpoint(way)
+
+
+class _Run:
+    """One run of the bench: readings are made, judged, and kept for the page."""
+
+    def __init__(self, wanted: Wanted, panel: Panel, tell: Progress) -> None:
+        self.wanted, self.panel, self.tell = wanted, panel, tell
+        self.quality = Quality(skipped=list(panel.skipped))
+
+    def voices(self) -> Quality:
+        teacher = self._judge(self._teacher())
+        self._beside(teacher)
+        return self.quality
+
+    def checkpoint(self, way: Way) -> Quality:
+        teacher = self._try("whatever needs the teacher's recordings", self._teacher)
+        spoken = read_texts(way, self.wanted.sentences, self.tell)
+        if teacher is None:
+            self._judge(spoken.reading)
+        else:
+            self._compare(way, teacher, spoken)
+        self.quality.speed = _speed(spoken)
+        self._listen(way, teacher)
+        return self.quality
+
+    def _teacher(self) -> Reading:
+        self.tell("preparing the teacher's recordings", 0, 1)
+        if self.wanted.recordings:
+            found = read_recordings(self.wanted.recordings, "teacher")
+            return found.only(self.wanted.sentences)
+        try:
+            reading = read_aloud(TEACHER, self.wanted.sentences)
+        except BenchError as error:
+            raise BenchError(f"{error}, or give its recordings with --recordings DIR") from None
+        return Reading("teacher", reading.texts, reading.sounds)
+
+    def _compare(self, way: Way, recordings: Reading, spoken: Streamed) -> None:
+        teacher = self._judge(recordings)
+        self._judge(spoken.reading, teacher)
+        offline, streamed = resynthesise(way, recordings, self.tell)
+        at_once = self._judge(offline, teacher)
+        by_hops = self._judge(streamed.reading, teacher)
+        self.quality.streaming = _streaming(at_once, by_hops, streamed.seams)
+        noise = self._beside(teacher)
+        self.quality.codec, missing = codec_rows(
+            recordings, (offline, streamed.reading, noise), self.tell
+        )
+        self.quality.skipped += missing
+
+    def _beside(self, teacher: Verdict) -> Reading:
+        for voice in self.wanted.beside:
+            reading = self._read(voice, self.wanted.sentences)
+            if reading:
+                self._judge(reading, teacher)
+        noise = noise_like(teacher.reading)
+        self._judge(noise, teacher)
+        return noise
+
+    def _judge(self, reading: Reading, teacher: Verdict | None = None) -> Verdict:
+        verdict = self.panel.judge(reading, self.tell)
+        self.quality.verdicts.append(verdict)
+        self.quality.speech.append(speech_row(verdict, teacher or verdict))
+        return verdict
+
+    def _listen(self, way: Way, teacher: Reading | None) -> None:
+        """The checkpoint's transcripts, group by group."""
+        for reading in self._groups(teacher):
+            written = write_down(way, reading, self.tell)
+            self.quality.transcripts.append(_transcript_row(reading, written, self._heard(reading)))
+
+    def _heard(self, reading: Reading) -> Sequence[str]:
+        """The judge's transcripts, those of before where there are any."""
+        for verdict in self.quality.verdicts:
+            if verdict.reading is reading:
+                return verdict.transcripts
+        return self.panel.words_of(reading, self.tell)
+
+    def _groups(self, teacher: Reading | None) -> Iterator[Reading]:
+        sentences = self.wanted.sentences
+        makers: Iterable[tuple[str, Callable[[], Reading]]] = (
+            (_UNSEEN_GROUP, self._unseen),
+            ("people: assets/", asset_recordings),
+            ("people: LibriVox clips", librivox_clips),
+            ("people: telephone prompts", lambda: telephone_prompts(len(sentences))),
+        )
+        if teacher:
+            yield teacher
+        yield from self._other_voices(sentences)
+        for name, make in makers:
+            reading = self._try(f"transcripts of {name}", make)
+            if reading:
+                yield reading
+        if self.wanted.people:
+            yield read_recordings(self.wanted.people, f"people: {self.wanted.people.name}")
+
+    def _unseen(self) -> Reading:
+        reading = read_aloud(UNSEEN, self.wanted.sentences)
+        return Reading(_UNSEEN_GROUP, reading.texts, reading.sounds)
+
+    def _other_voices(self, sentences: Sequence[str]) -> Iterator[Reading]:
+        """One reading in which the voices that were listened to in training take turns."""
+        parts = []
+        for place, voice in enumerate(LISTENED):
+            turn = sentences[place :: len(LISTENED)]
+            part = self._read(voice, turn) if turn else None
+            parts += [part] if part else []
+        if parts:
+            yield Reading(
+                f"{len(parts)} other training voices",
+                tuple(text for part in parts for text in part.texts),
+                tuple(sound for part in parts for sound in part.sounds),
+            )
+
+    def _read(self, voice: SyntheticVoice, sentences: Sequence[str]) -> Reading | None:
+        return self._try(voice.name, lambda: read_aloud(voice, sentences))
+
+    def _try(self, what: str, make: Callable[[], Reading]) -> Reading | None:
+        """Make a reading, or say what was skipped and why."""
+        try:
+            return make()
+        except MosstalkError as error:
+            self.quality.skipped.append(f"{what}: {error}")
+            return None
+
+
+def _transcript_row(
+    reading: Reading, written: Sequence[str], heard: Sequence[str]
+) -> TranscriptRow:
+    own, judge = word_errors(reading.texts, written), word_errors(reading.texts, heard)
+    return TranscriptRow(
+        reading.name,
+        len(reading),
+        reading.seconds,
+        intervals.rate(own),
+        intervals.rate(judge),
+        intervals.rate_difference(own, judge),
+        tuple(Line(*three) for three in zip(reading.texts, written, heard, strict=True)),
+    )
+
+
+def _streaming(at_once: Verdict, by_hops: Verdict, seams: Sequence[Sequence[int]]) -> StreamingRow:
+    whole, hops = at_once.reading.sounds, by_hops.reading.sounds
+    both = list(zip(whole, hops, strict=True))
+    return StreamingRow(
+        intervals.rate_difference(by_hops.words, at_once.words),
+        naturalness_difference(by_hops, at_once),
+        spread([log_spectral_distance(*aligned(first, second)) for first, second in both]),
+        _seams(hops, seams),
+        _seams(whole, seams),
+    )
+
+
+def _seams(sounds: Sequence[Any], seams: Sequence[Sequence[int]]) -> Spread:
+    both = zip(sounds, seams, strict=True)
+    return spread([jump for sound, places in both for jump in seam_jumps(sound, places)])
+
+
+def _speed(spoken: Streamed) -> SpeedRow | None:
+    if not spoken.first_audio_ms:
+        return None
+    return SpeedRow(spread(spoken.first_audio_ms), spread(spoken.real_time_factors))

@@ -1,0 +1,31 @@
+"""The sentences that are read: those that come with the package, or a file of one's own."""
+
+from pathlib import Path
+
+from mosstalk.errors import BenchError
+
+HELD_OUT = Path(__file__).with_name("sentences.txt")
+"""A hundred everyday sentences, written for this bench; no training of ours reads them."""
+
+
+def read_sentences(path: Path = HELD_OUT) -> tuple[str, ...]:
+    """The sentences of a text file, one a line, blank lines left out.
+
+    Raises:
+        BenchError: the file cannot be read, holds no sentence, or a letter that the programs
+            that read aloud do not know (anything beyond ASCII; curly quotes become straight).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{path}: cannot be read as text ({error})") from None
+    text = text.translate(str.maketrans("\u2018\u2019\u201c\u201d", "''\"\""))
+    sentences = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.isascii():
+            raise BenchError(f"{path}: line {number} has letters beyond ASCII; write them plainly")
+        if line.strip():
+            sentences.append(line.strip())
+    if not sentences:
+        raise BenchError(f"{path}: holds no sentence; write one on each line")
+    return tuple(sentences)
