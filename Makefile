@@ -8,6 +8,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 EXTRAS ?=
 
 venv := .venv/bin
+# pesq is built from source.
+pesq := $(shell command -v cc >/dev/null && echo ,pesq)
 
 bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 	echo "make: no Python found; install Python 3.11 or newer (for example \`apt install\
@@ -16,21 +18,21 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo test test-all lint format clean
+.PHONY: setup-judges
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
-setup: ## create .venv and install mosstalk; EXTRAS=gpu,serving,voices adds those extras
+setup: ## create .venv and install mosstalk; EXTRAS=voices,quality adds those extras
 	$(bootstrap) "$(EXTRAS)"
 
 setup-dev:
 	$(bootstrap) "$(EXTRAS),dev,voices"
 
-demo: setup ## set up, then answer a recorded question with sound
-	mkdir -p demo-output
-	$(venv)/mosstalk chat --speech assets/question.flac --out demo-output/answer.wav
+demo: setup ## set up, then read aloud, write down and answer, with sound to hear
+	$(venv)/python scripts/demo.py demo-output
 
 lint: setup-dev ## check style, formatting and types
 	$(venv)/ruff check
@@ -40,7 +42,10 @@ lint: setup-dev ## check style, formatting and types
 test: lint ## lint, then run the tests that need nothing but the set-up
 	$(venv)/pytest -m "not system"
 
-test-all: test ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
+setup-judges: setup-dev
+	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe$(pesq)"
+
+test-all: test setup-judges ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
 	$(venv)/pytest -m system
 
 format: setup-dev ## rewrite the code in the project's style

@@ -2,8 +2,8 @@
 
     python examples/ask.py assets/question.flac answer.wav
 
-Without --model and --codec the default model answers. While its weights are random it would
-never end by itself, so the length of its answer is forced here and what is heard is noise.
+Without --model and --codec the default model answers. A model of random weights would never end
+by itself: the length of its answers is forced here, and what is heard is noise.
 """
 
 import argparse
@@ -20,12 +20,12 @@ def main() -> None:
     parser.add_argument("--codec", type=Path, help="folder of the codec")
     args = parser.parse_args()
 
-    if args.model and args.codec:
-        folders, script = (args.model, args.codec), None
-    else:
-        folders, script = mosstalk.default_model(), mosstalk.Script.parse("speech:40")
-
+    given = args.model and args.codec
+    folders = (args.model, args.codec) if given else mosstalk.default_model()
     pipeline = mosstalk.Pipeline.load(*folders)
+    random_weights = pipeline.model.config.weights_kind == "synthetic"
+    script = mosstalk.Script.parse("speech:40") if random_weights else None
+
     chat = pipeline.chat(voice="default")
     chat.hear_file(args.question)
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     # The conversation goes on: the answer is history now, and only new rows are read.
     chat.read("And what about tomorrow?")
-    text_script = mosstalk.Script.parse("text:12") if script else None
+    text_script = mosstalk.Script.parse("text:12") if random_weights else None
     second = chat.answer(speech=False, script=text_script)
     for _ in second:
         pass

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from typer.testing import CliRunner
 
 from mosstalk.settings import share_the_processor
 
@@ -18,12 +21,15 @@ import torch  # noqa: E402
 
 from mosstalk import Pipeline  # noqa: E402
 from mosstalk.atomic import new_folder  # noqa: E402
+from mosstalk.cli import app  # noqa: E402
 from mosstalk.synthesis.sizes import TINY  # noqa: E402
 from mosstalk.synthesis.write import Synthesis, synthesize  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"
 QUESTION = ROOT / "assets" / "question.flac"
+SYNTHETIC = ("--model", "synthetic")
+"""Asks a command for the tiny random model, whatever the default one is."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +57,7 @@ class Checkpoint:
 
 @pytest.fixture(scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache that command-line runs use, shared so that the default model is made once."""
+    """The cache that command-line runs use, shared so that the synthetic model is made once."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -91,6 +97,23 @@ def mosstalk(cache_folder: Path, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def here(tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process, to save starting one, in ``tmp_path``.
+
+    Where no model is named, the tiny checkpoint is.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str | Path, stdin: bytes = b"") -> "subprocess.CompletedProcess[str]":
+        given = () if "--model" in words else ("--model", tiny.model, "--codec", tiny.codec)
+        line = [str(word) for word in (*words, *given)]
+        result = CliRunner().invoke(app, line, input=stdin, catch_exceptions=False)
+        return subprocess.CompletedProcess(line, result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
 def command_environment(cache: Path) -> dict[str, str]:
     """Environment of command-line runs: their own cache, plain output of a fixed width."""
     return os.environ | {
@@ -118,8 +141,18 @@ def require_program(name: str) -> str:
     """
     found = shutil.which(name)
     if found is None:
-        reason = f"needs the program {name}; install what scripts/system-packages.txt names"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lacking(f"needs the program {name}; install what scripts/system-packages.txt names")
     return found
+
+
+def require_package(module: str, extra: str) -> None:
+    """Skip or fail, as ``require_program`` does, where an extra of pyproject.toml is missing."""
+    if find_spec(module) is None:
+        lacking(f"needs the package {module}; run: make setup EXTRAS={extra}")
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip the test on a laptop, fail it where CI=true."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from conftest import QUESTION, Checkpoint, Run, refused
+from conftest import QUESTION, SYNTHETIC, Checkpoint, Run, refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
@@ -48,7 +48,8 @@ def refusal(run: Run, folder: Path, *words: str | Path) -> str:
     """The one line that a chat is refused with, which leaves an older answer as it was."""
     answer = folder / "answer.wav"
     answer.write_bytes(OLD_ANSWER)
-    line = refused(run("chat", *words))
+    model = () if "--model" in words else SYNTHETIC
+    line = refused(run("chat", *words, *model))
     assert answer.read_bytes() == OLD_ANSWER
     assert not list(folder.glob("*.part"))
     return line
@@ -134,7 +135,7 @@ def test_one_of_eight_channels_is_heard_when_it_is_named(
     channels = np.zeros((16_000, 8), np.float32)
     channels[:, 2] = TONE
     path = recording(tmp_path / "eight.wav", channels, "PCM_16")
-    third = here("chat", "--speech", path, "--channel", "3", *SHORT)
+    third = here("chat", "--speech", path, "--channel", "3", *SHORT, *SYNTHETIC)
     assert third.returncode == 0
     assert "16000 Hz, 8 ch) = 13 codes" in third.stdout
     assert_says(refuse("--speech", path, "--channel", "4"), "is silent")
@@ -169,7 +170,7 @@ def test_text_that_cannot_be_answered_is_refused(
 
 def test_special_tokens_on_the_command_line_cost_as_many_rows_as_their_letters(here: Run) -> None:
     def rows(text: str) -> str:
-        stdout = here("chat", "--text", text, *SHORT).stdout
+        stdout = here("chat", "--text", text, *SHORT, *SYNTHETIC).stdout
         return next(line for line in stdout.splitlines() if "rows prefilled" in line)
 
     assert rows("<|im_end|>") == rows("ten letter")

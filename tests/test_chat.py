@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import soundfile
-from conftest import QUESTION, Checkpoint, Run, command_environment
+from conftest import QUESTION, SYNTHETIC, Checkpoint, Run, command_environment
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -45,10 +45,10 @@ class MainJob(NamedTuple):
 
 @pytest.fixture(scope="module")
 def main_job(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MainJob:
-    """``mosstalk chat --speech question.flac`` as people run it first."""
+    """``mosstalk chat --speech question.flac`` with random weights."""
     folder = tmp_path_factory.mktemp("main-job")
     run = subprocess.run(
-        [*COMMAND, "chat", "--speech", str(QUESTION), "--out", "answer.wav"],
+        [*COMMAND, "chat", "--speech", str(QUESTION), "--out", "answer.wav", *SYNTHETIC],
         cwd=folder,
         env=command_environment(cache_folder),
         capture_output=True,
@@ -142,7 +142,7 @@ def test_the_answer_is_24_khz_mono_1920_samples_a_code(main_job: MainJob) -> Non
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
     main_job: MainJob, mosstalk: Run, tmp_path: Path
 ) -> None:
-    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0")
+    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
     assert again.returncode == 0
     assert (tmp_path / "answer.wav").read_bytes() == main_job.answer.read_bytes()
 
@@ -310,7 +310,7 @@ def test_a_discarded_part_is_gone_and_the_older_answer_is_not(tmp_path: Path) ->
 def speaking(folder: Path, cache: Path, rows: int) -> Iterator["subprocess.Popen[str]"]:
     """A chat that has printed ``rows`` of its 400 rows, with an older answer in its way."""
     (folder / "answer.wav").write_bytes(b"older")
-    words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows")
+    words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows", *SYNTHETIC)
     with subprocess.Popen(
         [*COMMAND, *words],
         cwd=folder,

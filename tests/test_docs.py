@@ -9,14 +9,23 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import QUESTION, ROOT, Checkpoint, command_environment
+from conftest import (
+    QUESTION,
+    ROOT,
+    Checkpoint,
+    command_environment,
+    require_package,
+    require_program,
+)
 
 from mosstalk.model.layout import IN_LAYER, OUTSIDE_LAYERS
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?mosstalk (.+)$", re.MULTILINE)
+JUDGED = "bench "
+"""Commands that need judges and voices: run with the other tests that do."""
 ENDLESS = "--max-rows"
-"""Random weights do not end a reply by themselves: chat on given folders gets a short limit."""
+"""Chat on given folders gets a short limit: that it runs is seen in a few rows."""
 
 
 def commands_of(document: Path) -> list[str]:
@@ -40,17 +49,33 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_commands_of_a_document_run(document: Path, desk: Path, cache_folder: Path) -> None:
     for command in commands_of(document):
-        limit = f" {ENDLESS} 6" if command.startswith("chat --model") else ""
-        run = subprocess.run(
-            f"{shlex.quote(sys.executable)} -m mosstalk.cli {command}{limit}",
-            shell=True,
-            cwd=desk,
-            env=command_environment(cache_folder),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert run.returncode == 0, f"mosstalk {command}\n{run.stdout}\n{run.stderr}"
+        if not command.startswith(JUDGED):
+            limit = f" {ENDLESS} 6" if command.startswith("chat --model") else ""
+            check_command(command + limit, desk, cache_folder)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_the_bench_commands_of_the_documents_run(desk: Path, cache_folder: Path) -> None:
+    require_package("faster_whisper", "quality")
+    require_program("festival")
+    for document in DOCUMENTS:
+        for command in commands_of(document):
+            if command.startswith(JUDGED):
+                check_command(f"{command} --limit 1", desk, cache_folder)
+
+
+def check_command(command: str, desk: Path, cache: Path) -> None:
+    run = subprocess.run(
+        f"{shlex.quote(sys.executable)} -m mosstalk.cli {command}",
+        shell=True,
+        cwd=desk,
+        env=command_environment(cache),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, f"mosstalk {command}\n{run.stdout}\n{run.stderr}"
 
 
 def test_the_documents_show_commands() -> None:

@@ -14,6 +14,7 @@ import soundfile
 import torch
 from conftest import Run, command_environment
 
+from mosstalk.default_models import shipped_model
 from mosstalk.doctor import KV_ROWS, full_size_bytes
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
@@ -147,9 +148,12 @@ def test_a_cache_folder_that_cannot_be_is_a_finding(cache_folder: Path, tmp_path
         check=False,
     )
     assert cache_folder.is_dir()
-    assert run.returncode == 1
     assert "cannot be used  cache folder" in run.stdout
-    assert run.stdout.splitlines()[-1] == "Next: MOSSTALK_CACHE=FOLDER mosstalk doctor"
+    # The model that ships needs no cache: without one, only the synthetic model is lost.
+    needed = shipped_model() is None
+    assert run.returncode == needed
+    assert ("Next: MOSSTALK_CACHE=FOLDER mosstalk doctor" in run.stdout) is needed
+    assert ("--model synthetic does not run" in run.stdout) is not needed
 
 
 def test_full_size_is_counted_from_the_published_shapes() -> None:

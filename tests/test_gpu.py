@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
-from conftest import GOLDENS, QUESTION, Checkpoint, Run
+from conftest import GOLDENS, QUESTION, SYNTHETIC, Checkpoint, Run
 
 from mosstalk import Chat, Pipeline, SamplingOptions, Script, read_audio
 from mosstalk.device import pick_device
@@ -76,7 +76,7 @@ def test_other_seeds_draw_other_rows_on_the_gpu_too(on_gpu: Pipeline) -> None:
 
 
 def test_chat_answers_on_the_gpu_in_the_stored_precision(mosstalk: Run, tmp_path: Path) -> None:
-    run = mosstalk("chat", "--speech", QUESTION, "--out", "a.wav", "--device", "cuda")
+    run = mosstalk("chat", "--speech", QUESTION, "--out", "a.wav", "--device", "cuda", *SYNTHETIC)
     assert run.returncode == 0, run.stderr
     assert "model bfloat16, codec float32 on cuda" in run.stdout
     assert "MiB device" in run.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import soundfile
 import typer
-from conftest import QUESTION, ROOT, command_environment
+from conftest import QUESTION, ROOT, Checkpoint, command_environment
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
@@ -50,9 +50,12 @@ def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None
     assert f"mosstalk {' '.join(path)} " in result.output
 
 
-def test_the_example_asks_and_goes_on_talking(cache_folder: Path, tmp_path: Path) -> None:
+def test_the_example_asks_and_goes_on_talking(
+    tiny: Checkpoint, cache_folder: Path, tmp_path: Path
+) -> None:
+    words = (QUESTION, tmp_path / "answer.wav", "--model", tiny.model, "--codec", tiny.codec)
     run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "ask.py", QUESTION, tmp_path / "answer.wav"],
+        [sys.executable, ROOT / "examples" / "ask.py", *words],
         env=command_environment(cache_folder),
         capture_output=True,
         text=True,

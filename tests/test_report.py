@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GOLDENS, ROOT, Checkpoint, Run, command_environment, refused
+from conftest import GOLDENS, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 
 from mosstalk.report import without_paths
 
@@ -85,7 +85,7 @@ def test_a_report_names_no_folder_that_is_not_the_packages(
 def test_a_report_tells_what_is_in_it_and_without_cases_says_so(
     mosstalk: Run, tmp_path: Path
 ) -> None:
-    run = mosstalk("report", "r.json")
+    run = mosstalk("report", "r.json", *SYNTHETIC)
 
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("r.json holds:\n")
@@ -123,7 +123,7 @@ def test_a_file_that_exists_is_replaced_only_by_force(mosstalk: Run, tmp_path: P
 
     assert "exists already; add --force" in refused(mosstalk("report", "r.json"))
     assert (tmp_path / "r.json").read_text() == "older"
-    assert mosstalk("report", "r.json", "--force").returncode == 0
+    assert mosstalk("report", "r.json", "--force", *SYNTHETIC).returncode == 0
     assert json.loads((tmp_path / "r.json").read_text())["format"] == "mosstalk-report-1"
 
 

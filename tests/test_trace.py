@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from conftest import QUESTION, Run, command_environment, refused
+from conftest import QUESTION, SYNTHETIC, Run, command_environment, refused
 
 from mosstalk.timing import TurnTimings
 from mosstalk.trace import chrome_trace
@@ -27,7 +27,7 @@ def folder(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A chat of two turns with ``--json`` and ``--trace``: its folder."""
     folder = tmp_path_factory.mktemp("traced")
     words = ("chat", "--speech", str(QUESTION), "--text", "and now?", "--json", "--show-rows")
-    more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3")
+    more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3", *SYNTHETIC)
     run = subprocess.run(
         [sys.executable, "-m", "mosstalk.cli", *words, *more],
         cwd=folder,
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_a_whole_trace_and_document(cache_folder: Path, tmp_path: 
     words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows", "--json")
     with (
         subprocess.Popen(
-            [sys.executable, "-m", "mosstalk.cli", *words, "--trace", "trace.json"],
+            [sys.executable, "-m", "mosstalk.cli", *words, "--trace", "trace.json", *SYNTHETIC],
             cwd=tmp_path,
             env=command_environment(cache_folder) | {"PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 import soxr
 import torch
-from conftest import QUESTION, ROOT, Checkpoint, Run, command_environment, refused
+from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 from typer.testing import CliRunner
 
 from mosstalk.atomic import new_folder
@@ -30,6 +30,7 @@ from mosstalk.synthesis.write import Synthesis, synthesize
 RATE = 16_000
 SPEECH = [QUESTION, ROOT / "assets" / "librivox.flac"]
 CPU = torch.device("cpu")
+CODEC = ("--codec", "synthetic")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def test_a_voice_is_made_listed_inspected_and_spoken_with(mosstalk: Run, tmp_path: Path) -> None:
-    created = mosstalk("voice", "create", "ada", QUESTION)
+    created = mosstalk("voice", "create", "ada", QUESTION, *CODEC)
     assert (created.returncode, created.stderr) == (0, "")
     source = hashlib.sha256(QUESTION.read_bytes()).hexdigest()
     assert re.search(
@@ -86,12 +87,13 @@ def test_a_voice_is_made_listed_inspected_and_spoken_with(mosstalk: Run, tmp_pat
     assert "needs that person's permission" in created.stdout
     assert "note" not in created.stdout
 
-    listed = json.loads(mosstalk("voice", "list", "--json").stdout)
+    listed = json.loads(mosstalk("voice", "list", "--json", *CODEC).stdout)
     line = {"name": "ada", "codes": 35, "seconds": 2.8, "source": "question.flac"}
     assert line in listed["voices"]
-    assert re.search(r"ada +35 codes +2\.80 s +question\.flac", mosstalk("voice", "list").stdout)
+    text = mosstalk("voice", "list", *CODEC).stdout
+    assert re.search(r"ada +35 codes +2\.80 s +question\.flac", text)
 
-    inspected = mosstalk("voice", "inspect", "ada", "--json")
+    inspected = mosstalk("voice", "inspect", "ada", "--json", *CODEC)
     facts = json.loads(inspected.stdout)
     assert inspected.returncode == 0
     assert facts["shapes"] == {"codes": [35], "mel": [140, 80], "embedding": [192]}
@@ -112,7 +114,7 @@ def test_a_voice_is_made_listed_inspected_and_spoken_with(mosstalk: Run, tmp_pat
     assert soundfile.info(tmp_path / "answer.wav").frames == 5 * 1920
 
     assert "ada.safetensors: exists already" in refused(
-        mosstalk("voice", "create", "ada", QUESTION)
+        mosstalk("voice", "create", "ada", QUESTION, *CODEC)
     )
 
 
@@ -126,7 +128,7 @@ def test_a_voice_made_for_another_codec_is_refused_in_chat(
     words = ("--text", "hi", "--script", "speech:5", "--voice", "ada.safetensors")
 
     assert "ada.safetensors: was made for another codec; make it again" in refused(
-        mosstalk("chat", *words)
+        mosstalk("chat", *words, *SYNTHETIC)
     )
     assert not (tmp_path / "answer.wav").exists()
     theirs = mosstalk("chat", "--model", other.model, "--codec", other.codec, *words)
@@ -175,7 +177,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     assert hashes(copy.codec) == before
 
 
-def test_a_default_codec_written_without_onnx_is_completed_when_onnx_is_there(
+def test_a_synthetic_codec_written_without_onnx_is_completed_when_onnx_is_there(
     tmp_path: Path,
 ) -> None:
     cache = tmp_path / "cache"
@@ -186,9 +188,10 @@ def test_a_default_codec_written_without_onnx_is_completed_when_onnx_is_there(
     assert [line for line in said.stdout.splitlines() if "'mosstalk[voices]'" in line] != []
 
     assert "campplus.onnx: no such file" in refused(
-        without_onnx("voice", "create", "ada", QUESTION)
+        without_onnx("voice", "create", "ada", QUESTION, *CODEC)
     )
-    created = without(set(), tmp_path / "with", cache)("voice", "create", "ada", QUESTION)
+    with_onnx = without(set(), tmp_path / "with", cache)
+    created = with_onnx("voice", "create", "ada", QUESTION, *CODEC)
     assert created.returncode == 0, created.stderr
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mosstalk.codec.audio import AudioWriter, read_audio
     from mosstalk.conversation import FinishReason, Mode
-    from mosstalk.default_model import default_model
+    from mosstalk.default_models import default_model, synthetic_model
     from mosstalk.errors import MosstalkError
     from mosstalk.model.generate import Limits
     from mosstalk.model.sampling import SamplingOptions
     from mosstalk.pipeline import Answer, Chat, Pipeline
     from mosstalk.script import Script
+    from mosstalk.tasks import speak, transcribe
 
 _HOMES = {
     "Answer": "mosstalk.pipeline",
@@ -28,8 +29,11 @@ _HOMES = {
     "Pipeline": "mosstalk.pipeline",
     "SamplingOptions": "mosstalk.model.sampling",
     "Script": "mosstalk.script",
-    "default_model": "mosstalk.default_model",
+    "default_model": "mosstalk.default_models",
     "read_audio": "mosstalk.codec.audio",
+    "speak": "mosstalk.tasks",
+    "synthetic_model": "mosstalk.default_models",
+    "transcribe": "mosstalk.tasks",
 }
 
 __version__ = version("mosstalk")
@@ -46,6 +50,9 @@ __all__ = [
     "Script",
     "default_model",
     "read_audio",
+    "speak",
+    "synthetic_model",
+    "transcribe",
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from mosstalk.checkpoint.restartable import sha256
 from mosstalk.config import LanguageModelConfig
-from mosstalk.default_model import default_model
+from mosstalk.default_models import chosen_model
 from mosstalk.device import pick_device, pick_dtype
 from mosstalk.errors import ConfigError, MosstalkError
 from mosstalk.figures import answer_figures, model_facts
@@ -36,8 +36,7 @@ def measured(wanted: Wanted) -> dict[str, Any]:
     dtype = pick_dtype(wanted.dtype) if wanted.dtype else torch.float32
     document: dict[str, Any] = {"verify": _verdict(wanted.cases, device, dtype)}
     try:
-        given = (wanted.model, wanted.codec)
-        folders = (given[0], given[1]) if given[0] and given[1] else default_model()
+        folders = chosen_model(wanted.model, wanted.codec)
     except MosstalkError as error:
         turn = {"error": _one_line(error), "weights": "unknown"}
         return document | {"turn": turn, "config_files": {}}

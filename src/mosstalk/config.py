@@ -34,13 +34,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Reader:
+class Reader:
     """Takes typed values out of a json object and remembers which keys were used."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where, self.used = values, where, set[str]()
 
     def get(self, key: str, kind: type, default: Any = MISSING) -> Any:
+        """The value of exactly this type (an int serves as float); null counts as absent."""
         self.used.add(key)
         value = self.values.get(key, MISSING)
         if value is MISSING or value is None:
@@ -54,12 +55,14 @@ class _Reader:
         return value
 
     def size(self, key: str, default: Any = MISSING) -> int:
+        """An int of at least 1."""
         value: int = self.get(key, int, default)
         if value < 1:
             raise ConfigError(f"{self.where}: {key} must be at least 1, found {value}")
         return value
 
     def positive(self, key: str, default: Any = MISSING) -> float:
+        """A finite float above 0."""
         value: float = self.get(key, float, default)
         if not 0 < value < math.inf:
             raise ConfigError(f"{self.where}: {key} must be finite and above 0, found {value}")
@@ -75,6 +78,7 @@ class _Reader:
             )
 
     def rest(self) -> dict[str, Any]:
+        """Keys that were not asked for, with their values."""
         return {key: value for key, value in self.values.items() if key not in self.used}
 
 
@@ -113,7 +117,7 @@ class LanguageModelConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config.json") -> Self:
         """Read the published keys; raise ConfigError on what we do not compute."""
-        reader = _Reader(values, where)
+        reader = Reader(values, where)
         if values.get("model_type") != "moss_speech":
             raise ConfigError(
                 f"{where}: model_type is {values.get('model_type')!r}, not 'moss_speech': "
@@ -169,7 +173,7 @@ class LanguageModelConfig:
                 raise ConfigError(f"{where}: {name} {getattr(self, name)} is not below {size}")
 
 
-def _refuse_other_arithmetic(reader: _Reader) -> None:
+def _refuse_other_arithmetic(reader: Reader) -> None:
     reader.refuse("rope_scaling", (None,))
     reader.refuse("attention_bias", (False, None))
     reader.refuse("use_sliding_window", (False, None))
@@ -179,14 +183,14 @@ def _refuse_other_arithmetic(reader: _Reader) -> None:
     reader.used -= {"attention_bias", "use_sliding_window", "tie_word_embeddings", "hidden_act"}
 
 
-def _rope_theta(reader: _Reader) -> float:
+def _rope_theta(reader: Reader) -> float:
     """Base of the rotary frequencies; the class default 1e4 is wrong for this model."""
     parameters = reader.get("rope_parameters", dict, {})
     if parameters.get("rope_type", "default") != "default":
         raise ConfigError(
             f"{reader.where}: rope_type {parameters['rope_type']!r} would change the arithmetic"
         )
-    nested = _Reader(parameters, f"{reader.where}: rope_parameters")
+    nested = Reader(parameters, f"{reader.where}: rope_parameters")
     fallback = nested.get("rope_theta", float, None)
     if reader.get("rope_theta", float, fallback) is None:
         raise ConfigError(f"{reader.where}: rope_theta is missing (published: 1000000.0)")
@@ -215,7 +219,7 @@ class SpeechTokenizerConfig:
             raise ConfigError(
                 f"{where}: no quantize_position: this is not the config of a speech tokenizer"
             )
-        reader = _Reader(values, where)
+        reader = Reader(values, where)
         for key in (
             *("quantize_causal_encoder", "encoder_causal_attention"),
             *("encoder_causal_convolution", "quantize_encoder_only"),
@@ -250,7 +254,7 @@ def _check_preprocessor(path: Path, bins: int) -> None:
     """Refuse features other than Whisper's; the file may be absent."""
     if not path.exists():
         return
-    reader = _Reader(read_json(path), str(path))
+    reader = Reader(read_json(path), str(path))
     wanted = {"sampling_rate": 16_000, "n_fft": 400, "hop_length": 160, "feature_size": bins}
     for key, value in (wanted | {"dither": 0.0}).items():
         reader.refuse(key, (value,))
@@ -368,7 +372,7 @@ def _exact(cls: type[_C], values: Mapping[str, Any], where: str) -> _C:
     unknown = sorted(set(values) - set(specs))
     if unknown:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(specs)}")
-    reader = _Reader({key: _tupled(value) for key, value in values.items()}, where)
+    reader = Reader({key: _tupled(value) for key, value in values.items()}, where)
     found: dict[str, Any] = {}
     for name, spec in specs.items():
         kind = type(spec.default)

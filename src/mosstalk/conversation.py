@@ -160,11 +160,18 @@ class Conversation:
         self.ids = ids
         self.encode = encode
         self.rows: list[Row] = []
-        self._reply_open = False
+        self._last: tuple[int, Reply] | None = None
+        self._before_reply: tuple[int, tuple[int, Reply] | None] | None = None
+
+    @property
+    def reply_is_open(self) -> bool:
+        """Whether a reply is being made, between ``open_reply`` and ``close_reply``."""
+        return self._before_reply is not None
 
     def add_turn(self, turn: Turn) -> None:
         """Append a finished turn of any role."""
         self._require(open_reply=False)
+        self._last = None
         self.rows += self._opening(turn.role)
         for segment in turn.segments:
             self.rows += segment_rows(segment, self.ids)
@@ -181,10 +188,18 @@ class Conversation:
     def open_reply(self, speech: bool) -> None:
         """Append the reply prefix; for speech it ends with the segment's own opening row."""
         self._require(open_reply=False)
+        self._before_reply, self._last = (len(self.rows), self._last), None
         self.rows += self._opening("assistant")
-        self._reply_open = True
         if speech:
             self.rows.append((self.ids.sosp, self.ids.audio_pad))
+
+    def withdraw_reply(self) -> int:
+        """Take back ``open_reply``; return how many rows there are again."""
+        self._require(open_reply=True)
+        assert self._before_reply
+        (rows, self._last), self._before_reply = self._before_reply, None
+        del self.rows[rows:]
+        return rows
 
     def close_reply(self, reply: Reply, heard_codes: int | None = None) -> int:
         """Turn a generated reply into history and return how many leading rows are unchanged.
@@ -194,6 +209,26 @@ class Conversation:
         interruption); a cut past its end changes nothing.
         """
         self._require(open_reply=True)
+        self._last, self._before_reply = (len(self.rows), reply), None
+        return self._close(reply, heard_codes)
+
+    def cut_last_reply(self, heard_codes: int) -> int:
+        """Cut the reply that was closed last after ``heard_codes`` codes, as if closed so.
+
+        Returns how many leading rows are unchanged. What an earlier cut took stays gone, a
+        cut past the end changes nothing, and so does one after the next turn has begun.
+        """
+        if self._last is None:
+            return len(self.rows)
+        prefix, reply = self._last
+        closed, self.rows = self.rows, self.rows[:prefix]
+        kept = self._close(reply, heard_codes)
+        if len(self.rows) >= len(closed):
+            self.rows = closed
+            return len(closed)
+        return kept
+
+    def _close(self, reply: Reply, heard_codes: int | None) -> int:
         ids, prefix = self.ids, self.rows
         rows, mode = cut_reply(reply, heard_codes, ids, prefix[-1])
         history = [_as_history(row, ids) for row in rows]
@@ -202,7 +237,6 @@ class Conversation:
                 history.append((ids.modality_pad, ids.eosp))
             history.append((ids.im_end, ids.audio_pad))
         self.rows = prefix + history + self._text("\n")
-        self._reply_open = False
         # The last row drawn was never read by the model: it has no K and V.
         return len(prefix) + min(len(rows), max(len(reply.rows) - 1, 0))
 
@@ -216,8 +250,8 @@ class Conversation:
         return [(token, self.ids.audio_pad) for token in self.encode(text)]
 
     def _require(self, *, open_reply: bool) -> None:
-        assert self._reply_open is open_reply, (
-            "a reply is open: close it first" if self._reply_open else "no reply is open"
+        assert self.reply_is_open is open_reply, (
+            "a reply is open: close it first" if self.reply_is_open else "no reply is open"
         )
 
 

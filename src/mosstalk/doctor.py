@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mosstalk.default_models import shipped_model
 from mosstalk.settings import cache_folder
 
 OLDEST_PYTHON = (3, 11)
@@ -24,7 +25,7 @@ KV_ROWS = 8192
 """Rows of context that the memory estimate has room for: eleven minutes of speech."""
 _GIB = 2**30
 _CACHE_BYTES = 64 * 2**20
-"""More than the default model and codec take in the cache."""
+"""More than the synthetic model and codec take in the cache."""
 _PATIENCE_S = 20
 _STATES = {"ok": "ok", "missing": "missing", "unusable": "cannot be used"}
 
@@ -119,11 +120,19 @@ def _things() -> list[_Thing]:
         _Thing("tokenizers", "typed text", "no model runs", lambda: _imported("tokenizers")),
         _Thing("libsndfile", "sound files", no_sound, _libsndfile),
         _Thing("soxr", "recordings that are not at 16 kHz", no_sound, lambda: _imported("soxr")),
-        _Thing("cache folder", "the default model", "chat needs --model and --codec", _cache),
+        _cache_thing(),
         _Thing("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
         _Thing("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
         *_optional_packages(),
     ]
+
+
+def _cache_thing() -> _Thing:
+    """Where the synthetic model is made; the main job needs it where no other model is there."""
+    if shipped_model():
+        without = "--model synthetic does not run"
+        return _Thing("cache folder", "the synthetic model", without, _cache, needed=False)
+    return _Thing("cache folder", "the default model", "chat needs --model and --codec", _cache)
 
 
 def _optional_packages() -> list[_Thing]:

@@ -33,6 +33,26 @@ class ContextLengthError(MosstalkError):
     """A conversation does not fit into the model's context."""
 
 
+class EngineFullError(MosstalkError):
+    """The engine takes no more requests now; ``retry_after_s`` says when it may again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStoppedError(MosstalkError):
+    """The engine has ended, or was never started."""
+
+
+class EngineInputError(MosstalkError):
+    """A step was about to read an input that is missing, misshapen or of another step."""
+
+
+class PoisonedError(MosstalkError):
+    """A request's logits are not finite; the message names the request."""
+
+
 class OptionError(MosstalkError, ValueError):
     """An option has a value that means nothing."""
 
@@ -51,3 +71,7 @@ class OutputError(MosstalkError):
 
 class DeviceError(MosstalkError):
     """A device or precision was asked for that this machine does not have."""
+
+
+class BenchError(MosstalkError):
+    """A measurement lacks what it needs: a judge, a voice, or sentences."""

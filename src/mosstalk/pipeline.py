@@ -6,6 +6,7 @@ what the examples and ``mosstalk chat`` use, and what real-time sessions are mea
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.audio import Recording, Samples, read_audio
-from mosstalk.codec.decoder import SpeechStream
+from mosstalk.codec.decoder import SpeechStream, prepare
 from mosstalk.codec.folder import Codec, load_codec
 from mosstalk.codec.voices import Voice
 from mosstalk.conversation import (
@@ -26,6 +27,7 @@ from mosstalk.conversation import (
 )
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.model.checkpoint import load_language_model
+from mosstalk.model.defaults import Defaults, read_defaults
 from mosstalk.model.generate import Generation, Limits, Step
 from mosstalk.model.network import LanguageModel
 from mosstalk.model.sampling import SamplingOptions
@@ -40,12 +42,13 @@ OnStep = Callable[[Step], None]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A loaded language model, its tokenizer and its codec."""
+    """A loaded language model, its tokenizer, its codec, and how it wants ids drawn."""
 
     model: LanguageModel
     tokenizer: TextTokenizer
     codec: Codec
     ids: SpecialIds
+    defaults: Defaults = field(default_factory=Defaults)
 
     @classmethod
     def load(
@@ -66,12 +69,13 @@ class Pipeline:
                 not fit each other.
         """
         model, codec, device = Path(model), Path(codec), torch.device(device)
+        defaults = read_defaults(model)
         network = load_language_model(model, device=device, dtype=dtype, progress=progress)
         tokenizer = TextTokenizer.from_folder(model, network.config.vocab_size)
         ids = SpecialIds.of(network.config, tokenizer.special)
         loaded = load_codec(codec, device=device, progress=progress)
         _check_codes(ids, loaded)
-        return cls(network, tokenizer, loaded, ids)
+        return cls(network, tokenizer, loaded, ids, defaults)
 
     def chat(
         self, *, voice: str | Voice = "default", system: str | None = None, speech: bool = True
@@ -79,14 +83,17 @@ class Pipeline:
         """Begin a conversation.
 
         ``system`` None takes the public demo's prompt for spoken or, without ``speech``, for
-        written replies; an empty string leaves the system turn out.
+        written replies; an empty string leaves the system turn out. The voice is looked for
+        at once where ``speech`` is wanted, else when there is speech after all.
         """
         conversation = Conversation(self.ids, self.tokenizer.encode)
         prompt = SYSTEM_PROMPTS["speech" if speech else "text"] if system is None else system
         if prompt:
             conversation.add_text("system", prompt)
-        loaded = self.codec.voice(voice) if isinstance(voice, str) else voice
-        return Chat(self, conversation, loaded)
+        chat = Chat(self, conversation, voice)
+        if speech:
+            _ = chat.voice
+        return chat
 
 
 def _check_codes(ids: SpecialIds, codec: Codec) -> None:
@@ -101,12 +108,20 @@ def _check_codes(ids: SpecialIds, codec: Codec) -> None:
 class Chat:
     """One conversation: add what the user says, then iterate over ``answer``."""
 
-    def __init__(self, pipeline: Pipeline, conversation: Conversation, voice: Voice) -> None:
+    def __init__(self, pipeline: Pipeline, conversation: Conversation, voice: str | Voice) -> None:
         self.pipeline = pipeline
         self.conversation = conversation
-        self.voice = voice
+        self._voice = voice
         self.cache = pipeline.model.new_cache()
         self._timings = TurnTimings(pipeline.codec.device)
+
+    @cached_property
+    def voice(self) -> Voice:
+        """The voice that answers; raise VoiceError when it is unknown or does not fit."""
+        named, codec = self._voice, self.pipeline.codec
+        voice = codec.voice(named) if isinstance(named, str) else named
+        prepare(codec, voice)
+        return voice
 
     @property
     def longest_speech_s(self) -> float:
@@ -146,7 +161,11 @@ class Chat:
         script: Script | None = None,
         on_step: OnStep | None = None,
     ) -> "Answer":
-        """Begin the answer to what was said; iterate over it for sound."""
+        """Begin the answer to what was said; iterate over it for sound.
+
+        ``options`` and ``limits`` None are the checkpoint's for conversations.
+        """
+        chosen = self.pipeline.defaults.of("chat")
         timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
         self.conversation.open_reply(speech)
         generation = Generation(
@@ -154,8 +173,8 @@ class Chat:
             self.cache,
             self.conversation.rows,
             self.pipeline.ids,
-            options or SamplingOptions(),
-            limits or Limits(),
+            options or chosen.options(),
+            limits or chosen.limits(),
             script,
         )
         return Answer(self, generation, timings, on_step)
@@ -210,14 +229,14 @@ class Answer:
             self._close()
 
     def _hops(self) -> Iterator[Samples]:
-        codec, ids = self.chat.pipeline.codec, self.chat.pipeline.ids
-        stream = SpeechStream(codec, self.chat.voice, self.generation.options.seed)
+        ids, stream = self.chat.pipeline.ids, None
         with self.timings.stage("prefill"):
             self.timings.rows_prefilled = self.generation.prefill() + 1
         codes, waiting = 0, list[int]()
         for step in self._timed_steps():
             if step.mode is Mode.TEXT or step.row[1] == ids.eosp:
                 continue
+            stream = stream or self._open_stream()
             codes += 1
             waiting.append(step.row[1])
             if codes >= stream.codes_needed:
@@ -225,10 +244,14 @@ class Answer:
                     sounds = stream.push(waiting)
                 waiting = []
                 yield from map(self._heard, sounds)
-        if codes:
+        if stream:
             with self.timings.stage("hop"):
                 last = [*stream.push(waiting), stream.finish()]
             yield from (self._heard(sound) for sound in last if sound is not None)
+
+    def _open_stream(self) -> SpeechStream:
+        chat = self.chat
+        return SpeechStream(chat.pipeline.codec, chat.voice, self.generation.options.seed)
 
     def _timed_steps(self) -> Iterator[Step]:
         steps = iter(self.generation)

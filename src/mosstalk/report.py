@@ -14,9 +14,9 @@ from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import Any
 
+from mosstalk.default_models import require_pair
 from mosstalk.doctor import examine
 from mosstalk.documents import require_target, write_document
-from mosstalk.errors import ConfigError
 from mosstalk.settings import cache_folder
 
 FORMAT = "mosstalk-report-1"
@@ -50,8 +50,7 @@ def write_report(out: Path, wanted: Wanted, *, force: bool = False) -> str:
         DeviceError: the device or dtype does not exist here.
     """
     require_target(out, replace=force)
-    if (wanted.model is None) is not (wanted.codec is None):
-        raise ConfigError("--model and --codec belong together: give both folders, or neither")
+    require_pair(wanted.model, wanted.codec)
     document = {
         "format": FORMAT,
         "written": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
@@ -60,7 +59,8 @@ def write_report(out: Path, wanted: Wanted, *, force: bool = False) -> str:
         **_measured(wanted),
     }
     given = (path for path in (*wanted.cases, wanted.model, wanted.codec) if path)
-    known = [*given, cache_folder(), Path.cwd(), Path.home(), Path(sys.prefix)]
+    ours = (Path(__file__).parent, cache_folder(), Path(sys.prefix))
+    known = [*given, *ours, Path.cwd(), Path.home()]
     document = without_paths(document, known)
     write_document(out, document)
     return _summary(out, document)

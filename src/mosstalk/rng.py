@@ -23,10 +23,13 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return high & _MASK, (a * b) & _MASK
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> tuple[Tensor, ...]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int | Tensor
+) -> tuple[Tensor, ...]:
     """Return four int64 tensors of 32 random bits for four 32-bit counter words.
 
-    The words broadcast against each other; ``seed`` is taken modulo 2^64.
+    The words broadcast against each other and against ``seed`` where that is a tensor; it is
+    taken modulo 2^64.
     """
     words = torch.broadcast_tensors(*counter)
     key = [seed & _MASK, (seed >> 32) & _MASK]
@@ -47,6 +50,14 @@ def gumbel(seed: int, channel: int, step: int, ids: Tensor) -> Tensor:
     """Gumbel noise, float64, for vocabulary ``ids``: a function of (seed, channel, step, id)."""
     word = torch.zeros_like(ids)
     bits = philox((ids, word + step, word + channel, word), seed)[0]
+    return -torch.log(-torch.log(uniform(bits)))
+
+
+def gumbel_rows(seeds: Tensor, channel: int, steps: Tensor, width: int) -> Tensor:
+    """``gumbel`` of all ids below ``width``, (R, width); ``seeds`` and ``steps`` (R,)."""
+    ids = torch.arange(width, device=seeds.device)[None]
+    word = torch.zeros_like(ids)
+    bits = philox((ids, word + steps[:, None], word + channel, word), seeds[:, None])[0]
     return -torch.log(-torch.log(uniform(bits)))
 
 

@@ -22,3 +22,8 @@ def share_the_processor() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "500")
+
+
+def threads_were_chosen() -> bool:
+    """Whether the user said how many threads torch shall use."""
+    return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,6 +32,20 @@ class TurnTimings:
     rows_prefilled: int = 0
     committed_s: float | None = None
     first_audio_ms: float | None = None
+
+    @classmethod
+    def together(cls, turns: Sequence["TurnTimings"]) -> "TurnTimings":
+        """Several turns of one device as one: their runs in order, the first one's first audio."""
+        whole = cls(turns[0].device)
+        for turn in turns:
+            for name in STAGES:
+                # A run is taken back by dropping its time alone.
+                whole.stages[name] += turn.stages[name]
+                whole.starts[name] += turn.starts[name][: len(turn.stages[name])]
+            whole.rows_prefilled += turn.rows_prefilled
+        whole.committed_s = turns[0].committed_s
+        whole.first_audio_ms = turns[0].first_audio_ms
+        return whole
 
     def commit(self) -> None:
         """Start the clock that first audio is measured by: the user's turn is complete."""

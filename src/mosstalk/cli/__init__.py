@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import chat, checkpoint, machine, verify, voice
+from mosstalk.cli import bench, chat, checkpoint, machine, tasks, verify, voice
 from mosstalk.settings import share_the_processor
 
 app = typer.Typer(
@@ -14,11 +14,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("chat", cls=chat.OrderedTurns)(chat.chat)
+app.command("speak")(tasks.speak)
+app.command("transcribe")(tasks.transcribe)
 app.command("verify")(verify.verify)
 app.command("doctor")(machine.doctor)
 app.command("report")(machine.report)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(voice.app, name="voice")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
@@ -37,7 +40,11 @@ def main_options(
 ) -> None:
     """Talk with MOSS-Speech: a spoken question in, a spoken answer out.
 
-    Begin with: mosstalk chat --speech question.wav --out answer.wav
+    Begin with: mosstalk speak "Good morning." --out morning.wav
+
+    Then: mosstalk transcribe morning.wav
+
+    And: mosstalk chat --speech question.wav --out answer.wav
     """
 
 

@@ -30,12 +30,12 @@ def chat(
     codec: opt.Codec = None,
     voice: opt.VoiceName = "default",
     system: opt.System = None,
-    temperature: opt.Temperature = 0.6,
-    top_k: opt.TopK = 20,
-    top_p: opt.TopP = 0.95,
-    repetition_penalty: opt.RepetitionPenalty = 1.1,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    repetition_penalty: opt.RepetitionPenalty = None,
     seed: opt.Seed = 0,
-    max_rows: opt.MaxRows = 1024,
+    max_rows: opt.MaxRows = None,
     script: opt.ReplyScript = None,
     show_rows: opt.ShowRows = False,
     channel: opt.Channel = None,
@@ -58,23 +58,18 @@ def chat(
     """
     with reported():
         from mosstalk.cli.console import ChatRequest, Outputs, run_chat
-        from mosstalk.model.generate import Limits
-        from mosstalk.model.sampling import SamplingOptions
-        from mosstalk.script import Script
+        from mosstalk.cli.opening import ModelRequest, SamplingRequest
+        from mosstalk.model.defaults import Choices
 
+        choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)
         request = ChatRequest(
             turns=_in_order(ctx.meta["turns"], speech or [], text or []),
             reply=one_of("--reply", reply, "speech", "text"),
             to=Outputs(out, trace, json, show_rows),
-            model=model,
-            codec=codec,
             voice=voice,
             system=system,
-            options=SamplingOptions(temperature, top_k, top_p, repetition_penalty, seed),
-            limits=Limits(max_rows),
-            script=Script.parse(script) if script is not None else None,
-            device=device,
-            dtype=dtype,
+            model=ModelRequest(model, codec, device, dtype),
+            sampling=SamplingRequest.of(choices, seed, script),
             channel=channel,
         )
         run_chat(request)

@@ -1,35 +1,31 @@
 """``mosstalk chat``: turns from the command line, answers to files, figures to the screen."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosstalk.codec.audio import AudioWriter, Recording, Samples, output_format, read_audio
+from mosstalk.cli.opening import ChosenModel, Drawing, ModelRequest, SamplingRequest
+from mosstalk.cli.output import (
+    Record,
+    Sound,
+    ended,
+    print_machine,
+    print_speed,
+    print_stages,
+    recorded,
+    scripted,
+    sound_file,
+)
+from mosstalk.codec.audio import Recording, output_format, read_audio
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
-from mosstalk.default_model import default_model
-from mosstalk.device import pick_device, pick_dtype
-from mosstalk.documents import as_text, human_text_on_stderr, require_target
-from mosstalk.errors import ConfigError, TextError
-from mosstalk.figures import answer_figures, model_facts, stage_figures
-from mosstalk.model.generate import Limits, Step
-from mosstalk.model.sampling import SamplingOptions
-from mosstalk.pipeline import Answer, Chat, Pipeline
-from mosstalk.progress import loading, status_line
+from mosstalk.errors import TextError
+from mosstalk.figures import answer_figures, model_facts
+from mosstalk.model.generate import Step
+from mosstalk.pipeline import Answer, Chat
+from mosstalk.progress import status_line
 from mosstalk.script import Script
-from mosstalk.timing import TurnTimings, peak_memory_mib
-from mosstalk.trace import write_trace
-from mosstalk.units import CODE_MS, INPUT_RATE, OUTPUT_RATE
-
-RANDOM_WEIGHTS = (
-    "The weights of this model are random: what you will hear is noise, not speech. The real "
-    "MOSS-Speech needs its checkpoint (17 GiB), its codec and a GPU that holds both; name their "
-    "folders with --model and --codec."
-)
-DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
-"""Scripts for the default model while its weights are random: it would never end by itself."""
+from mosstalk.units import CODE_MS, INPUT_RATE
 
 
 @dataclass(frozen=True)
@@ -49,27 +45,11 @@ class ChatRequest:
     turns: tuple[tuple[str, str], ...]
     reply: str
     to: Outputs
-    model: Path | None
-    codec: Path | None
     voice: str
     system: str | None
-    options: SamplingOptions
-    limits: Limits
-    script: Script | None
-    device: str
-    dtype: str | None
+    model: ModelRequest
+    sampling: SamplingRequest
     channel: int | None
-
-
-@dataclass
-class _Record:
-    """What a chat leaves for a trace and a document; ``model`` is empty until it is loaded."""
-
-    model: dict[str, Any] = field(default_factory=dict)
-    script: str | None = None
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    timings: list[TurnTimings] = field(default_factory=list)
-    interrupted: bool = False
 
 
 def run_chat(request: ChatRequest) -> None:
@@ -79,70 +59,34 @@ def run_chat(request: ChatRequest) -> None:
     written when the user interrupts.
     """
     output_format(request.to.out)
-    if request.to.trace:
-        require_target(request.to.trace)
-    record = _Record()
-    try:
-        with human_text_on_stderr(request.to.as_json):
-            _converse(request, record)
-    except KeyboardInterrupt:
-        record.interrupted = True
-        _print_document(request, record)
-        raise
-    else:
-        _print_document(request, record)
-    finally:
-        _write_trace(request, record)
+    with recorded(request.to.trace, as_json=request.to.as_json) as record:
+        _converse(request, record)
 
 
-def _print_document(request: ChatRequest, record: _Record) -> None:
-    if not request.to.as_json or not record.model:
-        return
-    chosen = {"reply": request.reply, "seed": request.options.seed, "script": record.script}
-    ended = {"interrupted": record.interrupted, "turns": record.turns}
-    print(as_text(record.model | chosen | ended), end="", flush=True)
-
-
-def _write_trace(request: ChatRequest, record: _Record) -> None:
-    if not request.to.trace or not record.model:
-        return
-    write_trace(request.to.trace, record.timings, record.model | {"script": record.script})
-    with human_text_on_stderr(request.to.as_json):
-        count = len(record.timings)
-        print(f"\ntrace of {count} turn{'s'[: count != 1]} -> {request.to.trace}")
-
-
-def _converse(request: ChatRequest, record: _Record) -> None:
-    folders, script = _folders(request)
-    record.script = str(script) if script else None
-    config = LanguageModelConfig.from_folder(folders[0])
-    if config.weights_kind == "synthetic":
-        print(RANDOM_WEIGHTS)
-    recordings = _read_all(request, config)
-    device = pick_device(request.device)
-    dtype = pick_dtype(request.dtype) if request.dtype else None
-    if dtype is None and device.type == "cpu":
-        dtype = pick_dtype("float32")
-    with loading() as (_, tell):
-        pipeline = Pipeline.load(*folders, device=device, dtype=dtype, progress=tell)
-    record.model = model_facts(pipeline)
+def _converse(request: ChatRequest, record: Record) -> None:
+    chosen = ChosenModel.of(request.model)
+    chosen.announce(request.reply)
+    recordings = _read_all(request, chosen.config)
+    pipeline = chosen.load()
+    drawing = Drawing.of(request.sampling, pipeline, "chat", request.reply)
+    record.about = model_facts(pipeline) | {"reply": request.reply} | drawing.facts()
+    turns = record.results["turns"] = list[dict[str, Any]]()
     speech = request.reply == "speech"
     chat = pipeline.chat(voice=request.voice, system=request.system, speech=speech)
     for index, turn in enumerate(request.turns):
         print(f"\nturn {index + 1}")
-        heard = _take_turn(chat, turn, recordings.get(index))
-        record.turns.append({"input": heard})
+        turns.append({"input": _take_turn(chat, turn, recordings.get(index))})
         out = _numbered(request.to.out, index, len(request.turns))
-        _answer(chat, request, script, out, record)
-
-
-def _folders(request: ChatRequest) -> tuple[tuple[Path, Path], Script | None]:
-    if (request.model is None) is not (request.codec is None):
-        raise ConfigError("--model and --codec belong together: give both folders, or neither")
-    if request.model and request.codec:
-        return (request.model, request.codec), request.script
-    fallback = Script.parse(DEFAULT_SCRIPTS[request.reply])
-    return default_model(), request.script or fallback
+        rows = _print_row if request.to.show_rows else None
+        answer = chat.answer(
+            speech=speech,
+            options=drawing.options,
+            limits=drawing.limits,
+            script=drawing.script,
+            on_step=rows,
+        )
+        _answer(answer, Sound(out), request, record)
+        _print_answer(answer, record, drawing.script)
 
 
 def _read_all(request: ChatRequest, config: LanguageModelConfig) -> dict[int, Recording]:
@@ -183,31 +127,19 @@ def _take_turn(chat: Chat, turn: tuple[str, str], recording: Recording | None) -
     }
 
 
-def _answer(
-    chat: Chat, request: ChatRequest, script: Script | None, out: Path, record: _Record
-) -> None:
-    answer = chat.answer(
-        speech=request.reply == "speech",
-        options=request.options,
-        limits=request.limits,
-        script=script,
-        on_step=_print_row if request.to.show_rows else None,
-    )
+def _answer(answer: Answer, sound: Sound, request: ChatRequest, record: Record) -> None:
     record.timings.append(answer.timings)
-    sound = _Sound(out)
     try:
-        with _sound_file(sound), status_line("reading the conversation") as status:
+        with sound_file(sound), status_line("reading the conversation") as status:
             for samples in answer:
                 sound.write(samples)
                 spoken = f"{answer.audio_s:.1f} s of sound"
                 status.update(f"speaking: {spoken} after {answer.steps} steps")
     finally:
-        record.turns[-1] |= _said(answer, sound, request.to.show_rows)
-    _print_answer(answer, sound.written, script)
-    _print_figures(answer, record.model["weights"])
+        record.results["turns"][-1] |= _said(answer, sound, request.to.show_rows)
 
 
-def _said(answer: Answer, sound: "_Sound", rows: bool) -> dict[str, Any]:
+def _said(answer: Answer, sound: Sound, rows: bool) -> dict[str, Any]:
     """An answer and its figures; ``rows`` adds (mode, text id, audio id) of every row."""
     out: dict[str, Any] = {
         "codes": answer.codes,
@@ -225,67 +157,14 @@ def _print_row(step: Step) -> None:
     print(f"  row {step.index:5} {mode:5} {step.row[0]:7} {step.row[1]:6}")
 
 
-def _print_answer(answer: Answer, written: Path | None, script: Script | None) -> None:
+def _print_answer(answer: Answer, record: Record, script: Script | None) -> None:
     if answer.text:
         print(f"  wrote    {answer.text!r}")
-    codes = len(answer.codes)
+    written = record.results["turns"][-1]["out"]
     if written:
-        print(f"  spoke    {answer.audio_s:.2f} s of sound = {codes} codes -> {written}")
-    scripted = f"; scripted {script}: mode changes and length forced" if script else ""
-    print(f"  ended    {answer.reply.finish_reason} after {answer.steps} steps{scripted}")
-
-
-def _print_figures(answer: Answer, weights: str) -> None:
-    timings = answer.timings
-    print(f"  rows prefilled {timings.rows_prefilled}, steps {answer.steps}")
-    for name, stage in stage_figures(timings).items():
-        if stage["count"]:
-            print(
-                f"  {name:8} {stage['total_ms']:9.1f} ms  {stage['share']:5.1%}  "
-                f"{stage['count']:4} x {stage['mean_ms']:8.2f} ms"
-            )
-    if timings.first_audio_ms is not None:
-        print(f"  commit to first audio {timings.first_audio_ms:.1f} ms")
-    factor = timings.real_time_factor(answer.audio_s)
-    if factor is not None:
-        print(f"  real-time factor {factor:.3f} (all stages {timings.total_ms:.0f} ms)")
-    model = answer.chat.pipeline.model
-    peaks = ", ".join(
-        f"{size:.0f} MiB {where}" for where, size in peak_memory_mib(model.device).items()
-    )
-    dtype = str(model.dtype).removeprefix("torch.")
-    print(f"  peak memory {peaks}")
-    print(f"  weights {weights}; model {dtype}, codec float32 on {model.device}; reference path")
-
-
-class _Sound:
-    """A sound file that begins to exist with its first samples."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writer: AudioWriter | None = None
-        self.written: Path | None = None
-
-    def write(self, samples: Samples) -> None:
-        if self.writer is None:
-            self.writer = AudioWriter(self.path, OUTPUT_RATE)
-        self.writer.write(samples)
-
-
-@contextmanager
-def _sound_file(sound: _Sound) -> Iterator[None]:
-    """Rename a sound file at the end, keep its part on Ctrl-C, else delete that."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if sound.writer:
-            sound.written = sound.writer.abandon()
-            print(f"\ninterrupted: what was spoken so far is in {sound.written}")
-        raise
-    except BaseException:
-        if sound.writer:
-            sound.writer.discard()
-        raise
-    if sound.writer:
-        sound.writer.close()
-        sound.written = sound.path
+        spoken = f"{answer.audio_s:.2f} s of sound = {len(answer.codes)} codes"
+        print(f"  spoke    {spoken} -> {written}")
+    print(f"  ended    {ended(answer)}{scripted(script)}")
+    print_stages(answer.timings)
+    print_speed(answer.timings, answer.audio_s)
+    print_machine(answer.chat.pipeline, record.about)

@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 DTYPES_HELP = "float32, bfloat16, float16 or float64"
+_CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
 
 Speech: TypeAlias = Annotated[
     list[Path] | None,
@@ -23,24 +24,53 @@ Out: TypeAlias = Annotated[
 ]
 Model: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Folder of the language model. Default: a tiny one with random weights."),
+    typer.Option(
+        help="Folder of the language model, together with --codec; or alone one of the names "
+        "pocket (the small model that ships with mosstalk) and synthetic (tiny, random weights). "
+        "Default: pocket where it is there, else synthetic."
+    ),
 ]
-Codec: TypeAlias = Annotated[Path | None, typer.Option(help="Folder of the codec.")]
+Codec: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the codec, together with --model."),
+]
+CodecAlone: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the codec, or pocket or synthetic. Default: the default model's."),
+]
 VoiceName: TypeAlias = Annotated[
     str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
 ]
 System: TypeAlias = Annotated[
     str | None, typer.Option(help="System prompt; '' for none. Default: the public demo's.")
 ]
-Temperature: TypeAlias = Annotated[float, typer.Option(help="0 takes the likeliest id.")]
-TopK: TypeAlias = Annotated[int, typer.Option(help="Draw among the K likeliest ids; 0 is off.")]
-TopP: TypeAlias = Annotated[
-    float, typer.Option(help="Draw among the likeliest ids that hold mass P; 1 is off.")
+TaskSystem: TypeAlias = Annotated[
+    str | None, typer.Option(help="System prompt; '' for none. Default: this task's own.")
 ]
-RepetitionPenalty: TypeAlias = Annotated[float, typer.Option(help="1 is off.")]
+Temperature: TypeAlias = Annotated[
+    float | None, typer.Option(help=f"0 takes the likeliest id. {_CHECKPOINTS.format('0.6')}")
+]
+TopK: TypeAlias = Annotated[
+    int | None,
+    typer.Option(help=f"Draw among the K likeliest ids; 0 is off. {_CHECKPOINTS.format('20')}"),
+]
+TopP: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        help="Draw among the likeliest ids that hold mass P; 1 is off. "
+        f"{_CHECKPOINTS.format('0.95')}"
+    ),
+]
+RepetitionPenalty: TypeAlias = Annotated[
+    float | None, typer.Option(help=f"1 is off. {_CHECKPOINTS.format('1.1')}")
+]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Same seed, same answers.")]
 MaxRows: TypeAlias = Annotated[
-    int, typer.Option(help="Longest answer in rows; a row of speech is 80 ms.")
+    int | None,
+    typer.Option(
+        help="Longest reply in rows; a row of speech is 80 ms. Default: the checkpoint's, else "
+        "1024."
+    ),
 ]
 ReplyScript: TypeAlias = Annotated[
     str | None,

@@ -17,10 +17,13 @@ def create(
     sample: Annotated[
         Path, typer.Argument(help="1 to 30 s of one person speaking; best 3 to 15 s.")
     ],
-    codec: opt.Codec = None,
+    codec: opt.CodecAlone = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write this .safetensors file instead of CODEC/voices/NAME."),
+        typer.Option(
+            help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
+            "ships with mosstalk: NAME.safetensors here."
+        ),
     ] = None,
     channel: opt.Channel = None,
     device: opt.Device = "auto",
@@ -28,9 +31,11 @@ def create(
 ) -> None:
     """Make a voice from a recording, for replies to be spoken in.
 
-    mosstalk voice create ada sample.wav
+    mosstalk voice create ada sample.wav --codec MOSS-Speech-Codec
 
-    mosstalk chat --text hello --voice ada
+    mosstalk voice create ada sample.wav --out ada.safetensors
+
+    mosstalk chat --text hello --voice ada.safetensors
 
     It becomes codes, mel and x-vector in CODEC/voices, and fits that codec
     alone. Needs: pip install 'mosstalk\\[voices]'
@@ -44,7 +49,7 @@ def create(
 
 
 @app.command("list")
-def list_(codec: opt.Codec = None, json: opt.AsJson = False) -> None:
+def list_(codec: opt.CodecAlone = None, json: opt.AsJson = False) -> None:
     """List a codec's voices: name, codes, seconds, and what each was made from.
 
     mosstalk voice list --codec MOSS-Speech-Codec
@@ -58,7 +63,7 @@ def list_(codec: opt.Codec = None, json: opt.AsJson = False) -> None:
 @app.command("inspect")
 def inspect(
     voice: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A voice, or a voice file.")],
-    codec: opt.Codec = None,
+    codec: opt.CodecAlone = None,
     json: opt.AsJson = False,
 ) -> None:
     """Say what a voice holds, and whether it fits the codec.

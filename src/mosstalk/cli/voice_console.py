@@ -1,7 +1,7 @@
 """``mosstalk voice``: what the commands do and print."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from mosstalk.codec.voices import (
 )
 from mosstalk.codec.xvector import X_VECTOR_FILE, require_packages
 from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.default_model import default_model
+from mosstalk.default_models import NAMES, chosen_codec, is_shipped, is_synthetic
 from mosstalk.device import pick_device
 from mosstalk.documents import as_text
 from mosstalk.errors import CheckpointError, OutputError, VoiceError
@@ -51,12 +51,14 @@ class CreateRequest:
 def run_create(request: CreateRequest) -> None:
     """Make a voice, save it and print what it is; whatever can be refused early is."""
     folder = _codec_folder(request.codec)
+    if request.out is None and is_shipped(folder):
+        request = replace(request, out=Path(f"{request.name}{SUFFIX}"))
     path = new_voice_path(request.name, folder / "voices", request.out, force=request.force)
     sample = read_sample(request.sample, channel=request.channel)
     require_packages()
     device = pick_device(request.device)
-    if request.codec is None:
-        _complete_default(folder)
+    if is_synthetic(folder):
+        _complete_synthetic(folder)
     with loading() as (status, tell):
         codec = load_codec(folder, device=device, progress=tell)
         status.update("making the voice")
@@ -70,14 +72,14 @@ def run_create(request: CreateRequest) -> None:
 
 def _codec_folder(chosen: Path | None) -> Path:
     """The codec that was asked for, else the default model's."""
-    folder = chosen or default_model()[1]
+    folder = chosen_codec(chosen)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give the codec's folder with --codec")
     return folder
 
 
-def _complete_default(folder: Path) -> None:
-    """Add the x-vector model to a default codec that was written before ``onnx`` was there."""
+def _complete_synthetic(folder: Path) -> None:
+    """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
     path = folder / "flow" / X_VECTOR_FILE
     if not path.exists():
         size = read_flow_config(folder, STREAMING_FLOW).spk_embed_dim
@@ -117,7 +119,11 @@ def _print_made(made: MadeVoice, path: Path) -> None:
 
 
 def _print_use(request: CreateRequest) -> None:
-    where = f"--model MODEL --codec {shlex.quote(str(request.codec))} " if request.codec else ""
+    codec = str(request.codec or "")
+    named = (
+        f"--model {codec} " if codec in NAMES else f"--model MODEL --codec {shlex.quote(codec)} "
+    )
+    where = named if codec else ""
     voice = shlex.quote(str(request.out or request.name))
     print(f"try: mosstalk chat {where}--text hello --voice {voice}")
 

@@ -1,7 +1,8 @@
-"""A byte-level tokenizer without merges, in Qwen3's file format, for synthetic checkpoints."""
+"""Small byte-level tokenizers in Qwen3's file format: without merges, or with given ones."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ def byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(_BYTES)]
 
 
-def write_tokenizer(folder: Path, model: dict[str, Any]) -> None:
+def write_tokenizer(
+    folder: Path, model: dict[str, Any], pieces: Sequence[str] = (), merges: Sequence[str] = ()
+) -> None:
     """Write ``tokenizer.json`` with the special ids where ``model`` (its config) has them.
 
     ``<|endoftext|>``, ``<|im_start|>`` and ``<|im_end|>`` stand just before sosp, as published.
+    ``pieces`` follow the 256 bytes, and ``merges`` ("left right") make them.
     """
     sosp, pad = model["sosp_token_id"], model["modality_pad_token_id"]
     first = sosp - len(_BETWEEN)
@@ -39,10 +43,14 @@ def write_tokenizer(folder: Path, model: dict[str, Any]) -> None:
             f"sosp_token_id {sosp}, modality_pad_token_id {pad} and vocab_size "
             f"{model['vocab_size']} leave no room for 256 bytes and their special tokens"
         )
-    fillers = [f"[unused{index}]" for index in range(_BYTES, first)]
-    vocabulary = {token: index for index, token in enumerate(byte_alphabet() + fillers)}
+    fillers = [f"[unused{index}]" for index in range(_BYTES + len(pieces), first)]
+    tokens = [*byte_alphabet(), *pieces, *fillers]
+    if len(tokens) > first:
+        raise ConfigError(f"{len(pieces)} pieces and 256 bytes do not fit below id {first}")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     added = [_added_token(index, name) for index, name in sorted(names.items())]
-    (folder / "tokenizer.json").write_text(json.dumps(_document(vocabulary, added), indent=1))
+    document = _document(vocabulary, added, merges)
+    (folder / "tokenizer.json").write_text(json.dumps(document, indent=1))
 
 
 def copy_tokenizer(source: Path, folder: Path, model: dict[str, Any]) -> None:
@@ -70,7 +78,9 @@ def _added_token(index: int, content: str) -> dict[str, Any]:
     return {"id": index, "content": content, **flags, "special": True}
 
 
-def _document(vocabulary: dict[str, int], added: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(
+    vocabulary: dict[str, int], added: list[dict[str, Any]], merges: Sequence[str]
+) -> dict[str, Any]:
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -95,6 +105,6 @@ def _document(vocabulary: dict[str, int], added: list[dict[str, Any]]) -> dict[s
             "fuse_unk": False,
             "byte_fallback": False,
             "vocab": vocabulary,
-            "merges": [],
+            "merges": list(merges),
         },
     }

@@ -14,7 +14,7 @@ _HIDDEN = 64
 _OPSET, _IR_VERSION = 13, 7
 
 
-def write_x_vector_model(path: Path, size: int, seed: int) -> bool:
+def write_x_vector_model(path: Path, size: int, seed: int, hidden: int = _HIDDEN) -> bool:
     """Write a model of features (1, T, 80) to (1, ``size``); False where ``onnx`` is missing.
 
     A layer with ReLU, the mean over time, a layer: the mean of the features themselves is
@@ -36,8 +36,8 @@ def write_x_vector_model(path: Path, size: int, seed: int) -> bool:
         [_value("features", [1, "frames", FBANK_BINS])],
         [_value("x_vector", [1, size])],
         [
-            _weight("frame_weight", (FBANK_BINS, _HIDDEN), seed),
-            _weight("output_weight", (_HIDDEN, size), seed),
+            _weight("frame_weight", (FBANK_BINS, hidden), seed),
+            _weight("output_weight", (hidden, size), seed),
         ],
     )
     model = helper.make_model(

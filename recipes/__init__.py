@@ -1,0 +1,1 @@
+"""Training recipes; not part of the installed package."""

@@ -1,0 +1,279 @@
+"""``python -m recipes.pocket``: the recipe's stages, one command each."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.conversation import SpecialIds
+from mosstalk.model.tokenizer import TextTokenizer
+from recipes.pocket.curves import LOGS
+from recipes.pocket.data import Recordings, load_recordings
+from recipes.pocket.sizes import POCKET_SIZES, SMOKE_SIZES
+from recipes.pocket.training import Budget
+
+_HELP = """Make mosstalk-pocket, stage by stage, in one folder WORK.
+
+\b
+stage            needs                            leaves in WORK
+1 data           flite, festival, espeak-ng,      data/
+                 WordNet (bring-voices.sh)
+2 tokenizer      data/                            tokenizer.safetensors,
+                                                  tokenizer-training.safetensors
+3 vocoder        data/ (beside 2, 4 or 5)         vocoder.safetensors,
+                                                  vocoder_critics.safetensors,
+                                                  vocoder_samples/
+4 encode         data/, tokenizer.safetensors     codes-PARTS.npz
+5 flow           data/, codes-PARTS.npz           flow.safetensors
+6 language-model data/, codes-PARTS.npz           language_model.safetensors, text/
+                 (beside 5)
+7 predict        data/, codes-PARTS.npz, flow     mels-PARTS.npy, for 3 once more with
+                                                  --mels and --resume
+8 package        all of these                     nothing: fills src/mosstalk/pocket
+9 curves         the stages' STAGE.jsonl          nothing: fills docs/img
+
+Stages 2 to 7 use the first GPU where there is one and --smoke makes them small enough for
+a CPU. Flow and language-model read codes of the very --parts that encode was given, which
+may differ: run encode for each. What each stage took is in recipes/pocket/README.md.
+"""
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "src" / "mosstalk" / "pocket"
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help=_HELP, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+Work = Annotated[Path, typer.Option(help="Folder of all stages' files.")]
+Minutes = Annotated[float, typer.Option(help="Train for at most this long.")]
+Steps = Annotated[int, typer.Option(help="Train for at most this many steps.")]
+Parts = Annotated[str, typer.Option(help="Parts of the data, e.g. 0 or 0,1,2.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny sizes, to see that it runs.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(help="Weights of an earlier run to go on from; the optimiser starts anew."),
+]
+Seed = Annotated[int, typer.Option(help="Same seed, same draws.")]
+_SLOW = 10_000_000
+_HELD_OUT_SHARE = 0.01
+
+
+def _device() -> torch.device:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    return device
+
+
+def _load(work: Path, parts: str, *sound: str) -> Recordings:
+    data = load_recordings(work / "data", _device(), map(int, parts.split(",")), sound=sound)
+    hours = data.codes.sum() * 0.08 / 3600
+    print(f"loaded {len(data.codes)} clips, {hours:.1f} h, {data.teacher_clips} of the teacher's")
+    return data
+
+
+@app.command()
+def data(
+    work: Work,
+    speech_root: Annotated[Path, typer.Option(help="Root that holds the programs.")] = Path("/"),
+    part: Annotated[int, typer.Option(help="Which part; each has texts of its own.")] = 0,
+    texts: Annotated[int, typer.Option(help="How many texts, each read once.")] = 12_000,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 14,
+) -> None:
+    """Stage 1: let all teachers read; again makes only what is missing."""
+    from recipes.pocket.make_data import make_data
+
+    wordnet = speech_root / "usr/share/wordnet"
+    make_data(work / "data", wordnet, speech_root, part=part, count=texts, workers=workers)
+
+
+@app.command()
+def tokenizer(
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+) -> None:  # fmt: skip
+    """Stage 2: train the speech tokenizer and its codebook.
+
+    To resume, name tokenizer-training.safetensors, which has the readers too.
+    """
+    from recipes.pocket import tokenizer as stage
+
+    budget = Budget(steps, minutes)
+    stage.train(_load(work, parts, "heard"), work, budget, smoke=smoke, seed=seed, resume=resume)
+
+
+@app.command()
+def vocoder(
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    mels: Annotated[bool, typer.Option("--mels", help="Hear the flow's mels (predict).")] = False,
+) -> None:  # fmt: skip
+    """Stage 3: train HiFT on the teacher's sound; needs no other stage.
+
+    To resume, name vocoder.safetensors; the critics beside it are used if they are there.
+    """
+    from recipes.pocket import vocoder as stage
+
+    data, budget = _load(work, parts, "spoken").spoken_clips(), Budget(steps, minutes)
+    device = data.waves.device
+    predicted = torch.from_numpy(np.load(_mels_file(work, parts))).to(device) if mels else None
+    stage.train(
+        data, work, budget,
+        device=device, smoke=smoke, seed=seed, resume=resume, mels=predicted,
+    )  # fmt: skip
+
+
+@app.command()
+def encode(
+    work: Work,
+    parts: Parts = "0",
+    hearings: Annotated[int, typer.Option(help="Times that each clip is heard.")] = 3,
+    seed: Seed = 0,
+    smoke: Smoke = False,
+) -> None:
+    """Stage 4: codes of every clip: once clean, the other hearings in rooms and noise."""
+    from recipes.pocket.encode import encode_all, load_tokenizer
+
+    data = _load(work, parts, "heard")
+    listener = load_tokenizer(work / "tokenizer.safetensors", data.heard.device, smoke=smoke)
+    started = time.monotonic()
+    found = [
+        encode_all(listener, data, noisy=number > 0, seed=seed + number)
+        for number in range(hearings)
+    ]
+    np.savez(_codes_file(work, parts), *found)
+    same = float(np.mean(found[0] == found[-1]))
+    took = f"{hearings} times in {time.monotonic() - started:.0f} s"
+    print(f"encoded {len(found[0])} codes {took}; clean and last agree in {same:.1%}")
+
+
+def _codes_file(work: Path, parts: str) -> Path:
+    return work / f"codes-{parts.replace(',', '-')}.npz"
+
+
+def _hearings(work: Path, parts: str) -> list[np.ndarray[Any, np.dtype[np.int16]]]:
+    with np.load(_codes_file(work, parts)) as stored:
+        return list(stored.values())
+
+
+@app.command()
+def flow(
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+) -> None:  # fmt: skip
+    """Stage 5: train the flow decoder on the teacher's codes."""
+    from recipes.pocket import flow as stage
+
+    data, budget = _load(work, parts, "spoken"), Budget(steps, minutes)
+    hearings = _hearings(work, parts)[:2]
+    stage.train(data, hearings, work, budget, smoke=smoke, seed=seed, resume=resume)
+
+
+@app.command()
+def language_model(
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+) -> None:  # fmt: skip
+    """Stage 6: train both heads to read aloud, write down and repeat; keeps the best weights."""
+    from recipes.pocket import language_model as stage
+    from recipes.pocket.examples import Corpus, Maker, build, split_by_text
+
+    data, device = _load(work, parts), _device()
+    sizes = SMOKE_SIZES if smoke else POCKET_SIZES
+    config = LanguageModelConfig.from_dict(sizes.model)
+    text = _text_tokenizer(work, data.texts, sizes.model)
+    maker = Maker(
+        Corpus.of(data, _hearings(work, parts)), text, SpecialIds.of(config, text.special)
+    )
+    split = split_by_text(data.texts, _HELD_OUT_SHARE, seed)
+    examples = build(maker, split.learned, device, seed=seed, workers=1 if smoke else 14)
+    held_out = build(maker, split.held_out, device, seed=seed + 1)
+    print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
+    stage.train(
+        examples, held_out, config, work, Budget(steps, minutes),
+        rows_per_batch=3_000 if smoke else 48_000, peak_rate=rate, seed=seed, resume=resume,
+    )  # fmt: skip
+
+
+def _text_tokenizer(work: Path, texts: list[str], model: dict[str, Any]) -> TextTokenizer:
+    """The vocabulary in ``work/text``, learned from the first texts where there is none yet."""
+    from recipes.pocket.text import train_text_tokenizer
+
+    folder = work / "text"
+    if (folder / "tokenizer.json").exists():
+        return TextTokenizer.from_folder(folder, model["vocab_size"])
+    return train_text_tokenizer(texts[:40_000], folder, model)
+
+
+@app.command()
+def predict(work: Work, parts: Parts = "0", smoke: Smoke = False) -> None:
+    """Stage 7: the teacher's mels as the flow makes them, to train the vocoder further on."""
+    from recipes.pocket import predict as stage
+
+    data = _load(work, parts, "spoken")
+    device = data.spoken.device
+    flow = stage.load_flow(work / "flow.safetensors", SMOKE_SIZES if smoke else POCKET_SIZES)
+    codes = torch.from_numpy(_hearings(work, parts)[0][: data.teacher_codes].astype(np.int64))
+    mels = stage.predict_mels(flow.to(device), data, codes.to(device))
+    np.save(_mels_file(work, parts), mels.cpu().numpy())
+    print(f"{mels.shape[0]} frames, {stage.mean_distance(mels, data):.3f} from the teacher's own")
+
+
+def _mels_file(work: Path, parts: str) -> Path:
+    return work / f"mels-{parts.replace(',', '-')}.npy"
+
+
+@app.command()
+def package(
+    work: Work,
+    out: Annotated[Path, typer.Option(help="Folder that gets model/ and codec/.")] = SHIPPED,
+    smoke: Smoke = False,
+) -> None:
+    """Stage 8: write the weights as they ship; refuses more than 25,000,000 bytes."""
+    from recipes.pocket.package import package as write
+
+    if smoke and out.resolve() == SHIPPED:
+        raise typer.BadParameter("a toy must not take the place of what ships: name --out")
+    total = write(work, out, SMOKE_SIZES if smoke else POCKET_SIZES)
+    print(f"{out}: {total:,} bytes")
+
+
+@app.command()
+def curves(
+    work: Annotated[
+        Path | None, typer.Option(help="Take the logs of this folder first, thinned.")
+    ] = None,
+    logs: Annotated[Path, typer.Option(help="Folder of logs, which are kept.")] = LOGS,
+    out: Annotated[Path, typer.Option(help="Folder for the drawings.")] = ROOT / "docs" / "img",
+) -> None:
+    """Stage 9: draw the stages' losses and held-out figures; needs the extra "recipe"."""
+    from recipes.pocket.curves import draw, keep_logs
+
+    if work:
+        keep_logs(work, logs)
+    for path in draw(logs, out):
+        print(path)
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is told in one line, with exit status 2."""
+    from recipes.pocket.package import PackageError
+    from recipes.pocket.voices import ProgramError
+
+    try:
+        app()
+    except (FileNotFoundError, PackageError, ProgramError) as error:
+        sys.exit(_refuse(error))
+
+
+def _refuse(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

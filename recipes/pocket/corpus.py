@@ -1,0 +1,113 @@
+"""The text that teachers read: WordNet's examples and glosses, everyday sentences, word lists.
+
+WordNet 3.0 (Princeton; its licence allows any use with the notice kept) comes from Debian's
+``wordnet-base``. Held-out sentences of the quality bench never appear.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+from recipes.pocket.everyday import sentence
+
+HELD_OUT = Path(__file__).parents[2] / "src/mosstalk/bench/sentences.txt"
+SHARES = {"everyday": 0.20, "example": 0.30, "gloss": 0.25, "pair": 0.10, "words": 0.15}
+"""How much of the text is of each kind. Little is from the grammar: a model that reads much of
+it writes down the grammar's sentences whatever it hears."""
+_EXAMPLE = re.compile(r'"([^"]+)"')
+_ASIDE = re.compile(r"\([^)]*\)")
+_SPEAKABLE = re.compile(r"[A-Za-z][a-z']*(?:[ ,]+[A-Za-z][a-z']*|-[a-z]+)*[.?!]?")
+_MOST_WORDS = 14
+_MOST_LETTERS = 90
+_LIST_WORDS = (3, 7)
+
+
+def normalised(text: str) -> str:
+    """Lower-case words alone: how sentences are compared."""
+    return " ".join(re.findall(r"[a-z']+", text.lower()))
+
+
+def sentences(text: str) -> frozenset[str]:
+    """A text and each of its sentences, normalised: none may be on both sides of a split."""
+    return frozenset(map(normalised, [text, *re.split(r"(?<=[.?!]) ", text)]))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where text is drawn from: WordNet's examples, glosses and frequent words."""
+
+    examples: list[str]
+    glosses: list[str]
+    words: list[str]
+    held_out: frozenset[str]
+
+
+def load_sources(wordnet: Path) -> Sources:
+    """Read WordNet's ``data.*`` files in ``wordnet``; raise FileNotFoundError if there are none."""
+    files = sorted(wordnet.glob("data.*"))
+    if not files:
+        raise FileNotFoundError(f"{wordnet}: no data.* of WordNet; see recipes/pocket/README.md")
+    examples, glosses = dict[str, None](), dict[str, None]()
+    counts: Counter[str] = Counter()
+    for file in files:
+        for line in file.read_text(encoding="latin-1").splitlines():
+            if line.startswith("  ") or "|" not in line:
+                continue
+            gloss = line.split("|", 1)[1]
+            counts.update(re.findall(r"\b[a-z]{2,12}\b", gloss))
+            examples |= dict.fromkeys(filter(None, map(_tidy, _EXAMPLE.findall(gloss))))
+            glosses |= dict.fromkeys(filter(None, [_definition(gloss)]))
+    lines = HELD_OUT.read_text().splitlines() if HELD_OUT.exists() else []
+    words = [word for word, count in counts.most_common() if count >= 3]
+    return Sources(list(examples), list(glosses), words, frozenset(map(normalised, lines)))
+
+
+def _definition(gloss: str) -> str | None:
+    """What a gloss says before its examples, as a sentence; None if it is not speakable."""
+    return _tidy(_ASIDE.sub(" ", gloss).split(";")[0].split('"')[0])
+
+
+def _tidy(text: str) -> str | None:
+    """A sentence with a capital and a closing mark, or None for what no one would say."""
+    text = " ".join(text.replace("`", "'").split()).strip(" ,;:")
+    words = text.split()
+    if not 3 <= len(words) <= _MOST_WORDS or len(text) > _MOST_LETTERS:
+        return None
+    if not _SPEAKABLE.fullmatch(text) or any(word.isupper() and word != "I" for word in words):
+        return None
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
+
+
+def texts(sources: Sources, seed: int) -> Iterator[str]:
+    """Endless text for one seed, its kinds in the shares of ``SHARES``; none is held out."""
+    draw = random.Random(seed)
+    examples, glosses = _endless(sources.examples, draw), _endless(sources.glosses, draw)
+    kinds: dict[str, Callable[[], str]] = {
+        "everyday": lambda: sentence(draw),
+        "example": lambda: next(examples),
+        "gloss": lambda: next(glosses),
+        "pair": lambda: f"{next(examples)} {sentence(draw)}",
+        "words": lambda: _word_list(sources.words, draw),
+    }
+    while True:
+        (kind,) = draw.choices(list(SHARES), list(SHARES.values()))
+        text = kinds[kind]()
+        if len(text) <= _MOST_LETTERS and not sentences(text) & sources.held_out:
+            yield text
+
+
+def _endless(lines: list[str], draw: random.Random) -> Iterator[str]:
+    """All lines in a drawn order, over and over."""
+    return cycle(draw.sample(lines, len(lines)))
+
+
+def _word_list(words: list[str], draw: random.Random) -> str:
+    """Words without a sense, so that rarer ones are pronounced too."""
+    count = draw.randint(*_LIST_WORDS)
+    # A square favours frequent words, yet reaches all of them.
+    chosen = [words[int(draw.random() ** 2 * len(words))] for _ in range(count)]
+    return ", ".join(chosen).capitalize() + "."

@@ -1,0 +1,162 @@
+"""Curves of a training, drawn from the stages' logs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Line = dict[str, Any]
+LOGS = Path(__file__).parent / "logs"
+"""Logs of the training that the shipped weights are from."""
+MOST_TRAINING_LINES = 150
+_HELD_OUT = ("held", "mel_error")
+# Okabe & Ito's colours, which the colour-blind tell apart, on a ground of their own, so that
+# labels are readable on a dark page too.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+_GROUND, _INK = "#fbfbf8", "#222222"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram: quantities by the names that the log has for training and held-out data."""
+
+    title: str
+    curves: tuple[tuple[str, str, str], ...]
+    """Label, name in training, name on held-out data; empty where there is none."""
+    logarithmic: bool = True
+
+
+PANELS = {
+    "tokenizer": (
+        Panel(
+            "loss",
+            (
+                ("phones, cross-entropy", "phone", "held_out_phone"),
+                ("mel, L1", "mel", "held_out_mel"),
+            ),
+        ),
+        Panel("share of 20 ms with the right phone", (("", "right", "held_out_right"),), False),
+        Panel("perplexity of 1,024 codes", (("", "", "perplexity"),), False),
+    ),
+    "flow": (
+        Panel("loss", (("flow matching", "flow", ""), ("mu to mel / 4, L1", "mu", ""))),
+        Panel(
+            "held-out error of the log mel",
+            (("decoded, streamed", "", "mel_error"), ("mu alone", "", "mu_error")),
+            False,
+        ),
+    ),
+    "vocoder": (
+        Panel(
+            "distance of spectra",
+            (("log mels", "mel", "held_mel"), ("STFT", "stft", "held_stft")),
+        ),
+        Panel(
+            "pitch error, Hz",
+            (("all frames", "f0", ""), ("where both find a voice", "", "held_f0_hz")),
+        ),
+    ),
+    "language_model": (
+        Panel(
+            "cross-entropy",
+            (("written", "text", "held_out_text"), ("spoken", "audio", "held_out_audio")),
+        ),
+        Panel(
+            "share of rows guessed right",
+            (
+                ("written", "right_text", "held_out_right_text"),
+                ("spoken", "right_audio", "held_out_right_audio"),
+            ),
+            False,
+        ),
+    ),
+}
+
+
+def read_log(path: Path) -> list[Line]:
+    """Lines of a stage's log with ``minutes``; runs that went on from each other are joined."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    before_s = previous_s = 0.0
+    for line in lines:
+        if line["elapsed_s"] < previous_s:
+            before_s += previous_s
+        previous_s = line["elapsed_s"]
+        line["minutes"] = (before_s + previous_s) / 60
+    return lines
+
+
+def of_held_out(line: Line) -> bool:
+    """Whether a line has figures of held-out data."""
+    return any(name.startswith(_HELD_OUT) for name in line)
+
+
+def thinned(lines: Sequence[str], most: int = MOST_TRAINING_LINES) -> list[str]:
+    """A log's lines: all of held-out data, and at most ``most`` others, evenly spread."""
+    training = [n for n, line in enumerate(lines) if not of_held_out(json.loads(line))]
+    kept = {training[n * len(training) // most] for n in range(most)} if training else set()
+    kept |= set(range(len(lines))) - set(training)
+    return [lines[n] for n in sorted(kept)]
+
+
+def keep_logs(work: Path, logs: Path) -> None:
+    """Copy the stages' logs from ``work``, thinned."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for stage in PANELS:
+        lines = (work / f"{stage}.jsonl").read_text().splitlines()
+        (logs / f"{stage}.jsonl").write_text("\n".join(thinned(lines)) + "\n")
+
+
+def draw(logs: Path, out: Path) -> list[Path]:
+    """Write ``out/pocket-STAGE.svg`` for every stage; return their paths.
+
+    Raises FileNotFoundError where a stage's log is missing.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for stage, panels in PANELS.items():
+        lines = read_log(logs / f"{stage}.jsonl")
+        path = out / f"pocket-{stage.replace('_', '-')}.svg"
+        # Text stays text and ids stay the same, so that a redrawn file differs little.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": stage, "font.size": 11}):
+            figure = Figure((4.4 * len(panels), 3.4), layout="constrained", facecolor=_GROUND)
+            for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+                _draw_panel(axes, panel, lines)
+            part = path.with_suffix(".part")
+            figure.savefig(part, format="svg", metadata={"Date": None})
+            part.replace(path)
+        paths.append(path)
+    return paths
+
+
+def _draw_panel(axes: "Axes", panel: Panel, lines: list[Line]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_facecolor(_GROUND)
+    axes.set_title(panel.title, fontsize=11, color=_INK)
+    axes.set_xlabel("minutes", color=_INK)
+    axes.grid(alpha=0.25, which="both")
+    if panel.logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    for colour, (label, training, held_out) in zip(_COLOURS, panel.curves, strict=False):
+        for name, style, kind in ((training, "-", "training"), (held_out, "o-", "held out")):
+            points = [(line["minutes"], line[name]) for line in lines if name in line]
+            if not points:
+                continue
+            shown = f"{label}, {kind}" if label else kind
+            alpha, size = (0.5, 0.0) if kind == "training" else (1.0, 3.5)
+            axes.plot(*zip(*points, strict=True), style, color=colour, alpha=alpha,
+                      markersize=size, linewidth=1.5, label=shown)  # fmt: skip
+    axes.legend(fontsize=9, framealpha=0.8, facecolor=_GROUND, labelcolor=_INK)
+    for spine in axes.spines.values():
+        spine.set_color("#999999")
+    axes.tick_params(colors=_INK, which="both")

@@ -1,0 +1,216 @@
+"""Shards of sound on the training device, every clip a whole number of codes long.
+
+All sound of one rate is one long tensor and clips follow one another in it; a clip's place is
+counted in codes, from which samples (1280 or 1920), mel frames (4) and labels follow.
+"""
+
+import json
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mosstalk.units import (
+    INPUT_SAMPLES_PER_CODE,
+    MEL_FRAME_SAMPLES,
+    MEL_FRAMES_PER_CODE,
+    OUTPUT_RATE,
+    OUTPUT_SAMPLES_PER_CODE,
+)
+from recipes.pocket.voices import LISTENED, TEACHER
+
+FRAME_SECONDS = MEL_FRAME_SAMPLES / OUTPUT_RATE
+_PHONES = (
+    "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t "
+    "th uh uw v w y z zh axr ix el em en dx nx"
+)
+PHONES = tuple(_PHONES.split())
+"""Radio phones as flite and festival name them, silence first."""
+UNLABELLED = 255
+_IDS = {name: index for index, name in enumerate(PHONES)}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The teacher's sound at 24 kHz: ``waves`` int16 (n,), clips by ``starts`` and ``lengths``."""
+
+    waves: Tensor
+    starts: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Clips: teacher's first. Tensors are on the training device, tables on the CPU.
+
+    ``heard`` int16 at 16 kHz; ``labels`` uint8 per 20 ms, 255 where unknown; ``voices`` uint8
+    per code; ``starts`` and ``codes`` (n,) int64 in codes; ``spoken`` int16 at 24 kHz covers
+    the first ``teacher_clips`` clips, at 1920 samples for each of their codes.
+    """
+
+    heard: Tensor
+    labels: Tensor
+    voices: Tensor
+    starts: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    texts: list[str]
+    clip_voices: list[str]
+    spoken: Tensor
+    teacher_clips: int
+
+    @property
+    def teacher_codes(self) -> int:
+        """Codes of the teacher's clips, which come first."""
+        return int(self.codes[: self.teacher_clips].sum())
+
+    def spoken_clips(self) -> Spoken:
+        """The teacher's clips as the vocoder's training wants them."""
+        size = OUTPUT_SAMPLES_PER_CODE
+        places, lengths = self.starts[: self.teacher_clips], self.codes[: self.teacher_clips]
+        device = self.spoken.device
+        return Spoken(
+            self.spoken,
+            torch.as_tensor(places * size, device=device),
+            torch.as_tensor(lengths * size, device=device),
+        )
+
+
+def load_recordings(
+    folder: Path,
+    device: torch.device,
+    parts: Iterable[int],
+    voices: Iterable[str] = LISTENED,
+    sound: Container[str] = ("heard", "spoken"),
+) -> Recordings:
+    """Read the finished shards of ``parts``; raise FileNotFoundError where there are none.
+
+    Only the ``sound`` that is named is read; the rest stays empty.
+    """
+    wanted = set(parts)
+    tables = sorted(path for path in folder.glob("*.json") if int(path.name[:2]) in wanted)
+    order = [name for name in voices if name != TEACHER]
+    by_voice = [[t for t in tables if _voice(t) == name] for name in (TEACHER, *order)]
+    shards = [_read_shard(path, sound) for group in by_voice for path in group]
+    if not shards:
+        raise FileNotFoundError(f"{folder}: no finished shards of parts {sorted(wanted)}")
+    rows = [row for shard in shards for row in shard.rows]
+    codes = np.array([row["codes"] for row in rows], dtype=np.int64)
+    names = [row["voice"] for row in rows]
+    return Recordings(
+        heard=_joined([s.heard for s in shards if s.heard is not None], device),
+        labels=_joined([shard.labels for shard in shards], device),
+        voices=torch.as_tensor(
+            np.repeat([LISTENED.index(n) if n in LISTENED else 0 for n in names], codes),
+            dtype=torch.uint8,
+        ).to(device),
+        starts=np.concatenate([[0], codes.cumsum()[:-1]]),
+        codes=codes,
+        texts=[row["text"] for row in rows],
+        clip_voices=names,
+        spoken=_joined([s.spoken for s in shards if s.spoken is not None], device),
+        teacher_clips=sum(name == TEACHER for name in names),
+    )
+
+
+@dataclass(frozen=True)
+class TeacherClip:
+    """One text read by the teacher: ``heard`` int16 at 16 kHz, ``spoken`` int16 at 24 kHz."""
+
+    text: str
+    heard: Tensor
+    spoken: Tensor
+
+
+def teacher_clip(folder: Path, codes: int) -> TeacherClip:
+    """The teacher's first clip of at least ``codes`` codes, else the longest of the first shard.
+
+    Raises FileNotFoundError where there is no shard of the teacher's.
+    """
+    tables = sorted(path for path in folder.glob("*.json") if _voice(path) == TEACHER)
+    if not tables:
+        raise FileNotFoundError(f"{folder}: no finished shard of {TEACHER}")
+    shard = _read_shard(tables[0], ("heard", "spoken"))
+    assert shard.heard is not None
+    assert shard.spoken is not None
+    counts = [min(row["codes"], codes) for row in shard.rows]
+    chosen = counts.index(max(counts))
+    start = sum(row["codes"] for row in shard.rows[:chosen])
+    count = shard.rows[chosen]["codes"]
+
+    def cut(sound: NDArray[np.int16], per_code: int) -> Tensor:
+        return torch.from_numpy(sound[start * per_code : (start + count) * per_code])
+
+    return TeacherClip(
+        shard.rows[chosen]["text"],
+        cut(shard.heard, INPUT_SAMPLES_PER_CODE),
+        cut(shard.spoken, OUTPUT_SAMPLES_PER_CODE),
+    )
+
+
+@dataclass(frozen=True)
+class _Shard:
+    rows: list[dict[str, Any]]
+    heard: NDArray[np.int16] | None
+    labels: NDArray[np.uint8]
+    spoken: NDArray[np.int16] | None
+
+
+def _voice(table: Path) -> str:
+    return table.stem.split("-", 1)[1].rsplit("-", 1)[0]
+
+
+def _joined(pieces: list[NDArray[Any]], device: torch.device) -> Tensor:
+    if not pieces:
+        return torch.empty(0, dtype=torch.int16, device=device)
+    return torch.from_numpy(np.concatenate(pieces)).to(device)
+
+
+def _read_shard(table: Path, sound: Container[str]) -> _Shard:
+    rows = json.loads(table.read_text())
+    for row in rows:
+        row["codes"] = -(-row["length"] // INPUT_SAMPLES_PER_CODE)
+
+    def read(name: str, suffix: str, length: str, per_code: int) -> NDArray[np.int16] | None:
+        path = table.with_suffix(suffix)
+        if name not in sound or not path.exists():
+            return None
+        return _padded(np.load(path), [row[length] for row in rows], rows, per_code)
+
+    return _Shard(
+        rows,
+        read("heard", ".16k.npy", "length", INPUT_SAMPLES_PER_CODE),
+        np.concatenate([frame_labels(row["phones"], row["codes"]) for row in rows]),
+        read("spoken", ".24k.npy", "length24", OUTPUT_SAMPLES_PER_CODE),
+    )
+
+
+def _padded(
+    sound: NDArray[np.int16], lengths: list[int], rows: list[dict[str, Any]], per_code: int
+) -> NDArray[np.int16]:
+    """Every clip with zeros (or cut by rounding) to its whole number of codes."""
+    clips = np.split(sound, np.cumsum(lengths)[:-1])
+    out = [np.zeros(row["codes"] * per_code, dtype=np.int16) for row in rows]
+    for target, clip in zip(out, clips, strict=True):
+        count = min(len(target), len(clip))
+        target[:count] = clip[:count]
+    return np.concatenate(out)
+
+
+def frame_labels(phones: list[tuple[str, float]], codes: int) -> NDArray[np.uint8]:
+    """The phone at the middle of every 20 ms, silence after the last; 255 without phones."""
+    frames = codes * MEL_FRAMES_PER_CODE
+    if not phones:
+        return np.full(frames, UNLABELLED, dtype=np.uint8)
+    ends = np.array([end for _, end in phones])
+    ids = np.array([*(_IDS.get(_plain(name), UNLABELLED) for name, _ in phones), 0], dtype=np.uint8)
+    middles = (np.arange(frames) + 0.5) * FRAME_SECONDS
+    return ids[np.searchsorted(ends, middles, side="right")]
+
+
+def _plain(name: str) -> str:
+    return {"#": "pau", "h#": "pau", "ssil": "pau", "brth": "pau", "hv": "hh"}.get(name, name)

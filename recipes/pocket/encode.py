@@ -1,0 +1,74 @@
+"""Codes of every clip, each heard as an utterance of its own, clean or as a room has it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mosstalk.codec.features import whisper_log_mel
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.units import INPUT_SAMPLES_PER_CODE
+from recipes.pocket.augment import augment
+from recipes.pocket.data import Recordings
+from recipes.pocket.sizes import CODEC, SMOKE_CODEC
+from recipes.pocket.training import load_weights
+
+_CODES_PER_BATCH = 12_000
+
+
+def load_tokenizer(path: Path, device: torch.device, *, smoke: bool = False) -> SpeechTokenizer:
+    """The tokenizer that the tokenizer stage wrote."""
+    tokenizer = SpeechTokenizer(SpeechTokenizerConfig.from_dict(SMOKE_CODEC if smoke else CODEC))
+    load_weights(tokenizer, path)
+    return tokenizer.to(device).eval()
+
+
+def length_batches(
+    codes: NDArray[np.int64], most: int = _CODES_PER_BATCH
+) -> Iterator[NDArray[np.int64]]:
+    """Clip numbers in groups of like length, at most ``most`` codes each with padding."""
+    order = np.argsort(codes, kind="stable")
+    start = 0
+    for end in range(1, len(order) + 1):
+        full = end == len(order) or (end + 1 - start) * codes[order[end]] > most
+        if full:
+            yield order[start:end]
+            start = end
+
+
+def clip_sound(data: Recordings, clips: NDArray[np.int64]) -> Tensor:
+    """Sound (B, n) float of clips, with zeros after each one's end."""
+    device = data.heard.device
+    codes = torch.as_tensor(data.codes[clips], device=device)
+    starts = torch.as_tensor(data.starts[clips], device=device) * INPUT_SAMPLES_PER_CODE
+    offsets = torch.arange(int(codes.max()) * INPUT_SAMPLES_PER_CODE, device=device)
+    inside = offsets < codes[:, None] * INPUT_SAMPLES_PER_CODE
+    places = torch.where(inside, starts[:, None] + offsets, 0)
+    return torch.where(inside, data.heard[places].float() / 32768, 0.0)
+
+
+@torch.inference_mode()
+def encode_all(
+    tokenizer: SpeechTokenizer, data: Recordings, *, noisy: bool, seed: int = 0
+) -> NDArray[np.int16]:
+    """Codes of all clips in the order of ``data.starts``; ``noisy`` hears them in rooms."""
+    device = data.heard.device
+    draw = torch.Generator(device).manual_seed(seed)
+    out = np.zeros(int(data.codes.sum()), dtype=np.int16)
+    centres = tokenizer.encoder.codebook.weight
+    for clips in length_batches(data.codes):
+        sound = clip_sound(data, clips)
+        if noisy:
+            sound = augment(sound, draw, 0.9)
+        log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
+        pooled = tokenizer.encoder(log_mel)
+        score = centres.square().sum(1) - 2 * pooled @ centres.T
+        found = score.argmin(-1).to(torch.int16).cpu().numpy()
+        for row, clip in enumerate(clips):
+            start, count = data.starts[clip], data.codes[clip]
+            out[start : start + count] = found[row, :count]
+    return out

@@ -1,0 +1,184 @@
+"""The flow stage: codes of the teacher's clips to her mel, by flow matching.
+
+Chunk-masked in most batches so that it streams, whole otherwise; conditions are dropped now
+and then for guidance (Ho & Salimans 2021); a clip's own beginning serves as voice prompt in
+half of the rows. A small extra loss pulls mu towards the mel itself.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mosstalk.codec.features import vocoder_mel
+from mosstalk.codec.flow import FlowDecoder
+from mosstalk.codec.voices import Voice
+from mosstalk.config import FlowConfig
+from mosstalk.units import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from recipes.pocket.data import Recordings
+from recipes.pocket.encode import length_batches
+from recipes.pocket.sizes import FLOW, SMOKE_FLOW
+from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
+
+_PEAK_RATE = 1.2e-3
+_DROPPED = 0.2
+_MASKED = 0.75
+_PROMPTED = 0.5
+_MU_WEIGHT = 0.1
+_CODES_PER_BATCH = 6_000
+_SMOKE_CODES_PER_BATCH = 200
+_MU_SCALE = 4.0
+"""mu is pulled to mel / 4: of the size that the estimator's other inputs have."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clips of like length: codes (B, T), mel (B, 4T, 80), inside (B, 4T) True within a clip."""
+
+    codes: Tensor
+    mel: Tensor
+    inside: Tensor
+
+
+class FlowData:
+    """The teacher's clips with their codes, several hearings of each."""
+
+    def __init__(
+        self, data: Recordings, hearings: list[NDArray[np.int16]], codes_per_batch: int, seed: int
+    ) -> None:
+        self.data = data
+        end = data.teacher_codes
+        self.hearings = torch.stack(
+            [torch.from_numpy(codes[:end].astype(np.int64)) for codes in hearings]
+        ).to(data.spoken.device)
+        counts = data.codes[: data.teacher_clips]
+        self.groups = list(length_batches(counts, codes_per_batch))
+        held = max(1, len(self.groups) // 50)
+        self._draw = np.random.default_rng(seed)
+        self._draw.shuffle(self.groups)
+        self.held_out, self.groups = self.groups[:held], self.groups[held:]
+
+    def random(self) -> Batch:
+        """A random group, each time one hearing of it."""
+        group = self.groups[int(self._draw.integers(len(self.groups)))]
+        return self.batch(group, int(self._draw.integers(self.hearings.shape[0])))
+
+    def batch(self, clips: NDArray[np.int64], hearing: int) -> Batch:
+        """Codes and clean mel of clips, zeros past each one's end."""
+        device = self.data.spoken.device
+        counts = torch.as_tensor(self.data.codes[clips], device=device)
+        starts = torch.as_tensor(self.data.starts[clips], device=device)
+        places = torch.arange(int(counts.max()), device=device)
+        inside = places < counts[:, None]
+        codes = self.hearings[hearing][torch.where(inside, starts[:, None] + places, 0)]
+        samples = torch.arange(places.shape[0] * OUTPUT_SAMPLES_PER_CODE, device=device)
+        sounding = samples < counts[:, None] * OUTPUT_SAMPLES_PER_CODE
+        at = torch.where(sounding, starts[:, None] * OUTPUT_SAMPLES_PER_CODE + samples, 0)
+        wave = torch.where(sounding, self.data.spoken[at].float() / 32768, 0.0)
+        return Batch(codes, vocoder_mel(wave), inside.repeat_interleave(MEL_FRAMES_PER_CODE, dim=1))
+
+
+def speaker_embedding(size: int) -> Tensor:
+    """The teacher's fixed x-vector (size,): one voice needs no more than a constant."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(24))
+
+
+def losses(
+    flow: FlowDecoder, batch: Batch, *, masked: bool, drop: bool = True
+) -> dict[str, Tensor]:
+    """Flow-matching loss over the frames that are not prompt, and mu's distance from the mel."""
+    config = flow.config
+    rows, frames = batch.mel.shape[:2]
+    device = batch.mel.device
+    block = config.chunk_size if masked else None
+    speaker = speaker_embedding(config.spk_embed_dim).to(device).expand(rows, -1)
+    speaker = flow.spk_embed_affine_layer(F.normalize(speaker, dim=1))
+    mu = flow.encoder_proj(flow.encoder(flow.input_embedding(batch.codes), None, block))
+    prompted = torch.rand(rows, 1, device=device) < _PROMPTED
+    prompt = (torch.rand(rows, 1, device=device) * 0.6 * frames).long() * prompted
+    known = torch.arange(frames, device=device) < prompt
+    target = batch.mel.transpose(1, 2)
+    condition = torch.where(known[:, None], target, 0.0)
+    kept = (torch.rand(rows, 1, 1, device=device) >= (_DROPPED if drop else 0)).to(mu.dtype)
+    u = torch.rand(rows, 1, 1, device=device)
+    t = 1 - torch.cos(u * 0.5 * math.pi)
+    noise = torch.randn_like(target)
+    x = (1 - t) * noise + t * target
+    velocity = flow.decoder.estimator(
+        x, mu.transpose(1, 2) * kept, t[:, 0, 0], speaker * kept[:, 0], condition * kept,
+        block and block * config.token_mel_ratio,
+    )  # fmt: skip
+    counted = (batch.inside & ~known)[:, None].float()
+    error = (velocity.float() - (target - noise)).square() * counted
+    flow_loss = error.sum() / (counted.sum() * config.mel_bins)
+    inside = batch.inside[..., None].float()
+    pull = ((mu.float() - batch.mel / _MU_SCALE).abs() * inside).sum()
+    mu_loss = pull / (inside.sum() * config.mel_bins)
+    return {"loss": flow_loss + _MU_WEIGHT * mu_loss, "flow": flow_loss, "mu": mu_loss}
+
+
+def train(
+    data: Recordings,
+    hearings: list[NDArray[np.int16]],
+    folder: Path,
+    budget: Budget,
+    *,
+    smoke: bool = False,
+    seed: int = 0,
+    resume: Path | None = None,
+) -> FlowDecoder:
+    """Train on the teacher's clips, writing ``folder/flow.safetensors``; return the average."""
+    device = data.spoken.device
+    torch.manual_seed(seed)
+    config: FlowConfig = SMOKE_FLOW if smoke else FLOW
+    flow = fresh(FlowDecoder(config)).to(device)
+    if resume:
+        load_weights(flow, resume)
+    run = Run("flow", folder, budget, warmup_steps=300)
+    optimizer = torch.optim.AdamW(
+        flow.parameters(), _PEAK_RATE, (0.9, 0.98), fused=device.type == "cuda"
+    )
+    mean = Averaged(flow)
+    codes = _SMOKE_CODES_PER_BATCH if smoke else _CODES_PER_BATCH
+    source = FlowData(data, hearings, codes, seed)
+    for step in run.steps():
+        run.set_rate(optimizer, _PEAK_RATE)
+        masked = bool(torch.rand(()) < _MASKED)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts = losses(flow, source.random(), masked=masked)
+        optimizer.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(flow.parameters(), 1.0)
+        optimizer.step()
+        mean.update(flow)
+        run.record(**parts)
+        if step % 1000 == 999:
+            run.log(**validate(mean.module, source))
+            save_weights(mean.module, folder / "flow.safetensors", {"step": step})
+    run.log(**validate(mean.module, source))
+    save_weights(mean.module, folder / "flow.safetensors", {"step": run.step})
+    return mean.module.eval()
+
+
+@torch.inference_mode()
+def validate(flow: FlowDecoder, source: FlowData) -> dict[str, float]:
+    """Mel error of streamed decoding of held-out clips, in natural log of magnitude."""
+    errors, of_mu = [], []
+    for clips in source.held_out[:2]:
+        batch = source.batch(clips[:4], 0)
+        for codes, mel in zip(batch.codes, batch.mel, strict=True):
+            voice = Voice(codes[:10], mel[:40], speaker_embedding(flow.config.spk_embed_dim))
+            if codes.shape[0] <= 15:
+                continue
+            made = flow.decode(voice, codes[10:], final=True, masked=True)
+            errors.append(float((made.T - mel[40:]).abs().mean()))
+            mean = flow.mean(codes, final=True, masked=True)[0]
+            of_mu.append(float((mean * _MU_SCALE - mel).abs().mean()))
+    if not errors:
+        return {}
+    return {"mel_error": float(np.mean(errors)), "mu_error": float(np.mean(of_mu))}

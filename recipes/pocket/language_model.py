@@ -1,0 +1,241 @@
+"""The language-model stage: both heads learn replies, the mode of each row known.
+
+Rows of a spoken reply train the audio head, rows of a written one the text head; what the
+model reads of its own reply is sometimes wrong on purpose, so that it can go on after a slip.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.model.cache import KVCache
+from mosstalk.model.network import LanguageModel, rotary_tables
+from recipes.pocket.examples import Examples
+from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
+
+PEAK_RATE = 2e-3
+_ROWS_PER_BATCH = 48_000
+_VALIDATE_EVERY = 500
+_WEIGHT_DECAY = 0.05
+_SMOOTHING = 0.05
+
+
+class Slips(NamedTuple):
+    """Share of a reply's ids that the model reads wrong, in written and in spoken replies."""
+
+    written: float = 0.0
+    spoken: float = 0.0
+
+
+NO_SLIPS = Slips()
+SLIPS = Slips(written=0.15, spoken=0.04)
+"""Written replies have more: a sentence's beginning often tells its end, and a model that may
+trust what it has written goes on from there instead of listening. Codes tell each other less,
+and a spoken reply has its whole text before it."""
+
+
+class Passing(KVCache):
+    """Keeps nothing: in training all rows are new, and gradients must flow through K and V."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what came."""
+        del layer
+        return key, value
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side: rows (B, T, 2), learned (B, T) False past each one's end."""
+
+    rows: Tensor
+    learned: Tensor
+
+
+def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
+    """Examples ``chosen``, padded on the right by the last row of the whole tensor."""
+    device = examples.rows.device
+    starts = torch.as_tensor(examples.starts[chosen], device=device)
+    lengths = torch.as_tensor(examples.lengths[chosen], device=device)
+    offsets = torch.arange(int(lengths.max()), device=device)
+    inside = offsets < lengths[:, None]
+    places = torch.where(inside, starts[:, None] + offsets, 0)
+    return Batch(examples.rows[places].long(), examples.learned[places] & inside)
+
+
+def groups(
+    lengths: NDArray[np.int64], rows: int, draw: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """All examples in shuffled groups of like length, at most ``rows`` rows each."""
+    order = np.argsort(lengths + draw.random(len(lengths)) * 6)
+    out, start = list[NDArray[np.int64]](), 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or (end + 1 - start) * (lengths[order[end]] + 6) > rows:
+            out.append(order[start:end])
+            start = end
+    draw.shuffle(out)
+    return out
+
+
+def with_slips(config: LanguageModelConfig, batch: Batch, slips: Slips) -> Tensor:
+    """The rows as the model reads them: a share of reply ids replaced by random ones."""
+    text, audio = batch.rows.unbind(-1)
+    spoken = text == config.modality_pad_token_id
+    share = torch.where(spoken, slips.spoken, slips.written)
+    slipped = (torch.rand(text.shape, device=text.device) < share) & batch.learned
+    ordinary = text < config.sosp_token_id - 3
+    codes = torch.randint_like(audio, config.eosp_token_id)
+    words = torch.randint_like(text, config.sosp_token_id - 3)
+    audio = torch.where(slipped & spoken & (audio < config.eosp_token_id), codes, audio)
+    text = torch.where(slipped & ordinary, words, text)
+    return torch.stack([text, audio], dim=-1)
+
+
+def losses(model: LanguageModel, batch: Batch, slips: Slips = NO_SLIPS) -> dict[str, Tensor]:
+    """Cross-entropy of spoken and of written reply rows, each predicted from the row before."""
+    rows = with_slips(model.config, batch, slips)
+    blocks, cache = model.model, Passing(0)
+    positions = torch.arange(rows.shape[1] - 1, device=rows.device)
+    tables = rotary_tables(positions, model.config.head_dim, model.config.rope_theta)
+    hidden = blocks.shared_block(model.embed(rows[:, :-1]), tables, None, cache)
+    text_target, audio_target = batch.rows[:, 1:].unbind(-1)
+    learned = batch.learned[:, 1:]
+    spoken = learned & (text_target == model.config.modality_pad_token_id)
+    written = learned & ~spoken
+    text = blocks.text_norm(blocks.text_block(hidden, tables, None, cache))[written]
+    audio = blocks.audio_norm(blocks.audio_block(hidden, tables, None, cache))[spoken]
+    smoothing = _SMOOTHING if model.training else 0.0
+    text_logits = model.text_lm_head(text).float()
+    audio_logits = model.audio_lm_head(audio).float()
+    of_text, right_text = _entropy(text_logits, text_target[written], smoothing)
+    of_audio, right_audio = _entropy(audio_logits, audio_target[spoken], smoothing)
+    return {
+        "loss": of_text + of_audio,
+        "text": of_text,
+        "audio": of_audio,
+        "right_text": right_text,
+        "right_audio": right_audio,
+    }
+
+
+def _entropy(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and share of right guesses; zero where a batch has no such row."""
+    count = max(target.shape[0], 1)
+    entropy = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
+    return entropy / count, (logits.argmax(-1) == target).sum() / count
+
+
+def new_model(config: LanguageModelConfig, device: torch.device) -> LanguageModel:
+    """A model with small normal weights; those that write to the residual smaller by depth."""
+    model = fresh(LanguageModel(config)).to(device)
+    depth = (2 * (config.num_shared_layers + config.num_modality_layers)) ** -0.5
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            closing = name.endswith(("o_proj.weight", "down_proj.weight"))
+            scale = 0.5 if "embed" in name else parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=scale * (depth if closing else 1))
+    return model
+
+
+def _optimizer(model: LanguageModel) -> torch.optim.AdamW:
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": _WEIGHT_DECAY},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        PEAK_RATE,
+        (0.9, 0.98),
+        fused=model.device.type == "cuda",
+    )
+
+
+class Best:
+    """The averaged weights that did best on held-out clips, in a file."""
+
+    def __init__(self, mean: Averaged[LanguageModel], held_out: Examples, rows: int) -> None:
+        self._mean, self._held_out, self._rows = mean, held_out, rows
+        self._loss = math.inf
+
+    def consider(self, run: Run) -> None:
+        """Validate, and keep these weights if none did better; the log's ``kept`` says whether."""
+        found = validate(self._mean.module, self._held_out, self._rows)
+        better = found["held_out_loss"] < self._loss
+        run.log(**found, kept=float(better))
+        if better:
+            self._loss = found["held_out_loss"]
+            info = {"step": run.step} | found
+            save_weights(self._mean.module, weights_file(run.folder), info, torch.float16)
+
+
+def weights_file(folder: Path) -> Path:
+    """Where the stage writes in ``folder``."""
+    return folder / "language_model.safetensors"
+
+
+def train(
+    examples: Examples,
+    held_out: Examples,
+    config: LanguageModelConfig,
+    folder: Path,
+    budget: Budget,
+    *,
+    rows_per_batch: int = _ROWS_PER_BATCH,
+    peak_rate: float = PEAK_RATE,
+    seed: int = 0,
+    resume: Path | None = None,
+) -> LanguageModel:
+    """Train, writing ``folder/language_model.safetensors`` in float16; return what it holds.
+
+    That is the average which did best on ``held_out``, not the last: the model goes on to learn
+    its examples by heart long after it has stopped getting better on others.
+    """
+    torch.manual_seed(seed)
+    device = examples.rows.device
+    model = new_model(config, device)
+    if resume:
+        load_weights(model, resume)
+    run = Run("language_model", folder, budget, warmup_steps=400)
+    optimizer, mean = _optimizer(model), Averaged(model)
+    best = Best(mean, held_out, rows_per_batch)
+    if resume:
+        best.consider(run)
+    draw = np.random.default_rng(seed)
+    waiting: list[NDArray[np.int64]] = []
+    for step in run.steps():
+        waiting = waiting or groups(examples.lengths, rows_per_batch, draw)
+        batch = gather(examples, waiting.pop())
+        run.set_rate(optimizer, peak_rate)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts = losses(model, batch, SLIPS)
+        optimizer.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        mean.update(model)
+        run.record(**parts)
+        if step % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
+            best.consider(run)
+    best.consider(run)
+    load_weights(mean.module, weights_file(folder))
+    return mean.module.eval()
+
+
+@torch.no_grad()
+def validate(model: LanguageModel, held_out: Examples, rows_per_batch: int) -> dict[str, float]:
+    """Losses on held-out clips, without slips."""
+    model.eval()
+    order = groups(held_out.lengths, rows_per_batch, np.random.default_rng(0))
+    found = [losses(model, gather(held_out, group)) for group in order[:8]]
+    model.train()
+    return {
+        f"held_out_{name}": float(sum(f[name] for f in found)) / len(found) for name in found[0]
+    }

@@ -1,0 +1,133 @@
+"""The package stage: trained weights in the published layout, float16, with the voice."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mosstalk.atomic import open_to_readers
+from mosstalk.codec.features import vocoder_mel
+from mosstalk.codec.folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
+from mosstalk.codec.voices import CODEC_KEY, save_voice, trimmed
+from mosstalk.codec.xvector import X_VECTOR_FILE
+from mosstalk.config import WEIGHTS_KIND_KEY
+from mosstalk.synthesis.small_x_vector import write_x_vector_model
+from recipes.pocket.data import TeacherClip, teacher_clip
+from recipes.pocket.flow import speaker_embedding
+from recipes.pocket.sizes import PREPROCESSING, Sizes
+
+VOICE_CODES = 40
+LARGEST_BYTES = 25_000_000
+"""What a wheel that everyone downloads may weigh; package registries take four times as much."""
+_LABEL = {WEIGHTS_KIND_KEY: "pocket"}
+_NOT_NORMALISED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
+_GENERATION: dict[str, Any] = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "repetition_penalty": 1.0,
+    "max_new_tokens": 512,
+    "mosstalk": {
+        "speak": {"do_sample": False, "max_new_tokens": 400},
+        "transcribe": {"do_sample": False, "max_new_tokens": 200},
+    },
+}
+
+
+class PackageError(RuntimeError):
+    """The weights cannot be shipped as they are."""
+
+
+def package(work: Path, out: Path, sizes: Sizes, largest_bytes: int = LARGEST_BYTES) -> int:
+    """Write ``out/model`` and ``out/codec`` from the stages' files in ``work``; return their bytes.
+
+    The voice is a clip of the teacher's from ``work/data``. What stood in ``out`` stays until
+    everything is written. Raises PackageError above ``largest_bytes``, FileNotFoundError
+    where a stage has not run.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, suffix=".part") as scratch:
+        model, codec = Path(scratch, "model"), Path(scratch, "codec")
+        model.mkdir()
+        (codec / "flow").mkdir(parents=True)
+        (codec / "voices").mkdir()
+        _write_model(work, model, sizes)
+        _write_codec(work, codec, sizes)
+        _write_voice(codec, teacher_clip(work / "data", VOICE_CODES), sizes)
+        open_to_readers(Path(scratch))
+        total = sum(path.stat().st_size for path in Path(scratch).rglob("*") if path.is_file())
+        if total > largest_bytes:
+            raise PackageError(f"{total:,} bytes are more than the {largest_bytes:,} that may ship")
+        for folder in (model, codec):
+            shutil.rmtree(out / folder.name, ignore_errors=True)
+            folder.replace(out / folder.name)
+    return total
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _half(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.half().contiguous() for name, value in weights.items()}
+
+
+def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
+    weights = load_file(work / "language_model.safetensors")
+    save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", sizes.model | {"torch_dtype": "float16"} | _LABEL)
+    _write_json(folder / "generation_config.json", _GENERATION)
+    # Without spaces and line ends it is a third as large.
+    tokenizer = json.loads((work / "text" / "tokenizer.json").read_text())
+    compact = json.dumps(tokenizer, separators=(",", ":"))
+    (folder / "tokenizer.json").write_text(compact)
+
+
+def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
+    weights = load_file(work / "tokenizer.safetensors")
+    save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", sizes.codec | {FLOWS_KEY: [STREAMING_FLOW]} | _LABEL)
+    _write_json(folder / "preprocessor_config.json", PREPROCESSING)
+    flow = folder / "flow"
+    _write_json(flow / "config.json", sizes.flow.to_dict())
+    _write_json(flow / "hift.json", sizes.hift.to_dict())
+    torch.save(_half(load_file(work / "flow.safetensors")), flow / f"{STREAMING_FLOW}.pt")
+    torch.save(dict(_weight_normed(load_file(work / "vocoder.safetensors"))), flow / "hift.pt")
+    write_x_vector_model(flow / X_VECTOR_FILE, sizes.flow.spk_embed_dim, seed=0, hidden=16)
+
+
+def _weight_normed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Plain weights as the published file has them: g and v with w = g v / ||v||."""
+    for name, value in weights.items():
+        if not name.endswith(".weight") or name.startswith(_NOT_NORMALISED):
+            yield name, value.half()
+            continue
+        stem = f"{name.removesuffix('.weight')}.parametrizations.weight"
+        direction = value.half()
+        norm = value.flatten(1).norm(dim=1).reshape(-1, *[1] * (value.ndim - 1))
+        yield f"{stem}.original0", norm.half()
+        yield f"{stem}.original1", direction
+
+
+def _write_voice(codec: Path, clip: TeacherClip, sizes: Sizes) -> None:
+    """The beginning of a clip: its codes, its mel and the fixed x-vector."""
+    loaded = load_codec(codec, device=torch.device("cpu"))
+    codes = torch.tensor(loaded.tokenizer.encode(clip.heard.float() / 32768))
+    mel = vocoder_mel(clip.spoken.float() / 32768)
+    info = {
+        "name": "default",
+        "weights": "pocket",
+        "speaker": "cmu_us_slt_arctic_hts",
+        "text": clip.text,
+        CODEC_KEY: read_fingerprint(codec),
+    }
+    embedding = speaker_embedding(sizes.flow.spk_embed_dim)
+    voice = trimmed(codes[:VOICE_CODES], mel[: 4 * VOICE_CODES], embedding, info)
+    save_voice(voice, codec / "voices" / "default.safetensors")

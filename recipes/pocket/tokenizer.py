@@ -1,0 +1,245 @@
+"""The tokenizer stage: an encoder whose codes tell phones and the mel, whoever speaks.
+
+Two teachers at once: a classifier of the phone at every 20 ms and a regression of the
+speaker's clean mel, both from the codes alone, while the encoder hears rooms and noise. The
+two heads are thrown away.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mosstalk.codec.features import MelSpec, vocoder_mel, whisper_log_mel
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE, MEL_FRAMES_PER_CODE
+from recipes.pocket.augment import augment
+from recipes.pocket.data import PHONES, UNLABELLED, Recordings
+from recipes.pocket.quantizer import Quantizer, perplexity
+from recipes.pocket.sizes import CODEC, SMOKE_CODEC
+from recipes.pocket.training import Averaged, Budget, Run, load_weights, save_weights
+from recipes.pocket.voices import LISTENED, TEACHER
+
+HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
+"""The flow's mel, taken from what the listener hears: the same bands, 20 ms a frame."""
+_PEAK_RATE = 1.5e-3
+_CONTINUOUS = 0.06
+"""Share of the budget before anything is quantised."""
+_COMMITMENT = 0.15
+_LENGTHS = ((100, 96), (300, 32))
+"""Window in codes and rows of a batch: 8 s mostly, 24 s now and then."""
+_LONG_SHARE = 0.25
+_WIDTH = 256
+
+
+class Mixer(nn.Module):
+    """A ConvNeXt block (Liu et al. 2022) over time, seeing both ways."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spread = nn.Conv1d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 3 * width)
+        self.narrow = nn.Linear(3 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) to the same."""
+        y = self.norm(self.spread(x.transpose(1, 2)).transpose(1, 2))
+        return x + self.narrow(F.gelu(self.wide(y)))
+
+
+class Readers(nn.Module):
+    """Codes' values to phones and mel at 50 frames a second; used in training alone."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.enter = nn.Linear(width, inner)
+        self.slow = nn.Sequential(Mixer(inner), Mixer(inner))
+        self.place = nn.Parameter(torch.randn(MEL_FRAMES_PER_CODE, inner) * 0.1)
+        self.fast = nn.Sequential(*[Mixer(inner) for _ in range(4)])
+        self.phones = nn.Linear(inner, len(PHONES))
+        self.speaker = nn.Embedding(len(LISTENED), inner)
+        self.mel_mixer = Mixer(inner)
+        self.mel = nn.Linear(inner, HEARD_MEL.bins)
+
+    def forward(self, values: Tensor, voices: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, C) and voices (B, T) to phone logits and mel, each (B, 4T, ...)."""
+        x = self.slow(self.enter(values))
+        x = (x[:, :, None] + self.place).flatten(1, 2)
+        x = self.fast(x)
+        who = self.speaker(voices).repeat_interleave(MEL_FRAMES_PER_CODE, dim=1)
+        return self.phones(x), self.mel(self.mel_mixer(x + who))
+
+
+@dataclass
+class Batch:
+    """Windows of sound: clean (B, n), labels (B, 4T), voices (B, T)."""
+
+    clean: Tensor
+    labels: Tensor
+    voices: Tensor
+
+
+def windows(
+    data: Recordings, codes: int, rows: int, first: int, last: int, draw: torch.Generator
+) -> Batch:
+    """``rows`` random windows of ``codes`` codes between codes ``first`` and ``last``."""
+    device = data.heard.device
+    start = torch.randint(first, last - codes, (rows, 1), generator=draw, device=device)
+
+    def take(values: Tensor, per_code: int) -> Tensor:
+        return values[start * per_code + torch.arange(codes * per_code, device=device)]
+
+    sound = take(data.heard, INPUT_SAMPLES_PER_CODE).float() / 32768
+    voices = take(data.voices, 1).long()
+    return Batch(sound, take(data.labels, MEL_FRAMES_PER_CODE).long(), voices)
+
+
+class Trainee(nn.Module):
+    """Encoder, quantiser and readers as one module."""
+
+    def __init__(self, config: SpeechTokenizerConfig, inner: int) -> None:
+        super().__init__()
+        self.tokenizer = SpeechTokenizer(config)
+        encoder = self.tokenizer.encoder
+        encoder.embed_positions.weight.requires_grad_(False)
+        encoder.embed_positions.weight.copy_(sinusoids(config.max_source_positions, config.d_model))
+        encoder.codebook.weight.requires_grad_(False)
+        self.quantizer = Quantizer(config.quantize_vocab_size, config.d_model)
+        self.readers = Readers(config.d_model, inner)
+
+    def pooled(self, heard: Tensor) -> Tensor:
+        """Sound (B, n) to hidden states (B, T, C)."""
+        log_mel = whisper_log_mel(heard, self.tokenizer.config.num_mel_bins)
+        return self.tokenizer.encoder(log_mel)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Whisper's fixed positions (Radford et al. 2022): sines, then cosines, scaled down."""
+    rates = torch.exp(-torch.arange(width // 2) * (torch.log(torch.tensor(1e4)) / (width // 2 - 1)))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def losses(trainee: Trainee, batch: Batch, heard: Tensor, *, quantise: bool) -> dict[str, Tensor]:
+    """Loss and its parts; ``heard`` (B, n) is what the encoder hears of ``batch``."""
+    target = vocoder_mel(batch.clean, HEARD_MEL)
+    with torch.autocast(heard.device.type, torch.bfloat16, enabled=heard.is_cuda):
+        pooled = trainee.pooled(heard)
+    if quantise:
+        values, _, commitment = trainee.quantizer(pooled)
+    else:
+        values, commitment = pooled, pooled.float().square().mean() * 0.01
+    with torch.autocast(heard.device.type, torch.bfloat16, enabled=heard.is_cuda):
+        phones, mel = trainee.readers(values, batch.voices)
+    phones, mel = phones.float(), mel.float()
+    labels = torch.where(batch.labels == UNLABELLED, -100, batch.labels)
+    phone = F.cross_entropy(phones.transpose(1, 2), labels, ignore_index=-100)
+    of_teacher = (batch.voices == LISTENED.index(TEACHER)).repeat_interleave(4, dim=1)
+    weight = torch.where(of_teacher, 1.0, 0.5)[..., None]
+    mel_loss = (weight * (mel - target).abs()).mean()
+    right = (phones.argmax(-1) == labels)[labels != -100].float().mean()
+    return {
+        "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment,
+        "phone": phone,
+        "right": right,
+        "mel": mel_loss,
+        "commitment": commitment,
+    }
+
+
+@torch.no_grad()
+def begin_codebook(trainee: Trainee, batches: Iterator[Tensor], draw: torch.Generator) -> None:
+    """Place the codebook on the hidden states of some batches of sound."""
+    points = torch.cat([trainee.pooled(heard).float().flatten(0, 1) for heard in batches])
+    trainee.quantizer.begin(points, draw)
+
+
+def train(
+    data: Recordings,
+    folder: Path,
+    budget: Budget,
+    *,
+    smoke: bool = False,
+    seed: int = 0,
+    resume: Path | None = None,
+) -> SpeechTokenizer:
+    """Train, writing ``folder/tokenizer.safetensors``; return the averaged tokenizer."""
+    device = data.heard.device
+    torch.manual_seed(seed)
+    draw = torch.Generator(device).manual_seed(seed)
+    config = SpeechTokenizerConfig.from_dict(SMOKE_CODEC if smoke else CODEC)
+    with torch.no_grad():
+        trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
+    if resume:
+        load_weights(trainee, resume)
+    lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
+    run = Run("tokenizer", folder, budget, warmup_steps=300)
+    optimizer = torch.optim.AdamW(
+        [p for p in trainee.parameters() if p.requires_grad],
+        _PEAK_RATE,
+        (0.9, 0.98),
+        fused=device.type == "cuda",
+    )
+    mean = Averaged(trainee)
+    first_kept = _held_out_codes(data)
+    quantise = resume is not None
+    for step in run.steps():
+        if not quantise and run.progress >= _CONTINUOUS:
+            quantise = True
+            batches = (
+                augment(windows(data, *lengths[0], first_kept, len(data.voices), draw).clean, draw)
+                for _ in range(2 if smoke else 12)
+            )
+            begin_codebook(trainee, batches, draw)
+        codes, rows = lengths[torch.rand(()) < _LONG_SHARE]
+        batch = windows(data, codes, rows, first_kept, len(data.voices), draw)
+        run.set_rate(optimizer, _PEAK_RATE)
+        parts = losses(trainee, batch, augment(batch.clean, draw), quantise=quantise)
+        optimizer.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
+        optimizer.step()
+        mean.update(trainee)
+        run.record(**parts)
+        if step % 500 == 499:
+            run.log(**validate(trainee, data, first_kept, lengths[0], quantise=quantise))
+    return _finish(mean.module, trainee, data, run, first_kept, lengths[0])
+
+
+def _held_out_codes(data: Recordings) -> int:
+    """The first 1% of the teacher's codes are kept for validation."""
+    return max(200, data.teacher_codes // 100)
+
+
+@torch.no_grad()
+def validate(
+    trainee: Trainee, data: Recordings, last: int, shape: tuple[int, int], *, quantise: bool
+) -> dict[str, float]:
+    """Losses on the teacher's held-out codes, clean, and the codebook's perplexity."""
+    trainee.eval()
+    draw = torch.Generator(data.heard.device).manual_seed(1)
+    codes, rows = shape
+    batch = windows(data, codes, rows, 0, last, draw)
+    parts = losses(trainee, batch, batch.clean, quantise=quantise)
+    used = trainee.quantizer(trainee.pooled(batch.clean)).codes
+    values = {f"held_out_{name}": float(value) for name, value in parts.items()}
+    trainee.train()
+    return values | {"perplexity": perplexity(used, trainee.quantizer.codebook.shape[0])}
+
+
+def _finish(
+    mean: Trainee, trainee: Trainee, data: Recordings, run: Run, last: int, shape: tuple[int, int]
+) -> SpeechTokenizer:
+    """Settle the codebook on the averaged encoder, validate, and write both forms."""
+    for name in ("codebook", "counts", "sums"):
+        getattr(mean.quantizer, name).copy_(getattr(trainee.quantizer, name))
+    mean.tokenizer.encoder.codebook.weight.copy_(mean.quantizer.codebook)
+    run.log(**validate(mean, data, last, shape, quantise=True))
+    save_weights(mean, run.folder / "tokenizer-training.safetensors", {"step": run.step})
+    save_weights(mean.tokenizer, run.folder / "tokenizer.safetensors", {"step": run.step})
+    return mean.tokenizer.eval()

@@ -1,0 +1,306 @@
+"""Stage "vocoder": mel frames to sound, a small HiFT trained on the recordings alone.
+
+Spectral losses first, then also against discriminators; the pitch predictor is trained beside
+it from pitch found in the recordings. Writes ``vocoder.safetensors`` (averaged weights, plain),
+``vocoder_critics.safetensors`` (to resume with) and ``vocoder_samples/``.
+"""
+
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mosstalk.codec.features import vocoder_mel
+from mosstalk.codec.hift import HiftVocoder
+from mosstalk.config import HiftConfig
+from mosstalk.rng import normal
+from mosstalk.units import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
+from recipes.pocket.sizes import HIFT, SMOKE_HIFT
+from recipes.pocket.training import (
+    Averaged,
+    Budget,
+    Run,
+    fresh,
+    load_weights,
+    save_weights,
+    seed_everything,
+)
+from recipes.pocket.vocoder_crops import Cropper, Crops, Recordings, perturbed
+from recipes.pocket.vocoder_losses import SpectralLoss, pitch_distance
+
+WEIGHTS_FILE = "vocoder.safetensors"
+CRITICS_FILE = "vocoder_critics.safetensors"
+SAMPLES_FOLDER = "vocoder_samples"
+
+_MEL_WEIGHT, _STFT_WEIGHT, _SCORE_WEIGHT, _FEATURES_WEIGHT = 15.0, 1.0, 2.0, 6.0
+_SAVE_EVERY_S = 60.0
+_STEEPEST = 100.0
+"""Norm to which gradients are cut."""
+_MEL_CENTRE, _MEL_SPREAD = -6.0, 2.5
+_QUIET_LOG_MAGNITUDE = -4.0
+_CALM = 0.1
+_SOURCE_WEIGHT = 0.5
+_PITCH_CENTRE_HZ, _PITCH_SPREAD_HZ = 100.0, 50.0
+_VALIDATION_CROPS, _VALIDATION_FRAMES = 16, 150
+_SAMPLES, _LONGEST_SAMPLE_FRAMES = 3, 500
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and rates of one training."""
+
+    config: HiftConfig
+    crop_frames: int
+    """About a call of the streaming vocoder, so that it is used to a call's ends."""
+    batch: int
+    critic_width: int
+    rate: float = 5e-4
+    critic_rate: float = 2e-4
+    pitch_rate: float = 1e-3
+    critics_from: float = 0.25
+    """Share of the budget after which the discriminators join."""
+    own_pitch_from: float = 0.1
+    """Share of the budget after which the source follows the predicted pitch."""
+
+
+POCKET = Plan(HIFT, 32, 48, 32)
+SMOKE = Plan(SMOKE_HIFT, 10, 4, 4)
+_SMOKE_BUDGET = Budget(steps=12, minutes=0.15)
+
+
+def train(
+    data: Recordings,
+    folder: Path,
+    budget: Budget,
+    *,
+    device: torch.device,
+    smoke: bool = False,
+    seed: int = 0,
+    resume: Path | None = None,
+    mels: Tensor | None = None,
+) -> Path:
+    """Train the vocoder on ``data``, which lies on ``device``; return the weights' path.
+
+    ``mels`` (frames, 80) of all of ``data`` take the place of its own: those of the flow.
+
+    ``resume`` is a weights file of an earlier training, used with the discriminators that lie
+    beside it, if any. ``smoke`` runs every part once, at a toy size.
+    """
+    seed_everything(seed)
+    torch.backends.cudnn.benchmark = True
+    plan = SMOKE if smoke else POCKET
+    cropper = Cropper(data, plan.crop_frames, mels)
+    trainer = Trainer(plan, cropper, device, resume)
+    run = Run("vocoder", folder, _smaller(budget, _SMOKE_BUDGET) if smoke else budget)
+    run.log(parameters=sum(p.numel() for p in trainer.vocoder.parameters()))
+    saved_s = 0.0
+    for _ in run.steps():
+        trainer.step(run)
+        if run.elapsed_s - saved_s >= _SAVE_EVERY_S:
+            saved_s = run.elapsed_s
+            trainer.save(run)
+    trainer.save(run)
+    _write_samples(trainer.best, cropper, folder / SAMPLES_FOLDER)
+    return folder / WEIGHTS_FILE
+
+
+def _smaller(one: Budget, other: Budget) -> Budget:
+    return Budget(min(one.steps, other.steps), min(one.minutes, other.minutes))
+
+
+def initial_vocoder(config: HiftConfig) -> HiftVocoder:
+    """A vocoder to train from: torch's weights, scaled for what goes in and comes out.
+
+    Mels are centred by the first layers, sound begins quiet and smooth, pitch begins between
+    speech and none.
+    """
+    vocoder = HiftVocoder(config)
+    fresh(vocoder)
+    with torch.no_grad():
+        _centre_input(vocoder.conv_pre)
+        _centre_input(vocoder.f0_predictor.condnet[0])
+        vocoder.f0_predictor.classifier.weight *= _PITCH_SPREAD_HZ
+        vocoder.f0_predictor.classifier.bias.fill_(_PITCH_CENTRE_HZ)
+        vocoder.m_source.l_linear.weight.fill_(_SOURCE_WEIGHT)
+        vocoder.m_source.l_linear.bias.zero_()
+        vocoder.conv_post.weight *= _CALM
+        assert vocoder.conv_post.bias is not None
+        vocoder.conv_post.bias.zero_()[: config.istft_n_fft // 2 + 1] = _QUIET_LOG_MAGNITUDE
+    return vocoder
+
+
+def _centre_input(layer: nn.Module) -> None:
+    """Change a convolution so that it does to a mel what it did to a centred one."""
+    assert isinstance(layer, nn.Conv1d)
+    assert layer.bias is not None
+    layer.weight /= _MEL_SPREAD
+    layer.bias -= _MEL_CENTRE * layer.weight.sum(dim=(1, 2))
+
+
+def speak(vocoder: HiftVocoder, mel: Tensor, f0: Tensor) -> Tensor:
+    """Sound (B, N) of mels (B, 80, T) at pitch ``f0`` (B, T).
+
+    The fundamental begins at a random phase and its harmonics with it, as in the middle of a
+    reply; the noise is random.
+    """
+    batch, frames = f0.shape
+    steps = vocoder.phase_steps(f0.detach().float())
+    harmonic = torch.arange(1, vocoder.harmonics + 1, device=f0.device)
+    begin = torch.rand((batch, 1, 1), device=f0.device, dtype=torch.float64) * harmonic
+    noise = torch.randn((batch, frames * MEL_FRAME_SAMPLES, vocoder.harmonics), device=f0.device)
+    return vocoder(mel, vocoder.excite(f0.detach(), begin + steps.cumsum(dim=1), noise))
+
+
+class Trainer:
+    """The vocoder, its average, its discriminators and their optimisers."""
+
+    def __init__(
+        self, plan: Plan, cropper: Cropper, device: torch.device, resume: Path | None = None
+    ) -> None:
+        self.plan, self.cropper, self.device = plan, cropper, device
+        self.vocoder = initial_vocoder(plan.config).to(device)
+        self.critics = Discriminators(plan.critic_width).to(device)
+        self.seasoned = False
+        if resume:
+            load_weights(self.vocoder, resume)
+            self.seasoned = (critics := resume.with_name(CRITICS_FILE)).exists()
+            if self.seasoned:
+                load_weights(self.critics, critics)
+        self.spectral = SpectralLoss().to(device)
+        self.average = Averaged(self.vocoder)
+        self.skipped = 0
+        pitch = list(self.vocoder.f0_predictor.parameters())
+        others = [
+            parameter
+            for name, parameter in self.vocoder.named_parameters()
+            if not name.startswith("f0_predictor.")
+        ]
+        self._pitch, self._others = _adam(pitch), _adam(others)
+        self._critics = _adam(list(self.critics.parameters()))
+
+    @property
+    def best(self) -> HiftVocoder:
+        """The averaged vocoder."""
+        return self.average.module
+
+    def step(self, run: Run) -> None:
+        """One batch; a step whose gradients are not finite changes nothing and is counted."""
+        plan = self.plan
+        run.set_rate(self._others, plan.rate)
+        run.set_rate(self._pitch, plan.pitch_rate)
+        run.set_rate(self._critics, plan.critic_rate)
+        crops = self.cropper.draw(plan.batch)
+        try:
+            losses, finite = self.learn(crops, run.progress)
+        except torch.OutOfMemoryError:
+            # Another process may share the card, and its need may pass.
+            torch.cuda.empty_cache()
+            finite, losses = False, {}
+        if finite:
+            self.average.update(self.vocoder)
+            run.record(**losses)
+        else:
+            self.skipped += 1
+
+    def learn(self, crops: Crops, progress: float) -> tuple[dict[str, Tensor], bool]:
+        """Take one optimiser step on ``crops``; return its losses and whether it was taken.
+
+        ``progress`` is the share of the budget used: it says which losses there are.
+        """
+        mel = perturbed(crops.mel)
+        found = self.vocoder.f0_predictor(mel)
+        own = progress >= self.plan.own_pitch_from
+        made = speak(self.vocoder, mel, found if own else crops.f0)
+        losses = self.spectral(made, crops.wave) | {"f0": pitch_distance(found, crops.f0)}
+        total = _MEL_WEIGHT * losses["mel"] + _STFT_WEIGHT * losses["stft"] + losses["f0"]
+        if self.seasoned or progress >= self.plan.critics_from:
+            losses["critics"] = self._teach_critics(made.detach(), crops.wave)
+            told = vocoder_loss(self._features(made, crops.wave, learning=False))
+            losses |= {"score": told.score, "features": told.features}
+            total = total + _SCORE_WEIGHT * told.score + _FEATURES_WEIGHT * told.features
+        return losses, _descend(total, self._others, self._pitch)
+
+    def _teach_critics(self, made: Tensor, real: Tensor) -> Tensor:
+        loss = critic_loss(self._features(made, real, learning=True))
+        if not _descend(loss, self._critics):
+            self.skipped += 1
+        return loss
+
+    def _features(
+        self, made: Tensor, real: Tensor, *, learning: bool
+    ) -> list[tuple[list[Tensor], list[Tensor]]]:
+        self.critics.requires_grad_(learning)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.critics(made, real)
+
+    def save(self, run: Run) -> None:
+        """Write the average and the discriminators; log how the average does on held-out sound."""
+        crops = self.cropper.validation(_VALIDATION_CROPS, _VALIDATION_FRAMES)
+        figures = validate(self.best, crops, self.spectral)
+        run.log(**figures, skipped=self.skipped)
+        info = {"config": self.plan.config.to_dict(), "step": run.step, "validation": figures}
+        save_weights(self.best, run.folder / WEIGHTS_FILE, info)
+        save_weights(self.critics, run.folder / CRITICS_FILE, {"step": run.step})
+
+
+def _adam(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    fused = parameters[0].is_cuda
+    return torch.optim.AdamW(parameters, betas=(0.8, 0.99), weight_decay=0.01, fused=fused)
+
+
+def _descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> bool:
+    """Step every optimizer down ``loss``; touch nothing and return False if it is not finite."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    norms = [
+        nn.utils.clip_grad_norm_(group["params"], _STEEPEST)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
+    if not bool(torch.stack(norms).isfinite().all()):
+        return False
+    for optimizer in optimizers:
+        optimizer.step()
+    return True
+
+
+@torch.no_grad()
+def validate(vocoder: HiftVocoder, crops: Crops, spectral: SpectralLoss) -> dict[str, float]:
+    """Losses of copy-synthesis from the predicted pitch, and of that pitch.
+
+    ``held_f0_hz`` is the mean error where both find a voice, ``held_voicing`` the share of
+    frames where one of them does alone.
+    """
+    found = vocoder.f0_predictor(crops.mel)
+    losses = spectral(speak(vocoder, crops.mel, found), crops.wave)
+    voiced, expected = found > vocoder.config.nsf_voiced_threshold, crops.f0 > 0
+    both = voiced & expected
+    error = ((found - crops.f0).abs() * both).sum() / both.sum().clamp_min(1)
+    figures = {f"held_{name}": float(value) for name, value in losses.items()}
+    wrong = (voiced != expected).float().mean()
+    return figures | {"held_f0_hz": float(error), "held_voicing": float(wrong)}
+
+
+def _write_samples(vocoder: HiftVocoder, cropper: Cropper, folder: Path) -> None:
+    """Copy-synthesis of the first recordings held out, each beside its original."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, index in enumerate(cropper.held_out[:_SAMPLES]):
+        original = cropper.recording(index, _LONGEST_SAMPLE_FRAMES)
+        mel = vocoder_mel(original).mT
+        positions = torch.arange(original.shape[0], device=original.device)
+        copy = vocoder.vocode(mel, normal(0, 0, positions, vocoder.harmonics))
+        _write_wave(folder / f"{number}_original.wav", original)
+        _write_wave(folder / f"{number}_copy.wav", copy)
+
+
+def _write_wave(path: Path, samples: Tensor) -> None:
+    pcm = (samples.clamp(-1, 1) * 32767).round().to(torch.int16).cpu()
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(OUTPUT_RATE)
+        file.writeframes(pcm.numpy().tobytes())

@@ -1,0 +1,130 @@
+"""The model that a command uses: its folders, what is said of its weights, loading it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.default_models import Folders, chosen_model
+from mosstalk.device import pick_device, pick_dtype
+from mosstalk.model.defaults import Choices
+from mosstalk.model.generate import Limits
+from mosstalk.model.sampling import SamplingOptions
+from mosstalk.pipeline import Pipeline
+from mosstalk.progress import loading
+from mosstalk.script import Script
+from mosstalk.settings import threads_were_chosen
+
+_REAL = (
+    "The real MOSS-Speech needs its checkpoint (17 GiB), its codec and a GPU that holds both; "
+    "name their folders with --model and --codec."
+)
+NOTICES = {
+    ("synthetic", "speech"): "The weights of this model are random: what you will hear is noise, "
+    f"not speech. {_REAL}",
+    ("synthetic", "text"): "The weights of this model are random: what it writes is noise, not "
+    f"words. {_REAL}",
+    ("pocket", "speech"): "The weights are mosstalk-pocket's, a small model that ships with "
+    f"mosstalk: expect plain speech and mistakes. {_REAL}",
+    ("pocket", "text"): "The weights are mosstalk-pocket's, a small model that ships with "
+    f"mosstalk: expect plain words and mistakes. {_REAL}",
+}
+"""What is said before anything else, by the kind of weights and of reply."""
+_WORTH_SHARING = 50_000_000
+"""Parameters from which on a second thread pays: below, a hop is half as fast with two."""
+DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
+"""Scripts for random weights, by the kind of reply: they would never end one by themselves."""
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which model was asked for, and where and in which precision it shall run."""
+
+    model: Path | None
+    codec: Path | None
+    device: str
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """How replies shall be drawn; what was not chosen is left to the checkpoint."""
+
+    choices: Choices
+    seed: int
+    script: Script | None
+
+    @classmethod
+    def of(cls, choices: Choices, seed: int, script: str | None) -> "SamplingRequest":
+        """Parse the script; raise ScriptError with the syntax."""
+        return cls(choices, seed, Script.parse(script) if script is not None else None)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the replies of one command are drawn, with everything decided."""
+
+    options: SamplingOptions
+    limits: Limits
+    script: Script | None
+
+    @classmethod
+    def of(cls, request: SamplingRequest, pipeline: Pipeline, task: str, reply: str) -> "Drawing":
+        """Take what was asked for, then what the checkpoint chose for this task.
+
+        Random weights never end a reply: without a script they get one.
+        """
+        choices = request.choices.over(pipeline.defaults.of(task))
+        script = request.script
+        if script is None and pipeline.model.config.weights_kind == "synthetic":
+            script = Script.parse(DEFAULT_SCRIPTS[reply])
+        return cls(choices.options(request.seed), choices.limits(), script)
+
+    def facts(self) -> dict[str, object]:
+        """How ids were drawn, for documents."""
+        drawn = {name: value for name, value in vars(self.options).items() if name != "seed"}
+        script = str(self.script) if self.script else None
+        return {"seed": self.options.seed, "sampling": drawn, "script": script}
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """A model whose config was read and whose weights were not."""
+
+    request: ModelRequest
+    folders: Folders
+    config: LanguageModelConfig
+
+    @classmethod
+    def of(cls, request: ModelRequest) -> "ChosenModel":
+        """Find the folders and read the config."""
+        folders = chosen_model(request.model, request.codec)
+        return cls(request, folders, LanguageModelConfig.from_folder(folders[0]))
+
+    def announce(self, reply: str) -> None:
+        """Say what these weights are, where that is not what a user would expect."""
+        notice = NOTICES.get((self.config.weights_kind, reply))
+        if notice:
+            print(notice)
+
+    def load(self) -> Pipeline:
+        """Read the weights, in float32 on a CPU and as stored on a GPU unless asked otherwise."""
+        device = pick_device(self.request.device)
+        dtype = pick_dtype(self.request.dtype) if self.request.dtype else None
+        if dtype is None and device.type == "cpu":
+            dtype = pick_dtype("float32")
+        with loading() as (_, tell):
+            pipeline = Pipeline.load(*self.folders, device=device, dtype=dtype, progress=tell)
+        if device.type == "cpu" and not threads_were_chosen():
+            _use_few_threads(pipeline)
+        return pipeline
+
+
+def _use_few_threads(pipeline: Pipeline) -> None:
+    """Run a small model on one thread: its operations are too short to be worth sharing."""
+    codec = pipeline.codec
+    parts = (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder)
+    size = sum(weight.numel() for part in parts for weight in part.parameters())
+    if size < _WORTH_SHARING:
+        torch.set_num_threads(1)

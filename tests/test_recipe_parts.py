@@ -1,0 +1,325 @@
+"""The pocket recipe's parts: codebook, text, labels, batches, examples, slips and losses."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mosstalk.codec.flow import FlowDecoder
+from mosstalk.config import LanguageModelConfig
+from mosstalk.model.network import LanguageModel
+from mosstalk.units import MEL_FRAMES_PER_CODE
+from recipes.pocket import flow, language_model
+from recipes.pocket.augment import augment
+from recipes.pocket.corpus import (
+    HELD_OUT,
+    SHARES,
+    Sources,
+    load_sources,
+    normalised,
+    sentences,
+    texts,
+)
+from recipes.pocket.data import PHONES, UNLABELLED, frame_labels
+from recipes.pocket.encode import length_batches
+from recipes.pocket.examples import Examples, split_by_text
+from recipes.pocket.language_model import SLIPS, Batch, Slips, losses, with_slips
+from recipes.pocket.quantizer import Quantizer, perplexity
+from recipes.pocket.sizes import SMOKE_FLOW, SMOKE_MODEL
+from recipes.pocket.training import Averaged, Budget, Run, fresh
+
+CONFIG = LanguageModelConfig.from_dict(SMOKE_MODEL)
+PAD = CONFIG.modality_pad_token_id
+AUDIO_PAD = CONFIG.eosp_token_id + 1
+WORDS = CONFIG.sosp_token_id - 3
+
+
+# The codebook.
+
+
+def clusters(count: int, each: int) -> Tensor:
+    """Points (count * each, 2) close to ``count`` places on a circle."""
+    turns = torch.arange(count) * (2 * math.pi / count)
+    places = 10 * torch.stack([turns.cos(), turns.sin()], dim=1)
+    noise = torch.randn((each, count, 2), generator=torch.Generator().manual_seed(0))
+    return (places + 0.05 * noise).flatten(0, 1)
+
+
+def test_a_codebook_finds_separate_clusters() -> None:
+    torch.manual_seed(0)
+    points, quantizer = clusters(6, 200), Quantizer(8, 2)
+    quantizer.begin(points, torch.Generator().manual_seed(0))
+
+    for _ in range(300):
+        quantizer(points[None])
+
+    error = (points - quantizer.codebook[quantizer.nearest(points)]).norm(dim=1)
+    assert float(error.max()) < 0.5
+    codes = quantizer.eval()(points[None]).codes
+    assert perplexity(codes, 8) > 5.5
+
+
+def test_entries_that_nothing_uses_move_to_where_points_are() -> None:
+    torch.manual_seed(0)
+    points, quantizer = clusters(4, 50), Quantizer(4, 2)
+    quantizer.codebook.copy_(torch.tensor([[10.0, 0.0], [99.0, 0.0], [0.0, 99.0], [99.0, 99.0]]))
+    quantizer.sums.copy_(quantizer.codebook)
+    quantizer.counts.copy_(torch.tensor([1.0, 0.05, 0.05, 0.05]))
+
+    quantizer(points[None])
+
+    moved = quantizer.codebook[1:]
+    assert bool((torch.cdist(moved, points).amin(dim=1) < 1e-6).all())
+    assert quantizer.counts[1:].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_quantising_passes_gradients_on_and_changes_nothing_outside_training() -> None:
+    quantizer = Quantizer(4, 2).eval()
+    before = quantizer.codebook.clone()
+    pooled = torch.randn(2, 3, 2, requires_grad=True)
+
+    found = quantizer(pooled)
+    found.values.sum().backward()
+
+    assert pooled.grad is not None
+    assert torch.equal(pooled.grad, torch.ones(2, 3, 2))
+    torch.testing.assert_close(found.values, before[found.codes])
+    assert torch.equal(quantizer.codebook, before)
+
+
+def test_perplexity_counts_entries_in_even_use() -> None:
+    assert perplexity(torch.tensor([[0, 1, 2, 3]] * 5), 64) == pytest.approx(4)
+    assert perplexity(torch.zeros(9, dtype=torch.long), 64) == pytest.approx(1)
+
+
+# What teachers read.
+
+
+WORDNET = """\
+  1 This software and database is being provided to you, the LICENSEE, by
+00001 03 n 01 cup 0 000 | a small open container (usually of clay); "he put the cup back"; "a cup"
+00002 03 n 01 atom 0 000 | the smallest part of an element (as of 1913)
+00003 03 n 01 USA 0 000 | a republic of 50 states; "the USA is large"
+00004 03 v 01 walk 0 000 | use one's feet to advance; "Walk, don't run!"
+00005 03 a 01 old 0 000 | small and old and near; "the old cup is near"
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    (tmp_path / "data.noun").write_text(WORDNET)
+    many = replace(load_sources(tmp_path), words=["small", "cup", "near", "old", "walk"])
+    return replace(many, held_out=many.held_out | {normalised("He put the cup back.")})
+
+
+def test_glosses_and_examples_become_sentences_that_can_be_said(sources: Sources) -> None:
+    assert sources.examples == ["He put the cup back.", "Walk, don't run!", "The old cup is near."]
+    assert sources.glosses == [
+        "A small open container.",
+        "The smallest part of an element.",
+        "Use one's feet to advance.",
+        "Small and old and near.",
+    ]
+
+
+def test_texts_are_speakable_and_of_the_kinds_in_their_shares(sources: Sources) -> None:
+    found = list(islice(texts(sources, 0), 4000))
+
+    assert all(len(text) <= 90 and text[-1] in ".?!" and text[0].isupper() for text in found)
+    assert not any(set(text) & set('()";|0123456789') for text in found)
+    glosses = sum(text in sources.glosses for text in found)
+    # Texts with the held-out example are drawn again: 2/3 of examples and of pairs remain.
+    left = 1 - (SHARES["example"] + SHARES["pair"]) / 3
+    assert glosses / len(found) == pytest.approx(SHARES["gloss"] / left, abs=0.03)
+    assert sum(SHARES.values()) == pytest.approx(1)
+    assert found == list(islice(texts(sources, 0), 4000))
+    assert found != list(islice(texts(sources, 1), 4000))
+
+
+def test_held_out_sentences_are_never_read_alone_or_in_a_pair(sources: Sources) -> None:
+    found = list(islice(texts(sources, 3), 4000))
+
+    assert not any("put the cup back" in text for text in found)
+    assert any(text.startswith("Walk, don't run! ") for text in found)  # pairs there are
+    bench = {normalised(line) for line in HELD_OUT.read_text().splitlines()}
+    assert len(bench) == 100
+    assert bench <= sources.held_out
+
+
+def test_what_is_held_out_is_read_by_no_voice_in_training() -> None:
+    lines = [f"Sentence {chr(97 + n // 26)}{chr(97 + n % 26)}." for n in range(300)]
+    pairs = [f"{one} {other}" for one, other in zip(lines[:100], lines[100:200], strict=True)]
+    bare = [line.lower().rstrip(".") for line in lines]
+
+    all_texts = lines + pairs + bare + lines
+    split = split_by_text(all_texts, 0.05, seed=0)
+
+    held = [all_texts[clip] for clip in split.held_out]
+    said = frozenset[str]().union(*map(sentences, held))
+    assert len({normalised(text) for text in held}) == 20
+    assert not any(sentences(all_texts[clip]) & said for clip in split.learned)
+    # All voices' readings of a held-out text are held out, and little is lost between.
+    counted = Counter(map(normalised, all_texts))
+    assert Counter(map(normalised, held)) == {text: counted[text] for text in map(normalised, held)}
+    assert len(split.learned) + len(split.held_out) > 0.85 * len(all_texts)
+    assert not set(split.learned.tolist()) & set(split.held_out.tolist())
+
+
+# Labels and batches.
+
+
+def test_a_frames_label_is_the_phone_at_its_middle() -> None:
+    phones = [("h#", 0.03), ("hv", 0.05), ("zzz", 0.09), ("t", 0.10)]
+
+    found = frame_labels(phones, 2).tolist()
+
+    pau, hh, t = (PHONES.index(name) for name in ("pau", "hh", "t"))
+    assert found == [pau, hh, UNLABELLED, UNLABELLED, t, pau, pau, pau]
+    assert frame_labels([], 3).tolist() == [UNLABELLED] * 12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_have_every_clip_once_and_stay_small_with_padding(seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(3, 90, 200)
+
+    batches = list(length_batches(codes, 400))
+
+    assert sorted(np.concatenate(batches).tolist()) == list(range(200))
+    assert all(len(batch) * codes[batch].max() <= 400 for batch in batches)
+    ends = [codes[batch].max() for batch in batches]
+    assert ends == sorted(ends)
+    # No batch could have taken the next clip as well.
+    for batch, following in pairwise(batches):
+        assert (len(batch) + 1) * codes[following[0]] > 400
+
+
+def test_some_rows_are_left_clean_but_for_their_level() -> None:
+    clean = torch.randn((64, 4000), generator=torch.Generator().manual_seed(0)) * 0.1
+    heard = augment(clean, torch.Generator().manual_seed(0), share=0.5)
+
+    alike = torch.cosine_similarity(heard, clean, dim=1) > 0.9999
+    assert 20 <= int(alike.sum()) <= 44
+    level = 20 * heard.abs().amax(dim=1).log10()
+    assert -30.1 < float(level.min()) < -20
+    assert -10 < float(level.max()) <= -0.4
+
+
+# The language model's slips and losses.
+
+
+def conversation(seed: int = 0) -> Batch:
+    """Two rows of grid: asked, replied, padded; the first reply spoken, the second written."""
+    draw = torch.Generator().manual_seed(seed)
+    text = torch.randint(WORDS, (2, 40), generator=draw)
+    audio = torch.full((2, 40), AUDIO_PAD)
+    text[0, 10:30] = PAD
+    audio[0, 10:30] = torch.randint(CONFIG.eosp_token_id, (20,), generator=draw)
+    learned = torch.zeros((2, 40), dtype=torch.bool)
+    learned[:, 10:30] = True
+    return Batch(torch.stack([text, audio], dim=-1), learned)
+
+
+def test_slips_touch_replies_alone_and_as_often_as_they_should() -> None:
+    torch.manual_seed(0)
+    one = conversation()
+    batch = Batch(one.rows.repeat(300, 1, 1), one.learned.repeat(300, 1))
+
+    read = with_slips(CONFIG, batch, SLIPS)
+
+    changed = read != batch.rows
+    assert not bool(changed[~batch.learned].any())
+    spoken, written = changed[0::2, 10:30], changed[1::2, 10:30]
+    assert not bool(spoken[..., 0].any())
+    assert not bool(written[..., 1].any())
+    assert float(spoken[..., 1].float().mean()) == pytest.approx(0.04, abs=0.01)
+    assert float(written[..., 0].float().mean()) == pytest.approx(0.15, abs=0.02)
+    assert int(read[..., 0][changed[..., 0]].max()) < WORDS
+    assert int(read[..., 1][changed[..., 1]].max()) < CONFIG.eosp_token_id
+
+
+def test_marks_within_replies_never_slip() -> None:
+    batch = conversation()
+    batch.rows[0, 29, 1] = CONFIG.eosp_token_id
+    batch.rows[1, 29, 0] = CONFIG.sosp_token_id - 1
+
+    read = with_slips(CONFIG, batch, Slips(written=1.0, spoken=1.0))
+
+    assert torch.equal(read[:, 29], batch.rows[:, 29])
+    assert bool((read[0, 10:29, 1] != batch.rows[0, 10:29, 1]).any())
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    return language_model.new_model(CONFIG, torch.device("cpu")).eval()
+
+
+@torch.no_grad()
+def test_only_replies_count_and_each_for_its_head(model: LanguageModel) -> None:
+    batch = conversation()
+    before = losses(model, batch)
+
+    # The last row is nobody's input: a change of it is a change of a target alone.
+    asked = Batch(batch.rows.clone(), batch.learned)
+    asked.rows[:, -1] = torch.tensor([7, 9])
+    assert losses(model, asked) == before
+
+    longer = Batch(torch.cat([batch.rows, batch.rows[:, :5]], 1),
+                   torch.cat([batch.learned, torch.zeros(2, 5, dtype=torch.bool)], 1))  # fmt: skip
+    for name, value in losses(model, longer).items():
+        torch.testing.assert_close(value, before[name])
+
+    # The last reply row of the written one is a target of the text head and no other.
+    wrong = Batch(batch.rows[:, :30].clone(), batch.learned[:, :30])
+    wrong.rows[1, 29, 0] = (wrong.rows[1, 29, 0] + 1) % WORDS
+    after = losses(model, wrong)
+    assert not torch.equal(after["text"], before["text"])
+    torch.testing.assert_close(after["audio"], before["audio"])
+
+
+def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path) -> None:
+    batch = conversation()
+    examples = Examples(batch.rows.flatten(0, 1), batch.learned.flatten(), np.array([0, 40]),
+                        np.array([40, 40]))  # fmt: skip
+    mean = Averaged(language_model.new_model(CONFIG, torch.device("cpu")))
+    best = language_model.Best(mean, examples, rows=3_000)
+    run = Run("language_model", tmp_path, Budget(10, 1.0))
+    best.consider(run)
+    kept = language_model.weights_file(tmp_path).read_bytes()
+
+    with torch.no_grad():
+        for parameter in mean.module.parameters():
+            parameter.mul_(3.0)
+    best.consider(run)
+
+    assert language_model.weights_file(tmp_path).read_bytes() == kept
+    log = (tmp_path / "language_model.jsonl").read_text().splitlines()
+    assert [line.rsplit('"kept": ')[1] for line in log] == ["1.0}", "0.0}"]
+
+
+# The flow's loss.
+
+
+def test_frames_past_a_clips_end_do_not_count_in_the_flows_loss() -> None:
+    torch.manual_seed(0)
+    decoder = fresh(FlowDecoder(SMOKE_FLOW)).eval()
+    codes = torch.randint(SMOKE_FLOW.vocab_size, (2, 20))
+    mel = torch.randn(2, 20 * MEL_FRAMES_PER_CODE, SMOKE_FLOW.mel_bins)
+    inside = torch.ones(2, 80, dtype=torch.bool)
+    inside[1, 60:] = False
+
+    def loss(target: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return flow.losses(decoder, flow.Batch(codes, target, inside), masked=False)["mu"]
+
+    beyond, within = mel.clone(), mel.clone()
+    beyond[1, 60:] += 5
+    within[1, 59] += 5
+    assert torch.equal(loss(mel), loss(beyond))
+    assert not torch.equal(loss(mel), loss(within))
