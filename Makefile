@@ -8,6 +8,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 EXTRAS ?=
 
 venv := .venv/bin
+# As many processes as cores, so one torch thread in each, unless chosen otherwise.
+pytest = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(venv)/pytest
 # pesq is built from source.
 pesq := $(shell command -v cc >/dev/null && echo ,pesq)
 
@@ -40,13 +42,13 @@ lint: setup-dev ## check style, formatting and types
 	$(venv)/mypy
 
 test: lint ## lint, then run the tests that need nothing but the set-up
-	$(venv)/pytest -m "not system"
+	$(pytest) -n auto --dist loadfile -m "not system"
 
 setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe$(pesq)"
 
 test-all: test setup-judges ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
-	$(venv)/pytest -m system
+	$(pytest) -m system
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix
