@@ -16,7 +16,7 @@ from mosstalk import default_model
 from mosstalk.config import LanguageModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-SENTENCE = "Good morning. I am a small model, and I am glad that you are listening."
+SENTENCE = "Hello. My sister is waiting for us at the station."
 SAID = "He was not an ill disposed young man."
 EXPECTED = {
     "synthetic": (
@@ -26,7 +26,7 @@ EXPECTED = {
     ),
     "pocket": (
         f'a voice that says "{SENTENCE}"',
-        f'close to that sentence; of "{SAID}", a person whom it has never heard, little',
+        f'that sentence with mistakes; of "{SAID}", a person whom it never heard, little',
         "the voice with words like the question's: it repeats what it understands, and does "
         "not answer",
     ),
