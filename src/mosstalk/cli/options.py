@@ -5,6 +5,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from mosstalk.verify.paths import ComputePath
+
 DTYPES_HELP = "float32, bfloat16, float16 or float64"
 _CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
 
@@ -104,6 +106,12 @@ CaseWeights: TypeAlias = Annotated[
         "--weights",
         help="Read every case's weights from this folder: a model's, a codec's, or one that "
         "holds model/ and codec/. Default: where the case has or names them.",
+    ),
+]
+VerifiedPath: TypeAlias = Annotated[
+    ComputePath,
+    typer.Option(
+        "--path", help="Which way of computing: the plain reference, or the engine that serves."
     ),
 ]
 NewFolder: TypeAlias = Annotated[

@@ -4,6 +4,7 @@ import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.common import reported
+from mosstalk.verify.paths import ComputePath
 
 
 def verify(
@@ -11,6 +12,7 @@ def verify(
     device: opt.Device = "cpu",
     dtype: opt.CaseDtype = "float32",
     weights: opt.CaseWeights = None,
+    path: opt.VerifiedPath = ComputePath.REFERENCE,
     json: opt.AsJson = False,
 ) -> None:
     """Run golden cases and print each tensor's largest error beside its bound.
@@ -24,6 +26,10 @@ def verify(
     Cases recorded from a real checkpoint hold no weights: they are read from
     the folder that the case names, or from --weights.
 
+    --path fast runs language-model cases through the engine, each run alone
+    and all of them in one batch. Codec cases are the same on either path:
+    the streams with kept state are compared beside those that recompute.
+
     With --json one document on stdout has every comparison; the text goes
     to stderr.
 
@@ -35,7 +41,8 @@ def verify(
         from mosstalk.verify.run import judge_cases
 
         with human_text_on_stderr(json):
-            verdict = judge_cases(folders, pick_device(device), pick_dtype(dtype), weights)
+            where = pick_device(device), pick_dtype(dtype)
+            verdict = judge_cases(folders, *where, weights, path=path)
         if json:
             typer.echo(as_text(verdict.as_dict()), nl=False)
         raise typer.Exit(verdict.exit_code)

@@ -1,21 +1,24 @@
 """Language-model cases: prompts, greedy runs and warpers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mosstalk.conversation import Mode, SpecialIds
+from mosstalk.conversation import Mode, Reply, Row, SpecialIds
 from mosstalk.model.checkpoint import load_language_model
 from mosstalk.model.generate import Generation, Limits
-from mosstalk.model.network import LanguageModel
+from mosstalk.model.network import LanguageModel, Logits
 from mosstalk.model.sampling import SamplingOptions, warp
 from mosstalk.verify.case import Case
 from mosstalk.verify.compare import Check, Comparer
 
+Warper = Callable[..., Tensor]
+"""``warp`` of ``model.sampling``, or what does the same."""
 _NO_ID = -1
-_PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
+PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
 
 
 def check_language_model(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
@@ -24,20 +27,17 @@ def check_language_model(case: Case, device: torch.device, compare: Comparer) ->
     States and logits are compared where the case has them, of as many steps as it has.
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    ids = _special_ids(model, case.get("stop_token_ids"))
+    ids = special_ids(model, case.get("stop_token_ids"))
     runs: list[dict[str, Any]] = case.get("runs")
     for prompt in dict.fromkeys(run["prompt"] for run in runs):
         yield from _check_prompt(case, model, prompt, compare)
     for run in runs:
         yield from _check_run(case, model, ids, run, compare)
-    for index, settings in enumerate(case.settings.get("warpers", [])):
-        logits = case.tensor("warpers.logits").to(device)
-        probabilities = warp(logits, **settings).softmax(dim=-1)
-        name = f"warpers.probs_{index}"
-        yield Comparer(torch.float32).tensor(name, probabilities, case.tensor(name))
+    yield from check_warpers(case, device, warp)
 
 
-def _special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
+def special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
+    """The special ids that a case's model and settings name; cases need no others."""
     config = model.config
     return SpecialIds(
         endoftext=_NO_ID,
@@ -54,13 +54,13 @@ def _special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
 def _check_prompt(
     case: Case, model: LanguageModel, prompt: str, compare: Comparer
 ) -> Iterator[Check]:
-    if not any(case.wants(f"{prompt}.{name}") for name in _PREFILL):
+    if not any(case.wants(f"{prompt}.{name}") for name in PREFILL):
         return
     rows = case.tensor(f"{prompt}.prompt").to(model.device)[None]
     with torch.inference_mode():
         hidden, *_ = model.trunk(rows, model.new_cache())
         logits = model(rows, model.new_cache())
-    for name, found in zip(_PREFILL, (hidden, logits.text, logits.audio), strict=True):
+    for name, found in zip(PREFILL, (hidden, logits.text, logits.audio), strict=True):
         if case.wants(f"{prompt}.{name}"):
             yield compare.tensor(f"{prompt}.{name}", found[0], case.tensor(f"{prompt}.{name}"))
 
@@ -68,38 +68,79 @@ def _check_prompt(
 def _check_run(
     case: Case, model: LanguageModel, ids: SpecialIds, run: dict[str, Any], compare: Comparer
 ) -> Iterator[Check]:
+    asked = Asked.of(case, run)
+    generation = Generation(model, model.new_cache(), asked.rows, ids, asked.options, asked.limits)
+    for _ in generation:
+        pass
+    yield from compare_reply(case, run, generation.reply, compare)
+    if case.has(f"{asked.stem}.text_logits"):
+        rows = case.tensor(f"{asked.stem}.rows")[: len(case.tensor(f"{asked.stem}.text_logits"))]
+        found = _follow(model, case.tensor(f"{run['prompt']}.prompt"), rows)
+        yield from compare_logits(case, asked.stem, found, compare)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run of a case asks for: ``stem`` begins the names of its tensors."""
+
+    stem: str
+    rows: list[Row]
+    options: SamplingOptions
+    limits: Limits
+
+    @classmethod
+    def of(cls, case: Case, run: dict[str, Any]) -> "Asked":
+        """Read a run's prompt and settings."""
+        prompt = case.tensor(f"{run['prompt']}.prompt").tolist()
+        return cls(
+            f"{run['prompt']}.{run['run']}",
+            [(text, audio) for text, audio in prompt],
+            SamplingOptions(temperature=0, repetition_penalty=run["repetition_penalty"]),
+            Limits(run["max_new_tokens"], run["min_new_tokens"]),
+        )
+
+
+def compare_reply(
+    case: Case, run: dict[str, Any], reply: Reply, compare: Comparer, suffix: str = ""
+) -> Iterator[Check]:
+    """Compare a reply's rows, modes, finish reason and counts; ``suffix`` ends the names."""
     stem = f"{run['prompt']}.{run['run']}"
-    prompt, rows = case.tensor(f"{run['prompt']}.prompt"), case.tensor(f"{stem}.rows")
-    options = SamplingOptions(temperature=0, repetition_penalty=run["repetition_penalty"])
-    limits = Limits(run["max_new_tokens"], run["min_new_tokens"])
-    grid = [(text, audio) for text, audio in prompt.tolist()]
-    generation = Generation(model, model.new_cache(), grid, ids, options, limits)
-    steps = list(generation)
-    reply = generation.reply
-    yield compare.ids(f"{stem}.rows", [list(row) for row in reply.rows], rows)
-    yield compare.ids(f"{stem}.modes", [int(m) for m in reply.modes], case.tensor(f"{stem}.modes"))
+    found_rows, modes = [list(row) for row in reply.rows], [int(mode) for mode in reply.modes]
+    yield compare.ids(f"{stem}.rows{suffix}", found_rows, case.tensor(f"{stem}.rows"))
+    yield compare.ids(f"{stem}.modes{suffix}", modes, case.tensor(f"{stem}.modes"))
     switches = sum(a is not b for a, b in zip(reply.modes, reply.modes[1:], strict=False))
     for name, found in (
         ("finish_reason", str(reply.finish_reason)),
-        ("steps", len(steps)),
+        ("steps", len(reply.rows)),
         ("transitions", switches),
     ):
         if name in run:
-            yield compare.value(f"{stem}.{name}", found, run[name])
-    if case.has(f"{stem}.text_logits"):
-        text, audio = _follow(model, prompt, rows[: len(case.tensor(f"{stem}.text_logits"))])
-        for head, found_logits in (("text_logits", text), ("audio_logits", audio)):
-            yield compare.tensor(f"{stem}.{head}", found_logits, case.tensor(f"{stem}.{head}"))
+            yield compare.value(f"{stem}.{name}{suffix}", found, run[name])
 
 
-def _follow(model: LanguageModel, prompt: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def compare_logits(case: Case, stem: str, found: Logits, compare: Comparer) -> Iterator[Check]:
+    """Compare raw logits (N, V) of a run's steps."""
+    for name, logits in (("text_logits", found.text), ("audio_logits", found.audio)):
+        yield compare.tensor(f"{stem}.{name}", logits, case.tensor(f"{stem}.{name}"))
+
+
+def check_warpers(case: Case, device: torch.device, warped: Warper) -> Iterator[Check]:
+    """Compare what is left of logits (R, V) by temperature, top-k and top-p."""
+    for index, settings in enumerate(case.settings.get("warpers", [])):
+        logits = case.tensor("warpers.logits").to(device)
+        probabilities = warped(logits, **settings).softmax(dim=-1)
+        name = f"warpers.probs_{index}"
+        yield Comparer(torch.float32).tensor(name, probabilities, case.tensor(name))
+
+
+def _follow(model: LanguageModel, prompt: Tensor, rows: Tensor) -> Logits:
     """Raw logits (N, V) of each step, decoded one row at a time along the expected rows."""
     cache, found = model.new_cache(), []
     steps = [prompt, *rows[:-1].split(1)]
     with torch.inference_mode():
         for new in steps:
             found.append(model(new.to(model.device)[None], cache, last_only=True))
-    return torch.cat([s.text[0] for s in found]), torch.cat([s.audio[0] for s in found])
+    return Logits(torch.cat([s.text[0] for s in found]), torch.cat([s.audio[0] for s in found]))
 
 
 assert [int(mode) for mode in Mode] == [0, 1], "cases count text as mode 0 and audio as 1"

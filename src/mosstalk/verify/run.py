@@ -18,15 +18,21 @@ from mosstalk.verify.codec import (
     check_speech_tokenizer,
 )
 from mosstalk.verify.compare import Check, Comparer
+from mosstalk.verify.fast import check_language_model_fast
 from mosstalk.verify.language_model import check_language_model
+from mosstalk.verify.paths import ComputePath
 
-COMPONENTS: dict[str, Callable[[Case, torch.device, Comparer], Iterator[Check]]] = {
+Checker = Callable[[Case, torch.device, Comparer], Iterator[Check]]
+COMPONENTS: dict[str, Checker] = {
     "language_model": check_language_model,
     "speech_tokenizer": check_speech_tokenizer,
     "flow": check_flow,
     "hift": check_hift,
     "prompt_mel": check_prompt_mel,
 }
+FAST: dict[str, Checker] = {"language_model": check_language_model_fast}
+"""What the fast path computes in another way. Codec cases are the same on either path: they
+compare the streams with kept state beside the ones that recompute."""
 
 _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
 """What Python and torch raise where settings and tensors of a case do not fit each other."""
@@ -55,6 +61,7 @@ class Verdict:
     results: list[CaseResult]
     device: torch.device
     dtype: torch.dtype
+    path: ComputePath = ComputePath.REFERENCE
 
     @property
     def checks(self) -> list[Check]:
@@ -79,6 +86,7 @@ class Verdict:
         return {
             "device": str(self.device),
             "dtype": _short(self.dtype),
+            "path": str(self.path),
             "cases": [
                 vars(result) | {"checks": [_as_dict(check) for check in result.checks]}
                 for result in self.results
@@ -115,60 +123,69 @@ def judge_cases(
     dtype: torch.dtype,
     weights: Path | None = None,
     say: Say = say_at_once,
+    path: ComputePath = ComputePath.REFERENCE,
 ) -> Verdict:
     """Run every case, saying each comparison as it is made.
 
-    ``weights`` is a folder to read every case's weights from, in place of what it names.
+    ``weights`` is a folder to read every case's weights from, in place of what it names;
+    ``path`` says which way of computing is verified.
 
     Raises:
         CaseError: there is no folder among ``folders``.
     """
     results = []
-    files = [path for path in folders if path.is_file()]
-    folders = [path for path in folders if path not in files]
-    for path in files:
-        say(f"{path.name}: a file, not a case folder; skipped")
+    files = [each for each in folders if each.is_file()]
+    folders = [each for each in folders if each not in files]
+    for file in files:
+        say(f"{file.name}: a file, not a case folder; skipped")
     if not folders:
         raise CaseError("no case folders among what was given; a case holds a case.json")
     for folder in folders:
         result = CaseResult(folder.resolve().name)
         results.append(result)
         try:
-            _run_into(result, folder, device, dtype, weights, say)
+            _run_into(result, read_case(folder, weights), device, Comparer(dtype), say, path)
         except MosstalkError as error:
             result.checks, result.error = [], str(error)
             say(f"{result.name}: cannot be read: {error}")
-    verdict = Verdict(results, device, dtype)
+    verdict = Verdict(results, device, dtype, path)
     say(_total(verdict))
     if verdict.unreadable:
         say(f"{verdict.unreadable} of {len(folders)} folders could not be read")
     return verdict
 
 
-def run_case(folder: Path, device: torch.device, dtype: torch.dtype) -> list[Check]:
+def run_case(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    path: ComputePath = ComputePath.REFERENCE,
+) -> list[Check]:
     """Run one case, printing every comparison as it is made."""
     result = CaseResult(folder.resolve().name)
-    _run_into(result, folder, device, dtype, None, say_at_once)
+    _run_into(result, read_case(folder), device, Comparer(dtype), say_at_once, path)
     return result.checks
 
 
 def _run_into(
     result: CaseResult,
-    folder: Path,
+    case: Case,
     device: torch.device,
-    dtype: torch.dtype,
-    weights: Path | None,
+    compare: Comparer,
     say: Say,
+    path: ComputePath,
 ) -> None:
-    case = read_case(folder, weights)
-    result.component = case.component
+    result.component, folder = case.component, case.folder
     if case.component not in COMPONENTS:
         raise CaseError(
             f"{folder}/case.json: component {case.component!r} is none of {', '.join(COMPONENTS)}"
         )
-    say(f"{result.name}: {case.component} on {device}, {_short(dtype)}")
+    fast = path is ComputePath.FAST and case.component in FAST
+    check_case = (FAST if fast else COMPONENTS)[case.component]
+    through = ", through the engine" if fast else ""
+    say(f"{result.name}: {case.component} on {device}, {_short(compare.dtype)}{through}")
     try:
-        for check in COMPONENTS[case.component](case, device, Comparer(dtype)):
+        for check in check_case(case, device, compare):
             say(_line(check))
             result.checks.append(check)
     except _UNFIT as error:
@@ -206,5 +223,6 @@ def _total(verdict: Verdict) -> str:
     return (
         f"{cases} cases, {len(checks)} comparisons on {verdict.device} in "
         f"{_short(verdict.dtype)}: "
-        f"{len(checks) - len(failed)} within bounds, {len(failed)} out{share}"
+        f"{len(checks) - len(failed)} within bounds, {len(failed)} out{share}; "
+        f"{verdict.path} path"
     )

@@ -1,0 +1,1 @@
+"""Many conversations in one batch: requests, KV blocks and scheduling (no torch), steps (torch)."""

@@ -1,0 +1,173 @@
+"""A reply's whole life in one record."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mosstalk.conversation import (
+    FinishReason,
+    Mode,
+    Reply,
+    Row,
+    SpecialIds,
+    next_mode,
+    start_mode,
+)
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.errors import MosstalkError
+from mosstalk.model.generate import Limits
+from mosstalk.model.sampling import SamplingOptions
+from mosstalk.script import Script, StepRule
+from mosstalk.units import CODE_MS
+
+_FREE = StepRule()
+_FIRST_SOUND_S = 0.2
+"""When the first sound of a reply is due after it was asked for, unless said otherwise."""
+
+
+class State(StrEnum):
+    """Where a request is; what ends it is its ``finish_reason`` or ``error``."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass
+class DueDraw:
+    """An audio draw of a text row that was put off.
+
+    ``place`` is the sequence's row it belongs to, ``step`` its number within the reply; its
+    logits follow row ``place`` - 1.
+    """
+
+    place: int
+    step: int
+    rule: StepRule
+
+
+@dataclass(eq=False)
+class Request:
+    """One reply: what was asked, where it stands, and what came of it.
+
+    ``asked_s`` and ``due_s`` are on the engine's clock; ``due_s`` is when the listener runs
+    out of sound if no row comes, and moves on by 80 ms with every row. With ``whole_rows``
+    no row is handed out before its audio id is drawn; a reply that ends before its time, in
+    line or by an error, may still end with ``audio_pad`` for draws that were put off.
+    """
+
+    number: int
+    sequence: Sequence
+    ids: SpecialIds
+    options: SamplingOptions
+    limits: Limits
+    longest_rows: int
+    asked_s: float = 0.0
+    first_due_s: float | None = None
+    whole_rows: bool = False
+    script: Script | None = None
+    state: State = State.WAITING
+    reply: Reply = field(default_factory=Reply)
+    error: MosstalkError | None = None
+    cancelled: bool = False
+    slot: int | None = None
+    prompt_rows: int = 0
+    preemptions: int = 0
+    due_draws: list[DueDraw] = field(default_factory=list)
+    mode: Mode = Mode.TEXT
+    _rules: list[StepRule] | None = None
+
+    def __post_init__(self) -> None:
+        last = self.sequence.rows[-1]
+        self.prompt_rows = len(self.sequence.rows)
+        self.mode = next_mode(start_mode(last, self.ids), last, self.ids)
+        self._rules = self.script.rules(self.mode, self.ids) if self.script else None
+
+    @property
+    def step(self) -> int:
+        """Number of the next row within the reply, from 1."""
+        return len(self.reply.rows) + 1
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the reply at most: its own limit, or what the context leaves."""
+        return min(self.limits.max_new_rows, self.longest_rows - self.prompt_rows)
+
+    @property
+    def due_s(self) -> float:
+        """The playback deadline that orders work."""
+        first = self.asked_s + _FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
+        return first + len(self.reply.rows) * CODE_MS / 1000
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Who goes first: the earlier deadline, then who asked first."""
+        return self.due_s, self.number
+
+    @property
+    def rule(self) -> StepRule:
+        """What the script imposes on the next row."""
+        return self._rules[self.step - 1] if self._rules else _FREE
+
+    @property
+    def audio_due_now(self) -> bool:
+        """Whether put-off audio draws are needed before the next row can be read.
+
+        They are once the mode or the embedding can depend on them: after a text draw of
+        sosp or modality_pad, in audio mode, and at the end if whole rows were asked for.
+        """
+        if not self.due_draws or self.state is not State.RUNNING:
+            return False
+        text = self.sequence.rows[-1][0]
+        switching = text in (self.ids.sosp, self.ids.modality_pad)
+        return switching or self.mode is Mode.AUDIO or (self.whole_rows and self.ended)
+
+    @property
+    def can_make_up(self) -> bool:
+        """Whether the rows are read that put-off audio draws follow."""
+        if not self.due_draws or self.state is not State.RUNNING:
+            return False
+        return self.sequence.read[Part.TRUNK] >= self.due_draws[-1].place
+
+    @property
+    def ready(self) -> int:
+        """Leading rows of the reply that can be handed out."""
+        if self.whole_rows and self.due_draws and self.state is not State.DONE:
+            return self.due_draws[0].place - self.prompt_rows
+        return len(self.reply.rows)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reply needs no further row."""
+        rows = self.reply.rows
+        return bool(rows) and (rows[-1][0] in self.ids.stop or len(rows) >= self.most_rows)
+
+    def add(self, row: Row) -> None:
+        """Append a drawn row; a put-off audio id stands as ``audio_pad`` until it is made up."""
+        self.reply.rows.append(row)
+        self.reply.modes.append(self.mode)
+        self.sequence.rows.append(row)
+
+    def make_up(self, codes: list[int]) -> None:
+        """Fill in the put-off audio ids, the oldest first."""
+        for due, code in zip(self.due_draws, codes, strict=True):
+            row = (self.sequence.rows[due.place][0], code)
+            self.sequence.rows[due.place] = row
+            self.reply.rows[due.place - self.prompt_rows] = row
+        self.due_draws.clear()
+
+    def turn_mode(self) -> None:
+        """Set the mode of the next row from the last one."""
+        self.mode = next_mode(self.mode, self.sequence.rows[-1], self.ids)
+
+    def finish(self, error: MosstalkError | None = None) -> None:
+        """End the request and say why."""
+        rows = self.reply.rows
+        if self.cancelled:
+            reason = FinishReason.CANCELLED
+        elif rows and rows[-1][0] in self.ids.stop:
+            reason = FinishReason.STOP
+        else:
+            reason = FinishReason.LENGTH
+        self.reply.finish_reason = FinishReason.CANCELLED if error else reason
+        self.error = error
+        self.state = State.DONE

@@ -1,0 +1,160 @@
+"""Draws, penalties, modes and the stop test of many replies at once, on the device.
+
+The arithmetic is ``mosstalk.model.sampling``'s, row by row; draw k of channel c is a pure
+function of (seed, c, k). Letters: R rows, V ids of the channel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mosstalk.conversation import SpecialIds
+from mosstalk.engine.inputs import Inputs, Spec
+from mosstalk.engine.request import Request
+from mosstalk.model.sampling import NEVER
+from mosstalk.rng import gumbel_rows
+from mosstalk.script import StepRule
+
+TEXT, AUDIO = 0, 1
+FREE = -1
+"""No id is forced."""
+_MOST_IDS = 1 << 32
+"""More than any vocabulary: a larger top_k is none."""
+
+DRAW_SPECS = {
+    "slots": Spec(("R",)),
+    "steps": Spec(("R",)),
+    "seeds": Spec(("R",)),
+    "forced": Spec(("R",)),
+    "never": Spec(("R", "n")),
+    "top_k": Spec(("R",)),
+    "temperature": Spec(("R",), torch.float32),
+    "tail": Spec(("R",), torch.float32),
+    "penalty": Spec(("R",), torch.float32),
+}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw to make: whose, which step of the reply, and what the script says of it."""
+
+    request: Request
+    step: int
+    rule: StepRule
+
+
+def draw_inputs(
+    draws: list[Draw], channel: int, ids: SpecialIds, step: int, device: torch.device
+) -> Inputs:
+    """The draws' settings as named tensors."""
+    nevers = [_never(draw, channel, ids) for draw in draws]
+    width = max(map(len, nevers))
+    options = [draw.request.options for draw in draws]
+    whole = {
+        "slots": [draw.request.slot for draw in draws],
+        "steps": [draw.step for draw in draws],
+        "seeds": [_signed(o.seed) for o in options],
+        "forced": [_forced(draw.rule, channel) for draw in draws],
+        "never": [sorted(never) + [FREE] * (width - len(never)) for never in nevers],
+        "top_k": [min(o.top_k, _MOST_IDS) for o in options],
+    }
+    real = {
+        "temperature": [o.temperature for o in options],
+        "tail": [1 - o.top_p for o in options],
+        "penalty": [o.repetition_penalty for o in options],
+    }
+    tensors = {n: torch.tensor(v, device=device, dtype=torch.int64) for n, v in whole.items()}
+    tensors["never"] = tensors["never"].view(len(draws), width)
+    tensors |= {n: torch.tensor(v, device=device, dtype=torch.float32) for n, v in real.items()}
+    return Inputs(step, tensors)
+
+
+def _signed(seed: int) -> int:
+    """The seed modulo 2^64 as the int64 with the same bits."""
+    low = seed & 0xFFFFFFFFFFFFFFFF
+    return low - (1 << 64) if low >> 63 else low
+
+
+def _forced(rule: StepRule, channel: int) -> int:
+    forced = rule.text if channel == TEXT else rule.audio
+    return FREE if forced is None else forced
+
+
+def _never(draw: Draw, channel: int, ids: SpecialIds) -> set[int]:
+    if channel == TEXT:
+        return set(draw.rule.never_text)
+    early = draw.step < draw.request.limits.min_new_rows
+    return {*draw.rule.never_audio, *([ids.eosp] if early else [])}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """``ids`` (R,) int64 and ``bad`` (R,): whether a row's logits were not finite."""
+
+    ids: Tensor
+    bad: Tensor
+
+
+def draw(
+    logits: Tensor,
+    seen: Tensor,
+    inputs: Inputs,
+    channel: int,
+    *,
+    last_id: int | None = None,
+    greedy_only: bool = False,
+) -> Drawn:
+    """Draw an id for each row of ``logits`` (R, V) float32, raw.
+
+    ``seen`` (slots, V) bool is the history that the penalty reads; ``last_id`` the largest id
+    that may be drawn; ``greedy_only`` says that no row is sampled, which saves sorting and
+    noise. Nothing waits for the device.
+    """
+    bad = ~logits.isfinite().all(dim=1)
+    logits = logits.clone()
+    if last_id is not None:
+        logits[:, last_id + 1 :] = NEVER
+    logits = _without(logits, inputs["never"])
+    penalty = inputs["penalty"][:, None]
+    penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+    logits = torch.where(seen[inputs["slots"]], penalised, logits)
+    ids = logits.argmax(dim=1)
+    if not greedy_only:
+        ids = torch.where(inputs["temperature"] == 0, ids, _sampled(logits, inputs, channel))
+    forced = inputs["forced"]
+    return Drawn(torch.where(forced == FREE, ids, forced), bad)
+
+
+def _sampled(logits: Tensor, inputs: Inputs, channel: int) -> Tensor:
+    """An id for each row by the Gumbel-max trick, from penalised ``logits`` (R, V)."""
+    warped = warp_rows(logits, inputs["temperature"], inputs["top_k"], inputs["tail"])
+    noise = gumbel_rows(inputs["seeds"], channel, inputs["steps"], logits.shape[1])
+    return torch.where(warped > NEVER, warped.double() + noise, NEVER).argmax(dim=1)
+
+
+def _without(logits: Tensor, never: Tensor) -> Tensor:
+    """``logits`` (R, V) with the ids of ``never`` (R, n) at -inf; ``FREE`` names none."""
+    padded = torch.cat([logits, logits.new_zeros(logits.shape[0], 1)], dim=1)
+    places = torch.where(never == FREE, logits.shape[1], never)
+    return padded.scatter(1, places, NEVER)[:, :-1]
+
+
+def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) -> Tensor:
+    """``sampling.warp`` with settings (R,) of its own for every row of ``logits`` (R, V).
+
+    ``tail`` is 1 - top_p, taken in double precision and rounded once, as the reference does.
+    """
+    safe = torch.where(temperature == 0, 1.0, temperature)
+    logits = logits / safe[:, None]
+    descending, order = logits.sort(dim=1, descending=True, stable=True)
+    width = logits.shape[1]
+    edge = descending.gather(
+        1, (torch.where(top_k == 0, width, top_k)[:, None] - 1).clamp(0, width - 1)
+    )
+    descending = descending.masked_fill(descending < edge, NEVER)
+    at_most = descending.softmax(dim=1).flip(1).cumsum(dim=1).flip(1)
+    cut = (at_most <= tail[:, None]) & (tail > 0)[:, None]
+    cut[:, 0] = False
+    kept = descending.masked_fill(cut, NEVER)
+    return torch.empty_like(logits).scatter(1, order, kept)

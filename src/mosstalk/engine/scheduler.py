@@ -1,0 +1,215 @@
+"""Who computes what in the next step: earliest playback deadline first.
+
+A step has room for a number of rows. Conversations that only have their latest row to read
+come first, prompts fill what is left, in chunks; both by deadline. When blocks run out, idle
+conversations lose theirs (the one unused for longest first), then those in line, then the
+running reply whose deadline is the last. K and V that were lost are computed again later;
+rows are never lost.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from mosstalk.engine.blocks import BlockPool
+from mosstalk.engine.request import Request, State
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.errors import ContextLengthError, EngineFullError, OptionError
+
+_GUESSED_STEP_S = 0.08
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """How much runs at once: ``step_rows`` a step, ``slots`` replies, ``waiting`` in line."""
+
+    step_rows: int = 512
+    slots: int = 64
+    waiting: int = 256
+
+    def __post_init__(self) -> None:
+        """Raise OptionError where nothing could ever run."""
+        for name, least in (("step_rows", 1), ("slots", 1), ("waiting", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows ``start`` .. ``start`` + ``count`` - 1 of a sequence that the trunk reads in a step.
+
+    ``request`` is None where an idle conversation's lagging modality blocks catch up
+    (``count`` 0). ``draws`` says that the next row is drawn from the last one's output.
+    """
+
+    sequence: Sequence
+    request: Request | None
+    start: int
+    count: int
+    draws: bool
+
+
+@dataclass
+class Scheduler:
+    """Requests in line and at work, idle conversations, and the blocks they share."""
+
+    pool: BlockPool
+    limits: SchedulerLimits
+    share_prefixes: bool = True
+    waiting: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    idle: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
+    step_s: float = _GUESSED_STEP_S
+    _slots: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._slots = list(range(self.limits.slots))[::-1]
+
+    def submit(self, request: Request) -> None:
+        """Take a request in line; those for whom a slot is free do not count as waiting.
+
+        Raises:
+            ContextLengthError: it could never run, however long it waited.
+            EngineFullError: the line is full; says when to come back.
+        """
+        assert not self.replies_of(request.sequence), "a reply of this conversation is under way"
+        rows = len(request.sequence.rows)
+        room = self.pool.size * self.pool.rows
+        if request.most_rows < 1 or rows + 1 > room:
+            raise ContextLengthError(
+                f"the conversation is {rows} rows long, the model's context holds "
+                f"{request.longest_rows} and the engine's pool {room}: shorten it, or begin anew"
+            )
+        if len(self.waiting) >= self.limits.waiting + self.free_slots:
+            raise EngineFullError(
+                f"{len(self.running)} replies are being made and {len(self.waiting)} wait: the "
+                f"engine is full; come back in {self.retry_after_s:.1f} s",
+                self.retry_after_s,
+            )
+        self.idle.pop(id(request.sequence), None)
+        self.waiting.append(request)
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until a running reply will have ended, at the pace of late."""
+        left = [r.most_rows - len(r.reply.rows) for r in self.running]
+        steps_a_row = -(-len(self.running) // self.limits.step_rows)
+        return max(1, min(left, default=1) * steps_a_row) * self.step_s
+
+    @property
+    def free_slots(self) -> int:
+        """Replies that can be taken up at once."""
+        return len(self._slots)
+
+    def plan(self) -> list[Work]:
+        """The next step's work; admits who waits and takes blocks as needed.
+
+        Blocks are given strictly by deadline. Of the rows, one is set aside for every reply
+        that has just its latest row to read and prompts share the rest; where that leaves
+        prompts nothing, all rows are given strictly by deadline, so that nobody starves.
+        """
+        self._admit()
+        ordered = sorted(self.running, key=lambda r: r.order)
+        aside = sum(r.sequence.unread == 1 for r in ordered)
+        left = self.limits.step_rows
+        if aside >= left:
+            aside = 0
+        planned: list[Work] = []
+        for request in ordered:
+            if request.state is not State.RUNNING:
+                continue
+            unread = request.sequence.unread
+            if unread == 1 and aside:
+                aside -= 1
+                count = 1
+            else:
+                count = min(unread, left - aside)
+            work = self._place(request, count) if count else None
+            if work:
+                planned.append(work)
+                left -= count
+        return planned
+
+    def lagging(self) -> list[Work]:
+        """Idle conversations whose modality blocks have rows to catch up with."""
+        behind = (s for s in self.idle.values() if s.lagging)
+        return [Work(s, None, s.read[Part.TRUNK], 0, False) for s in behind]
+
+    def done(self, request: Request) -> None:
+        """Take a request out, wherever it is; its conversation's blocks stay for the next."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request in self.running:
+            self.running.remove(request)
+            self._give_back_slot(request)
+        if request.sequence.table:
+            self.idle[id(request.sequence)] = request.sequence
+
+    def replies_of(self, sequence: Sequence) -> list[Request]:
+        """Requests on a conversation that have not ended: one at most."""
+        return [r for r in (*self.running, *self.waiting) if r.sequence is sequence]
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget an idle conversation and give its blocks back."""
+        self.idle.pop(id(sequence), None)
+        sequence.forget(0)
+
+    def _admit(self) -> None:
+        self.waiting.sort(key=lambda r: r.order)
+        while self.waiting and self._slots:
+            request = self.waiting[0]
+            sequence = request.sequence
+            # What was put off can be made up only from rows read by this request itself.
+            if self.share_prefixes and not request.due_draws:
+                sequence.adopt_prefix()
+            others = [*self.idle.values(), *(later.sequence for later in self.waiting[1:])]
+            reclaimable = sum(len(other.table) for other in others)
+            needed = sequence.blocks_needed(len(sequence.rows) + 1)
+            if needed > self.pool.available + reclaimable and self.running:
+                return
+            self.waiting.pop(0)
+            request.slot, request.state = self._slots.pop(), State.RUNNING
+            self.running.append(request)
+
+    def _place(self, request: Request, count: int) -> Work | None:
+        """Work for ``count`` rows once they have blocks; None if they must wait."""
+        sequence = request.sequence
+        start = sequence.read[Part.TRUNK]
+        while not sequence.make_room(start + count):
+            if not (self._evict_idle() or self._evict_waiting() or self._preempt_after(request)):
+                return None
+        return Work(sequence, request, start, count, start + count == len(sequence.rows))
+
+    def _evict_idle(self) -> bool:
+        """Take the blocks of the conversation that was idle for longest."""
+        while self.idle:
+            _, sequence = self.idle.popitem(last=False)
+            if sequence.table:
+                sequence.forget(0)
+                return True
+        return False
+
+    def _evict_waiting(self) -> bool:
+        """Take the blocks that the last in line still holds."""
+        for request in sorted(self.waiting, key=lambda r: r.order, reverse=True):
+            if request.sequence.table:
+                request.sequence.forget(0)
+                return True
+        return False
+
+    def _preempt_after(self, request: Request) -> bool:
+        """Put the running reply with the last deadline back in line, if it is later than this."""
+        victim = max(self.running, key=lambda r: r.order)
+        if victim.order <= request.order:
+            return False
+        self.running.remove(victim)
+        self._give_back_slot(victim)
+        victim.sequence.forget(0)
+        victim.state = State.WAITING
+        victim.preemptions += 1
+        self.waiting.append(victim)
+        return True
+
+    def _give_back_slot(self, request: Request) -> None:
+        assert request.slot is not None
+        self._slots.append(request.slot)
+        request.slot = None

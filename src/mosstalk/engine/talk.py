@@ -1,0 +1,66 @@
+"""A conversation as the engine keeps it: the grid of its turns and the K and V of its rows."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mosstalk.conversation import Conversation
+from mosstalk.engine.request import Request, State
+from mosstalk.engine.sequence import Sequence
+from mosstalk.errors import OptionError
+from mosstalk.units import codes_heard
+
+
+@dataclass
+class Talk:
+    """``conversation`` says what the rows are, ``sequence`` what of them has been read.
+
+    Between turns the sequence keeps its blocks as long as there is room for them. The rows
+    that close a turn are read with the next one.
+    """
+
+    conversation: Conversation
+    sequence: Sequence
+
+    def open_reply(self, *, speech: bool) -> None:
+        """Begin a reply: the sequence gets every row that there is now."""
+        self.conversation.open_reply(speech)
+        self._follow(len(self.sequence.rows))
+
+    @contextmanager
+    def reply_opened(self, *, speech: bool) -> Iterator[None]:
+        """``open_reply``, taken back if what is done with it fails."""
+        self.open_reply(speech=speech)
+        try:
+            yield
+        except Exception:
+            self._follow(self.conversation.withdraw_reply())
+            raise
+
+    def close_reply(self, request: Request, heard_ms: float | None = None) -> None:
+        """Make history of an ended reply, of which the listener heard ``heard_ms``."""
+        assert request.state is State.DONE, "the reply is still being made: cancel it first"
+        codes = None if heard_ms is None else _codes(heard_ms)
+        self._follow(self.conversation.close_reply(request.reply, codes))
+
+    def truncate(self, heard_ms: float) -> None:
+        """Cut the reply that was closed last to what was heard of it.
+
+        Changes nothing while the next reply is being made: cancel that and close it first.
+        """
+        if not self.conversation.reply_is_open:
+            self._follow(self.conversation.cut_last_reply(_codes(heard_ms)))
+
+    def _follow(self, unchanged: int) -> None:
+        """Give the sequence the conversation's rows; K and V of the ``unchanged`` ones stay."""
+        sequence = self.sequence
+        sequence.forget(min(unchanged, len(sequence.rows)))
+        sequence.rows[:] = self.conversation.rows
+
+
+def _codes(heard_ms: float) -> int:
+    """Codes of which anything was heard; a client's clock may be behind the reply's start."""
+    if not math.isfinite(heard_ms):
+        raise OptionError(f"what was heard must be a number of milliseconds, not {heard_ms}")
+    return codes_heard(max(0.0, heard_ms))

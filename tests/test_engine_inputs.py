@@ -1,0 +1,158 @@
+"""Nothing missing, misshapen or stale is ever launched: it is refused by its name."""
+
+import pytest
+import torch
+from engine_rig import GREEDY, HOT, IDS, SILENT, engine_core, wild_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mosstalk.engine.core import Ask, EngineOptions
+from mosstalk.engine.inputs import Inputs, Spec
+from mosstalk.engine.runner import Runner
+from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
+from mosstalk.engine.scheduler import SchedulerLimits, Work
+from mosstalk.errors import EngineInputError, OptionError
+from mosstalk.model.sampling import SamplingOptions, warp
+
+CPU = torch.device("cpu")
+SPECS = {
+    "rows": Spec(("N", 2)),
+    "places": Spec(("N",)),
+    "top_p": Spec((3,), torch.float32),
+}
+
+
+def good() -> dict[str, Tensor]:
+    return {
+        "rows": torch.zeros(4, 2, dtype=torch.int64),
+        "places": torch.zeros(4, dtype=torch.int64),
+        "top_p": torch.zeros(3),
+    }
+
+
+def test_what_is_as_it_must_be_passes() -> None:
+    Inputs(7, good()).check(SPECS, 7, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "message"),
+    [
+        ("rows", torch.zeros(4, 3, dtype=torch.int64), r"'rows' has the shape \(4, 3\).*\(4, 2\)"),
+        ("rows", torch.zeros(4, dtype=torch.int64), "'rows' has the shape"),
+        ("places", torch.zeros(5, dtype=torch.int64), r"'places' has the shape \(5,\).*\(4,\)"),
+        ("top_p", torch.zeros(4), r"'top_p' has the shape \(4,\), must be \(3,\)"),
+        ("places", torch.zeros(4, dtype=torch.int32), "'places' is torch.int32.*torch.int64"),
+        ("top_p", torch.zeros(3, dtype=torch.float64), "'top_p' is torch.float64"),
+        ("places", torch.zeros(4, dtype=torch.int64, device="meta"), "'places' is .* on meta"),
+        ("spare", torch.zeros(1), "'spare' is not one of this step's"),
+    ],
+)
+def test_what_is_not_is_named(name: str, found: Tensor, message: str) -> None:
+    with pytest.raises(EngineInputError, match=message):
+        Inputs(7, good() | {name: found}).check(SPECS, 7, CPU)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_missing_is_named(name: str) -> None:
+    tensors = good()
+    del tensors[name]
+    with pytest.raises(EngineInputError, match=f"{name!r} is missing"):
+        Inputs(7, tensors).check(SPECS, 7, CPU)
+
+
+@pytest.mark.parametrize("step", [6, 8])
+def test_what_is_of_another_step_is_refused(step: int) -> None:
+    with pytest.raises(EngineInputError, match=f"step 7, this is step {step}"):
+        Inputs(7, good()).check(SPECS, step, CPU)
+
+
+class Stale(Runner):
+    """A runner whose inputs were made a step ago."""
+
+    def _check(self, inputs: Inputs, *others: object) -> None:
+        super()._check(Inputs(inputs.step - 1, inputs.tensors), *others)  # type: ignore[arg-type]
+
+
+def test_a_step_refuses_before_anything_is_computed() -> None:
+    core = engine_core(wild_model())
+    sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
+    assert sequence.make_room(2)
+    with pytest.raises(ValueError, match="expected sequence of length"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
+    sequence.rows[:] = [(1.5, SILENT), (2, SILENT)]  # type: ignore[list-item]
+    with pytest.raises(EngineInputError, match=r"'rows' is torch\.float32"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
+    sequence.rows[:] = [(1, SILENT, 2), (2, SILENT, 3)]  # type: ignore[list-item]
+    with pytest.raises(EngineInputError, match=r"'rows' has the shape \(2, 3\), must be \(2, 2\)"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
+    assert sequence.read == [0, 0, 0]
+    core.runner = Stale(core.model, IDS, core.pool, 4)
+    sequence.rows[:] = [(1, SILENT), (2, SILENT)]
+    with pytest.raises(EngineInputError, match="of step 0, this is step 1"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
+    assert not core.runner.store.hidden.any()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"), [((30, 0), "30 text ids"), ((1, 20), "20 audio ids"), ((-1, 0), "-1")]
+)
+def test_ids_that_the_model_does_not_know_are_refused_when_asked(
+    row: tuple[int, int], message: str
+) -> None:
+    core = engine_core(wild_model())
+    with pytest.raises(EngineInputError, match=message):
+        core.submit(core.open([(1, SILENT), row]))
+    assert not core.busy
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    for limits in ({"step_rows": 0}, {"slots": 0}, {"waiting": -1}):
+        with pytest.raises(OptionError, match=next(iter(limits))):
+            SchedulerLimits(**limits)
+    with pytest.raises(OptionError, match="0 blocks"):
+        EngineOptions(blocks=0)
+    with pytest.raises(OptionError, match="first_due_s"):
+        Ask(first_due_s=float("nan"))
+
+
+def test_a_seed_or_top_k_of_any_size_runs() -> None:
+    core = engine_core(wild_model())
+    for options in (HOT, GREEDY):
+        big = type(options)(temperature=0.7, top_k=1 << 80, seed=-(1 << 99))
+        core.submit(core.open([(1, SILENT)]), Ask(big))
+    core.run()
+
+
+@given(
+    logits=st.lists(
+        st.lists(st.sampled_from([-2.0, 0.0, 0.5, 1.0, 3.0]), min_size=20, max_size=20),
+        min_size=1, max_size=4,
+    ),
+    temperature=st.sampled_from([0.3, 0.6, 1.0, 1.7]),
+    top_k=st.integers(0, 25),
+    top_p=st.sampled_from([1.0, 0.95, 0.9, 0.8, 0.75, 0.5, 0.1]),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_warping_many_rows_keeps_the_same_ids_as_warping_each(
+    logits: list[list[float]], temperature: float, top_k: int, top_p: float
+) -> None:
+    rows = torch.tensor(logits)
+    expected = torch.stack([warp(row, temperature, top_k, top_p) for row in rows])
+    found = warp_rows(
+        rows,
+        torch.full((len(rows),), temperature),
+        torch.full((len(rows),), top_k),
+        torch.full((len(rows),), 1 - top_p),
+    )
+    assert torch.equal(found, expected)
+
+
+def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
+    core = engine_core(wild_model())
+    request = core.submit(core.open([(1, SILENT)]), Ask(SamplingOptions(top_p=0.95)))
+    core.scheduler.plan()
+    made = draw_inputs([Draw(request, 1, request.rule)], 0, IDS, 1, CPU)
+    once, twice = torch.tensor(1 - 0.95), 1 - torch.tensor(0.95)
+    assert once != twice
+    assert made["tail"].item() == once
