@@ -10,5 +10,6 @@ for dtype in float32 bfloat16 float16; do
     "$PYTHON" -m mosstalk.cli verify tests/goldens/* --device cuda --dtype "$dtype" |
         grep -E 'OUT OF BOUNDS|cases,|cannot be read'
 done
+"$PYTHON" -m mosstalk.cli verify tests/goldens/lm-* --device cuda --path fast | tail -2
 "$PYTHON" -m pytest -q -m gpu tests
 "$PYTHON" -m mosstalk.cli chat --speech assets/question.flac --out /tmp/answer.wav --device cuda
