@@ -30,7 +30,7 @@ from recipes.pocket.data import PHONES, UNLABELLED, frame_labels
 from recipes.pocket.encode import length_batches
 from recipes.pocket.examples import Examples, split_by_text
 from recipes.pocket.language_model import SLIPS, Batch, Slips, losses, with_slips
-from recipes.pocket.quantizer import Quantizer, perplexity
+from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import SMOKE_FLOW, SMOKE_MODEL
 from recipes.pocket.training import Averaged, Budget, Run, fresh
 
@@ -59,7 +59,7 @@ def test_a_codebook_finds_separate_clusters() -> None:
     for _ in range(300):
         quantizer(points[None])
 
-    error = (points - quantizer.codebook[quantizer.nearest(points)]).norm(dim=1)
+    error = (points - quantizer.codebook[nearest(points, quantizer.codebook)]).norm(dim=1)
     assert float(error.max()) < 0.5
     codes = quantizer.eval()(points[None]).codes
     assert perplexity(codes, 8) > 5.5

@@ -80,6 +80,25 @@ class Recordings:
         )
 
 
+def side_by_side(
+    starts: NDArray[np.int64], lengths: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Places (B, longest) of stretches of a flat tensor, and whether each is inside its own.
+
+    Past a stretch's end the place is 0.
+    """
+    offsets = torch.arange(int(lengths.max()), device=device)
+    inside = offsets < torch.as_tensor(lengths, device=device)[:, None]
+    places = torch.as_tensor(starts, device=device)[:, None] + offsets
+    return torch.where(inside, places, 0), inside
+
+
+def padded_sound(waves: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+    """Stretches of int16 sound as floats (B, longest), zero past each one's end."""
+    places, inside = side_by_side(starts, lengths, waves.device)
+    return torch.where(inside, waves[places].float() / 32768, 0.0)
+
+
 def load_recordings(
     folder: Path,
     device: torch.device,

@@ -13,7 +13,8 @@ from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.units import INPUT_SAMPLES_PER_CODE
 from recipes.pocket.augment import augment
-from recipes.pocket.data import Recordings
+from recipes.pocket.data import Recordings, padded_sound
+from recipes.pocket.quantizer import nearest
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
 from recipes.pocket.training import load_weights
 
@@ -42,13 +43,8 @@ def length_batches(
 
 def clip_sound(data: Recordings, clips: NDArray[np.int64]) -> Tensor:
     """Sound (B, n) float of clips, with zeros after each one's end."""
-    device = data.heard.device
-    codes = torch.as_tensor(data.codes[clips], device=device)
-    starts = torch.as_tensor(data.starts[clips], device=device) * INPUT_SAMPLES_PER_CODE
-    offsets = torch.arange(int(codes.max()) * INPUT_SAMPLES_PER_CODE, device=device)
-    inside = offsets < codes[:, None] * INPUT_SAMPLES_PER_CODE
-    places = torch.where(inside, starts[:, None] + offsets, 0)
-    return torch.where(inside, data.heard[places].float() / 32768, 0.0)
+    per_code = INPUT_SAMPLES_PER_CODE
+    return padded_sound(data.heard, data.starts[clips] * per_code, data.codes[clips] * per_code)
 
 
 @torch.inference_mode()
@@ -66,8 +62,7 @@ def encode_all(
             sound = augment(sound, draw, 0.9)
         log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
         pooled = tokenizer.encoder(log_mel)
-        score = centres.square().sum(1) - 2 * pooled @ centres.T
-        found = score.argmin(-1).to(torch.int16).cpu().numpy()
+        found = nearest(pooled, centres).to(torch.int16).cpu().numpy()
         for row, clip in enumerate(clips):
             start, count = data.starts[clip], data.codes[clip]
             out[start : start + count] = found[row, :count]

@@ -16,10 +16,14 @@ from torch import Tensor
 from mosstalk.conversation import (
     SYSTEM_PROMPTS,
     Conversation,
+    Mode,
+    Reply,
     Row,
+    Segment,
     SpecialIds,
     SpeechSegment,
     TextSegment,
+    Turn,
     segment_rows,
 )
 from mosstalk.model.tokenizer import TextTokenizer
@@ -102,8 +106,8 @@ class Maker:
         data = self.corpus
         self.by_text = {data.texts[clip]: clip for clip in range(data.teacher_clips)}
 
-    def turn(self, clip: int) -> tuple[str, tuple[Row, ...], tuple[Row, ...]]:
-        """A task for a clip: system prompt, rows of what the user says, rows of the reply."""
+    def turn(self, clip: int) -> tuple[str, Segment, Segment]:
+        """A task for a clip: system prompt, what the user says, the reply."""
         data = self.corpus
         teacher = clip < data.teacher_clips
         kind = self.draw.random()
@@ -120,58 +124,56 @@ class Maker:
             return SYSTEM_PROMPTS["text"], self.written(clip), self.written(clip)
         return TRANSCRIBE_PROMPT, self.heard(clip), self.written(clip)
 
-    def typed(self, clip: int) -> tuple[Row, ...]:
+    def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
         text = self.corpus.texts[clip]
         if self.draw.random() < _BARE:
             text = text.lower().rstrip(".?!")
         return self._text(text)
 
-    def written(self, clip: int) -> tuple[Row, ...]:
+    def written(self, clip: int) -> TextSegment:
         """The clip's text as it stands."""
         return self._text(self.corpus.texts[clip])
 
-    def spoken(self, clip: int) -> tuple[Row, ...]:
-        """The teacher's clean codes as a speech segment."""
-        return tuple(segment_rows(SpeechSegment(self.corpus.codes(clip)), self.ids))
+    def spoken(self, clip: int) -> SpeechSegment:
+        """The teacher's clean codes."""
+        return SpeechSegment(self.corpus.codes(clip))
 
-    def heard(self, clip: int) -> tuple[Row, ...]:
+    def heard(self, clip: int) -> SpeechSegment:
         """The clip as heard, clean or in one of its rooms."""
         hearing = self.draw.randrange(-1, len(self.corpus.noisy))
-        codes = self.corpus.codes(clip, None if hearing < 0 else hearing)
-        return tuple(segment_rows(SpeechSegment(codes), self.ids))
+        return SpeechSegment(self.corpus.codes(clip, None if hearing < 0 else hearing))
 
-    def _text(self, text: str) -> tuple[Row, ...]:
-        return tuple(segment_rows(TextSegment(tuple(self.tokenizer.encode(text))), self.ids))
+    def _text(self, text: str) -> TextSegment:
+        return TextSegment(tuple(self.tokenizer.encode(text)))
 
     def example(self, clips: list[int]) -> tuple[list[Row], list[bool]]:
         """Rows and marks of a conversation; all its turns have the first one's prompt."""
         conversation = Conversation(self.ids, self.tokenizer.encode)
-        rows: list[Row] = []
         learned: list[bool] = []
-        newline = list(segment_rows(TextSegment(tuple(self.tokenizer.encode("\n"))), self.ids))
         first: str | None = None
         for clip in clips:
-            prompt, user, reply = self.turn(clip)
+            prompt, user, segment = self.turn(clip)
             if first is None:
                 first = prompt
                 conversation.add_text("system", prompt)
-                rows = list(conversation.rows)
-                learned = [False] * len(rows)
             elif prompt != first:
                 break
-            opening = self._opening("user")
-            closing = [(self.ids.im_end, self.ids.audio_pad), *newline]
-            asked = [*opening, *user, *closing, *self._opening("assistant")]
-            answer = [*reply, (self.ids.im_end, self.ids.audio_pad)]
-            rows += [*asked, *answer, *newline]
-            spoken = reply[0][0] == self.ids.sosp
-            learned += [False] * len(asked) + [not spoken] + [True] * (len(answer) - 1)
-            learned += [False] * len(newline)
-        return rows, learned
+            conversation.add_turn(Turn("user", (user,)))
+            reply = self._reply(segment)
+            conversation.open_reply(isinstance(segment, SpeechSegment))
+            learned += [False] * (len(conversation.rows) - len(learned))
+            learned += [True] * len(reply.rows)
+            conversation.close_reply(reply)
+        return conversation.rows, learned + [False] * (len(conversation.rows) - len(learned))
 
-    def _opening(self, role: str) -> list[Row]:
-        return [(self.ids.im_start, self.ids.audio_pad), *self._text(f"{role}\n")]
+    def _reply(self, segment: Segment) -> Reply:
+        """The rows that the model is to generate after the reply's opening."""
+        spoken = isinstance(segment, SpeechSegment)
+        # A spoken reply is opened by the segment's own first row.
+        rows = segment_rows(segment, self.ids)[spoken:]
+        modes = [Mode.AUDIO if spoken else Mode.TEXT] * len(rows)
+        return Reply([*rows, (self.ids.im_end, self.ids.audio_pad)], [*modes, Mode.TEXT])
 
 
 _Built = tuple[list[NDArray[np.int16]], list[NDArray[np.bool_]]]

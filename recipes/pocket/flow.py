@@ -20,7 +20,7 @@ from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
 from mosstalk.units import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
-from recipes.pocket.data import Recordings
+from recipes.pocket.data import Recordings, padded_sound, side_by_side
 from recipes.pocket.encode import length_batches
 from recipes.pocket.sizes import FLOW, SMOKE_FLOW
 from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
@@ -70,17 +70,12 @@ class FlowData:
 
     def batch(self, clips: NDArray[np.int64], hearing: int) -> Batch:
         """Codes and clean mel of clips, zeros past each one's end."""
-        device = self.data.spoken.device
-        counts = torch.as_tensor(self.data.codes[clips], device=device)
-        starts = torch.as_tensor(self.data.starts[clips], device=device)
-        places = torch.arange(int(counts.max()), device=device)
-        inside = places < counts[:, None]
-        codes = self.hearings[hearing][torch.where(inside, starts[:, None] + places, 0)]
-        samples = torch.arange(places.shape[0] * OUTPUT_SAMPLES_PER_CODE, device=device)
-        sounding = samples < counts[:, None] * OUTPUT_SAMPLES_PER_CODE
-        at = torch.where(sounding, starts[:, None] * OUTPUT_SAMPLES_PER_CODE + samples, 0)
-        wave = torch.where(sounding, self.data.spoken[at].float() / 32768, 0.0)
-        return Batch(codes, vocoder_mel(wave), inside.repeat_interleave(MEL_FRAMES_PER_CODE, dim=1))
+        data, per_code = self.data, OUTPUT_SAMPLES_PER_CODE
+        starts, counts = data.starts[clips], data.codes[clips]
+        places, inside = side_by_side(starts, counts, data.spoken.device)
+        wave = padded_sound(data.spoken, starts * per_code, counts * per_code)
+        frames = inside.repeat_interleave(MEL_FRAMES_PER_CODE, dim=1)
+        return Batch(self.hearings[hearing][places], vocoder_mel(wave), frames)
 
 
 def speaker_embedding(size: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from mosstalk.config import LanguageModelConfig
 from mosstalk.model.cache import KVCache
 from mosstalk.model.network import LanguageModel, rotary_tables
+from recipes.pocket.data import side_by_side
 from recipes.pocket.examples import Examples
 from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
 
@@ -61,12 +62,9 @@ class Batch:
 
 def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
     """Examples ``chosen``, padded on the right by the last row of the whole tensor."""
-    device = examples.rows.device
-    starts = torch.as_tensor(examples.starts[chosen], device=device)
-    lengths = torch.as_tensor(examples.lengths[chosen], device=device)
-    offsets = torch.arange(int(lengths.max()), device=device)
-    inside = offsets < lengths[:, None]
-    places = torch.where(inside, starts[:, None] + offsets, 0)
+    places, inside = side_by_side(
+        examples.starts[chosen], examples.lengths[chosen], examples.rows.device
+    )
     return Batch(examples.rows[places].long(), examples.learned[places] & inside)
 
 

@@ -4,7 +4,6 @@ A vocoder that has heard only true mels blurs what a flow makes; training it fur
 closes the gap (as fine-tuning on predicted features does in Shen et al. 2018).
 """
 
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from mosstalk.codec.features import vocoder_mel
 from mosstalk.codec.flow import FlowDecoder, fixed_noise
 from mosstalk.units import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
-from recipes.pocket.data import Recordings
+from recipes.pocket.data import Recordings, side_by_side
 from recipes.pocket.encode import length_batches
 from recipes.pocket.flow import speaker_embedding
 from recipes.pocket.package import VOICE_CODES
@@ -46,13 +45,9 @@ def predict_mels(flow: FlowDecoder, data: Recordings, codes: Tensor) -> Tensor:
     wave = data.spoken[: prompt_codes * OUTPUT_SAMPLES_PER_CODE].float() / 32768
     prompt = (codes[:prompt_codes], vocoder_mel(wave))
     for clips in length_batches(data.codes[: data.teacher_clips], _CODES_PER_BATCH):
-        counts = torch.as_tensor(data.codes[clips], device=codes.device)
-        starts = torch.as_tensor(data.starts[clips], device=codes.device)
-        places = torch.arange(int(counts.max()), device=codes.device)
-        inside = places < counts[:, None]
-        found = codes[torch.where(inside, starts[:, None] + places, 0)]
-        with torch.autocast(codes.device.type, torch.bfloat16, enabled=codes.is_cuda):
-            mels = decode(flow, found, prompt).half()
+        starts, counts = data.starts[clips], data.codes[clips]
+        places, _ = side_by_side(starts, counts, codes.device)
+        mels = decode(flow, codes[places], prompt).half()
         for mel, start, count in zip(mels, starts.tolist(), counts.tolist(), strict=True):
             out[start * ratio : (start + count) * ratio] = mel[: count * ratio]
     return out
@@ -70,19 +65,14 @@ def decode(flow: FlowDecoder, codes: Tensor, prompt: tuple[Tensor, Tensor]) -> T
     config = flow.config
     rows, prompt_frames = codes.shape[0], prompt[1].shape[0]
     whole = torch.cat([prompt[0].expand(rows, -1), codes], dim=1)
-    hidden = flow.encoder(flow.input_embedding(whole), None, config.chunk_size)
-    mu = flow.encoder_proj(hidden).transpose(1, 2).float()
+    mu = flow.encoder_proj(
+        flow.encoder(flow.input_embedding(whole), None, config.chunk_size)
+    ).transpose(1, 2)
     condition = torch.zeros_like(mu)
     condition[:, :, :prompt_frames] = prompt[1].T
-    speaker = speaker_embedding(config.spk_embed_dim).to(mu)
-    speaker = flow.spk_embed_affine_layer(F.normalize(speaker[None], dim=1)).float()
+    embedding = speaker_embedding(config.spk_embed_dim).to(mu)
+    speaker = flow.spk_embed_affine_layer(F.normalize(embedding[None], dim=1)).expand(rows, -1)
+    noise = fixed_noise(mu.shape[2], config.mel_bins).to(mu).expand(rows, -1, -1)
     block = config.chunk_size * config.token_mel_ratio
-    x = fixed_noise(mu.shape[2], config.mel_bins).to(mu).expand(rows, -1, -1)
-    given = [torch.cat([v, torch.zeros_like(v)]) for v in (mu, speaker.expand(rows, -1), condition)]
-    for now, then in pairwise(flow.decoder.times(mu.device)):
-        velocity = flow.decoder.estimator(
-            torch.cat([x, x]), given[0], now.expand(2 * rows), given[1], given[2], block
-        ).float()
-        guided = (1 + config.cfg_rate) * velocity[:rows] - config.cfg_rate * velocity[rows:]
-        x = x + (then - now) * guided
-    return x[:, :, prompt_frames:].transpose(1, 2)
+    mels = flow.decoder(noise, mu, speaker, condition, block)
+    return mels[:, :, prompt_frames:].transpose(1, 2)

@@ -20,6 +20,11 @@ class Quantized(NamedTuple):
     commitment: Tensor
 
 
+def nearest(points: Tensor, entries: Tensor) -> Tensor:
+    """Indices (...) of the ``entries`` (n, C) nearest to ``points`` (..., C) by squared L2."""
+    return (entries.square().sum(1) - 2 * points @ entries.T).argmin(dim=-1)
+
+
 class Quantizer(nn.Module):
     """Nearest entry by squared L2 (van den Oord et al. 2017), entries by moving averages."""
 
@@ -33,15 +38,10 @@ class Quantizer(nn.Module):
         self.register_buffer("counts", torch.ones(entries))
         self.register_buffer("sums", self.codebook.clone())
 
-    def nearest(self, points: Tensor) -> Tensor:
-        """Indices (n,) of the entries nearest to ``points`` (n, C) float32."""
-        score = self.codebook.square().sum(1) - 2 * points @ self.codebook.T
-        return score.argmin(dim=1)
-
     def forward(self, pooled: Tensor) -> Quantized:
         """Quantise (B, T, C); in training also move the codebook."""
         points = pooled.float().flatten(0, 1)
-        codes = self.nearest(points.detach())
+        codes = nearest(points.detach(), self.codebook)
         values = self.codebook[codes]
         if self.training:
             self._move(points.detach(), codes)
@@ -58,10 +58,10 @@ class Quantizer(nn.Module):
         chosen = torch.randint(points.shape[0], (entries,), generator=generator, device=device)
         self.codebook.copy_(points[chosen])
         for _ in range(_LLOYD_ROUNDS):
-            counts, sums = self._statistics(points, self.nearest(points))
+            counts, sums = self._statistics(points, nearest(points, self.codebook))
             alive = counts > 0
             self.codebook[alive] = sums[alive] / counts[alive, None]
-        counts, sums = self._statistics(points, self.nearest(points))
+        counts, sums = self._statistics(points, nearest(points, self.codebook))
         scale = self.codebook.shape[0] / points.shape[0]
         self.counts.copy_((counts * scale).clamp_min(1e-3))
         self.sums.copy_(self.codebook * self.counts[:, None])

@@ -57,20 +57,20 @@ class ConditionalFlow(nn.Module):
     def forward(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, block: int | None
     ) -> Tensor:
-        """Integrate from ``noise`` (1, 80, T) to a mel (1, 80, T) over ``times``.
+        """Integrate from ``noise`` (B, 80, T) to mels (B, 80, T) over ``times``.
 
         Each step's velocity is (1 + g) conditioned - g unconditioned, where unconditioned
         has mu, speaker and condition at zero.
         """
-        guidance = self.config.cfg_rate
+        guidance, rows = self.config.cfg_rate, noise.shape[0]
         mu, speaker, condition = (
             torch.cat([value, torch.zeros_like(value)]) for value in (mu, speaker, condition)
         )
         x = noise
         for now, then in pairwise(self.times(noise.device)):
             both = torch.cat([x, x])
-            velocity = self.estimator(both, mu, now.expand(2), speaker, condition, block)
-            guided = (1 + guidance) * velocity[:1] - guidance * velocity[1:]
+            velocity = self.estimator(both, mu, now.expand(2 * rows), speaker, condition, block)
+            guided = (1 + guidance) * velocity[:rows] - guidance * velocity[rows:]
             x = x + ((then - now) * guided).to(x.dtype)
         return x
 
