@@ -5,6 +5,7 @@ block, its head and its draws wait; in audio mode the text block waits. The trun
 lie in the store until then.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -22,11 +23,8 @@ from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.engine.store import KVStore
 from mosstalk.model.network import LanguageModel, Logits
 
-_ROW_SPECS = {
-    "rows": Spec(("N", 2)),
-    "positions": Spec(("N",)),
-    "places": Spec(("N",)),
-}
+_PLACE_SPECS = {"positions": Spec(("N",)), "places": Spec(("N",))}
+_ROW_SPECS = {"rows": Spec(("N", 2))} | _PLACE_SPECS
 _NOT_DRAWN = -2
 
 
@@ -180,7 +178,7 @@ class Runner:
         rows = [row for s in stretches for row in s.sequence.rows[s.start : s.end]]
         packed = Packed.of(stretches, self.device)
         inputs = Inputs(self.steps, {"rows": torch.tensor(rows, device=self.device)})
-        self._check(inputs, packed)
+        self._check(inputs, packed, _ROW_SPECS)
         hidden = self.model.embed(inputs["rows"])
         theta = self.model.config.rope_theta
         hidden = run_block(self.model.model.shared_block, hidden, packed, self.store, theta)
@@ -207,8 +205,7 @@ class Runner:
     def _pass(self, part: Part, stretches: list[Stretch]) -> Tensor:
         """Outputs (N, C) of a modality block for rows whose trunk outputs are in the store."""
         packed = Packed.of(stretches, self.device)
-        rows = [row for s in stretches for row in s.sequence.rows[s.start : s.end]]
-        self._check(Inputs(self.steps, {"rows": torch.tensor(rows, device=self.device)}), packed)
+        self._check(Inputs(self.steps), packed, _PLACE_SPECS)
         backbone, theta = self.model.model, self.model.config.rope_theta
         block = backbone.text_block if part is Part.TEXT else backbone.audio_block
         hidden = run_block(block, self.store.hidden[packed.places], packed, self.store, theta)
@@ -216,9 +213,9 @@ class Runner:
             stretch.sequence.advance(part, stretch.end)
         return hidden
 
-    def _check(self, inputs: Inputs, packed: Packed) -> None:
+    def _check(self, inputs: Inputs, packed: Packed, specs: Mapping[str, Spec]) -> None:
         inputs.tensors |= {"positions": packed.positions, "places": packed.places}
-        inputs.check(_ROW_SPECS, self.steps, self.device)
+        inputs.check(specs, self.steps, self.device)
 
     def _draw_rows(
         self, requests: list[Request], text: _Read | None, audio: _Read | None
