@@ -178,7 +178,7 @@ def test_a_toy_never_takes_the_place_of_what_ships(work: Path) -> None:
 def test_a_stage_goes_on_from_an_earlier_runs_weights(
     stage: str, work: Path, tmp_path: Path
 ) -> None:
-    for name in ("data", "text", "codes-0.npz"):
+    for name in ("data", "text", "codes"):
         (tmp_path / name).symlink_to(work / name)
     name = "tokenizer-training" if stage == "tokenizer" else stage.replace("-", "_")
     trained = work / f"{name}.safetensors"
@@ -190,6 +190,21 @@ def test_a_stage_goes_on_from_an_earlier_runs_weights(
     anew = distance(trained, tmp_path / trained.name)
 
     assert resumed < 0.1 * anew
+
+
+def test_a_tokenizer_goes_on_from_what_ships_while_new_readers_learn(
+    work: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").symlink_to(work / "data")
+    shipped = work / "tokenizer.safetensors"
+
+    recipe("tokenizer", "--work", tmp_path, "--smoke", "--steps", "1", "--resume", shipped)
+
+    weights = [load_file(folder / shipped.name) for folder in (work, tmp_path)]
+    moved = [name for name in weights[0] if not weights[0][name].equal(weights[1][name])]
+    assert moved == ["encoder.codebook.weight"]  # readers alone, in the run's first steps
+    readers = [load_file(f / "tokenizer-training.safetensors") for f in (work, tmp_path)]
+    assert not readers[0]["readers.phones.weight"].equal(readers[1]["readers.phones.weight"])
 
 
 def distance(one: Path, other: Path) -> float:

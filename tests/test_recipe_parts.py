@@ -1,8 +1,9 @@
 """The pocket recipe's parts: codebook, text, labels, batches, examples, slips and losses."""
 
 import math
+import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from recipes.pocket.corpus import (
     HELD_OUT,
     SHARES,
     Sources,
+    Walks,
     load_sources,
     normalised,
     sentences,
@@ -29,7 +31,14 @@ from recipes.pocket.corpus import (
 from recipes.pocket.data import PHONES, UNLABELLED, frame_labels
 from recipes.pocket.encode import length_batches
 from recipes.pocket.examples import Examples, split_by_text
-from recipes.pocket.language_model import SLIPS, Batch, Slips, losses, with_slips
+from recipes.pocket.language_model import (
+    SLIPS,
+    Batch,
+    Listener,
+    Slips,
+    losses,
+    with_slips,
+)
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import SMOKE_FLOW, SMOKE_MODEL
 from recipes.pocket.training import Averaged, Budget, Run, fresh
@@ -142,6 +151,20 @@ def test_texts_are_speakable_and_of_the_kinds_in_their_shares(sources: Sources) 
     assert found != list(islice(texts(sources, 1), 4000))
 
 
+def test_walks_go_on_as_some_line_does_and_are_no_lines() -> None:
+    lines = ["The old cup is near.", "I walk to the old lamp!", "Use the lamp."]
+    draw = random.Random(0)
+    walks = Walks(lines)
+    found = [walks.draw(draw) for _ in range(300)]
+
+    told = ["the old cup is near", "i walk to the old lamp", "use the lamp"]
+    after = {pair for line in told for pair in pairwise(line.split())}
+    assert all(set(pairwise(normalised(text).split())) <= after for text in found)
+    assert not set(found) <= set(lines)
+    assert {len(text.split()) for text in found} >= {4, 5, 6, 7}
+    assert all(text[0].isupper() and text[-1] == "." for text in found)
+
+
 def test_held_out_sentences_are_never_read_alone_or_in_a_pair(sources: Sources) -> None:
     found = list(islice(texts(sources, 3), 4000))
 
@@ -214,7 +237,10 @@ def test_some_rows_are_left_clean_but_for_their_level() -> None:
 
 
 def conversation(seed: int = 0) -> Batch:
-    """Two rows of grid: asked, replied, padded; the first reply spoken, the second written."""
+    """Two rows of grid: asked, replied, padded; the first reply spoken, the second written.
+
+    Of the first, six rows before the reply are heard codes whose phones are known.
+    """
     draw = torch.Generator().manual_seed(seed)
     text = torch.randint(WORDS, (2, 40), generator=draw)
     audio = torch.full((2, 40), AUDIO_PAD)
@@ -222,13 +248,15 @@ def conversation(seed: int = 0) -> Batch:
     audio[0, 10:30] = torch.randint(CONFIG.eosp_token_id, (20,), generator=draw)
     learned = torch.zeros((2, 40), dtype=torch.bool)
     learned[:, 10:30] = True
-    return Batch(torch.stack([text, audio], dim=-1), learned)
+    phones = torch.full((2, 40, 4), -100)
+    phones[0, 3:9] = torch.randint(len(PHONES), (6, 4), generator=draw)
+    return Batch(torch.stack([text, audio], dim=-1), learned, phones)
 
 
 def test_slips_touch_replies_alone_and_as_often_as_they_should() -> None:
     torch.manual_seed(0)
     one = conversation()
-    batch = Batch(one.rows.repeat(300, 1, 1), one.learned.repeat(300, 1))
+    batch = Batch(*(part.repeat(300, *[1] * (part.ndim - 1)) for part in astuple(one)))
 
     read = with_slips(CONFIG, batch, SLIPS)
 
@@ -260,35 +288,67 @@ def model() -> LanguageModel:
     return language_model.new_model(CONFIG, torch.device("cpu")).eval()
 
 
+@pytest.fixture(scope="module")
+def listener() -> Listener:
+    torch.manual_seed(1)
+    return Listener(CONFIG.hidden_size).eval()
+
+
 @torch.no_grad()
-def test_only_replies_count_and_each_for_its_head(model: LanguageModel) -> None:
+def test_only_replies_count_and_each_for_its_head(model: LanguageModel, listener: Listener) -> None:
     batch = conversation()
-    before = losses(model, batch)
+    before = losses(model, listener, batch)
 
     # The last row is nobody's input: a change of it is a change of a target alone.
-    asked = Batch(batch.rows.clone(), batch.learned)
+    asked = replace(batch, rows=batch.rows.clone())
     asked.rows[:, -1] = torch.tensor([7, 9])
-    assert losses(model, asked) == before
+    assert losses(model, listener, asked) == before
 
-    longer = Batch(torch.cat([batch.rows, batch.rows[:, :5]], 1),
-                   torch.cat([batch.learned, torch.zeros(2, 5, dtype=torch.bool)], 1))  # fmt: skip
-    for name, value in losses(model, longer).items():
+    longer = Batch(
+        torch.cat([batch.rows, batch.rows[:, :5]], 1),
+        torch.cat([batch.learned, torch.zeros(2, 5, dtype=torch.bool)], 1),
+        torch.cat([batch.phones, torch.full((2, 5, 4), -100)], 1),
+    )
+    for name, value in losses(model, listener, longer).items():
         torch.testing.assert_close(value, before[name])
 
     # The last reply row of the written one is a target of the text head and no other.
-    wrong = Batch(batch.rows[:, :30].clone(), batch.learned[:, :30])
+    wrong = Batch(batch.rows[:, :30].clone(), batch.learned[:, :30], batch.phones[:, :30])
     wrong.rows[1, 29, 0] = (wrong.rows[1, 29, 0] + 1) % WORDS
-    after = losses(model, wrong)
+    after = losses(model, listener, wrong)
     assert not torch.equal(after["text"], before["text"])
     torch.testing.assert_close(after["audio"], before["audio"])
+    torch.testing.assert_close(after["phones"], before["phones"])
 
 
-def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path) -> None:
+@torch.no_grad()
+def test_phones_are_told_from_one_row_after_their_code(
+    model: LanguageModel, listener: Listener
+) -> None:
     batch = conversation()
-    examples = Examples(batch.rows.flatten(0, 1), batch.learned.flatten(), np.array([0, 40]),
-                        np.array([40, 40]))  # fmt: skip
+    before = losses(model, listener, batch)["phones"]
+
+    def after_change_of(row: int) -> Tensor:
+        changed = replace(batch, rows=batch.rows.clone())
+        changed.rows[0, row, 0] = (changed.rows[0, row, 0] + 1) % WORDS
+        return losses(model, listener, changed)["phones"]
+
+    assert torch.equal(after_change_of(10), before)  # two rows after the last code
+    assert not torch.equal(after_change_of(9), before)
+    silent = replace(batch, phones=torch.full_like(batch.phones, -100))
+    assert float(losses(model, listener, silent)["phones"]) == 0.0
+
+
+def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Listener) -> None:
+    batch = conversation()
+    phones = torch.where(batch.phones < 0, UNLABELLED, batch.phones).to(torch.uint8)
+    examples = Examples(
+        *(part.flatten(0, 1) for part in (batch.rows, batch.learned, phones)),
+        np.array([0, 40]),
+        np.array([40, 40]),
+    )
     mean = Averaged(language_model.new_model(CONFIG, torch.device("cpu")))
-    best = language_model.Best(mean, examples, rows=3_000)
+    best = language_model.Best(mean, listener, examples, rows=3_000)
     run = Run("language_model", tmp_path, Budget(10, 1.0))
     best.consider(run)
     kept = language_model.weights_file(tmp_path).read_bytes()

@@ -28,18 +28,18 @@ stage            needs                            leaves in WORK
 3 vocoder        data/ (beside 2, 4 or 5)         vocoder.safetensors,
                                                   vocoder_critics.safetensors,
                                                   vocoder_samples/
-4 encode         data/, tokenizer.safetensors     codes-PARTS.npz
-5 flow           data/, codes-PARTS.npz           flow.safetensors
-6 language-model data/, codes-PARTS.npz           language_model.safetensors, text/
+4 encode         data/, tokenizer.safetensors     codes/
+5 flow           data/, codes/                    flow.safetensors
+6 language-model data/, codes/                    language_model.safetensors, text/
                  (beside 5)
-7 predict        data/, codes-PARTS.npz, flow     mels-PARTS.npy, for 3 once more with
+7 predict        data/, codes/, flow.safetensors  mels-PARTS.npy, for 3 once more with
                                                   --mels and --resume
 8 package        all of these                     nothing: fills src/mosstalk/pocket
 9 curves         the stages' STAGE.jsonl          nothing: fills docs/img
 
 Stages 2 to 7 use the first GPU where there is one and --smoke makes them small enough for
-a CPU. Flow and language-model read codes of the very --parts that encode was given, which
-may differ: run encode for each. What each stage took is in recipes/pocket/README.md.
+a CPU. Parts of the data may be encoded one by one, as they are made, with the same number of
+--hearings. What each stage took is in recipes/pocket/README.md.
 """
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src" / "mosstalk" / "pocket"
@@ -97,7 +97,8 @@ def tokenizer(
 ) -> None:  # fmt: skip
     """Stage 2: train the speech tokenizer and its codebook.
 
-    To resume, name tokenizer-training.safetensors, which has the readers too.
+    To resume, name tokenizer-training.safetensors, which has the readers too, or
+    tokenizer.safetensors: then new readers learn first.
     """
     from recipes.pocket import tokenizer as stage
 
@@ -135,7 +136,7 @@ def encode(
     smoke: Smoke = False,
 ) -> None:
     """Stage 4: codes of every clip: once clean, the other hearings in rooms and noise."""
-    from recipes.pocket.encode import encode_all, load_tokenizer
+    from recipes.pocket.encode import encode_all, load_tokenizer, write_codes
 
     data = _load(work, parts, "heard")
     listener = load_tokenizer(work / "tokenizer.safetensors", data.heard.device, smoke=smoke)
@@ -144,19 +145,16 @@ def encode(
         encode_all(listener, data, noisy=number > 0, seed=seed + number)
         for number in range(hearings)
     ]
-    np.savez(_codes_file(work, parts), *found)
+    write_codes(work / "codes", data, found)
     same = float(np.mean(found[0] == found[-1]))
     took = f"{hearings} times in {time.monotonic() - started:.0f} s"
     print(f"encoded {len(found[0])} codes {took}; clean and last agree in {same:.1%}")
 
 
-def _codes_file(work: Path, parts: str) -> Path:
-    return work / f"codes-{parts.replace(',', '-')}.npz"
+def _hearings(work: Path, data: Recordings) -> list[np.ndarray[Any, np.dtype[np.int16]]]:
+    from recipes.pocket.encode import read_codes
 
-
-def _hearings(work: Path, parts: str) -> list[np.ndarray[Any, np.dtype[np.int16]]]:
-    with np.load(_codes_file(work, parts)) as stored:
-        return list(stored.values())
+    return read_codes(work / "codes", data)
 
 
 @app.command()
@@ -168,7 +166,7 @@ def flow(
     from recipes.pocket import flow as stage
 
     data, budget = _load(work, parts, "spoken"), Budget(steps, minutes)
-    hearings = _hearings(work, parts)[:2]
+    hearings = _hearings(work, data)[:2]
     stage.train(data, hearings, work, budget, smoke=smoke, seed=seed, resume=resume)
 
 
@@ -177,6 +175,7 @@ def language_model(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    listening: Annotated[float, typer.Option(help="Weight of the phones heard.")] = 0.3,
 ) -> None:  # fmt: skip
     """Stage 6: train both heads to read aloud, write down and repeat; keeps the best weights."""
     from recipes.pocket import language_model as stage
@@ -186,16 +185,15 @@ def language_model(
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)
     text = _text_tokenizer(work, data.texts, sizes.model)
-    maker = Maker(
-        Corpus.of(data, _hearings(work, parts)), text, SpecialIds.of(config, text.special)
-    )
+    maker = Maker(Corpus.of(data, _hearings(work, data)), text, SpecialIds.of(config, text.special))
     split = split_by_text(data.texts, _HELD_OUT_SHARE, seed)
-    examples = build(maker, split.learned, device, seed=seed, workers=1 if smoke else 14)
+    examples = build(maker, split.learned, device, seed=seed, workers=1 if smoke else 20)
     held_out = build(maker, split.held_out, device, seed=seed + 1)
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
     stage.train(
         examples, held_out, config, work, Budget(steps, minutes),
-        rows_per_batch=3_000 if smoke else 48_000, peak_rate=rate, seed=seed, resume=resume,
+        rows_per_batch=3_000 if smoke else 48_000, peak_rate=rate,
+        listening=listening, seed=seed, resume=resume,
     )  # fmt: skip
 
 
@@ -217,7 +215,7 @@ def predict(work: Work, parts: Parts = "0", smoke: Smoke = False) -> None:
     data = _load(work, parts, "spoken")
     device = data.spoken.device
     flow = stage.load_flow(work / "flow.safetensors", SMOKE_SIZES if smoke else POCKET_SIZES)
-    codes = torch.from_numpy(_hearings(work, parts)[0][: data.teacher_codes].astype(np.int64))
+    codes = torch.from_numpy(_hearings(work, data)[0][: data.teacher_codes].astype(np.int64))
     mels = stage.predict_mels(flow.to(device), data, codes.to(device))
     np.save(_mels_file(work, parts), mels.cpu().numpy())
     print(f"{mels.shape[0]} frames, {stage.mean_distance(mels, data):.3f} from the teacher's own")

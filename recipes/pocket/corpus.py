@@ -1,4 +1,4 @@
-"""The text that teachers read: WordNet's examples and glosses, everyday sentences, word lists.
+"""The text that teachers read: WordNet's examples and glosses, everyday sentences, word walks.
 
 WordNet 3.0 (Princeton; its licence allows any use with the notice kept) comes from Debian's
 ``wordnet-base``. Held-out sentences of the quality bench never appear.
@@ -15,15 +15,26 @@ from pathlib import Path
 from recipes.pocket.everyday import sentence
 
 HELD_OUT = Path(__file__).parents[2] / "src/mosstalk/bench/sentences.txt"
-SHARES = {"everyday": 0.20, "example": 0.30, "gloss": 0.25, "pair": 0.10, "words": 0.15}
+SHARES = {
+    "everyday": 0.18,
+    "example": 0.17,
+    "gloss": 0.15,
+    "pair": 0.10,
+    "walk": 0.30,
+    "words": 0.10,
+}
 """How much of the text is of each kind. Little is from the grammar: a model that reads much of
-it writes down the grammar's sentences whatever it hears."""
+it writes down the grammar's sentences whatever it hears. WordNet has some ninety thousand lines
+that can be read, which several hundred hours repeat; walks and lists are without end."""
 _EXAMPLE = re.compile(r'"([^"]+)"')
 _ASIDE = re.compile(r"\([^)]*\)")
 _SPEAKABLE = re.compile(r"[A-Za-z][a-z']*(?:[ ,]+[A-Za-z][a-z']*|-[a-z]+)*[.?!]?")
 _MOST_WORDS = 14
 _MOST_LETTERS = 90
 _LIST_WORDS = (3, 7)
+_WALK_WORDS = (4, 12)
+_TWO_WORDS_BACK = 0.35
+_WALKED_EVERYDAY = 20_000
 
 
 def normalised(text: str) -> str:
@@ -36,13 +47,47 @@ def sentences(text: str) -> frozenset[str]:
     return frozenset(map(normalised, [text, *re.split(r"(?<=[.?!]) ", text)]))
 
 
+class Walks:
+    """Sentences that were never written: each word has followed the one before it somewhere.
+
+    A Markov chain over words (Shannon 1948) that now and then looks two words back. They sound
+    like English for a few words and tell nothing of how they go on.
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        self._after: dict[tuple[str, ...], list[str]] = {}
+        for line in lines:
+            words = ["", *re.sub(r"[.?!]$", "", line).split(), ""]
+            words[1] = words[1] if words[1].startswith("I") else words[1].lower()
+            for place in range(1, len(words)):
+                for back in (1, 2):
+                    before = tuple(words[max(0, place - back) : place])
+                    self._after.setdefault(before, []).append(words[place])
+
+    def draw(self, draw: random.Random) -> str:
+        """One sentence; it ends where a source line did, or when it is long enough."""
+        words, most = [""], draw.randint(*_WALK_WORDS)
+        while len(words) <= most:
+            back = 2 if draw.random() < _TWO_WORDS_BACK else 1
+            word = draw.choice(self._after[tuple(words[-back:])])
+            if word:
+                words.append(word)
+            elif len(words) > _WALK_WORDS[0]:
+                break
+            else:
+                words = [""]
+        text = " ".join(words[1:]).strip(" ,")
+        return text[0].upper() + text[1:] + "."
+
+
 @dataclass(frozen=True)
 class Sources:
-    """Where text is drawn from: WordNet's examples, glosses and frequent words."""
+    """Where text is drawn from: WordNet's examples, glosses, frequent words, walks over them."""
 
     examples: list[str]
     glosses: list[str]
     words: list[str]
+    walks: Walks
     held_out: frozenset[str]
 
 
@@ -63,7 +108,15 @@ def load_sources(wordnet: Path) -> Sources:
             glosses |= dict.fromkeys(filter(None, [_definition(gloss)]))
     lines = HELD_OUT.read_text().splitlines() if HELD_OUT.exists() else []
     words = [word for word, count in counts.most_common() if count >= 3]
-    return Sources(list(examples), list(glosses), words, frozenset(map(normalised, lines)))
+    draw = random.Random(0)
+    everyday = [sentence(draw) for _ in range(_WALKED_EVERYDAY)]
+    return Sources(
+        list(examples),
+        list(glosses),
+        words,
+        Walks([*examples, *glosses, *everyday]),
+        frozenset(map(normalised, lines)),
+    )
 
 
 def _definition(gloss: str) -> str | None:
@@ -91,6 +144,7 @@ def texts(sources: Sources, seed: int) -> Iterator[str]:
         "example": lambda: next(examples),
         "gloss": lambda: next(glosses),
         "pair": lambda: f"{next(examples)} {sentence(draw)}",
+        "walk": lambda: sources.walks.draw(draw),
         "words": lambda: _word_list(sources.words, draw),
     }
     while True:

@@ -5,7 +5,7 @@ counted in codes, from which samples (1280 or 1920), mel frames (4) and labels f
 """
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ class Recordings:
 
     ``heard`` int16 at 16 kHz; ``labels`` uint8 per 20 ms, 255 where unknown; ``voices`` uint8
     per code; ``starts`` and ``codes`` (n,) int64 in codes; ``spoken`` int16 at 24 kHz covers
-    the first ``teacher_clips`` clips, at 1920 samples for each of their codes.
+    the first ``teacher_clips`` clips, at 1920 samples for each of their codes. ``shards`` are
+    the names of the shards in this order, with the codes that each has.
     """
 
     heard: Tensor
@@ -62,6 +63,7 @@ class Recordings:
     clip_voices: list[str]
     spoken: Tensor
     teacher_clips: int
+    shards: dict[str, int]
 
     @property
     def teacher_codes(self) -> int:
@@ -113,8 +115,8 @@ def load_recordings(
     wanted = set(parts)
     tables = sorted(path for path in folder.glob("*.json") if int(path.name[:2]) in wanted)
     order = [name for name in voices if name != TEACHER]
-    by_voice = [[t for t in tables if _voice(t) == name] for name in (TEACHER, *order)]
-    shards = [_read_shard(path, sound) for group in by_voice for path in group]
+    ordered = [t for name in (TEACHER, *order) for t in tables if _voice(t) == name]
+    shards = [_read_shard(path, sound) for path in ordered]
     if not shards:
         raise FileNotFoundError(f"{folder}: no finished shards of parts {sorted(wanted)}")
     rows = [row for shard in shards for row in shard.rows]
@@ -133,6 +135,10 @@ def load_recordings(
         clip_voices=names,
         spoken=_joined([s.spoken for s in shards if s.spoken is not None], device),
         teacher_clips=sum(name == TEACHER for name in names),
+        shards={
+            path.stem: sum(row["codes"] for row in shard.rows)
+            for path, shard in zip(ordered, shards, strict=True)
+        },
     )
 
 
@@ -192,7 +198,7 @@ def _joined(pieces: list[NDArray[Any]], device: torch.device) -> Tensor:
 def _read_shard(table: Path, sound: Container[str]) -> _Shard:
     rows = json.loads(table.read_text())
     for row in rows:
-        row["codes"] = -(-row["length"] // INPUT_SAMPLES_PER_CODE)
+        row["codes"] = codes_of(row["length"])
 
     def read(name: str, suffix: str, length: str, per_code: int) -> NDArray[np.int16] | None:
         path = table.with_suffix(suffix)
@@ -203,7 +209,7 @@ def _read_shard(table: Path, sound: Container[str]) -> _Shard:
     return _Shard(
         rows,
         read("heard", ".16k.npy", "length", INPUT_SAMPLES_PER_CODE),
-        np.concatenate([frame_labels(row["phones"], row["codes"]) for row in rows]),
+        np.load(table.with_suffix(".labels.npy")),
         read("spoken", ".24k.npy", "length24", OUTPUT_SAMPLES_PER_CODE),
     )
 
@@ -220,7 +226,12 @@ def _padded(
     return np.concatenate(out)
 
 
-def frame_labels(phones: list[tuple[str, float]], codes: int) -> NDArray[np.uint8]:
+def codes_of(samples: int) -> int:
+    """Codes that ``samples`` at 16 kHz become."""
+    return -(-samples // INPUT_SAMPLES_PER_CODE)
+
+
+def frame_labels(phones: Sequence[tuple[str, float]], codes: int) -> NDArray[np.uint8]:
     """The phone at the middle of every 20 ms, silence after the last; 255 without phones."""
     frames = codes * MEL_FRAMES_PER_CODE
     if not phones:

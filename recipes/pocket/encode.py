@@ -1,4 +1,8 @@
-"""Codes of every clip, each heard as an utterance of its own, clean or as a room has it."""
+"""Codes of every clip, each heard as an utterance of its own, clean or as a room has it.
+
+Each shard of sound has a file of codes, so that parts can be encoded one by one, as they are
+made, and read together.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +71,16 @@ def encode_all(
             start, count = data.starts[clip], data.codes[clip]
             out[start : start + count] = found[row, :count]
     return out
+
+
+def write_codes(folder: Path, data: Recordings, hearings: list[NDArray[np.int16]]) -> None:
+    """Write ``folder``/SHARD.npy (hearings, codes) for each shard of ``data``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = np.cumsum(list(data.shards.values()))[:-1]
+    for name, codes in zip(data.shards, np.split(np.stack(hearings), ends, axis=1), strict=True):
+        np.save(folder / f"{name}.npy", codes)
+
+
+def read_codes(folder: Path, data: Recordings) -> list[NDArray[np.int16]]:
+    """All hearings of ``data``'s codes, in its order; FileNotFoundError where one is missing."""
+    return list(np.concatenate([np.load(folder / f"{name}.npy") for name in data.shards], axis=1))

@@ -7,6 +7,8 @@ replies: what the model is to produce from the row before.
 import random
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +30,9 @@ from mosstalk.conversation import (
 )
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.units import MEL_FRAMES_PER_CODE
 from recipes.pocket.corpus import normalised, sentences
-from recipes.pocket.data import Recordings
+from recipes.pocket.data import UNLABELLED, Recordings
 
 _BARE = 0.15
 """Share of typed texts in lower case without marks, as people also type."""
@@ -37,17 +40,23 @@ _BARE = 0.15
 
 @dataclass(frozen=True)
 class Examples:
-    """``rows`` (N, 2) int16 and ``learned`` (N,) bool on the device; stretches on the CPU."""
+    """On the device ``rows`` (N, 2) int16, ``learned`` (N,) bool and ``phones`` (N, 4) uint8,
+    which are those of a heard code's four frames, 255 elsewhere; stretches on the CPU.
+    """
 
     rows: Tensor
     learned: Tensor
+    phones: Tensor
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Clips' texts and codes: ``clean`` and several ``noisy`` hearings, in the data's order."""
+    """Clips' texts and codes: ``clean`` and several ``noisy`` hearings, in the data's order.
+
+    ``phones`` (codes, 4) uint8 are what is said in each code.
+    """
 
     texts: list[str]
     starts: NDArray[np.int64]
@@ -55,18 +64,26 @@ class Corpus:
     teacher_clips: int
     clean: NDArray[np.int16]
     noisy: list[NDArray[np.int16]]
+    phones: NDArray[np.uint8]
 
     @classmethod
     def of(cls, data: Recordings, hearings: list[NDArray[np.int16]]) -> "Corpus":
         """The tables of ``data`` with its codes, the first hearing being the clean one."""
         clean, *noisy = hearings
-        return cls(data.texts, data.starts, data.codes, data.teacher_clips, clean, noisy)
+        phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
+        return cls(data.texts, data.starts, data.codes, data.teacher_clips, clean, noisy, phones)
 
     def codes(self, clip: int, hearing: int | None = None) -> tuple[int, ...]:
         """Codes of a clip, clean or as heard the ``hearing``-th time."""
         source = self.clean if hearing is None else self.noisy[hearing]
-        start = self.starts[clip]
-        return tuple(source[start : start + self.counts[clip]].tolist())
+        return tuple(source[self._place(clip)].tolist())
+
+    def said(self, clip: int) -> NDArray[np.uint8]:
+        """Phones (codes, 4) of a clip."""
+        return self.phones[self._place(clip)]
+
+    def _place(self, clip: int) -> slice:
+        return slice(self.starts[clip], self.starts[clip] + self.counts[clip])
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,14 @@ def split_by_text(texts: list[str], share: float, seed: int) -> Split:
     near = np.array([bool(sentences(text) & said) for text in texts])
     order = np.random.default_rng(seed).permutation(len(texts))
     return Split(order[~near[order]], order[chosen[order]])
+
+
+class Example(NamedTuple):
+    """One conversation: rows (n, 2), ``learned`` (n,), ``phones`` (n, 4) of what is heard."""
+
+    rows: NDArray[np.int16]
+    learned: NDArray[np.bool_]
+    phones: NDArray[np.uint8]
 
 
 @dataclass
@@ -147,10 +172,11 @@ class Maker:
     def _text(self, text: str) -> TextSegment:
         return TextSegment(tuple(self.tokenizer.encode(text)))
 
-    def example(self, clips: list[int]) -> tuple[list[Row], list[bool]]:
-        """Rows and marks of a conversation; all its turns have the first one's prompt."""
+    def example(self, clips: list[int]) -> Example:
+        """A conversation; all its turns have the first one's prompt."""
         conversation = Conversation(self.ids, self.tokenizer.encode)
         learned: list[bool] = []
+        heard: list[int] = []
         first: str | None = None
         for clip in clips:
             prompt, user, segment = self.turn(clip)
@@ -159,13 +185,23 @@ class Maker:
                 conversation.add_text("system", prompt)
             elif prompt != first:
                 break
+            heard += [clip] if isinstance(user, SpeechSegment) else []
             conversation.add_turn(Turn("user", (user,)))
             reply = self._reply(segment)
             conversation.open_reply(isinstance(segment, SpeechSegment))
             learned += [False] * (len(conversation.rows) - len(learned))
             learned += [True] * len(reply.rows)
             conversation.close_reply(reply)
-        return conversation.rows, learned + [False] * (len(conversation.rows) - len(learned))
+        learned += [False] * (len(conversation.rows) - len(learned))
+        return self._with_phones(conversation.rows, learned, heard)
+
+    def _with_phones(self, grid: list[Row], learned: list[bool], heard: list[int]) -> Example:
+        rows, marks = np.array(grid, dtype=np.int16), np.array(learned)
+        codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp) & ~marks
+        phones = np.full((len(rows), MEL_FRAMES_PER_CODE), UNLABELLED, dtype=np.uint8)
+        if heard:
+            phones[codes] = np.concatenate([self.corpus.said(clip) for clip in heard])
+        return Example(rows, marks, phones)
 
     def _reply(self, segment: Segment) -> Reply:
         """The rows that the model is to generate after the reply's opening."""
@@ -176,19 +212,24 @@ class Maker:
         return Reply([*rows, (self.ids.im_end, self.ids.audio_pad)], [*modes, Mode.TEXT])
 
 
-_Built = tuple[list[NDArray[np.int16]], list[NDArray[np.bool_]]]
+_makers: list[Maker] = []
+"""The maker of a worker process, which inherits it: sent with each job it would be copied."""
 
 
-def _build_some(maker: Maker, clips: NDArray[np.int64], seed: int) -> _Built:
+def _take(maker: Maker) -> None:
+    _makers[:] = [maker]
+
+
+def _build_some(clips: NDArray[np.int64], seed: int) -> tuple[Example, NDArray[np.int64]]:
+    """Examples of ``clips`` joined to one, and their lengths."""
+    (maker,) = _makers
     maker.draw = random.Random(seed)
-    rows: list[NDArray[np.int16]] = []
-    learned: list[NDArray[np.bool_]] = []
+    out: list[Example] = []
     for clip in clips.tolist():
         more = [int(maker.draw.choice(clips))] if maker.draw.random() < 0.33 else []
-        grid, marks = maker.example([clip, *more])
-        rows.append(np.array(grid, dtype=np.int16))
-        learned.append(np.array(marks, dtype=np.bool_))
-    return rows, learned
+        out.append(maker.example([clip, *more]))
+    lengths = np.array([len(one.rows) for one in out], dtype=np.int64)
+    return Example(*map(np.concatenate, zip(*out, strict=True))), lengths
 
 
 def build(
@@ -196,18 +237,19 @@ def build(
 ) -> Examples:
     """One example for each clip, a third of them with a second turn of the same task."""
     chunks = np.array_split(clips, max(1, min(workers * 4, len(clips) // 50)))
-    jobs = [(maker, chunk, seed + number) for number, chunk in enumerate(chunks)]
+    seeds = range(seed, seed + len(chunks))
+    _take(maker)
     if workers == 1:
-        built = [_build_some(*job) for job in jobs]
+        built = list(map(_build_some, chunks, seeds))
     else:
-        with ProcessPoolExecutor(workers) as pool:
-            built = list(pool.map(_build_some, *zip(*jobs, strict=True)))
-    rows = [grid for some, _ in built for grid in some]
-    learned = [marks for _, some in built for marks in some]
-    lengths = np.array([len(grid) for grid in rows], dtype=np.int64)
+        with ProcessPoolExecutor(workers, get_context("fork"), _take, (maker,)) as pool:
+            built = list(pool.map(_build_some, chunks, seeds))
+    rows, learned, phones = map(np.concatenate, zip(*(some for some, _ in built), strict=True))
+    lengths = np.concatenate([lengths for _, lengths in built])
     return Examples(
-        torch.from_numpy(np.concatenate(rows)).to(device),
-        torch.from_numpy(np.concatenate(learned)).to(device),
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(learned).to(device),
+        torch.from_numpy(phones).to(device),
         np.concatenate([[0], lengths.cumsum()[:-1]]),
         lengths,
     )

@@ -2,6 +2,8 @@
 
 Rows of a spoken reply train the audio head, rows of a written one the text head; what the
 model reads of its own reply is sometimes wrong on purpose, so that it can go on after a slip.
+A third head, which does not ship, tells the phones of what is heard from the trunk's middle: a
+model that must know what was said does not make up for it with what is likely.
 """
 
 import math
@@ -13,20 +15,25 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.model.cache import KVCache
 from mosstalk.model.network import LanguageModel, rotary_tables
-from recipes.pocket.data import side_by_side
+from mosstalk.units import MEL_FRAMES_PER_CODE
+from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples
 from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
 
 PEAK_RATE = 2e-3
+LISTENING = 0.3
+"""Weight of the phones' loss beside those of the two heads."""
 _ROWS_PER_BATCH = 48_000
 _VALIDATE_EVERY = 500
 _WEIGHT_DECAY = 0.05
 _SMOOTHING = 0.05
+_LISTENING_DEPTH = 0.6
+"""Share of the trunk's layers before the phones are told."""
 
 
 class Slips(NamedTuple):
@@ -54,10 +61,14 @@ class Passing(KVCache):
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples side by side: rows (B, T, 2), learned (B, T) False past each one's end."""
+    """Examples side by side: rows (B, T, 2), learned (B, T) False past each one's end.
+
+    ``phones`` (B, T, 4) are -100 where nothing is heard or no phone is known.
+    """
 
     rows: Tensor
     learned: Tensor
+    phones: Tensor
 
 
 def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
@@ -65,7 +76,13 @@ def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
     places, inside = side_by_side(
         examples.starts[chosen], examples.lengths[chosen], examples.rows.device
     )
-    return Batch(examples.rows[places].long(), examples.learned[places] & inside)
+    phones = examples.phones[places].long()
+    told = inside[..., None] & (phones != UNLABELLED)
+    return Batch(
+        examples.rows[places].long(),
+        examples.learned[places] & inside,
+        torch.where(told, phones, -100),
+    )
 
 
 def groups(
@@ -96,37 +113,72 @@ def with_slips(config: LanguageModelConfig, batch: Batch, slips: Slips) -> Tenso
     return torch.stack([text, audio], dim=-1)
 
 
-def losses(model: LanguageModel, batch: Batch, slips: Slips = NO_SLIPS) -> dict[str, Tensor]:
-    """Cross-entropy of spoken and of written reply rows, each predicted from the row before."""
+class Listener(nn.Module):
+    """Phones of a code's four frames from the trunk's middle, one row after the code."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.phones = nn.Linear(width, MEL_FRAMES_PER_CODE * len(PHONES))
+
+    def forward(self, middle: Tensor) -> Tensor:
+        """(n, width) to logits (n, 4, phones)."""
+        return self.phones(self.norm(middle)).unflatten(-1, (MEL_FRAMES_PER_CODE, -1))
+
+
+def _trunk(
+    model: LanguageModel, rows: Tensor, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The trunk's output and what it holds at ``_LISTENING_DEPTH``, each (B, T, C)."""
+    block, cache = model.model.shared_block, Passing(0)
+    x = middle = model.embed(rows)
+    for index, layer in enumerate(block.layers):
+        x = layer(x, tables, None, cache, index)
+        if index + 1 <= _LISTENING_DEPTH * len(block.layers):
+            middle = x
+    return x, middle
+
+
+def losses(
+    model: LanguageModel, listener: Listener, batch: Batch, slips: Slips = NO_SLIPS
+) -> dict[str, Tensor]:
+    """Cross-entropy of spoken and of written reply rows, each predicted from the row before,
+    and of the phones heard.
+    """
     rows = with_slips(model.config, batch, slips)
     blocks, cache = model.model, Passing(0)
     positions = torch.arange(rows.shape[1] - 1, device=rows.device)
     tables = rotary_tables(positions, model.config.head_dim, model.config.rope_theta)
-    hidden = blocks.shared_block(model.embed(rows[:, :-1]), tables, None, cache)
+    hidden, middle = _trunk(model, rows[:, :-1], tables)
     text_target, audio_target = batch.rows[:, 1:].unbind(-1)
     learned = batch.learned[:, 1:]
     spoken = learned & (text_target == model.config.modality_pad_token_id)
     written = learned & ~spoken
     text = blocks.text_norm(blocks.text_block(hidden, tables, None, cache))[written]
     audio = blocks.audio_norm(blocks.audio_block(hidden, tables, None, cache))[spoken]
+    phones = batch.phones[:, :-2]
+    heard = (phones >= 0).any(-1)
     smoothing = _SMOOTHING if model.training else 0.0
-    text_logits = model.text_lm_head(text).float()
-    audio_logits = model.audio_lm_head(audio).float()
-    of_text, right_text = _entropy(text_logits, text_target[written], smoothing)
-    of_audio, right_audio = _entropy(audio_logits, audio_target[spoken], smoothing)
+    of_text, right_text = _entropy(model.text_lm_head(text), text_target[written], smoothing)
+    of_audio, right_audio = _entropy(model.audio_lm_head(audio), audio_target[spoken], smoothing)
+    of_phones, right_phones = _entropy(
+        listener(middle[:, 1:][heard]).flatten(0, 1), phones[heard].flatten()
+    )
     return {
         "loss": of_text + of_audio,
         "text": of_text,
         "audio": of_audio,
+        "phones": of_phones,
         "right_text": right_text,
         "right_audio": right_audio,
+        "right_phones": right_phones,
     }
 
 
-def _entropy(logits: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy and share of right guesses; zero where a batch has no such row."""
-    count = max(target.shape[0], 1)
-    entropy = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
+    count = (target >= 0).sum().clamp_min(1)
+    entropy = F.cross_entropy(logits.float(), target, reduction="sum", label_smoothing=smoothing)
     return entropy / count, (logits.argmax(-1) == target).sum() / count
 
 
@@ -142,13 +194,13 @@ def new_model(config: LanguageModelConfig, device: torch.device) -> LanguageMode
     return model
 
 
-def _optimizer(model: LanguageModel) -> torch.optim.AdamW:
+def _optimizer(model: LanguageModel, listener: Listener) -> torch.optim.AdamW:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-            {"params": others, "weight_decay": 0.0},
+            {"params": [*others, *listener.parameters()], "weight_decay": 0.0},
         ],
         PEAK_RATE,
         (0.9, 0.98),
@@ -159,13 +211,16 @@ def _optimizer(model: LanguageModel) -> torch.optim.AdamW:
 class Best:
     """The averaged weights that did best on held-out clips, in a file."""
 
-    def __init__(self, mean: Averaged[LanguageModel], held_out: Examples, rows: int) -> None:
-        self._mean, self._held_out, self._rows = mean, held_out, rows
+    def __init__(
+        self, mean: Averaged[LanguageModel], listener: Listener, held_out: Examples, rows: int
+    ) -> None:
+        self._mean, self._listener = mean, listener
+        self._held_out, self._rows = held_out, rows
         self._loss = math.inf
 
     def consider(self, run: Run) -> None:
         """Validate, and keep these weights if none did better; the log's ``kept`` says whether."""
-        found = validate(self._mean.module, self._held_out, self._rows)
+        found = validate(self._mean.module, self._listener, self._held_out, self._rows)
         better = found["held_out_loss"] < self._loss
         run.log(**found, kept=float(better))
         if better:
@@ -188,6 +243,7 @@ def train(
     *,
     rows_per_batch: int = _ROWS_PER_BATCH,
     peak_rate: float = PEAK_RATE,
+    listening: float = LISTENING,
     seed: int = 0,
     resume: Path | None = None,
 ) -> LanguageModel:
@@ -202,8 +258,9 @@ def train(
     if resume:
         load_weights(model, resume)
     run = Run("language_model", folder, budget, warmup_steps=400)
-    optimizer, mean = _optimizer(model), Averaged(model)
-    best = Best(mean, held_out, rows_per_batch)
+    listener = Listener(config.hidden_size).to(device)
+    optimizer, mean = _optimizer(model, listener), Averaged(model)
+    best = Best(mean, listener, held_out, rows_per_batch)
     if resume:
         best.consider(run)
     draw = np.random.default_rng(seed)
@@ -213,9 +270,9 @@ def train(
         batch = gather(examples, waiting.pop())
         run.set_rate(optimizer, peak_rate)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts = losses(model, batch, SLIPS)
+            parts = losses(model, listener, batch, SLIPS)
         optimizer.zero_grad(set_to_none=True)
-        parts["loss"].backward()
+        (parts["loss"] + listening * parts["phones"]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         mean.update(model)
@@ -228,11 +285,13 @@ def train(
 
 
 @torch.no_grad()
-def validate(model: LanguageModel, held_out: Examples, rows_per_batch: int) -> dict[str, float]:
+def validate(
+    model: LanguageModel, listener: Listener, held_out: Examples, rows_per_batch: int
+) -> dict[str, float]:
     """Losses on held-out clips, without slips."""
     model.eval()
     order = groups(held_out.lengths, rows_per_batch, np.random.default_rng(0))
-    found = [losses(model, gather(held_out, group)) for group in order[:8]]
+    found = [losses(model, listener, gather(held_out, group)) for group in order[:8]]
     model.train()
     return {
         f"held_out_{name}": float(sum(f[name] for f in found)) / len(found) for name in found[0]

@@ -12,18 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from recipes.pocket.corpus import Sources, load_sources, texts
+from recipes.pocket.data import codes_of, frame_labels
 from recipes.pocket.voices import TEACHER, Clip, Programs, speak
 
 _BATCH = {TEACHER: 50, "kal_diphone": 50, "ked_diphone": 50}
 _DEFAULT_BATCH = 100
 SHARES = {
-    TEACHER: 0.52,
-    "slt": 0.08,
-    "rms": 0.10,
-    "kal16": 0.08,
-    "awb": 0.07,
-    "kal_diphone": 0.05,
-    "espeak": 0.10,
+    TEACHER: 0.38,
+    "slt": 0.10,
+    "rms": 0.11,
+    "kal16": 0.10,
+    "awb": 0.10,
+    "kal_diphone": 0.08,
+    "espeak": 0.13,
 }
 """Share of the texts that each voice reads."""
 _SAME_TEXTS = (TEACHER, "slt", "rms", "kal16")
@@ -75,9 +76,10 @@ def make_shard(job: Job) -> tuple[int, float]:
 
 
 def write_shard(stem: Path, clips: list[Clip]) -> None:
-    """Write ``stem``.16k.npy, .24k.npy for the teacher, and .json.
+    """Write ``stem``.16k.npy, .24k.npy for the teacher, .labels.npy and .json.
 
-    Sound is one array per rate; the table goes last, so a shard with a table is whole.
+    Sound is one array per rate, labels one for each 20 ms; the table goes last, so a shard with
+    a table is whole.
     """
     rows = [
         {
@@ -85,11 +87,12 @@ def write_shard(stem: Path, clips: list[Clip]) -> None:
             "voice": clip.voice,
             "length": len(clip.heard),
             "length24": 0 if clip.spoken is None else len(clip.spoken),
-            "phones": [[name, round(end, 4)] for name, end in clip.phones],
         }
         for clip in clips
     ]
     np.save(f"{stem}.16k.npy", np.concatenate([clip.heard for clip in clips]))
+    labels = [frame_labels(clip.phones, codes_of(len(clip.heard))) for clip in clips]
+    np.save(f"{stem}.labels.npy", np.concatenate(labels))
     spoken = [clip.spoken for clip in clips if clip.spoken is not None]
     if spoken:
         np.save(f"{stem}.24k.npy", np.concatenate(spoken))

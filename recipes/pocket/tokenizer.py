@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mosstalk.codec.features import MelSpec, vocoder_mel, whisper_log_mel
@@ -21,7 +22,7 @@ from recipes.pocket.augment import augment
 from recipes.pocket.data import PHONES, UNLABELLED, Recordings
 from recipes.pocket.quantizer import Quantizer, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
-from recipes.pocket.training import Averaged, Budget, Run, load_weights, save_weights
+from recipes.pocket.training import Averaged, Budget, Run, save_weights
 from recipes.pocket.voices import LISTENED, TEACHER
 
 HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
@@ -34,6 +35,8 @@ _LENGTHS = ((100, 96), (300, 32))
 """Window in codes and rows of a batch: 8 s mostly, 24 s now and then."""
 _LONG_SHARE = 0.25
 _WIDTH = 256
+_READERS_ALONE = 0.05
+"""Share of the budget in which new readers learn the codes of an encoder that is resumed."""
 
 
 class Mixer(nn.Module):
@@ -125,11 +128,30 @@ def sinusoids(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def losses(trainee: Trainee, batch: Batch, heard: Tensor, *, quantise: bool) -> dict[str, Tensor]:
-    """Loss and its parts; ``heard`` (B, n) is what the encoder hears of ``batch``."""
+def resumed(trainee: Trainee, path: Path) -> bool:
+    """Fill ``trainee`` from what an earlier run wrote; False if its readers are not in the file."""
+    weights = load_file(path)
+    if any(name.startswith("readers.") for name in weights):
+        trainee.load_state_dict(weights)
+        return True
+    trainee.tokenizer.load_state_dict(weights)
+    quantizer = trainee.quantizer
+    quantizer.codebook.copy_(trainee.tokenizer.encoder.codebook.weight)
+    quantizer.sums.copy_(quantizer.codebook * quantizer.counts[:, None])
+    return False
+
+
+def losses(
+    trainee: Trainee, batch: Batch, heard: Tensor, *, quantise: bool, readers_alone: bool = False
+) -> dict[str, Tensor]:
+    """Loss and its parts; ``heard`` (B, n) is what the encoder hears of ``batch``.
+
+    With ``readers_alone`` no gradient reaches the encoder.
+    """
     target = vocoder_mel(batch.clean, HEARD_MEL)
     with torch.autocast(heard.device.type, torch.bfloat16, enabled=heard.is_cuda):
         pooled = trainee.pooled(heard)
+    pooled = pooled.detach() if readers_alone else pooled
     if quantise:
         values, _, commitment = trainee.quantizer(pooled)
     else:
@@ -175,8 +197,8 @@ def train(
     config = SpeechTokenizerConfig.from_dict(SMOKE_CODEC if smoke else CODEC)
     with torch.no_grad():
         trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
-    if resume:
-        load_weights(trainee, resume)
+    with torch.no_grad():
+        readers_new = resume is not None and not resumed(trainee, resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
     run = Run("tokenizer", folder, budget, warmup_steps=300)
     optimizer = torch.optim.AdamW(
@@ -199,7 +221,9 @@ def train(
         codes, rows = lengths[torch.rand(()) < _LONG_SHARE]
         batch = windows(data, codes, rows, first_kept, len(data.voices), draw)
         run.set_rate(optimizer, _PEAK_RATE)
-        parts = losses(trainee, batch, augment(batch.clean, draw), quantise=quantise)
+        alone = readers_new and run.progress < _READERS_ALONE
+        heard = augment(batch.clean, draw)
+        parts = losses(trainee, batch, heard, quantise=quantise, readers_alone=alone)
         optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
         torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
@@ -220,7 +244,10 @@ def _held_out_codes(data: Recordings) -> int:
 def validate(
     trainee: Trainee, data: Recordings, last: int, shape: tuple[int, int], *, quantise: bool
 ) -> dict[str, float]:
-    """Losses on the teacher's held-out codes, clean, and the codebook's perplexity."""
+    """Losses on the teacher's held-out codes, clean, and the codebook's perplexity.
+
+    ``right_of_others`` are the phones told right of the other voices, which are not held out.
+    """
     trainee.eval()
     draw = torch.Generator(data.heard.device).manual_seed(1)
     codes, rows = shape
@@ -228,8 +255,13 @@ def validate(
     parts = losses(trainee, batch, batch.clean, quantise=quantise)
     used = trainee.quantizer(trainee.pooled(batch.clean)).codes
     values = {f"held_out_{name}": float(value) for name, value in parts.items()}
+    values["perplexity"] = perplexity(used, trainee.quantizer.codebook.shape[0])
+    if len(data.voices) - data.teacher_codes > codes:
+        others = windows(data, codes, rows, data.teacher_codes, len(data.voices), draw)
+        parts = losses(trainee, others, others.clean, quantise=quantise)
+        values["right_of_others"] = float(parts["right"])
     trainee.train()
-    return values | {"perplexity": perplexity(used, trainee.quantizer.codebook.shape[0])}
+    return values
 
 
 def _finish(
