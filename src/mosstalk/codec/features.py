@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ WHISPER_N_FFT = 400
 WHISPER_HOP = 160
 """Samples at 16 kHz between two frames of the speech tokenizer's features (10 ms)."""
 _WHISPER_FLOOR = 1e-10
-_WHISPER_RANGE = 8.0
+WHISPER_RANGE = 8.0
+"""Decades of power below a segment's loudest band in a frame where its floor lies."""
 
 _VOCODER_FLOOR = 1e-5
 _VOCODER_MAGNITUDE_FLOOR = 1e-9
@@ -67,22 +69,42 @@ def mel_filters(rate: int, n_fft: int, bins: int, low_hz: float, high_hz: float)
     return (filters * area[:, None]).float()
 
 
+class WhisperBands(NamedTuple):
+    """Whisper's window (400,) and mel filters (bins, 201), where features are computed."""
+
+    window: Tensor
+    filters: Tensor
+
+    @classmethod
+    def of(cls, bins: int, device: torch.device) -> "WhisperBands":
+        """Those of ``bins`` bands on ``device``."""
+        filters = mel_filters(INPUT_RATE, WHISPER_N_FFT, bins, 0.0, INPUT_RATE / 2)
+        return cls(torch.hann_window(WHISPER_N_FFT, device=device), filters.to(device))
+
+    def logs(self, spectrum: Tensor) -> Tensor:
+        """Log power in each band, (..., bins, frames), of ``spectrum`` (..., 201, frames)."""
+        power = spectrum.abs().square()
+        return (self.filters @ power).clamp_min(_WHISPER_FLOOR).log10()
+
+
 def whisper_log_mel(pcm: Tensor, bins: int = 128) -> Tensor:
     """Whisper's log-mel of segments (Radford et al. 2022).
 
     ``pcm`` (..., samples) float at 16 kHz, a multiple of 160 samples; returns (..., bins,
     samples // 160) in float32. The floor depends on each segment's loudest frame.
     """
-    filters = mel_filters(INPUT_RATE, WHISPER_N_FFT, bins, 0.0, INPUT_RATE / 2).to(pcm.device)
-    window = torch.hann_window(WHISPER_N_FFT, device=pcm.device)
+    bands = WhisperBands.of(bins, pcm.device)
     spectrum = torch.stft(
         _reflected(pcm.float(), WHISPER_N_FFT // 2), WHISPER_N_FFT, WHISPER_HOP,
-        window=window, center=False, return_complex=True,
+        window=bands.window, center=False, return_complex=True,
     )  # fmt: skip
-    power = spectrum[..., :-1].abs().square()
-    log_mel = (filters @ power).clamp_min(_WHISPER_FLOOR).log10()
-    log_mel = torch.maximum(log_mel, log_mel.amax(dim=(-2, -1), keepdim=True) - _WHISPER_RANGE)
-    return (log_mel + 4.0) / 4.0
+    log_mel = bands.logs(spectrum[..., :-1])
+    return floored(log_mel, log_mel.amax(dim=(-2, -1), keepdim=True) - WHISPER_RANGE)
+
+
+def floored(log_mel: Tensor, floor: Tensor) -> Tensor:
+    """What the encoder reads of log powers: none below ``floor``, then (x + 4) / 4."""
+    return (torch.maximum(log_mel, floor) + 4.0) / 4.0
 
 
 def _reflected(pcm: Tensor, padding: int) -> Tensor:

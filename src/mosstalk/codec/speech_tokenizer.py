@@ -5,6 +5,7 @@ T frames, C = d_model.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,18 @@ from torch import Tensor, nn
 from mosstalk.codec.features import WHISPER_HOP, whisper_log_mel
 from mosstalk.config import SpeechTokenizerConfig
 
-_CONV_STRIDE = 2
+CONV_STRIDE = 2
+"""Frames of the features in one row of the encoder, which is thus 20 ms."""
 _UNUSED = re.compile(r"encoder\.(embed_positions2\.|ema_|layer_norm\.|codebook_)")
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What mixes values (B, H, T, d) by queries and keys of the same shape."""
+
+
+def attend_whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Plain causal attention of whole segments, all (B, H, T, d)."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class EncoderAttention(nn.Module):
@@ -30,13 +40,13 @@ class EncoderAttention(nn.Module):
         self.v_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend = attend_whole) -> Tensor:
         """(B, T, C) to the same."""
         query, key, value = (
             projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = attend(query, key, value)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -52,9 +62,9 @@ class EncoderLayer(nn.Module):
         self.fc2 = nn.Linear(config.encoder_ffn_dim, width)
         self.final_layer_norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend = attend_whole) -> Tensor:
         """(B, T, C) to the same."""
-        x = x + self.self_attn(self.self_attn_layer_norm(x))
+        x = x + self.self_attn(self.self_attn_layer_norm(x), attend)
         return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
 
 
@@ -65,7 +75,7 @@ class Encoder(nn.Module):
         super().__init__()
         width = config.d_model
         self.conv1 = nn.Conv1d(config.num_mel_bins, width, 3)
-        self.conv2 = nn.Conv1d(width, width, 3, stride=_CONV_STRIDE)
+        self.conv2 = nn.Conv1d(width, width, 3, stride=CONV_STRIDE)
         self.embed_positions = nn.Embedding(config.max_source_positions, width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.quantize_position))
         self.codebook = nn.Embedding(config.quantize_vocab_size, width)
@@ -78,6 +88,10 @@ class Encoder(nn.Module):
         x = x + self.embed_positions.weight[: x.shape[1]]
         for layer in self.layers:
             x = layer(x)
+        return self.pooled(x)
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """Means of the rows of each code: (B, T, C) to (B, codes, C)."""
         return F.avg_pool1d(x.transpose(1, 2), self.pool).transpose(1, 2)
 
 
@@ -106,12 +120,12 @@ class SpeechTokenizer(nn.Module):
     @property
     def samples_per_code(self) -> int:
         """Input samples that one code stands for [1280]."""
-        return WHISPER_HOP * _CONV_STRIDE * self.config.pooling_kernel_size
+        return WHISPER_HOP * CONV_STRIDE * self.config.pooling_kernel_size
 
     @property
     def segment_samples(self) -> int:
         """Longest stretch that is encoded as one: 30 s in the published model."""
-        return WHISPER_HOP * _CONV_STRIDE * self.config.max_source_positions
+        return WHISPER_HOP * CONV_STRIDE * self.config.max_source_positions
 
     def unused(self, name: str) -> bool:
         """Whether a published tensor plays no part: layers past the cut, training state."""
@@ -136,11 +150,12 @@ class SpeechTokenizer(nn.Module):
             F.pad(pcm.to(weight.device), (0, padding)), self.config.num_mel_bins
         )
         pooled = self.encoder(log_mel[None].to(weight.dtype))[0]
-        distances = _squared_distances(pooled.float(), self.encoder.codebook.weight.float())
+        centres = self.encoder.codebook.weight.float()
+        distances = squared_distances(pooled.float(), centres, centres.square().sum(1))
         return EncodedSegment(log_mel, pooled, distances, distances.argmin(dim=-1))
 
 
-def _squared_distances(points: Tensor, centres: Tensor) -> Tensor:
-    """Squared L2 distances (n, m) of points (n, C) and centres (m, C)."""
+def squared_distances(points: Tensor, centres: Tensor, centre_squares: Tensor) -> Tensor:
+    """Squared L2 distances (n, m) of points (n, C) and centres (m, C) of squared norms (m,)."""
     cross = points @ centres.T
-    return points.square().sum(1, keepdim=True) - 2 * cross + centres.square().sum(1)
+    return points.square().sum(1, keepdim=True) - 2 * cross + centre_squares
