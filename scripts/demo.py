@@ -26,7 +26,7 @@ EXPECTED = {
     ),
     "pocket": (
         f'a voice that says "{SENTENCE}"',
-        f'that sentence with mistakes; of "{SAID}", a person whom it never heard, little',
+        f'that sentence or nearly; of "{SAID}", a person whom it never heard, little',
         "the voice with words like the question's: it repeats what it understands, and does "
         "not answer",
     ),

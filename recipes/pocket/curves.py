@@ -39,7 +39,11 @@ PANELS = {
                 ("mel, L1", "mel", "held_out_mel"),
             ),
         ),
-        Panel("share of 20 ms with the right phone", (("", "right", "held_out_right"),), False),
+        Panel(
+            "share of 20 ms with the right phone",
+            (("", "right", "held_out_right"), ("other voices, no noise", "right_of_others", "")),
+            False,
+        ),
         Panel("perplexity of 1,024 codes", (("", "", "perplexity"),), False),
     ),
     "flow": (
@@ -63,7 +67,11 @@ PANELS = {
     "language_model": (
         Panel(
             "cross-entropy",
-            (("written", "text", "held_out_text"), ("spoken", "audio", "held_out_audio")),
+            (
+                ("written", "text", "held_out_text"),
+                ("spoken", "audio", "held_out_audio"),
+                ("phones heard", "phones", "held_out_phones"),
+            ),
         ),
         Panel(
             "share of rows guessed right",
