@@ -87,7 +87,7 @@ def check_venv_modules() -> None:
 
 def parse_extras(arguments: "Sequence[str] | None") -> Set[str]:
     parser = argparse.ArgumentParser(description="Create .venv and install mosstalk into it.")
-    parser.add_argument("--extras", default="", help="comma-separated, for example dev,serving")
+    parser.add_argument("--extras", default="", help="comma-separated, for example dev,server")
     chosen = {name for name in parser.parse_args(arguments).extras.split(",") if name}
     # Here, because the Pythons that only get as far as the message lack it.
     import tomllib

@@ -75,3 +75,15 @@ class DeviceError(MosstalkError):
 
 class BenchError(MosstalkError):
     """A measurement lacks what it needs: a judge, a voice, or sentences."""
+
+
+class DetectorError(MosstalkError):
+    """A detector of speech is not installed, or unknown."""
+
+
+class SessionError(MosstalkError):
+    """A session refuses a command; ``code`` says why in one word, see ``session.events``."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

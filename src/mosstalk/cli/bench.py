@@ -44,6 +44,21 @@ HtmlFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write one page with tables and sound to play."),
 ]
+Detectors: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--detector",
+        metavar="silero|webrtc",
+        help="Measure this detector alone. May be repeated. Default: all that are installed.",
+    ),
+]
+Clips: TypeAlias = Annotated[
+    int, typer.Option(help="Take N clips of each speaker.", metavar="N", min=1)
+]
+Calls: TypeAlias = Annotated[
+    int,
+    typer.Option(help="Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0),
+]
 
 
 @app.command("quality")
@@ -108,3 +123,27 @@ def judges(
             Material(sentences, limit, recordings, None, tuple(voice or ())),
             Outputs(json, html),
         )
+
+
+@app.command("vad")
+def vad(
+    detectors: Detectors = None,
+    clips: Clips = 12,
+    calls: Calls = 6,
+    json: JsonFile = None,
+) -> None:
+    """Measure the detectors of speech: what they find, how soon, at what cost.
+
+    mosstalk bench vad --clips 20 --calls 10
+
+    Speech in noise, sounds without speech, the cost of a frame; and in
+    simulated rooms, how often the assistant's own echo interrupts it and how
+    soon a user who talks over it is heard. No checkpoint is needed.
+
+    Needs the extra "vad". Recordings and voices that are not at hand are
+    named and left out.
+    """
+    with reported():
+        from mosstalk.cli.vad_console import run_vad
+
+        run_vad(tuple(detectors or ()), clips, calls, json)

@@ -1,0 +1,250 @@
+"""Where a user's turns begin and end: speech probabilities in, events out, time in samples.
+
+Knows no model of speech and no sound: any detector's frames will do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from mosstalk.errors import OptionError
+from mosstalk.units import INPUT_RATE
+from mosstalk.vad.frames import Frame, Frames
+
+HYSTERESIS = 0.15
+"""Speech has ended below the threshold less this: Silero's own ``neg_threshold``."""
+_LOWEST_THRESHOLD = 0.01
+_SAMPLES_PER_MS = INPUT_RATE // 1000
+
+Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
+_SILENCE_MS: dict[Eagerness, int] = {"low": 1200, "medium": 700, "high": 400, "auto": 700}
+
+
+@dataclass(frozen=True)
+class TurnDetection:
+    """When speech counts as a turn; names and defaults are the Realtime API's ``server_vad``.
+
+    Attributes:
+        threshold: probability from which a frame is speech.
+        prefix_padding_ms: sound before the first speech that belongs to the turn.
+        silence_duration_ms: how long a silence ends the turn.
+        idle_timeout_ms: silence after the assistant's last sound that is reported; None never.
+
+    Raises:
+        OptionError: a threshold outside (0, 1), or a duration below zero.
+    """
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    idle_timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_threshold(self.threshold)
+        for name in ("prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"):
+            _check_duration(name, getattr(self, name))
+
+    @classmethod
+    def for_eagerness(cls, eagerness: Eagerness = "auto") -> "TurnDetection":
+        """What stands in for ``semantic_vad``: no words are judged, only silence is waited for.
+
+        Raises:
+            OptionError: there is no such eagerness.
+        """
+        if eagerness not in _SILENCE_MS:
+            known = ", ".join(get_args(Eagerness))
+            raise OptionError(f"unknown eagerness {eagerness!r}; choose from {known}")
+        return cls(silence_duration_ms=_SILENCE_MS[eagerness])
+
+
+@dataclass(frozen=True)
+class BargeIn:
+    """What speech takes to count as a turn while the assistant can be heard.
+
+    Raises:
+        OptionError: a threshold outside (0, 1), or a duration below zero.
+    """
+
+    threshold: float = 0.7
+    minimum_speech_ms: int = 200
+
+    def __post_init__(self) -> None:
+        _check_threshold(self.threshold)
+        _check_duration("minimum_speech_ms", self.minimum_speech_ms)
+
+
+class SpeechStarted(NamedTuple):
+    """A turn begins at ``start_samples``, prefix included; speech does at ``speech_samples``.
+
+    ``decided_samples`` is the end of the frame that showed it. No sample is in two turns: the
+    prefix reaches back to where the last turn's end was decided, at most.
+    """
+
+    start_samples: int
+    speech_samples: int
+    decided_samples: int
+
+
+class SpeechStopped(NamedTuple):
+    """The last speech ended before ``end_samples``; the silence was long enough at ``decided``."""
+
+    end_samples: int
+    decided_samples: int
+
+    @property
+    def waited_samples(self) -> int:
+        """The detector's wait: what it adds to the time from last speech to first answer."""
+        return self.decided_samples - self.end_samples
+
+
+class IdleTimeout(NamedTuple):
+    """Nobody has spoken from ``start_samples``, where playing ended, until ``at_samples``."""
+
+    start_samples: int
+    at_samples: int
+
+
+TurnEvent: TypeAlias = SpeechStarted | SpeechStopped | IdleTimeout
+
+
+class TurnDetector:
+    """Turns of one stream.
+
+    ``settings`` and ``barge_in`` may be replaced between frames, and hold from the next one on.
+    ``minimum_speech_ms`` keeps clicks from being turns: how long a click looks like speech
+    depends on the detector, which has the number (``Detector.minimum_speech_ms``). Speech is
+    summed up until silence has outweighed it, so one weak frame does not start the count anew.
+    """
+
+    def __init__(
+        self,
+        settings: TurnDetection | None = None,
+        barge_in: BargeIn | None = None,
+        *,
+        minimum_speech_ms: int = 96,
+    ) -> None:
+        _check_duration("minimum_speech_ms", minimum_speech_ms)
+        self.settings = settings or TurnDetection()
+        self.barge_in = barge_in or BargeIn()
+        self.minimum_speech_ms = minimum_speech_ms
+        self._playing = False
+        self._position = 0
+        self._earliest = 0
+        self._idle_from: int | None = None
+        self._forget()
+
+    @property
+    def speaking(self) -> bool:
+        """Whether a turn has begun and not ended."""
+        return self._speaking
+
+    @property
+    def position(self) -> int:
+        """End of the last frame, in samples of the stream."""
+        return self._position
+
+    @property
+    def playing(self) -> bool:
+        """Whether the assistant can be heard now; the caller says so."""
+        return self._playing
+
+    @playing.setter
+    def playing(self, audible: bool) -> None:
+        """Hear more strictly while the assistant can be heard; idle time runs from its end."""
+        if audible:
+            self._idle_from = None
+        elif self._playing and not self._speaking:
+            self._idle_from = self._position
+        self._playing = audible
+
+    def reset(self, at_samples: int | None = None) -> None:
+        """Forget speech heard so far: the turn was ended by hand, or its sound thrown away.
+
+        No later turn begins before ``at_samples``, or without it before the last frame's end.
+        """
+        self._earliest = self._position if at_samples is None else at_samples
+        self._idle_from = None
+        self._forget()
+
+    def push(self, frames: Frames) -> list[TurnEvent]:
+        """Hear the next frames, and return what they decided, in order."""
+        assert frames.start_samples >= self._position, (frames.start_samples, self._position)
+        return [event for frame in frames for event in self._step(frame)]
+
+    def _forget(self) -> None:
+        self._speaking = False
+        self._speech_from: int | None = None
+        self._speech_samples = 0
+        self._silent_from: int | None = None
+
+    def _step(self, frame: Frame) -> Iterator[TurnEvent]:
+        self._position = frame.end_samples
+        event = self._stop(frame) if self._speaking else self._start(frame)
+        if event:
+            yield event
+        if self._idle_is_over():
+            assert self._idle_from is not None
+            yield IdleTimeout(self._idle_from, self._position)
+            self._idle_from = None
+
+    def _start(self, frame: Frame) -> SpeechStarted | None:
+        strict = self.barge_in if self._playing else None
+        threshold = strict.threshold if strict else self.settings.threshold
+        length = frame.end_samples - frame.start_samples
+        if self._speech_from is None:
+            if frame.speech < threshold:
+                return None
+            self._speech_from = frame.start_samples
+        still = frame.speech >= _end_threshold(threshold)
+        self._speech_samples += length if still else -length
+        if self._speech_samples <= 0:
+            self._forget()
+            return None
+        wanted_ms = strict.minimum_speech_ms if strict else self.minimum_speech_ms
+        if not still or self._speech_samples < wanted_ms * _SAMPLES_PER_MS:
+            return None
+        return self._started(self._speech_from)
+
+    def _started(self, speech: int) -> SpeechStarted:
+        self._forget()
+        self._speaking = True
+        self._idle_from = None
+        prefix = self.settings.prefix_padding_ms * _SAMPLES_PER_MS
+        return SpeechStarted(max(speech - prefix, self._earliest), speech, self._position)
+
+    def _stop(self, frame: Frame) -> SpeechStopped | None:
+        """As Silero does it: a doubtful frame prolongs speech, but does not end a silence."""
+        if frame.speech >= self.settings.threshold:
+            self._silent_from = None
+        elif self._silent_from is None and frame.speech < _end_threshold(self.settings.threshold):
+            self._silent_from = frame.start_samples
+        if self._silent_from is None:
+            return None
+        end, wait = self._silent_from, self.settings.silence_duration_ms * _SAMPLES_PER_MS
+        if frame.end_samples - end < wait:
+            return None
+        self._forget()
+        self._earliest = frame.end_samples
+        return SpeechStopped(end, frame.end_samples)
+
+    def _idle_is_over(self) -> bool:
+        limit = self.settings.idle_timeout_ms
+        waiting = self._idle_from is not None and self._speech_from is None
+        if limit is None or not waiting:
+            return False
+        assert self._idle_from is not None
+        return self._position - self._idle_from >= limit * _SAMPLES_PER_MS
+
+
+def _end_threshold(threshold: float) -> float:
+    return max(threshold - HYSTERESIS, _LOWEST_THRESHOLD)
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 < threshold < 1:
+        raise OptionError(f"threshold must lie between 0 and 1, not {threshold}")
+
+
+def _check_duration(name: str, ms: int | None) -> None:
+    if ms is not None and ms < 0:
+        raise OptionError(f"{name} must be 0 or more, not {ms}")

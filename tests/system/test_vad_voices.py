@@ -1,0 +1,113 @@
+"""Detectors of speech and the echo gate with many voices: people's, and other programs'."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Run, require_program
+
+from mosstalk.bench.barge_in import measure_barge_in
+from mosstalk.bench.echo_rooms import Setting
+from mosstalk.bench.sentences import read_sentences
+from mosstalk.bench.vad import measure_found
+from mosstalk.bench.vad_clips import clip_of, sounds_of
+from mosstalk.bench.voices import TEACHER, VOICES, read_aloud
+from mosstalk.codec.audio import Samples
+from mosstalk.vad import Detector, open_detector
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+SENTENCES = read_sentences()[:8]
+SPEAKERS = ("flite-rms", "flite-slt", "flite-awb", "espeak-us", "espeak-gb")
+WORDS = ("No.", "Yes.", "Stop!", "Okay.", "Hi.", "Wait!")
+
+
+def sounds(name: str, sentences: tuple[str, ...] = SENTENCES) -> list[Samples]:
+    require_program(VOICES[name].program)
+    return list(sounds_of(read_aloud(VOICES[name], sentences)))
+
+
+@pytest.fixture(scope="module")
+def assistant() -> list[Samples]:
+    return sounds(TEACHER.name, read_sentences()[8:24])
+
+
+@pytest.fixture(scope="module")
+def users() -> list[Samples]:
+    return [sound for name in SPEAKERS for sound in sounds(name)]
+
+
+@pytest.fixture(scope="module")
+def silero() -> Detector:
+    return open_detector("silero")
+
+
+@pytest.mark.parametrize(
+    ("noise_db", "least_found", "most_false"),
+    [(None, 0.95, 0.06), (10.0, 0.92, 0.06), (5.0, 0.9, 0.07)],
+)
+def test_silero_finds_every_voice_in_noise(
+    silero: Detector,
+    users: list[Samples],
+    noise_db: float | None,
+    least_found: float,
+    most_false: float,
+) -> None:
+    clips = [clip_of(sound, noise_db, seed) for seed, sound in enumerate(users)]
+    row = measure_found(silero, str(noise_db), clips)
+    assert row.found > least_found
+    assert row.false < most_false
+    assert (row.missed, row.cut) == (0, 0)
+    assert row.delay_ms.median is not None
+    assert row.delay_ms.median < 180
+
+
+@pytest.mark.parametrize("name", ["silero", "webrtc"])
+@pytest.mark.parametrize("speaker", SPEAKERS)
+def test_a_single_short_word_is_a_turn(name: str, speaker: str) -> None:
+    clips = [clip_of(sound) for sound in sounds(speaker, WORDS)]
+    row = measure_found(open_detector(name), "clean", clips)
+    assert row.missed <= (name == "webrtc")
+    assert row.cut == 0
+
+
+@pytest.mark.parametrize("echo_db", [-6.0, -12.0, -18.0, -24.0, -30.0])
+def test_no_reply_ends_itself(
+    silero: Detector, assistant: list[Samples], users: list[Samples], echo_db: float
+) -> None:
+    row = measure_barge_in(silero, Setting(echo_db), assistant, users, range(10))
+    assert row.replies == 30
+    assert row.interrupted <= 1
+
+
+@pytest.mark.parametrize(
+    ("user_db", "soon", "late"), [(0, 0.5, 0.65), (5, 0.75, 0.9), (10, 0.85, 0.95)]
+)
+def test_a_user_ends_a_reply_within_half_a_second(
+    silero: Detector,
+    assistant: list[Samples],
+    users: list[Samples],
+    user_db: float,
+    soon: float,
+    late: float,
+) -> None:
+    setting = Setting(-12.0, user_db, replies=2)
+    row = measure_barge_in(silero, setting, assistant, users, range(24))
+    assert row.soon is not None
+    assert row.soon >= soon
+    assert row.late is not None
+    assert row.late >= late
+    assert row.delay_ms.median is not None
+    assert row.delay_ms.median < 400
+    assert row.interrupted <= 1
+
+
+def test_the_command_simulates_calls(mosstalk: Run, tmp_path: Path) -> None:
+    require_program("festival")
+    run = mosstalk("bench", "vad", "--clips", "4", "--calls", "1", "--json", "all.json")
+    assert run.returncode == 0, run.stderr
+    assert "Interruptions, in simulated rooms" in run.stdout
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["settings"]["assistant"] == TEACHER.name
+    assert sum(row["interrupted"] for row in found["barge_in"]) <= 1
+    assert sum(row["users"] for row in found["barge_in"]) == 10

@@ -1,0 +1,194 @@
+"""The assistant's own echo interrupts nothing, a user who talks over it does."""
+
+import copy
+
+import numpy as np
+import pytest
+from conftest import QUESTION, ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mosstalk.bench.barge_in import measure_barge_in
+from mosstalk.bench.echo_rooms import Setting, simulate
+from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.errors import AudioError
+from mosstalk.vad import EchoGate, Frames, TurnDetector, open_detector
+
+ASSISTANT = [read_audio(ROOT / "assets" / "librivox.flac", 16_000).samples]
+USER = [read_audio(QUESTION, 16_000).samples]
+DETECTOR = open_detector()
+CALL = simulate(Setting(-12.0, 5.0, replies=2), ASSISTANT, USER, seed=1)
+HEARD = DETECTOR.push(DETECTOR.start(), CALL.microphone)[1]
+NOTHING = np.zeros(0, np.float32)
+
+
+def judged(gate: EchoGate | None = None) -> Samples:
+    gate = gate or EchoGate()
+    gate.played(CALL.played, 0)
+    return gate.heard(CALL.microphone, HEARD).speech
+
+
+def places(speech: Samples) -> np.ndarray[tuple[int], np.dtype[np.int_]]:
+    """The samples at which frames of speech end."""
+    return (np.flatnonzero(speech >= 0.5) + 1) * 512
+
+
+# Rates, in simulated rooms; `mosstalk bench vad` has more of them.
+
+
+@pytest.mark.parametrize("echo_db", [-6.0, -18.0, -30.0])
+def test_an_echo_alone_interrupts_nothing(echo_db: float) -> None:
+    row = measure_barge_in(DETECTOR, Setting(echo_db, replies=3), ASSISTANT, USER, range(4))
+    assert row.replies == 12
+    assert row.interrupted <= 1
+
+
+def test_without_the_gate_every_reply_would_interrupt_itself() -> None:
+    setting = Setting(-12.0, replies=2)
+    row = measure_barge_in(DETECTOR, setting, ASSISTANT, USER, range(3), gate=None)
+    assert row.interrupted == row.replies == 6
+
+
+@pytest.mark.parametrize(
+    ("user_db", "soon", "late"), [(0.0, 0.2, 0.4), (5.0, 0.6, 0.85), (10.0, 0.75, 0.85)]
+)
+def test_a_user_who_talks_over_the_echo_is_heard(user_db: float, soon: float, late: float) -> None:
+    setting = Setting(-12.0, user_db, replies=2)
+    row = measure_barge_in(DETECTOR, setting, ASSISTANT, USER, range(8))
+    assert row.soon is not None
+    assert row.soon >= soon
+    assert row.late is not None
+    assert row.late >= late
+    assert row.interrupted == 0
+
+
+def test_a_user_with_headphones_is_heard() -> None:
+    row = measure_barge_in(DETECTOR, Setting(None, 5.0, replies=2), ASSISTANT, USER, range(4))
+    assert row.soon == 1
+    assert row.interrupted == 0
+
+
+def test_an_echo_whose_delay_changes_between_replies_interrupts_nothing() -> None:
+    reply = np.concatenate([ASSISTANT[0], np.zeros(16_000, np.float32)])
+    delays = [1600, 5600, 3200, 800]
+    echoes = [np.roll(reply, delay) / 4 for delay in delays]
+    gate, microphone = EchoGate(), np.concatenate(echoes).astype(np.float32)
+    gate.played(np.tile(reply, len(delays)), 0)
+    found = DETECTOR.push(DETECTOR.start(), microphone)[1]
+    turns = TurnDetector()
+    turns.playing = True
+    assert turns.push(gate.heard(microphone, found)) == []
+    assert turns.push(Frames(turns.position, 512, found.speech)) != []
+
+
+# How it is used.
+
+
+def test_frames_keep_their_places_and_speech_that_is_no_echo_its_probability() -> None:
+    gate = EchoGate()
+    gate.played(CALL.played, 0)
+    after = gate.heard(CALL.microphone, HEARD)
+    assert (after.start_samples, after.frame_samples) == (0, HEARD.frame_samples)
+    changed = after.speech != HEARD.speech
+    assert (after.speech[changed] == 0).all()
+    assert CALL.user_samples is not None
+    assert places(HEARD.speech)[0] < CALL.user_samples < places(after.speech)[0]
+
+
+def test_where_nothing_is_played_nothing_is_changed() -> None:
+    found = DETECTOR.push(DETECTOR.start(), USER[0])[1]
+    silent = EchoGate()
+    silent.played(np.zeros(2 * len(USER[0]), np.float32))
+    for gate in (EchoGate(), silent):
+        np.testing.assert_array_equal(gate.heard(USER[0], found).speech, found.speech)
+
+
+def test_until_it_has_heard_the_assistant_all_is_echo() -> None:
+    """The first 0.75 s of the first reply cannot be interrupted, whoever speaks."""
+    gate = EchoGate()
+    gate.played(ASSISTANT[0], 8000)
+    sound = np.tile(USER[0], 2)
+    found = DETECTOR.push(DETECTOR.start(), sound)[1]
+    after = places(gate.heard(sound, found).speech)
+    onset = 8000 + int(np.argmax(np.abs(ASSISTANT[0]) > 0.05))
+    assert not ((after > onset + 2000) & (after < onset + 10_000)).any()
+    assert (after > onset + 32_000).any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=60),
+    ahead=st.integers(0, 40_000),
+)
+def test_sound_in_any_pieces_is_judged_the_same(sizes: list[int], ahead: int) -> None:
+    gate, state, got, sent = EchoGate(), DETECTOR.start(), [], 0
+    sizes = [*sizes, len(CALL.microphone)]
+    for start, size in zip(np.cumsum([0, *sizes[:-1]]), sizes, strict=True):
+        piece = CALL.microphone[start : start + size]
+        # What is played is known a little, or long, before it can be heard.
+        known = start + len(piece) + ahead
+        gate.played(CALL.played[sent:known], sent)
+        sent = max(sent, int(known))
+        state, frames = DETECTOR.push(state, piece)
+        got.append(gate.heard(piece, frames).speech)
+    np.testing.assert_array_equal(np.concatenate(got) > 0, judged() > 0)
+
+
+def test_what_follows_on_needs_no_place() -> None:
+    gate = EchoGate()
+    gate.played(CALL.played[:30_000], 0)
+    gate.played(CALL.played[30_000:])
+    np.testing.assert_array_equal(gate.heard(CALL.microphone, HEARD).speech, judged())
+
+
+def test_a_stretch_may_be_given_anew_and_the_past_is_dropped() -> None:
+    gate = EchoGate()
+    gate.played(np.full(len(CALL.played), 0.5, np.float32), 0)
+    gate.played(CALL.played, 0)
+    np.testing.assert_array_equal(gate.heard(CALL.microphone, HEARD).speech, judged())
+
+    late = EchoGate()
+    late.heard(CALL.microphone[:4096], Frames(0, 512, HEARD.speech[:8]))
+    late.played(CALL.played, 0)
+    after = late.heard(CALL.microphone[4096:], Frames(4096, 512, HEARD.speech[8:]))
+    np.testing.assert_array_equal(after.speech > 0, judged()[8:] > 0)
+
+
+def test_what_is_cut_off_is_no_longer_expected() -> None:
+    start, end = CALL.replies[0]
+    cut = start + 32_000
+    silent_after = CALL.microphone.copy()
+    silent_after[cut:end] = 0
+    gate = EchoGate()
+    gate.played(CALL.played[:end], 0)
+    gate.stopped(cut)
+    assert len(gate.state.reference) == cut
+    gate.heard(silent_after[:end], DETECTOR.push(DETECTOR.start(), silent_after[:end])[1])
+    assert gate.state.path.silent
+    # Whoever speaks now is the user, at once.
+    found = DETECTOR.push(DETECTOR.start(), USER[0])[1]
+    shifted = Frames(gate.state.position, 512, found.speech)
+    np.testing.assert_array_equal(gate.heard(USER[0], shifted).speech, found.speech)
+
+
+def test_a_copied_state_goes_on_as_the_first_does() -> None:
+    half = len(HEARD) // 2
+    gate, other = EchoGate(), EchoGate()
+    gate.played(CALL.played, 0)
+    gate.heard(CALL.microphone[: half * 512], Frames(0, 512, HEARD.speech[:half]))
+    other.state = copy.deepcopy(gate.state)
+    rest = Frames(half * 512, 512, HEARD.speech[half:])
+    first = gate.heard(CALL.microphone[half * 512 :], rest)
+    np.testing.assert_array_equal(
+        other.heard(CALL.microphone[half * 512 :], rest).speech, first.speech
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_sound_that_is_not_finite_is_refused(bad: float) -> None:
+    gate = EchoGate()
+    with pytest.raises(AudioError, match="NaN or infinite"):
+        gate.played(np.full(10, bad, np.float32))
+    with pytest.raises(AudioError, match="NaN or infinite"):
+        gate.heard(np.full(10, bad, np.float32), Frames(0, 512, NOTHING))
+    np.testing.assert_array_equal(judged(gate), judged())
