@@ -58,8 +58,10 @@ class Driver:
         works = self.scheduler.plan()
         self.preemptions += sum(request.state is State.WAITING for request in before)
         require_no_inversion(self.scheduler.running, works)
-        assert sum(work.count for work in works) <= self.scheduler.limits.step_rows
-        for work in works + self.scheduler.lagging()[:1]:
+        planned = sum(work.count for work in works)
+        ahead = self.scheduler.read_ahead(self.scheduler.limits.step_rows - planned)
+        assert planned + sum(work.count for work in ahead) <= self.scheduler.limits.step_rows
+        for work in works + ahead + self.scheduler.lagging()[:1]:
             self.read(work)
         return [self.drawn(work.request) for work in works if work.draws and work.request]
 
@@ -71,7 +73,7 @@ class Driver:
         for part in (Part.TEXT, Part.AUDIO):
             if chosen in (None, part) or self.random.random() < 0.3:
                 self.advance(sequence, part, end)
-        if work.draws or work.request is None:
+        if work.draws or not work.count:
             sequence.publish()
 
     def advance(self, sequence: Sequence, part: Part, end: int) -> None:
@@ -102,7 +104,7 @@ class Driver:
         for request in self.scheduler.replies_of(sequence):
             self.end(request)
         self.scheduler.drop(sequence)
-        self.sequences.remove(sequence)
+        self.sequences = [each for each in self.sequences if each is not sequence]
 
     @property
     def busy(self) -> bool:
@@ -149,6 +151,15 @@ class Trace(RuleBasedStateMachine):
             sequence.rows += rows
             self.ask(sequence, most, due)
 
+    @precondition(lambda self: self.driver.sequences)
+    @rule(data=st.data(), keep=st.integers(0, 40), rows=ROWS)
+    def listen(self, data: st.DataObject, keep: int, rows: list[Row]) -> None:
+        sequence = data.draw(st.sampled_from(self.driver.sequences))
+        if not self.driver.scheduler.replies_of(sequence):
+            sequence.truncate(min(keep, len(sequence.rows)))
+            sequence.rows += rows
+            self.driver.scheduler.listen(sequence)
+
     def ask(self, sequence: Sequence, most: int, due: int) -> None:
         table, rows = list(sequence.table), len(sequence.rows)
         line = len(self.driver.scheduler.waiting) - self.driver.scheduler.free_slots
@@ -190,7 +201,8 @@ class Trace(RuleBasedStateMachine):
         assert pool.in_use == len(set(held))
         assert all(pool.holders(block) == held.count(block) for block in set(held))
         known = {id(sequence) for sequence in self.driver.sequences}
-        assert set(scheduler.idle) <= known
+        assert set(scheduler.idle) | set(scheduler.ahead) <= known
+        assert not set(scheduler.idle) & set(scheduler.ahead)
 
     def teardown(self) -> None:
         """Nobody waits for ever, and in the end everything is given back."""
@@ -204,6 +216,7 @@ class Trace(RuleBasedStateMachine):
             driver.close(sequence)
         assert driver.pool.in_use == 0
         assert not driver.scheduler.idle
+        assert not driver.scheduler.ahead
         assert driver.scheduler.free_slots == LIMITS.slots
 
 

@@ -185,6 +185,15 @@ class Conversation:
         """Append a spoken turn."""
         self.add_turn(Turn(role, (SpeechSegment(tuple(codes)),)))
 
+    def rewrite(self, start: int, rows: Iterable[Row]) -> None:
+        """Put ``rows`` in place of those from ``start`` on: they hold whole turns, and a last one
+        may still be under way. What was closed last cannot be cut any more.
+        """
+        self._require(open_reply=False)
+        assert 0 <= start <= len(self.rows), f"there are {len(self.rows)} rows, not {start}"
+        self._last = None
+        self.rows[start:] = rows
+
     def open_reply(self, speech: bool) -> None:
         """Append the reply prefix; for speech it ends with the segment's own opening row."""
         self._require(open_reply=False)

@@ -1,8 +1,11 @@
 """Choosing a device and a precision, and making float32 mean float32."""
 
+from collections.abc import Iterable
+
 import torch
 
 from mosstalk.errors import DeviceError
+from mosstalk.settings import threads_were_chosen
 
 DTYPES = {
     "float32": torch.float32,
@@ -10,6 +13,8 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_WORTH_SHARING = 50_000_000
+"""Parameters from which on a second thread pays: below, a hop is half as fast with two."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,6 +43,18 @@ def pick_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise DeviceError(f"unknown dtype {name!r}; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def fit_threads(device: torch.device, parts: Iterable[torch.nn.Module]) -> None:
+    """Run a small model on a CPU on one thread, unless the user chose how many.
+
+    Its operations are too short to be worth sharing.
+    """
+    if device.type != "cpu" or threads_were_chosen():
+        return
+    size = sum(weight.numel() for part in parts for weight in part.parameters())
+    if size < _WORTH_SHARING:
+        torch.set_num_threads(1)
 
 
 def synchronize(device: torch.device) -> None:

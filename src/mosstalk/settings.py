@@ -27,3 +27,14 @@ def share_the_processor() -> None:
 def threads_were_chosen() -> bool:
     """Whether the user said how many threads torch shall use."""
     return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))
+
+
+def api_keys() -> list[str]:
+    """Keys that clients of a server must show, separated by commas (``MOSSTALK_API_KEY``)."""
+    return [key.strip() for key in os.environ.get("MOSSTALK_API_KEY", "").split(",") if key.strip()]
+
+
+def faults_folder() -> Path | None:
+    """For tests: where files ask a server's worker to go wrong (``MOSSTALK_FAULTS``)."""
+    chosen = os.environ.get("MOSSTALK_FAULTS")
+    return Path(chosen) if chosen else None

@@ -3,18 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from mosstalk.config import LanguageModelConfig
 from mosstalk.default_models import Folders, chosen_model
-from mosstalk.device import pick_device, pick_dtype
+from mosstalk.device import fit_threads, pick_device, pick_dtype
 from mosstalk.model.defaults import Choices
 from mosstalk.model.generate import Limits
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.pipeline import Pipeline
 from mosstalk.progress import loading
 from mosstalk.script import Script
-from mosstalk.settings import threads_were_chosen
 
 _REAL = (
     "The real MOSS-Speech needs its checkpoint (17 GiB), its codec and a GPU that holds both; "
@@ -31,8 +28,6 @@ NOTICES = {
     f"mosstalk: expect plain words and mistakes. {_REAL}",
 }
 """What is said before anything else, by the kind of weights and of reply."""
-_WORTH_SHARING = 50_000_000
-"""Parameters from which on a second thread pays: below, a hop is half as fast with two."""
 DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
 """Scripts for random weights, by the kind of reply: they would never end one by themselves."""
 
@@ -116,15 +111,6 @@ class ChosenModel:
             dtype = pick_dtype("float32")
         with loading() as (_, tell):
             pipeline = Pipeline.load(*self.folders, device=device, dtype=dtype, progress=tell)
-        if device.type == "cpu" and not threads_were_chosen():
-            _use_few_threads(pipeline)
+        codec = pipeline.codec
+        fit_threads(device, (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder))
         return pipeline
-
-
-def _use_few_threads(pipeline: Pipeline) -> None:
-    """Run a small model on one thread: its operations are too short to be worth sharing."""
-    codec = pipeline.codec
-    parts = (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder)
-    size = sum(weight.numel() for part in parts for weight in part.parameters())
-    if size < _WORTH_SHARING:
-        torch.set_num_threads(1)

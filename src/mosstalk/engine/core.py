@@ -94,6 +94,8 @@ class EngineCore:
         """
         ask = ask or Ask()
         self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        if not sequence.unread:  # it was read ahead, and the next row is drawn from its last one
+            sequence.forget(len(sequence.rows) - 1)
         longest = min(self.model.config.max_position_embeddings, self.pool.size * self.pool.rows)
         self._asked += 1
         request = Request(
@@ -102,6 +104,15 @@ class EngineCore:
         )  # fmt: skip
         self.scheduler.submit(request)
         return request
+
+    def listen(self, sequence: Sequence) -> None:
+        """Read the rows of a conversation ahead of its next reply, in room that steps leave.
+
+        Raises:
+            EngineInputError: a row has an id that the model has no embedding of.
+        """
+        self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        self.scheduler.listen(sequence)
 
     def cancel(self, request: Request) -> None:
         """End a reply here and now, between two steps; harmless if it has ended."""
@@ -130,20 +141,28 @@ class EngineCore:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     @property
+    def due_s(self) -> float:
+        """When the next row of any reply is due; infinity if there is none to make."""
+        asked = (*self.scheduler.running, *self.scheduler.waiting)
+        return min((request.due_s for request in asked), default=math.inf)
+
+    @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: a request, or a conversation to catch up with."""
-        return self.busy or bool(self._catching_up(0))
+        """Whether a step would do anything: a request, or rows to read ahead or catch up with."""
+        return self.busy or bool(self.scheduler.ahead or self._catching_up(0))
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that got a row or ended."""
         started = self.clock()
         works = self._planned()
+        works += self._read_ahead(sum(work.count for work in works))
         works += self._catching_up(sum(work.count for work in works))
         if not works:
             return []
         touched = [self._take(outcome) for outcome in self.runner.step(works)]
         for work in works:
-            if work.request is None:
+            if work.request is None and not work.count:
+                # What was read ahead is not known to be sound before something is drawn from it.
                 work.sequence.publish()
         self._make_up([r for r in touched if r.audio_due_now])
         for request in touched:
@@ -164,11 +183,20 @@ class EngineCore:
             if self._begun.get(request.number) != request.preemptions:
                 self._begun[request.number] = request.preemptions
                 self.runner.begin(request)
+        self._poison(works, before)
+        return works
+
+    def _read_ahead(self, planned_rows: int) -> list[Work]:
+        works = self.scheduler.read_ahead(self.options.limits.step_rows - planned_rows)
+        self._poison(works, {})
+        return works
+
+    def _poison(self, works: list[Work], before: dict[int, int]) -> None:
+        """Fill blocks that are new with NaN; ``before``: how many a sequence had."""
         if self.options.poison:
             for work in works:
                 known = before.get(id(work.sequence), -(-work.start // self.pool.rows))
                 self.runner.store.poison(work.sequence.table[known:])
-        return works
 
     def _take(self, outcome: Outcome) -> Request:
         """Append a drawn row, or end the request whose logits were not finite."""

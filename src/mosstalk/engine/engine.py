@@ -7,15 +7,19 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from mosstalk.conversation import Conversation, Mode, Reply, Row
 from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.jobs import Job
 from mosstalk.engine.request import Request, State
-from mosstalk.engine.talk import Talk
+from mosstalk.engine.sequence import Part
+from mosstalk.engine.talk import Edit, Talk
+from mosstalk.engine.turnstile import Turnstile
 from mosstalk.errors import EngineStoppedError
 
 _T = TypeVar("_T")
+_PATIENCE_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Ticket:
 
     talk: Talk
     request: Request
+    cached_rows: int
+    """Rows of the prompt that had been read before it was asked."""
     _loop: asyncio.AbstractEventLoop
     _news: "asyncio.Queue[NewRow | None]" = field(default_factory=asyncio.Queue)
     _given: int = 0
@@ -74,14 +80,18 @@ class Ticket:
 class Engine:
     """Runs an ``EngineCore`` on a thread of its own; every method may be called from asyncio.
 
-    Use as an async context manager, or call ``start`` and ``stop``.
+    Use as an async context manager, or call ``start`` and ``stop``. With a ``turnstile`` it steps
+    only when nobody else who uses that has more urgent work.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, turnstile: Turnstile | None = None) -> None:
         self.core = core
+        self._turnstile = turnstile
         self.failure: Exception | None = None
         """What stopped the thread, if anything did: a supervisor should look at it."""
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self.ended: Future[None] = Future()
+        """Done once the thread has ended, whatever ended it."""
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._tickets: dict[int, Ticket] = {}
         self._door = threading.Lock()
         self._open = False
@@ -109,23 +119,48 @@ class Engine:
         """Keep a conversation's K and V from now on."""
         return Talk(conversation, self.core.open())
 
-    async def submit(self, talk: Talk, ask: Ask | None = None, *, speech: bool = True) -> Ticket:
-        """Ask for a reply to what was said.
+    async def rewrite(self, talk: Talk, edit: Edit) -> None:
+        """Change what was said, and read ahead what is new, while nothing else is to be done.
+
+        The conversation must have no reply that is open.
+
+        Raises:
+            EngineInputError: a row has an id that the model does not know.
+        """
+
+        def job() -> None:
+            talk.rewrite(edit)
+            self.core.listen(talk.sequence)
+
+        await self._on_thread(job)
+
+    async def submit(
+        self,
+        talk: Talk,
+        ask: Ask | None = None,
+        *,
+        speech: bool = True,
+        edit: Edit | None = None,
+    ) -> Ticket:
+        """Ask for a reply to what was said, after a last ``edit`` of it.
 
         A reply that nobody reads goes on to its end; ``close`` ends it with its conversation.
 
         Raises:
             EngineInputError: a row has an id that the model does not know.
             ContextLengthError, EngineFullError: it cannot run ever, or not now; the
-                conversation is as it was.
+                conversation is as it was after the edit.
             EngineStoppedError: the engine has ended.
         """
         loop = asyncio.get_running_loop()
 
         def job() -> Ticket:
+            if edit:
+                talk.rewrite(edit)
             with talk.reply_opened(speech=speech):
                 request = self.core.submit(talk.sequence, ask)
-            ticket = self._tickets[request.number] = Ticket(talk, request, loop)
+            read = talk.sequence.read[Part.TRUNK]
+            ticket = self._tickets[request.number] = Ticket(talk, request, read, loop)
             return ticket
 
         return await self._on_thread(job)
@@ -157,7 +192,7 @@ class Engine:
         await self._on_thread(job)
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
-        job = _Job(work)
+        job = Job(work)
         with self._door:
             if not self._open:
                 raise _stopped(self.failure)
@@ -167,11 +202,22 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._do_jobs():
-                for request in self.core.step():
+                for request in self._step():
                     self._tell(request)
         except Exception as error:
             self.failure = error
         self._end()
+
+    def _step(self) -> list[Request]:
+        """One step in turn; none if others were first for so long that jobs may have come."""
+        if not self._turnstile:
+            return self.core.step()
+        if not self._turnstile.enter(self.core.due_s, _PATIENCE_S):
+            return []
+        try:
+            return self.core.step()
+        finally:
+            self._turnstile.leave()
 
     def _do_jobs(self) -> bool:
         """Do what was asked, waiting for it if there is nothing else; whether to go on."""
@@ -205,27 +251,7 @@ class Engine:
         self._tickets.clear()
         while job := self._jobs.get():
             job.refuse(gone)
-
-
-@dataclass(frozen=True)
-class _Job(Generic[_T]):
-    """Work for the engine's thread, and what came of it."""
-
-    work: Callable[[], _T]
-    done: Future[_T] = field(default_factory=Future)
-
-    def run(self) -> None:
-        """Do the work, unless whoever asked has gone."""
-        if self.done.set_running_or_notify_cancel():
-            try:
-                self.done.set_result(self.work())
-            except Exception as error:
-                self.done.set_exception(error)
-
-    def refuse(self, error: Exception) -> None:
-        """End the job undone."""
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)
+        self.ended.set_result(None)
 
 
 def _stopped(failure: Exception | None) -> EngineStoppedError:

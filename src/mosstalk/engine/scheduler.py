@@ -4,7 +4,8 @@ A step has room for a number of rows. Conversations that only have their latest 
 come first, prompts fill what is left, in chunks; both by deadline. When blocks run out, idle
 conversations lose theirs (the one unused for longest first), then those in line, then the
 running reply whose deadline is the last. K and V that were lost are computed again later;
-rows are never lost.
+rows are never lost. What requests leave of a step goes to conversations that asked to have
+their rows read ahead; for these only idle conversations lose blocks.
 """
 
 from collections import OrderedDict
@@ -50,7 +51,12 @@ class Work:
 
 @dataclass
 class Scheduler:
-    """Requests in line and at work, idle conversations, and the blocks they share."""
+    """Requests in line and at work, conversations without one, and the blocks they share.
+
+    A conversation without a request is in ``ahead`` while it has rows to be read before any
+    reply asks for them, and in ``idle`` as long as it holds blocks; in both the one unused for
+    longest comes first.
+    """
 
     pool: BlockPool
     limits: SchedulerLimits
@@ -58,6 +64,7 @@ class Scheduler:
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     idle: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
+    ahead: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
     step_s: float = _GUESSED_STEP_S
     _slots: list[int] = field(default_factory=list)
 
@@ -85,8 +92,14 @@ class Scheduler:
                 f"engine is full; come back in {self.retry_after_s:.1f} s",
                 self.retry_after_s,
             )
-        self.idle.pop(id(request.sequence), None)
+        self._take_out(request.sequence)
         self.waiting.append(request)
+
+    def listen(self, sequence: Sequence) -> None:
+        """Have the rows of a conversation without a request read where steps leave room."""
+        assert not self.replies_of(sequence), "a reply of this conversation is under way"
+        self._take_out(sequence)
+        self.ahead[id(sequence)] = sequence
 
     @property
     def retry_after_s(self) -> float:
@@ -129,6 +142,30 @@ class Scheduler:
                 left -= count
         return planned
 
+    def read_ahead(self, room: int) -> list[Work]:
+        """At most ``room`` rows of work for conversations that listen, after ``plan``.
+
+        One for which there are no blocks is given up: its next reply reads its rows.
+        """
+        for key, sequence in list(self.ahead.items()):
+            if not sequence.unread:
+                self._rest(self.ahead.pop(key))
+        works: list[Work] = []
+        for key, sequence in list(self.ahead.items()):
+            if room <= 0:
+                break
+            if self.share_prefixes:
+                sequence.adopt_prefix()
+            start, count = sequence.read[Part.TRUNK], min(sequence.unread, room)
+            while not sequence.make_room(start + count):
+                if not self._evict(self.idle):
+                    self._rest(self.ahead.pop(key))
+                    break
+            else:
+                works.append(Work(sequence, None, start, count, False))
+                room -= count
+        return works
+
     def lagging(self) -> list[Work]:
         """Idle conversations whose modality blocks have rows to catch up with."""
         behind = (s for s in self.idle.values() if s.lagging)
@@ -141,8 +178,7 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
             self._give_back_slot(request)
-        if request.sequence.table:
-            self.idle[id(request.sequence)] = request.sequence
+        self._rest(request.sequence)
 
     def replies_of(self, sequence: Sequence) -> list[Request]:
         """Requests on a conversation that have not ended: one at most."""
@@ -150,8 +186,16 @@ class Scheduler:
 
     def drop(self, sequence: Sequence) -> None:
         """Forget an idle conversation and give its blocks back."""
-        self.idle.pop(id(sequence), None)
+        self._take_out(sequence)
         sequence.forget(0)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        self.idle.pop(id(sequence), None)
+        self.ahead.pop(id(sequence), None)
+
+    def _rest(self, sequence: Sequence) -> None:
+        if sequence.table:
+            self.idle[id(sequence)] = sequence
 
     def _admit(self) -> None:
         self.waiting.sort(key=lambda r: r.order)
@@ -161,7 +205,8 @@ class Scheduler:
             # What was put off can be made up only from rows read by this request itself.
             if self.share_prefixes and not request.due_draws:
                 sequence.adopt_prefix()
-            others = [*self.idle.values(), *(later.sequence for later in self.waiting[1:])]
+            resting = (*self.idle.values(), *self.ahead.values())
+            others = [*resting, *(later.sequence for later in self.waiting[1:])]
             reclaimable = sum(len(other.table) for other in others)
             needed = sequence.blocks_needed(len(sequence.rows) + 1)
             if needed > self.pool.available + reclaimable and self.running:
@@ -175,14 +220,19 @@ class Scheduler:
         sequence = request.sequence
         start = sequence.read[Part.TRUNK]
         while not sequence.make_room(start + count):
-            if not (self._evict_idle() or self._evict_waiting() or self._preempt_after(request)):
+            if not (
+                self._evict(self.idle)
+                or self._evict(self.ahead)
+                or self._evict_waiting()
+                or self._preempt_after(request)
+            ):
                 return None
         return Work(sequence, request, start, count, start + count == len(sequence.rows))
 
-    def _evict_idle(self) -> bool:
-        """Take the blocks of the conversation that was idle for longest."""
-        while self.idle:
-            _, sequence = self.idle.popitem(last=False)
+    def _evict(self, resting: OrderedDict[int, Sequence]) -> bool:
+        """Take the blocks of the conversation that was unused for longest."""
+        while resting:
+            _, sequence = resting.popitem(last=False)
             if sequence.table:
                 sequence.forget(0)
                 return True

@@ -5,11 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mosstalk.conversation import Conversation
+from mosstalk.conversation import Conversation, Row
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import OptionError
 from mosstalk.units import codes_heard
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``rows`` that take the place of a conversation's rows from ``start`` on."""
+
+    start: int
+    rows: tuple[Row, ...]
 
 
 @dataclass
@@ -22,6 +30,11 @@ class Talk:
 
     conversation: Conversation
     sequence: Sequence
+
+    def rewrite(self, edit: Edit) -> None:
+        """Change what was said; K and V of the rows before the change stay."""
+        self.conversation.rewrite(edit.start, edit.rows)
+        self._follow(edit.start)
 
     def open_reply(self, *, speech: bool) -> None:
         """Begin a reply: the sequence gets every row that there is now."""

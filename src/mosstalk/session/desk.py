@@ -1,0 +1,164 @@
+"""What the parts of one session share: its settings, its items, its line to the engine."""
+
+from collections.abc import Callable
+from secrets import token_hex
+
+from mosstalk.conversation import SYSTEM_PROMPTS, Row
+from mosstalk.errors import ContextLengthError
+from mosstalk.model.defaults import Choices
+from mosstalk.script import Script
+from mosstalk.session.events import ContextDropped, Event, ItemAdded, ItemDone
+from mosstalk.session.history import Entry, History, Scribe
+from mosstalk.session.line import Line
+from mosstalk.session.microphone import Microphone
+from mosstalk.session.playback import Playback
+from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
+from mosstalk.session.stage import Stage
+from mosstalk.units import INPUT_RATE
+
+LEAST_REPLY_ROWS = 32
+"""Rows that must be left of the context for a reply to be begun."""
+_PROMPTS = {
+    ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"],
+    ReplyMode.TEXT: SYSTEM_PROMPTS["text"],
+}
+
+
+class Desk:
+    """``tell`` is given every event; ``settings`` have been checked by ``require_usable``."""
+
+    def __init__(
+        self, stage: Stage, settings: SessionSettings, tell: Callable[[Event], None]
+    ) -> None:
+        self.stage, self.settings, self.tell = stage, settings, tell
+        self.microphone = Microphone(stage.senses, settings)
+        self.playback = Playback(lambda: self.clock / INPUT_RATE, stage.clock)
+        self.history = History()
+        self.scribe = Scribe(stage.pipeline.ids, stage.pipeline.tokenizer.encode)
+        self.line = self.new_line()
+        self._systems: dict[str, list[Row]] = {}
+
+    @property
+    def clock(self) -> int:
+        """Samples of input so far, counted at 16 kHz."""
+        return self.microphone.clock
+
+    @property
+    def context_rows(self) -> int:
+        """The longest that this conversation may become."""
+        return min(self.settings.context.rows or self.stage.context_rows, self.stage.context_rows)
+
+    def new_line(self) -> Line:
+        """A line for another conversation."""
+        pipeline = self.stage.pipeline
+        return Line(self.stage.engine, pipeline.ids, pipeline.tokenizer.encode)
+
+    def silence(self) -> None:
+        """What was sent and not played by now will not be."""
+        if self.playback.audible:
+            self.microphone.stopped()
+        self.playback.stop()
+
+    def choices(self) -> Choices:
+        """How ids are drawn; raise OptionError for values that mean nothing."""
+        return choices_of(self.stage, self.settings)
+
+    def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
+        """Rows of the system turn for a kind of reply, with other instructions if given."""
+        for text in (instructions, self.settings.instructions, _PROMPTS[reply]):
+            if text is not None:
+                break
+        if not text:
+            return []
+        if text not in self._systems:
+            self._systems = {text: self.scribe.text("system", text)}
+        return self._systems[text]
+
+    def rows(self) -> list[Row]:
+        """All that was said, the turn under way last."""
+        turn = self.microphone.turn
+        codes = turn.codes.codes if turn else []
+        live = self.scribe.listening(codes) if codes else []
+        return self.system(self.settings.reply) + self.history.rows + live
+
+    async def follow(self) -> None:
+        """Have the engine read what is new; only while no reply is being made."""
+        await self.line.tell(self.rows())
+
+    def add(
+        self, entry: Entry, previous_item_id: str | None = None, command_id: str | None = None
+    ) -> None:
+        """Put a finished item into the conversation and tell of it."""
+        self.history.insert(entry, previous_item_id)
+        before = self.history.before(entry)
+        self.tell(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
+        self.tell(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
+
+    def make_room(self) -> None:
+        """Between turns: drop the oldest turns if the context fills and that is the policy."""
+        context = self.settings.context
+        system = len(self.system(self.settings.reply))
+        used = system + sum(len(entry.rows) for entry in self.history)
+        if context.policy is ContextPolicy.DROP and used > context.full * self.context_rows:
+            self._drop(system)
+
+    def require_room(self, system_rows: int) -> None:
+        """Make sure that a reply to all that was said can begin.
+
+        Raises:
+            ContextLengthError: it cannot, and nothing may or can be dropped.
+        """
+        room = self.context_rows - self.scribe.prefix_rows - LEAST_REPLY_ROWS - system_rows
+        if len(self.history.rows) > room and self.settings.context.policy is ContextPolicy.DROP:
+            self._drop(system_rows)
+        rows = len(self.history.rows)
+        if rows > room:
+            raise ContextLengthError(
+                f"the conversation is {rows} rows long and its context holds {self.context_rows}, "
+                "instructions and reply included: delete items, or begin anew"
+            )
+
+    def _drop(self, system_rows: int) -> None:
+        keep = int(self.settings.context.keep * self.context_rows) - system_rows
+        dropped = self.history.drop_oldest(keep)
+        if dropped:
+            ids = tuple(entry.item_id for entry in dropped)
+            rows = system_rows + len(self.history.rows)
+            self.tell(ContextDropped(ids, rows, clock=self.clock))
+
+
+def choices_of(stage: Stage, settings: SessionSettings) -> Choices:
+    """How ids are drawn: the settings' values over the checkpoint's.
+
+    Raises:
+        OptionError: they mean nothing.
+    """
+    chosen = settings.sampling
+    own = Choices(
+        0.0 if chosen.greedy else chosen.temperature,
+        chosen.top_k,
+        chosen.top_p,
+        chosen.repetition_penalty,
+        settings.limits.rows,
+    )
+    return own.over(stage.pipeline.defaults.of("chat"))
+
+
+async def require_usable(stage: Stage, settings: SessionSettings) -> None:
+    """Check what only the models can tell.
+
+    Raises:
+        OptionError: sampling values mean nothing.
+        ScriptError: the script does not parse.
+        VoiceError: the voice is unknown or does not fit.
+    """
+    choices_of(stage, settings)
+    if settings.script is not None:
+        Script.parse(settings.script)
+    if settings.reply is ReplyMode.AUDIO:
+        await stage.voice(settings.voice)
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody else has: ``item_...``, ``resp_...``, ``sess_...``."""
+    return f"{kind}_{token_hex(8)}"

@@ -1,0 +1,186 @@
+"""The items of a conversation and the grid rows that they make."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mosstalk.conversation import (
+    Conversation,
+    Encode,
+    Reply,
+    Row,
+    Segment,
+    SpecialIds,
+    SpeechSegment,
+    TextSegment,
+    Turn,
+    cut_reply,
+)
+from mosstalk.errors import SessionError
+from mosstalk.session.commands import ROOT
+from mosstalk.session.events import ErrorCode, Item, ItemStatus
+from mosstalk.units import CODE_MS
+
+ROLES = ("user", "system", "assistant")
+_STRIDE = 256
+
+
+class Scribe:
+    """Writes turns as rows, each by itself: what came before changes no row of a turn."""
+
+    def __init__(self, ids: SpecialIds, encode: Encode) -> None:
+        self.ids = ids
+        self._encode = encode
+        self._listening = self.turn("user", SpeechSegment(()))
+        # Without codes the turn ends with eosp, im_end and the newline.
+        self._closing = 2 + len(encode("\n"))
+        self.prefix_rows = 2 + len(encode("assistant\n"))
+        """Rows that open a spoken reply."""
+
+    def turn(self, role: str, *segments: Segment) -> list[Row]:
+        """Rows of a whole turn."""
+        conversation = Conversation(self.ids, self._encode)
+        conversation.add_turn(Turn(role, segments))
+        return conversation.rows
+
+    def text(self, role: str, text: str) -> list[Row]:
+        """Rows of a typed turn; raise TextError if it cannot be encoded."""
+        return self.turn(role, TextSegment(tuple(self._encode(text))))
+
+    def listening(self, codes: list[int]) -> list[Row]:
+        """Rows of a spoken turn of the user that goes on."""
+        opening = self._listening[: -self._closing]
+        return opening + [(self.ids.modality_pad, code) for code in codes]
+
+    def reply(self, reply: Reply, *, speech: bool, heard_codes: int | None) -> list[Row]:
+        """Rows of a generated reply as history, cut after ``heard_codes``."""
+        conversation = Conversation(self.ids, self._encode)
+        conversation.open_reply(speech)
+        conversation.close_reply(reply, heard_codes)
+        return conversation.rows
+
+    def written(self, reply: Reply, heard_codes: int | None) -> list[int]:
+        """Text ids of a reply that its history holds."""
+        prefix = (self.ids.im_end, self.ids.audio_pad)
+        rows, _ = cut_reply(reply, heard_codes, self.ids, prefix)
+        return Reply(rows, reply.modes[: len(rows)]).text_ids(self.ids)
+
+
+@dataclass(eq=False)
+class Entry:
+    """An item with its rows. Of a spoken reply also what it was cut from."""
+
+    item_id: str
+    role: str
+    rows: list[Row] = field(default_factory=list)
+    text: str | None = None
+    audio_ms: int | None = None
+    status: ItemStatus = ItemStatus.COMPLETED
+    response_id: str | None = None
+    reply: Reply | None = None
+    speech: bool = False
+    heard_codes: int | None = None
+
+    @property
+    def item(self) -> Item:
+        """What is told of it."""
+        return Item(
+            self.item_id, self.role, self.text, self.audio_ms, self.status, self.response_id
+        )
+
+    def cut(self, codes: int, scribe: Scribe) -> None:
+        """Keep what was heard of a reply: ``codes``, or less if less was kept before."""
+        assert self.reply is not None, "only replies can be cut"
+        if self.heard_codes is not None:
+            codes = min(codes, self.heard_codes)
+        self.heard_codes = codes
+        self.rows = scribe.reply(self.reply, speech=self.speech, heard_codes=codes)
+        self.audio_ms = min(self.audio_ms or 0, codes * CODE_MS)
+
+
+class History:
+    """Items in order."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def last_id(self) -> str | None:
+        """Id of the last item."""
+        return self._entries[-1].item_id if self._entries else None
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of all items."""
+        return [row for entry in self._entries for row in entry.rows]
+
+    def before(self, entry: Entry) -> str | None:
+        """Id of the item before this one."""
+        place = self._entries.index(entry)
+        return self._entries[place - 1].item_id if place else None
+
+    def find(self, item_id: str) -> Entry:
+        """The item of that id; raise SessionError if there is none."""
+        found = next((entry for entry in self._entries if entry.item_id == item_id), None)
+        if found is None:
+            raise SessionError(
+                ErrorCode.UNKNOWN_ITEM, f"there is no item {item_id!r} in this conversation"
+            )
+        return found
+
+    def require_new(self, item_id: str | None) -> None:
+        """Raise SessionError if an item has this id already."""
+        if any(entry.item_id == item_id for entry in self._entries):
+            raise SessionError(ErrorCode.DUPLICATE_ITEM, f"there is an item {item_id!r} already")
+
+    def insert(self, entry: Entry, previous_item_id: str | None = None) -> None:
+        """Put an item after another one; None is the end, ``ROOT`` the beginning.
+
+        Raises:
+            SessionError: the id is taken, or there is no such item before it.
+        """
+        self.require_new(entry.item_id)
+        if previous_item_id is None:
+            place = len(self._entries)
+        elif previous_item_id == ROOT:
+            place = 0
+        else:
+            place = self._entries.index(self.find(previous_item_id)) + 1
+        self._entries.insert(place, entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Take an item out."""
+        self._entries.remove(entry)
+
+    def drop_oldest(self, rows: int) -> list[Entry]:
+        """Take out the oldest items until at most ``rows`` rows are left, and return them.
+
+        What is left begins with a turn that is no reply. Typed instructions (role "system")
+        stay, and so does the last item.
+        """
+        left, dropped = sum(len(entry.rows) for entry in self._entries), list[Entry]()
+        droppable = [entry for entry in self._entries[:-1] if entry.role != "system"]
+        for entry in droppable:
+            if left <= rows and not (dropped and entry.role == "assistant"):
+                break
+            dropped.append(entry)
+            left -= len(entry.rows)
+        for entry in dropped:
+            self._entries.remove(entry)
+        return dropped
+
+
+def common_rows(some: list[Row], others: list[Row]) -> int:
+    """How many leading rows are the same."""
+    most, start = min(len(some), len(others)), 0
+    while start < most and some[start : start + _STRIDE] == others[start : start + _STRIDE]:
+        start += _STRIDE
+    start = min(start, most)
+    while start < most and some[start] == others[start]:
+        start += 1
+    return start

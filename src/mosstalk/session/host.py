@@ -1,0 +1,214 @@
+"""The process side of sessions: one engine, one codec and one detector for all of them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from mosstalk.device import fit_threads
+from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.engine.engine import Engine
+from mosstalk.engine.sizing import sized
+from mosstalk.engine.turnstile import Turnstile
+from mosstalk.errors import EngineFullError, EngineStoppedError
+from mosstalk.pipeline import Pipeline
+from mosstalk.session.commands import CreateResponse, CreateText
+from mosstalk.session.desk import require_usable
+from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
+from mosstalk.session.senses import Senses
+from mosstalk.session.session import Session
+from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
+from mosstalk.session.stage import Stage
+from mosstalk.session.workers import Workers
+from mosstalk.tensors import Progress
+from mosstalk.vad.frames import Detector
+
+_MEMORY_ON_A_CPU = 256 * 2**20
+_COME_BACK_S = 5.0
+"""When to come back to a host that is full: sessions end when their users want."""
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
+    asked for by name. ``mouths`` threads make sound; ``in_turn`` lets either one of them or the
+    engine compute, whoever's work is due first.
+    """
+
+    sessions: int = 64
+    mouths: int = 1
+    in_turn: bool = True
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    voices: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """How a host is doing; ``replies`` are being made, ``waiting`` are in line."""
+
+    sessions: int
+    replies: int
+    waiting: int
+    blocks: int
+    blocks_in_use: int
+
+
+class Host:
+    """Opens sessions. An async context manager; its loop is the one that sessions run on.
+
+    ``detector`` None: sessions must commit their turns by hand. ``clock`` is the wall's, in
+    seconds.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: HostOptions | None = None,
+        *,
+        detector: Detector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options or HostOptions()
+        self.sessions: dict[str, Session] = {}
+        core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
+        self._turnstile = Turnstile() if self.options.in_turn else None
+        self.engine = Engine(core, self._turnstile)
+        self._pipeline, self._detector, self._clock = pipeline, detector, clock
+        self._stage: Stage | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: Path | str,
+        codec: Path | str,
+        options: HostOptions | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = torch.float32,
+        memory_bytes: int | None = None,
+        detector: Detector | None = None,
+        progress: Progress | None = None,
+    ) -> "Host":
+        """Read a model folder and a codec folder, and size the engine's pool.
+
+        ``memory_bytes`` is what K and V may take: by default what a GPU has left, on a CPU
+        256 MiB.
+
+        Raises:
+            ConfigError, CheckpointError: see ``Pipeline.load``.
+            DeviceError: not one conversation fits.
+        """
+        options = options or HostOptions()
+        pipeline = Pipeline.load(model, codec, device=device, dtype=dtype, progress=progress)
+        parts = pipeline.codec
+        fit_threads(
+            pipeline.model.device, (pipeline.model, parts.tokenizer, parts.flow, parts.vocoder)
+        )
+        if memory_bytes is None and pipeline.model.device.type == "cpu":
+            memory_bytes = _MEMORY_ON_A_CPU
+        engine = sized(pipeline.model, pipeline.ids, options.engine, memory_bytes=memory_bytes)
+        return cls(pipeline, replace(options, engine=engine), detector=detector)
+
+    async def __aenter__(self) -> "Host":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin; the default voice is made ready."""
+        pipeline = self._pipeline
+        self._stage = Stage(
+            pipeline,
+            self.engine,
+            Senses(pipeline.codec.tokenizer, self._detector),
+            Workers("mosstalk-mouth", self.options.mouths, self._turnstile),
+            self._clock,
+            self.options.voices,
+        )
+        self.engine.start()
+        self._watch = asyncio.create_task(self._watch_engine())
+
+    async def stop(self) -> None:
+        """Close every session, then end the threads."""
+        closing = [session.close(CloseReason.HOST) for session in self.sessions.values()]
+        await asyncio.gather(*closing)
+        stage = self._started()
+        await asyncio.to_thread(self.engine.stop)
+        if self._watch:
+            await self._watch
+        await asyncio.to_thread(stage.senses.stop)
+        await asyncio.to_thread(stage.mouths.stop)
+
+    async def open(self, settings: SessionSettings | None = None) -> Session:
+        """A new session; ``async with`` closes it.
+
+        Raises:
+            EngineFullError: there are as many as there may be; says when to come back.
+            EngineStoppedError: the engine has ended.
+            OptionError, ScriptError, SessionError, VoiceError: the settings cannot be used here.
+        """
+        stage, settings = self._started(), settings or SessionSettings()
+        if self.engine.ended.done():
+            raise EngineStoppedError(f"the engine has ended: {self.engine.failure}")
+        await require_usable(stage, settings)
+        if len(self.sessions) >= self.options.sessions:
+            raise EngineFullError(
+                f"{len(self.sessions)} sessions are open, which is all there may be; come back in "
+                f"{_COME_BACK_S:.0f} s",
+                _COME_BACK_S,
+            )
+        session = Session(stage, settings, self._gone)
+        self.sessions[session.session_id] = session
+        return session
+
+    async def warm_up(self) -> None:
+        """Make one short reply and throw it away, so that the first user waits no longer.
+
+        Raises:
+            EngineStoppedError: no reply could be made; the message says why.
+        """
+        limits, durations = ReplyLimits(longest_s=1.0), Durations(idle_s=600.0)
+        settings = SessionSettings(turn_detection=None, limits=limits, durations=durations)
+        async with await self.open(settings) as session:
+            session.do(CreateText("user", "Good morning."))
+            session.do(CreateResponse())
+            async for event in session:
+                if isinstance(event, ErrorRaised):
+                    raise EngineStoppedError(f"warming up failed: {event.message}")
+                if isinstance(event, ResponseDone):
+                    return
+
+    @property
+    def voice_names(self) -> list[str]:
+        """Voices that sessions may name."""
+        return self._started().voice_names
+
+    @property
+    def figures(self) -> HostFigures:
+        """How things are now."""
+        scheduler, pool = self.engine.core.scheduler, self.engine.core.pool
+        return HostFigures(
+            len(self.sessions), len(scheduler.running), len(scheduler.waiting),
+            pool.size, pool.in_use,
+        )  # fmt: skip
+
+    def _started(self) -> Stage:
+        assert self._stage, "the host has not been started: use it as `async with`"
+        return self._stage
+
+    def _gone(self, session: Session) -> None:
+        self.sessions.pop(session.session_id, None)
+
+    async def _watch_engine(self) -> None:
+        """Tell every session when the engine ends."""
+        await asyncio.wrap_future(self.engine.ended)
+        failure = self.engine.failure
+        why = f"{type(failure).__name__}: {failure}" if failure else "it was stopped"
+        for session in list(self.sessions.values()):
+            session.engine_gone(f"the engine has ended ({why}); open another session later")

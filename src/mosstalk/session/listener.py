@@ -1,0 +1,306 @@
+"""Where a user's turns begin and end, and the codes of the one under way.
+
+Sound is float at 16 kHz here; a place in it is the number of samples before it.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mosstalk.codec.audio import SHORTEST_MS, Samples
+from mosstalk.codec.live_codes import LiveCodes
+from mosstalk.errors import SessionError
+from mosstalk.session.events import ErrorCode
+from mosstalk.session.senses import Played, Senses
+from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.vad import turns
+from mosstalk.vad.echo import EchoGate
+
+LISTEN_CODES = 5
+"""Codes that are encoded at once, and read by the engine, while the user speaks: 400 ms."""
+_LISTEN_SAMPLES = LISTEN_CODES * INPUT_SAMPLES_PER_CODE
+_SHORTEST_SAMPLES = SHORTEST_MS * INPUT_RATE // 1000
+_KEPT_SAMPLES = 3 * INPUT_RATE
+"""Sound kept from before a turn, beside the detector's padding: speech is known only later."""
+
+
+@dataclass
+class LiveTurn:
+    """A turn while it is spoken: the sound from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+    codes: LiveCodes
+    item_id: str | None = None
+    _waiting: list[Samples] = field(default_factory=list)
+
+    @property
+    def waiting_samples(self) -> int:
+        """Samples that no code was made of yet."""
+        return sum(map(len, self._waiting))
+
+    def take(self, samples: Samples) -> None:
+        """Go on by these samples."""
+        self._waiting.append(samples)
+        self.end += len(samples)
+
+    def due(self) -> Samples:
+        """The samples that wait; they wait no longer."""
+        samples = _joined(self._waiting)
+        self._waiting.clear()
+        return samples
+
+
+@dataclass(frozen=True)
+class Started:
+    """The user began to speak."""
+
+    turn: LiveTurn
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """There are new codes of the turn under way, or other ones."""
+
+    turn: LiveTurn
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The user has finished; the codes are final. The last speech ended at ``speech_end``."""
+
+    turn: LiveTurn
+    speech_end: int
+
+
+@dataclass(frozen=True)
+class Idled:
+    """Nobody spoke from ``start`` on; the latest of that silence is a turn with final codes."""
+
+    turn: LiveTurn
+    start: int
+
+
+@dataclass(frozen=True)
+class Full:
+    """The turn is as long as it may be: sound is not taken any more. Said once."""
+
+    turn: LiveTurn
+    error: SessionError
+
+
+Heard = Started | Progressed | Stopped | Idled | Full
+
+
+class Listener(ABC):
+    """Turns of one session's user; ``turn`` is the one under way."""
+
+    def __init__(self, senses: Senses, turn_s: float, start: int = 0) -> None:
+        self.turn: LiveTurn | None = None
+        self.position = start
+        """The place that has been heard up to."""
+        self._senses = senses
+        self._maximum: float | None = None
+        self.bound(turn_s)
+
+    def bound(self, turn_s: float) -> None:
+        """End turns, or take no more of them, after ``turn_s`` seconds."""
+        self._longest_samples = int(turn_s * INPUT_RATE)
+
+    @abstractmethod
+    def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+        """Take more sound; ``audible``: the assistant can be heard meanwhile."""
+
+    @abstractmethod
+    async def commit(self, rest: Samples) -> LiveTurn:
+        """End the turn by hand, ``rest`` included; raise SessionError if there is none."""
+
+    def clear(self) -> None:
+        """Forget the turn under way."""
+        self.turn = None
+
+    @abstractmethod
+    def played(self, at: int, samples: Samples) -> None:
+        """The assistant says this, (n,) at 16 kHz, from place ``at`` on; none: it stops there."""
+
+    def _open(self, start: int) -> LiveTurn:
+        self.turn = LiveTurn(start, start, self._senses.open(self._maximum))
+        return self.turn
+
+    async def _listen(self, turn: LiveTurn) -> AsyncIterator[Heard]:
+        """Encode what waits, once it is enough to be worth a run."""
+        if turn.waiting_samples >= _LISTEN_SAMPLES:
+            await self._senses.encode(turn.codes, turn.due())
+            yield Progressed(turn)
+
+    async def _finish(self, turn: LiveTurn) -> LiveTurn:
+        self.turn = None
+        await self._senses.encode(turn.codes, turn.due(), last=True)
+        self._maximum = turn.codes.maximum
+        return turn
+
+
+class ByHand(Listener):
+    """A turn is all sound from one commit to the next."""
+
+    _told_full = False
+
+    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+        """See ``Listener.hear``."""
+        del audible
+        turn = self.turn or self._open(self.position)
+        self.position += len(samples)
+        room = self._longest_samples - (turn.end - turn.start)
+        turn.take(samples[:room])
+        async for progressed in self._listen(turn):
+            yield progressed
+        if len(samples) > room and not self._told_full:
+            self._told_full = True
+            error = SessionError(
+                ErrorCode.TURN_TOO_LONG,
+                f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
+                "again once it is committed or cleared",
+            )
+            yield Full(turn, error)
+
+    async def commit(self, rest: Samples) -> LiveTurn:
+        """See ``Listener.commit``."""
+        turn = self.turn or self._open(self.position)
+        turn.take(rest)
+        length = turn.end - turn.start
+        if length < _SHORTEST_SAMPLES:
+            raise SessionError(
+                ErrorCode.COMMIT_EMPTY,
+                f"{1000 * length // INPUT_RATE} ms of sound are no turn: push at least "
+                f"{SHORTEST_MS} ms before a commit",
+            )
+        self._told_full = False
+        return await self._finish(turn)
+
+    def clear(self) -> None:
+        """Forget the turn under way."""
+        super().clear()
+        self._told_full = False
+
+    def played(self, at: int, samples: Samples) -> None:
+        """See ``Listener.played``: who ends turns by hand is not misled by an echo."""
+
+
+class HandsFree(Listener):
+    """Turns begin and end where a detector of speech says so."""
+
+    def __init__(
+        self,
+        senses: Senses,
+        detection: turns.TurnDetection,
+        turn_s: float,
+        start: int = 0,
+        *,
+        echo_gate: bool = True,
+    ) -> None:
+        super().__init__(senses, turn_s, start)
+        finder = senses.detector
+        assert finder is not None, "hands-free without a detector of speech"
+        self._state: Any = finder.start()
+        self._detector = turns.TurnDetector(detection, minimum_speech_ms=finder.minimum_speech_ms)
+        self._gate = EchoGate() if echo_gate else None
+        self._played: list[Played] = []
+        self._origin = start
+        self._recent = _Recent(start)
+
+    def configure(self, detection: turns.TurnDetection) -> None:
+        """Take other settings from the next frame on."""
+        self._detector.settings = detection
+
+    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+        """See ``Listener.hear``."""
+        self._recent.add(samples)
+        self.position += len(samples)
+        self._detector.playing = audible
+        played, self._played = self._played, []
+        self._state, frames = await self._senses.detect(self._state, samples, self._gate, played)
+        for event in self._detector.push(frames):
+            async for heard in self._decided(event):
+                yield heard
+        if self.turn:
+            async for heard in self._go_on(self.turn):
+                yield heard
+        else:
+            padding = self._detector.settings.prefix_padding_ms * INPUT_RATE // 1000
+            self._recent.forget_before(self.position - padding - _KEPT_SAMPLES)
+
+    async def commit(self, rest: Samples) -> LiveTurn:
+        """See ``Listener.commit``; what is held back for resampling belongs to what follows."""
+        del rest
+        if not self.turn:
+            raise SessionError(
+                ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
+            )
+        self._detector.reset()
+        return await self._finish(self.turn)
+
+    def clear(self) -> None:
+        """Forget the turn under way, and that anybody spoke."""
+        super().clear()
+        self._detector.reset()
+
+    def played(self, at: int, samples: Samples) -> None:
+        """See ``Listener.played``; the gate hears of it with the next sound."""
+        if self._gate:
+            self._played.append(Played(at - self._origin, samples))
+
+    async def _decided(self, event: turns.TurnEvent) -> AsyncIterator[Heard]:
+        if isinstance(event, turns.SpeechStarted):
+            turn = self._open(max(self._origin + event.start_samples, self._recent.start))
+            yield Started(turn)
+        elif isinstance(event, turns.SpeechStopped):
+            assert self.turn, "speech that stopped had not begun"
+            turn = self.turn
+            self._follow(turn, self._origin + event.decided_samples)
+            await self._finish(turn)
+            yield Stopped(turn, self._origin + event.end_samples)
+        else:
+            start, end = (self._origin + at for at in (event.start_samples, event.at_samples))
+            turn = self._open(max(start, self._recent.start))
+            self._follow(turn, end)
+            yield Idled(await self._finish(turn), start)
+
+    async def _go_on(self, turn: LiveTurn) -> AsyncIterator[Heard]:
+        self._follow(turn, self.position)
+        self._recent.forget_before(turn.end)
+        async for progressed in self._listen(turn):
+            yield progressed
+        if turn.end - turn.start >= self._longest_samples:
+            self._detector.reset(turn.end - self._origin)
+            await self._finish(turn)
+            yield Stopped(turn, turn.end)
+
+    def _follow(self, turn: LiveTurn, end: int) -> None:
+        turn.take(self._recent.between(turn.end, end))
+
+
+class _Recent:
+    """The latest samples, by their place."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self._end = start
+        self._pieces: deque[Samples] = deque()
+
+    def add(self, samples: Samples) -> None:
+        self._pieces.append(samples)
+        self._end += len(samples)
+
+    def forget_before(self, place: int) -> None:
+        while self._pieces and self.start + len(self._pieces[0]) <= place:
+            self.start += len(self._pieces.popleft())
+
+    def between(self, start: int, end: int) -> Samples:
+        return _joined(self._pieces)[start - self.start : end - self.start]
+
+
+def _joined(pieces: list[Samples] | deque[Samples]) -> Samples:
+    return np.concatenate([np.zeros(0, np.float32), *pieces])

@@ -1,0 +1,116 @@
+"""One session's sound as it comes in: its clock, its rate, and who listens to it."""
+
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import soxr
+
+from mosstalk.codec.audio import Samples
+from mosstalk.errors import SessionError
+from mosstalk.session.commands import Push
+from mosstalk.session.events import ErrorCode
+from mosstalk.session.listener import ByHand, HandsFree, Heard, Listener, LiveTurn
+from mosstalk.session.senses import Senses
+from mosstalk.session.settings import SessionSettings
+from mosstalk.session.sound import Resampler, samples_of
+from mosstalk.units import INPUT_RATE, OUTPUT_RATE
+
+_STOPPING_SAMPLES = INPUT_RATE // 5
+"""How long a player goes on after it was told to stop."""
+_SLICES_PER_S = 10
+"""However much is pushed at once, it is heard 100 ms after 100 ms."""
+
+
+class Microphone:
+    """Pushed sound on its way to a ``Listener``, resampled to 16 kHz."""
+
+    def __init__(self, senses: Senses, settings: SessionSettings) -> None:
+        self.received = 0
+        """Samples that came in, at the session's own rate."""
+        self._senses = senses
+        self._resampler = Resampler(settings.input_rate)
+        self._listener = self._listening(settings, 0)
+
+    @property
+    def clock(self) -> int:
+        """Samples that came in, counted at 16 kHz."""
+        return self.received * INPUT_RATE // self._resampler.rate
+
+    @property
+    def turn(self) -> LiveTurn | None:
+        """The turn under way."""
+        return self._listener.turn
+
+    def samples_of(self, push: Push) -> Samples:
+        """The samples of a push; raise SessionError for what cannot be heard."""
+        rate = self._resampler.rate
+        if push.rate not in (None, rate):
+            raise SessionError(
+                ErrorCode.WRONG_RATE, f"this session hears {rate} Hz, not {push.rate} Hz"
+            )
+        return samples_of(push.pcm)
+
+    async def hear(self, samples: Samples, audible: Callable[[], bool]) -> AsyncIterator[Heard]:
+        """Hear samples at the session's rate; ``audible``: can the assistant be heard now?"""
+        size = self._resampler.rate // _SLICES_PER_S
+        for start in range(0, len(samples), size):
+            piece = samples[start : start + size]
+            self.received += len(piece)
+            heard = self._resampler.push(piece)
+            if len(heard):
+                async for each in self._listener.hear(heard, audible=audible()):
+                    yield each
+
+    async def commit(self) -> LiveTurn:
+        """End the turn by hand; raise SessionError if there is none."""
+        by_hand = isinstance(self._listener, ByHand)
+        rest = self._resampler.flush() if by_hand else np.zeros(0, np.float32)
+        return await self._listener.commit(rest)
+
+    def clear(self) -> None:
+        """Forget the turn under way."""
+        if isinstance(self._listener, ByHand):
+            self._resampler.flush()
+        self._listener.clear()
+
+    def played(self, samples: Samples, at_s: float) -> None:
+        """The assistant says this, (n,) at 24 kHz, from the clock's ``at_s`` on."""
+        low = soxr.resample(samples, OUTPUT_RATE, INPUT_RATE, quality="LQ")
+        self._listener.played(round(at_s * INPUT_RATE), np.asarray(low, np.float32))
+
+    def stopped(self) -> None:
+        """The assistant has been told to stop."""
+        at = self.clock + _STOPPING_SAMPLES
+        self._listener.played(at, np.zeros(0, np.float32))
+
+    def configure(self, settings: SessionSettings) -> None:
+        """Take new settings; a turn under way is lost if its end is now decided otherwise.
+
+        Raises:
+            SessionError: another rate, or hands-free where nothing detects speech.
+        """
+        rate, listener = settings.input_rate, self._listener
+        if rate != self._resampler.rate:
+            if self.received:
+                raise SessionError(
+                    ErrorCode.WRONG_RATE, "the input rate cannot change once sound was pushed"
+                )
+            self._resampler = Resampler(rate)
+        listener.bound(settings.durations.turn_s)
+        detection = settings.turn_detection
+        if isinstance(listener, HandsFree) and detection:
+            listener.configure(detection)
+        elif isinstance(listener, HandsFree) or detection:
+            # What was heard by hand is no part of a turn that is found, nor the other way round.
+            self._listener = self._listening(settings, listener.position)
+
+    def _listening(self, settings: SessionSettings, start: int) -> Listener:
+        detection, turn_s = settings.turn_detection, settings.durations.turn_s
+        if detection is None:
+            return ByHand(self._senses, turn_s, start)
+        if self._senses.detector is None:
+            raise SessionError(
+                ErrorCode.BAD_VALUE,
+                "turns cannot be detected here: no detector of speech is installed",
+            )
+        return HandsFree(self._senses, detection, turn_s, start, echo_gate=settings.echo_gate)

@@ -1,0 +1,109 @@
+"""Hearing for all sessions of a host: codes and speech probabilities, many streams in one run."""
+
+from typing import Any, NamedTuple
+
+from mosstalk.codec.audio import Samples
+from mosstalk.codec.live_codes import LiveCodes
+from mosstalk.codec.live_tokenizer import LiveTokenizer
+from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.session.workers import Gathering
+from mosstalk.vad.echo import EchoGate
+from mosstalk.vad.frames import Detector, Frames
+
+
+class _Sound(NamedTuple):
+    """More sound of a stream of codes; ``last``: none follows."""
+
+    codes: LiveCodes
+    samples: Samples
+    last: bool
+
+
+class Played(NamedTuple):
+    """What the assistant says, samples (n,) at 16 kHz, from a place in the microphone's stream.
+
+    Without samples: nothing more is said from there on.
+    """
+
+    at: int
+    samples: Samples
+
+
+class _Listening(NamedTuple):
+    """More sound of a stream in which speech is looked for, and what is played beside it."""
+
+    state: Any
+    samples: Samples
+    gate: EchoGate | None
+    played: list[Played]
+
+
+class Senses:
+    """Threads that hear; what they know of a stream is a value that its session keeps.
+
+    ``detector`` None: no session can be hands-free.
+    """
+
+    def __init__(self, tokenizer: SpeechTokenizer, detector: Detector | None) -> None:
+        self.detector = detector
+        self._live = LiveTokenizer(tokenizer)
+        self._codes = Gathering("mosstalk-codes", self._encode)
+        self._frames = Gathering("mosstalk-frames", self._detect)
+
+    def open(self, last_maximum: float | None = None) -> LiveCodes:
+        """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
+        return self._live.open(last_maximum)
+
+    async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
+        """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final."""
+        await self._codes.do(_Sound(codes, samples, last))
+
+    async def codes_of(self, samples: Samples) -> list[int]:
+        """Codes of a whole turn."""
+        stream = self.open()
+        await self.encode(stream, samples, last=True)
+        return stream.codes
+
+    async def detect(
+        self, state: Any, samples: Samples, gate: EchoGate | None, played: list[Played]
+    ) -> tuple[Any, Frames]:
+        """The detector's next state, and the frames that finite samples (n,) made whole.
+
+        ``gate``, which hears of what is ``played``, takes the speech out of those in which only
+        that is heard.
+        """
+        return await self._frames.do(_Listening(state, samples, gate, played))
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._codes.stop()
+        self._frames.stop()
+
+    def _encode(self, sounds: list[_Sound]) -> list[None]:
+        heard = [sound for sound in sounds if len(sound.samples)]
+        if heard:
+            self._live.push_many([s.codes for s in heard], [s.samples for s in heard])
+        for sound in sounds:
+            if sound.last:
+                self._live.finish(sound.codes)
+        return [None] * len(sounds)
+
+    def _detect(self, calls: list[_Listening]) -> list[tuple[Any, Frames]]:
+        assert self.detector is not None, "no detector of speech"
+        found = self.detector.push_many([c.state for c in calls], [c.samples for c in calls])
+        return [
+            (state, _gated(call, frames))
+            for call, (state, frames) in zip(calls, found, strict=True)
+        ]
+
+
+def _gated(call: _Listening, frames: Frames) -> Frames:
+    gate = call.gate
+    if gate is None:
+        return frames
+    for at, samples in call.played:
+        if len(samples):
+            gate.played(samples, at)
+        else:
+            gate.stopped(at)
+    return gate.heard(call.samples, frames)

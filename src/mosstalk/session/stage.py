@@ -1,0 +1,57 @@
+"""What all sessions of a process share: the models, the engine, and the threads around them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mosstalk.codec.decoder import prepare
+from mosstalk.codec.voices import Voice, list_voices
+from mosstalk.engine.engine import Engine
+from mosstalk.errors import VoiceError
+from mosstalk.pipeline import Pipeline
+from mosstalk.session.senses import Senses
+from mosstalk.session.workers import Workers
+
+
+@dataclass
+class Stage:
+    """``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's."""
+
+    pipeline: Pipeline
+    engine: Engine
+    senses: Senses
+    mouths: Workers
+    clock: Callable[[], float]
+    voices: Mapping[str, Path] = field(default_factory=dict)
+    _loaded: dict[str, Voice] = field(default_factory=dict)
+
+    @property
+    def context_rows(self) -> int:
+        """The longest conversation that can be answered."""
+        pool, config = self.engine.core.pool, self.pipeline.model.config
+        return min(config.max_position_embeddings, pool.size * pool.rows)
+
+    @property
+    def voice_names(self) -> list[str]:
+        """Names that ``voice`` knows."""
+        return sorted({*list_voices(self.pipeline.codec.folder / "voices"), *self.voices})
+
+    async def voice(self, name: str) -> Voice:
+        """A voice by name, ready to be spoken with; never a path that a client chose.
+
+        Raises:
+            VoiceError: unknown, damaged, or made for another codec.
+        """
+        if name not in self._loaded:
+            if name not in self.voice_names:
+                there = ", ".join(self.voice_names)
+                raise VoiceError(f"unknown voice {name!r}; there are: {there}")
+            self._loaded[name] = await asyncio.to_thread(self._load, name)
+        return self._loaded[name]
+
+    def _load(self, name: str) -> Voice:
+        codec = self.pipeline.codec
+        voice = codec.voice(str(self.voices.get(name, name)))
+        prepare(codec, voice)
+        return voice

@@ -1,0 +1,211 @@
+"""Rows read before any reply asks for them: the same replies, less left to read, nobody hurt."""
+
+import asyncio
+from random import Random
+
+import pytest
+from engine_rig import (
+    EOSP,
+    GREEDY,
+    IDS,
+    PAD,
+    SOSP,
+    Task,
+    engine_core,
+    random_rows,
+    random_tasks,
+    reference,
+    require_idle,
+    require_same,
+    wild_model,
+)
+
+from mosstalk.conversation import Conversation, Row
+from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine import Engine
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.engine.talk import Edit, Talk
+from mosstalk.engine.turnstile import Turnstile
+from mosstalk.errors import EngineInputError
+from mosstalk.model.generate import Limits
+
+LONG = Ask(GREEDY, Limits(30, min_new_rows=40))
+
+
+def settle(core: EngineCore) -> None:
+    """Step while there is anything to do."""
+    while core.has_work:
+        core.step()
+
+
+def rewritten(core: EngineCore, sequence: Sequence, start: int, rows: list[Row]) -> None:
+    sequence.truncate(start)
+    sequence.rows += rows
+    core.listen(sequence)
+
+
+def answered(core: EngineCore, sequence: Sequence, ask: Ask = LONG) -> None:
+    """A reply, which equals the reference's to the same rows."""
+    rows = list(sequence.rows)
+    request = core.submit(sequence, ask)
+    core.run()
+    require_same(request, reference(core.model, Task(rows, ask)))
+
+
+@pytest.mark.parametrize("deferral", [True, False])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("step_rows", [3, 64])
+def test_a_turn_read_and_repaired_while_it_came_is_answered_as_one_read_at_once(
+    deferral: bool, share: bool, step_rows: int
+) -> None:
+    core = engine_core(
+        wild_model(), deferral=deferral, share=share, step_rows=step_rows, block_rows=4
+    )
+    random = Random(1)
+    sequence = core.open(random_rows(random, 9))
+    for _ in range(8):
+        start = random.randint(max(1, len(sequence.rows) - 4), len(sequence.rows))
+        rewritten(core, sequence, start, [(PAD, random.randrange(EOSP)) for _ in range(5)])
+        if random.random() < 0.8:
+            settle(core)
+            assert sequence.read == [len(sequence.rows)] * 3
+    sequence.rows.append((SOSP, IDS.audio_pad))
+    answered(core, sequence)
+    core.close(sequence)
+    require_idle(core)
+
+
+def test_what_was_read_ahead_is_not_read_again() -> None:
+    core = engine_core(wild_model())
+    sequence = core.open(random_rows(Random(2), 40))
+    core.listen(sequence)
+    settle(core)
+    sequence.rows += [(3, IDS.audio_pad), (SOSP, IDS.audio_pad)]
+    core.submit(sequence, LONG)
+    (work,) = core.scheduler.plan()
+    assert (work.start, work.count) == (40, 2)
+
+
+def test_a_reply_can_follow_the_last_row_that_was_read_ahead() -> None:
+    core = engine_core(wild_model(), block_rows=4)
+    sequence = core.open([*random_rows(Random(3), 15), (SOSP, IDS.audio_pad)])
+    core.listen(sequence)
+    settle(core)
+    answered(core, sequence)
+
+
+def test_replies_come_first_and_are_the_same_while_others_listen() -> None:
+    core = engine_core(wild_model(), step_rows=8, blocks=200)
+    tasks = random_tasks(5, 6)
+    requests = [core.submit(core.open(task.rows), task.ask) for task in tasks]
+    random = Random(6)
+    listening = [core.open(random_rows(random, 60)) for _ in range(3)]
+    for sequence in listening:
+        core.listen(sequence)
+    core.step()
+    assert sum(sequence.read[Part.TRUNK] for sequence in listening) == 0
+    settle(core)
+    for task, request in zip(tasks, requests, strict=True):
+        require_same(request, reference(core.model, task))
+    assert all(sequence.unread == 0 for sequence in listening)
+    for sequence in listening:
+        answered(core, sequence)
+
+
+def test_a_listener_for_whom_there_is_no_room_is_given_up_and_still_answered() -> None:
+    core = engine_core(wild_model(), blocks=10, block_rows=8)
+    busy = core.submit(core.open(random_rows(Random(7), 40)), LONG)
+    core.step()
+    sequence = core.open(random_rows(Random(8), 48))
+    core.listen(sequence)
+    core.step()
+    assert not core.scheduler.ahead
+    assert sequence.read == [0, 0, 0]
+    core.run()
+    require_same(busy, reference(core.model, Task(busy.sequence.rows[:40], LONG)))
+    answered(core, sequence)
+
+
+def test_a_reply_takes_the_blocks_of_those_who_only_listen() -> None:
+    core = engine_core(wild_model(), blocks=10, block_rows=8)
+    listening = core.open(random_rows(Random(9), 60))
+    core.listen(listening)
+    settle(core)
+    core.listen(listening)
+    answered(core, core.open(random_rows(Random(10), 60)))
+    answered(core, listening)
+
+
+def test_rows_are_shared_only_after_a_draw_has_shown_them_to_be_sound() -> None:
+    core = engine_core(wild_model(), block_rows=4)
+    rows = random_rows(Random(11), 30)
+    sequence = core.open(rows)
+    core.listen(sequence)
+    settle(core)
+    assert core.open(rows).adopt_prefix() == 0
+    core.submit(sequence, LONG)
+    core.step()
+    assert core.open(rows).adopt_prefix() == 28
+
+
+def test_an_unknown_id_is_refused_before_it_is_read() -> None:
+    core = engine_core(wild_model())
+    with pytest.raises(EngineInputError, match="999"):
+        core.listen(core.open([(3, 4), (999, 4)]))
+    assert not core.has_work
+
+
+def talk_of(engine: Engine) -> Talk:
+    return engine.talk(Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text]))
+
+
+@pytest.mark.parametrize("turnstile", [None, Turnstile()])
+def test_edits_through_the_engine_are_answered_as_fresh_prompts(
+    turnstile: Turnstile | None,
+) -> None:
+    core = engine_core(wild_model())
+    random = Random(12)
+    first, second = random_rows(random, 20), random_rows(random, 12)
+
+    async def main() -> None:
+        async with Engine(core, turnstile) as engine:
+            talk = talk_of(engine)
+            await engine.rewrite(talk, Edit(0, tuple(first)))
+            await engine.rewrite(talk, Edit(10, tuple(second)))
+            last = Edit(22, ((7, IDS.audio_pad),))
+            ticket = await engine.submit(talk, LONG, edit=last)
+            prompt = list(talk.conversation.rows)
+            assert prompt[:23] == first[:10] + second + list(last.rows)
+            rows = [new.row async for new in ticket]
+            expected = reference(core.model, Task(prompt, LONG))
+            assert rows[:-1] == expected.rows[:-1]
+            await engine.close_reply(ticket)
+            await engine.close(talk)
+            assert not engine.ended.done()
+        assert engine.ended.done()
+        require_idle(core)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_the_most_urgent_of_those_who_wait_goes_through_the_turnstile_first() -> None:
+    gate, order = Turnstile(), list[float]()
+
+    async def one(due_s: float) -> None:
+        def work() -> None:
+            with gate.turn(due_s):
+                order.append(due_s)
+
+        await asyncio.to_thread(work)
+
+    async def main() -> None:
+        assert gate.enter(0.0)
+        assert not gate.enter(-1.0, timeout_s=0.001)  # however urgent: somebody is inside
+        waiting = [asyncio.create_task(one(due_s)) for due_s in (3.0, 1.0, 2.0)]
+        while gate.queue < len(waiting):
+            await asyncio.sleep(0)
+        gate.leave()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert order == [1.0, 2.0, 3.0]

@@ -1,0 +1,303 @@
+"""Turns that a detector of speech finds, and replies that speech ends."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soxr
+from session_rig import (
+    GREEDY,
+    HANDS_FREE,
+    QUESTION,
+    RATE,
+    SENTENCE,
+    Client,
+    Offline,
+    host,
+    pocket,
+    require_nothing_held,
+    run,
+    silence,
+    speech,
+)
+
+from mosstalk.codec.audio import Samples
+from mosstalk.session.commands import Clear, Commit, CreateResponse, Truncate
+from mosstalk.session.events import (
+    AudioDelta,
+    ErrorCode,
+    ErrorRaised,
+    IdleTimeout,
+    InputCleared,
+    ItemAdded,
+    ItemTruncated,
+    Reason,
+    ResponseDone,
+    ResponseStarted,
+    ResponseStatus,
+    SpeechStarted,
+    SpeechStopped,
+    TurnCommitted,
+)
+from mosstalk.session.settings import Durations, Playback, SessionSettings
+from mosstalk.vad.turns import TurnDetection
+
+LONG = replace(HANDS_FREE, script="speech:200")
+"""Replies of 16 s, which last longer than what is said meanwhile."""
+
+
+def standing() -> float:
+    """A wall clock that stands still: time is what the samples say."""
+    return 0.0
+
+
+def said(samples: Samples) -> Samples:
+    """Speech in a quiet room."""
+    return np.concatenate([silence(0.5), samples, silence(0.8)])
+
+
+def test_a_spoken_turn_is_found_answered_and_followed_by_the_next() -> None:
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            async with await here.open(HANDS_FREE) as session:
+                client, offline, heard = Client(session), Offline(), np.zeros(0, np.float32)
+                for path in (QUESTION, SENTENCE):
+                    heard = np.concatenate([heard, said(speech(path))])
+                    client.say(said(speech(path)), piece=517)
+                    done = await client.wait(ResponseDone)
+                    started = client.all(SpeechStarted)[-1]
+                    stopped = client.all(SpeechStopped)[-1]
+                    assert stopped.item_id == started.item_id
+                    assert stopped.wait == stopped.end - stopped.speech_end
+                    assert stopped.wait_ms in range(500, 533)  # to the end of a frame
+                    assert done.timings.vad_wait_ms == stopped.wait / 16
+                    # The turn is exactly the sound between the positions that are told.
+                    offline.chat.hear(heard[started.start : stopped.end])
+                    assert client.pcm(done.response_id) == offline.answer()[0]
+                    assert client.rows == offline.rows
+                turns = [event.item_id for event in client.all(TurnCommitted)]
+                assert turns == [event.item_id for event in client.all(SpeechStarted)]
+            require_nothing_held(here)
+
+    run(main())
+
+
+def test_speech_ends_the_reply_which_is_cut_to_what_was_played() -> None:
+    settings = replace(LONG, playback=Playback.SESSION)
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            async with await here.open(settings) as session:
+                client = Client(session)
+                client.say(said(speech(QUESTION)))
+                # Two seconds are on their way before the user says a word.
+                first = await client.wait(AudioDelta)
+                await client.wait(AudioDelta, lambda delta: delta.start > 48_000)
+                client.say(said(speech(SENTENCE)))
+                started = await client.wait(SpeechStarted)
+                done = await client.wait(ResponseDone)
+                assert done.status is ResponseStatus.CANCELLED
+                assert done.reason is Reason.TURN_DETECTED
+                cut = await client.wait(ItemTruncated)
+                assert cut.by_session
+                assert cut.audio_ms == (started.clock - first.clock) // 16
+                assert cut.codes == -(-cut.audio_ms // 80)
+                committed = await client.wait(TurnCommitted)
+                assert committed.item_id == started.item_id
+                assert committed.previous_item_id == cut.item_id
+                await client.wait(ResponseStarted)
+                require_as_fresh(client, cut.codes)
+                assert not [
+                    event
+                    for event in client.events[client.events.index(started) :]
+                    if isinstance(event, AudioDelta) and event.item_id == cut.item_id
+                ]
+            require_nothing_held(here)
+
+    run(main())
+
+
+def require_as_fresh(client: Client, codes: int) -> None:
+    """Check that the rows are those of a prompt of the same turns, the reply cut."""
+    ids = pocket().ids
+    spoken: list[list[int]] = [[]]
+    for text, audio in client.rows:
+        if text == ids.modality_pad and audio == ids.eosp:
+            spoken.append([])
+        elif text == ids.modality_pad:
+            spoken[-1].append(audio)
+    fresh = pocket().chat().conversation
+    for role, turn in zip(("user", "assistant", "user"), spoken, strict=False):
+        fresh.add_speech(role, turn)
+    assert len(spoken[1]) == codes
+    assert client.rows == fresh.rows
+
+
+def test_until_the_client_truncates_what_was_sent_stays() -> None:
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(LONG) as session,
+        ):
+            client = Client(session)
+            client.say(said(speech(QUESTION)))
+            await client.wait(AudioDelta)
+            client.say(speech(SENTENCE))
+            done = await client.wait(ResponseDone)
+            (item,) = done.items
+            assert item.audio_ms == len(client.pcm(done.response_id)) // 48
+            client.do(Truncate(item.item_id, 160.0))
+            cut = await client.wait(ItemTruncated)
+            assert (cut.audio_ms, cut.codes, cut.by_session) == (160, 2, False)
+            client.say(silence(0.8))
+            await client.wait(ResponseStarted)
+            require_as_fresh(client, 2)
+
+    run(main())
+
+
+def test_speech_ends_no_reply_where_that_is_not_wanted() -> None:
+    settings = replace(HANDS_FREE, interrupt_response=False)
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            client.say(said(speech(QUESTION)))
+            await client.wait(ResponseStarted)
+            client.say(said(speech(SENTENCE)))
+            done = await client.wait(ResponseDone)
+            assert done.status is ResponseStatus.COMPLETED
+            committed = [event.item_id for event in client.all(TurnCommitted)]
+            if len(committed) == 1:
+                committed.append((await client.wait(TurnCommitted)).item_id)
+            added = [e.item.item_id for e in client.all(ItemAdded)]
+            assert added[:2] == [committed[0], done.items[0].item_id]
+
+    run(main())
+
+
+def test_a_turn_without_an_answer_is_answered_when_asked_for() -> None:
+    settings = replace(HANDS_FREE, create_response=False)
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            client.say(said(speech(QUESTION)))
+            await client.wait(TurnCommitted)
+            client.do(CreateResponse("asked"))
+            assert (await client.wait(ResponseDone)).response_id == "asked"
+            assert len(client.all(ResponseStarted)) == 1
+
+    run(main())
+
+
+def test_a_turn_can_be_ended_or_forgotten_by_hand() -> None:
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(HANDS_FREE) as session,
+        ):
+            client = Client(session)
+            client.do(Commit())
+            assert (await client.error()).code is ErrorCode.COMMIT_EMPTY
+            client.say(np.concatenate([silence(0.5), speech(QUESTION)[:24_000]]))
+            started = await client.wait(SpeechStarted)
+            client.do(Commit("mine"))
+            committed = await client.wait(TurnCommitted)
+            assert committed.item_id == "mine"
+            item = (await client.wait(ItemAdded)).item
+            assert item.audio_ms == (session.clock - started.start) // 16
+            empty = len(client.rows)
+            client.say(speech(SENTENCE))
+            await client.wait(SpeechStarted)
+            client.do(Clear())
+            await client.wait(InputCleared)
+            assert len(client.rows) == empty
+            client.say(silence(1.0))
+            client.do(Commit())
+            assert (await client.error()).code is ErrorCode.COMMIT_EMPTY
+
+    run(main())
+
+
+def test_a_turn_that_is_too_long_is_answered_as_it_is() -> None:
+    settings = replace(HANDS_FREE, durations=Durations(turn_s=1.0))
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            client.say(np.concatenate([silence(0.5), speech(QUESTION)[:32_000]]))
+            stopped = await client.wait(SpeechStopped)
+            started = client.all(SpeechStarted)[0]
+            assert 0 <= stopped.end - started.start - RATE < 1600
+            assert stopped.wait == 0
+            await client.wait(ResponseStarted)
+
+    run(main())
+
+
+@pytest.mark.parametrize("echo_gate", [True, False])
+def test_the_echo_of_a_reply_does_not_end_it_but_a_user_does(echo_gate: bool) -> None:
+    settings = replace(HANDS_FREE, echo_gate=echo_gate, script="speech:60")
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            client.say(said(speech(QUESTION)))
+            done = await client.wait(ResponseDone)
+            assert client.all(AudioDelta)[0].clock == session.clock  # it is played from here on
+            # From the loudspeaker to the microphone: 100 ms later, 10 dB softer.
+            sound = np.frombuffer(client.pcm(done.response_id), "<i2").astype(np.float32) / 2**15
+            echo = 0.3 * soxr.resample(sound, 24_000, RATE).astype(np.float32)
+            room = silence(len(echo) / RATE + 0.1)
+            room[-len(echo) :] += echo
+            alone, both = room[: 3 * RATE], room[3 * RATE :]
+            client.say(alone)
+            client.do(Truncate("none"))
+            await client.error()  # all that was said before has been heard
+            assert len(client.all(SpeechStarted)) == (1 if echo_gate else 2)
+            if echo_gate:
+                both[: len(speech(SENTENCE))] += speech(SENTENCE)[: len(both)]
+                client.say(both)
+                started = await client.wait(SpeechStarted)
+                assert started.clock > done.clock + len(alone)
+
+    run(main())
+
+
+def test_silence_after_a_reply_is_reported_and_answered() -> None:
+    settings = SessionSettings(
+        input_rate=RATE,
+        sampling=GREEDY,
+        turn_detection=TurnDetection(idle_timeout_ms=2000),
+        script="speech:12",
+    )
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            client.say(said(speech(QUESTION)))
+            await client.wait(ResponseDone)
+            client.say(silence(3.5))
+            idle = await client.wait(IdleTimeout)
+            assert idle.end - idle.start in range(32_000, 33_000)
+            await client.wait(TurnCommitted, lambda event: event.item_id == idle.item_id)
+            await client.wait(ResponseDone)
+            assert not client.all(ErrorRaised)
+
+    run(main())
