@@ -45,7 +45,7 @@ test: lint ## lint, then run the tests that need nothing but the set-up
 	$(pytest) -n auto --dist loadfile -m "not system"
 
 setup-judges: setup-dev
-	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe$(pesq)"
+	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
 
 test-all: test setup-judges ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
 	$(pytest) -m system

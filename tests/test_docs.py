@@ -26,6 +26,8 @@ JUDGED = "bench "
 """Commands that need judges and voices: run with the other tests that do."""
 ENDLESS = "--max-rows"
 """Chat on given folders gets a short limit: that it runs is seen in a few rows."""
+SERVED = "serve"
+"""A server never ends: here its options are read; ``test_server_*`` run it."""
 
 
 def commands_of(document: Path) -> list[str]:
@@ -51,6 +53,7 @@ def test_the_commands_of_a_document_run(document: Path, desk: Path, cache_folder
     for command in commands_of(document):
         if not command.startswith(JUDGED):
             limit = f" {ENDLESS} 6" if command.startswith("chat --model") else ""
+            limit = " --print-config" if command.startswith(SERVED) else limit
             check_command(command + limit, desk, cache_folder)
 
 

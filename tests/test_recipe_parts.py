@@ -343,7 +343,9 @@ def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Li
     batch = conversation()
     phones = torch.where(batch.phones < 0, UNLABELLED, batch.phones).to(torch.uint8)
     examples = Examples(
-        *(part.flatten(0, 1) for part in (batch.rows, batch.learned, phones)),
+        batch.rows.flatten(0, 1),
+        batch.learned.flatten(),
+        phones.flatten(0, 1),
         np.array([0, 40]),
         np.array([40, 40]),
     )

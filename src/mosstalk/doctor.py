@@ -140,10 +140,10 @@ def _optional_packages() -> list[_Thing]:
         ("triton", "fast kernels on a GPU (later)", "plain torch operations are used"),
         ("onnxruntime", "making voices (x-vector)", "voices cannot be made, only used"),
         ("kaldi-native-fbank", "making voices (features)", "voices cannot be made, only used"),
-        ("fastapi", "serving (later)", "no server"),
-        ("uvicorn", "serving (later)", "no server"),
-        ("pydantic", "serving (later)", "no server"),
-        ("prometheus-client", "serving (later): metrics", "no server"),
+        ("fastapi", "mosstalk serve", "no server"),
+        ("uvicorn", "mosstalk serve", "no server"),
+        ("websockets", "mosstalk serve", "no server"),
+        ("prometheus-client", "mosstalk serve: metrics", "no server"),
     )
     return [
         _Thing(name, purpose, without, _looker(name), needed=False)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import bench, chat, checkpoint, machine, tasks, verify, voice
+from mosstalk.cli import bench, chat, checkpoint, machine, replay, serve, tasks, verify, voice
 from mosstalk.settings import share_the_processor
 
 app = typer.Typer(
@@ -16,6 +16,8 @@ app = typer.Typer(
 app.command("chat", cls=chat.OrderedTurns)(chat.chat)
 app.command("speak")(tasks.speak)
 app.command("transcribe")(tasks.transcribe)
+app.command("serve")(serve.serve)
+app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("doctor")(machine.doctor)
 app.command("report")(machine.report)

@@ -1,0 +1,212 @@
+"""``mosstalk serve`` on the terminal: from options to a running server, and what is printed."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mosstalk.cli.common import one_of
+from mosstalk.default_models import require_pair
+from mosstalk.errors import OptionError
+from mosstalk.server.auth import is_loopback, read_keys
+from mosstalk.server.front import Reports, ServeOptions, serve
+from mosstalk.server.limits import Limits
+from mosstalk.server.logs import LogStyle
+from mosstalk.server.messages import BY_HAND, Facts, Failed, Loading, WorkerOptions
+from mosstalk.server.transcriber import require_transcriber
+from mosstalk.session.settings import Durations, ReplyLimits, Sampling, SessionSettings
+from mosstalk.settings import api_keys
+from mosstalk.vad.turns import TurnDetection
+
+_GIB = 1 << 30
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """The options of ``mosstalk serve``, by their names."""
+
+    host: str
+    port: int
+    model: Path | None
+    codec: Path | None
+    model_name: str | None
+    device: str
+    dtype: str | None
+    voice: str
+    vad: str
+    max_sessions: int
+    kv_gib: float | None
+    system: str | None
+    temperature: float | None
+    seed: int | None
+    script: str | None
+    max_reply_s: float
+    idle_s: float
+    max_session_s: float
+    api_key: list[str] | None
+    api_keys_file: Path | None
+    allow_origin: list[str] | None
+    limit: list[str] | None
+    drain_timeout: float
+    watchdog: float
+    record: Path | None
+    transcriber: str | None
+    log_format: str
+    log_level: str
+    print_config: bool
+
+
+def run_serve(request: ServeRequest) -> int:
+    """Serve as asked, or print what would be served; the exit code."""
+    options = options_of(request)
+    if request.print_config:
+        print(json.dumps(shown(options), indent=1, default=str))
+        return 0
+    if not options.keys and not is_loopback(options.host):
+        _say("warning: no API key is set and other machines can connect; see --api-keys-file")
+    return serve(options, _reports(options))
+
+
+def options_of(request: ServeRequest) -> ServeOptions:
+    """What the options mean.
+
+    Raises:
+        ConfigError, OptionError: they mean nothing.
+    """
+    require_pair(request.model, request.codec)
+    one_of("--vad", request.vad, "auto", "silero", "webrtc", BY_HAND)
+    one_of("--log-format", request.log_format, "text", "json")
+    one_of("--log-level", request.log_level, *_LEVELS)
+    if request.transcriber:
+        require_transcriber(request.transcriber)
+    for name in ("drain_timeout", "watchdog", "max_sessions"):
+        if getattr(request, name) <= 0:
+            raise OptionError(f"--{name.replace('_', '-')} must be above 0")
+    log = LogStyle(request.log_format, request.log_level.upper())
+    return ServeOptions(
+        host=request.host,
+        port=request.port,
+        name=request.model_name,
+        worker=_worker(request, log),
+        limits=_limits(request.limit or []),
+        defaults=_defaults(request),
+        keys=_keys(request),
+        origins=frozenset(origin.rstrip("/") for origin in request.allow_origin or ()),
+        drain_s=request.drain_timeout,
+        watchdog_s=request.watchdog,
+        record=request.record,
+        transcriber=request.transcriber,
+        log=log,
+    )
+
+
+def shown(options: ServeOptions) -> dict[str, Any]:
+    """The options as a document; of keys only how many there are."""
+    document = asdict(options)
+    document["keys"] = len(options.keys)
+    document["origins"] = sorted(options.origins)
+    return document
+
+
+def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
+    voice = Path(request.voice)
+    return WorkerOptions(
+        model=request.model,
+        codec=request.codec,
+        device=request.device,
+        dtype=request.dtype,
+        sessions=request.max_sessions,
+        memory_bytes=None if request.kv_gib is None else int(request.kv_gib * _GIB),
+        detector=request.vad,
+        voices={voice.stem: voice.resolve()} if voice.is_file() else {},
+        log=log,
+    )
+
+
+def _defaults(request: ServeRequest) -> SessionSettings:
+    voice = Path(request.voice)
+    return SessionSettings(
+        instructions=request.system,
+        voice=voice.stem if voice.is_file() else request.voice,
+        turn_detection=None if request.vad == BY_HAND else TurnDetection(),
+        sampling=Sampling(temperature=request.temperature, seed=request.seed),
+        limits=ReplyLimits(longest_s=request.max_reply_s),
+        durations=Durations(idle_s=request.idle_s, longest_s=request.max_session_s),
+        script=request.script,
+    )
+
+
+def _keys(request: ServeRequest) -> tuple[str, ...]:
+    filed = read_keys(request.api_keys_file) if request.api_keys_file else []
+    return tuple(dict.fromkeys([*(request.api_key or ()), *filed, *api_keys()]))
+
+
+def _limits(given: list[str]) -> Limits:
+    known: dict[str, Callable[[str], Any]] = {
+        each.name: int if "int" in str(each.type) else float for each in fields(Limits)
+    }
+    chosen = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        try:
+            chosen[name] = known[name](value)
+        except (KeyError, ValueError):
+            raise OptionError(
+                f"--limit {pair}: give NAME=VALUE, NAME being one of {', '.join(known)}"
+            ) from None
+    return Limits(**chosen)
+
+
+def _reports(options: ServeOptions) -> Reports:
+    names: list[str] = []
+
+    def listening(url: str) -> None:
+        names.append(url)
+        _say(f"listening on {url}; loading the models")
+
+    def ready(facts: Facts) -> None:
+        _say(f"ready: {facts.model} ({facts.weights_kind} weights) on {facts.device}")
+        for line in _where(names[0], options):
+            _say(line)
+
+    def failed(failure: Failed) -> None:
+        print(f"error: {' '.join(failure.message.split())}", file=sys.stderr, flush=True)
+
+    return Reports(listening, _Progress(), ready, failed)
+
+
+def _where(url: str, options: ServeOptions) -> list[str]:
+    """Where to go, and what a browser asks for there."""
+    port = url.rpartition(":")[2]
+    here = f"http://localhost:{port}"
+    lines = [
+        f"talk in a browser   {here}/",
+        f"Realtime clients    ws://localhost:{port}/v1/realtime",
+    ]
+    if is_loopback(options.host):
+        return lines
+    return [
+        *lines,
+        "From other machines a browser lends its microphone to https pages only: put a proxy with "
+        "a certificate before this, or forward the port: ssh -L "
+        f"{port}:localhost:{port} THIS-MACHINE",
+    ]
+
+
+class _Progress:
+    """Says what is being loaded, a line for each part."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, loading: Loading) -> None:
+        if loading.what != self._last:
+            self._last = loading.what
+            _say(f"{loading.what} ({loading.total} tensors)")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

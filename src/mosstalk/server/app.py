@@ -1,0 +1,140 @@
+"""Routes: the Realtime WebSocket, models, health, metrics, the page."""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.responses import JSONResponse
+
+from mosstalk.errors import MosstalkError
+from mosstalk.server.admission import (
+    NO_KEY,
+    Refusal,
+    refuse,
+    refuse_now,
+    refuse_stranger,
+    subprotocol,
+)
+from mosstalk.server.connection import Connection
+from mosstalk.server.house import House
+from mosstalk.server.link import State
+from mosstalk.server.metrics import CONTENT_TYPE
+from mosstalk.server.pages import Pages
+from mosstalk.server.realtime.dialogue import Dialogue, Shape, WireLimits
+from mosstalk.server.watch import Watch
+
+
+def make_app(house: House) -> FastAPI:
+    """The application of one server."""
+    app, routes = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), Routes(house)
+    app.add_api_websocket_route("/v1/realtime", routes.realtime)
+    for path, answer in (
+        ("/health", routes.health),
+        ("/ready", routes.ready),
+        ("/metrics", routes.metrics),
+        ("/v1/models", routes.models),
+        ("/v1/models/{name}", routes.model),
+        ("/{name:path}", routes.page),
+    ):
+        app.add_api_route(path, answer, methods=["GET", "HEAD"])
+    return app
+
+
+class Routes:
+    """What is answered where."""
+
+    def __init__(self, house: House) -> None:
+        self._house, self._pages, self._started_s = house, Pages(), int(time.time())
+
+    async def health(self) -> Response:
+        """200 as long as the worker lives, whatever it is doing."""
+        link = self._house.link
+        body: dict[str, Any] = {"status": "ok", "worker": link.state}
+        if link.dead.done():
+            body |= {"status": "dead", "failure": link.dead.result().message}
+        return JSONResponse(body, 503 if link.dead.done() else 200)
+
+    async def ready(self) -> Response:
+        """200 as long as somebody new is let in."""
+        if closed := self._house.closed:
+            return Refusal(503, closed.reason, closed.message, closed.retry_after_s).answer()
+        facts = self._house.link.ready.result()
+        body = {"status": "ready", "model": self._house.model, "worker": vars(facts)}
+        return JSONResponse(body)
+
+    async def metrics(self, request: Request) -> Response:
+        """Everything that is counted."""
+        house = self._house
+        house.metrics.unsent.set(house.unsent_s())
+        return self._stranger(request) or Response(house.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def models(self, request: Request) -> Response:
+        """The one model, as a list."""
+        listed = {"object": "list", "data": [self._model()]}
+        return self._stranger(request) or JSONResponse(listed)
+
+    async def model(self, name: str, request: Request) -> Response:
+        """A model by name."""
+        if refused := self._stranger(request):
+            return refused
+        if name != self._house.model:
+            return Refusal(404, "model_not_found", f"there is no model {name!r} here").answer()
+        return JSONResponse(self._model())
+
+    async def page(self, name: str, request: Request) -> Response:
+        """The page, and the files that it asks for."""
+        return self._pages.answer(name, request)
+
+    async def realtime(self, socket: WebSocket) -> None:
+        """A conversation."""
+        await _realtime(socket, self._house)
+
+    def _stranger(self, request: Request) -> Response | None:
+        house = self._house
+        if house.keys.name_of(request.headers) is not None:
+            return None
+        house.metrics.refusals.labels(NO_KEY.reason).inc()
+        return NO_KEY.answer()
+
+    def _model(self) -> dict[str, Any]:
+        link, more = self._house.link, dict[str, Any]()
+        if link.state is State.READY:
+            facts = link.ready.result()
+            more = {"voices": facts.voices, "weights": facts.weights_kind}
+        own = {"id": self._house.model, "object": "model", "owned_by": "mosstalk"}
+        return own | {"created": self._started_s} | more
+
+
+async def _realtime(socket: WebSocket, house: House) -> None:
+    """Let a client in or refuse it, and stay with it until it has gone."""
+    key = house.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
+    refusal = refuse_stranger(socket, house) or refuse_now(key, house)
+    if refusal:
+        await refuse(socket, refusal, house)
+        return
+    dialogue = _dialogue(socket, house)
+    settings = house.fitted(dialogue.settings)
+    try:
+        remote = await house.link.open(settings, rows=house.recorder is not None)
+    except MosstalkError as error:
+        await refuse(socket, Refusal.of(error), house)
+        return
+    watch = Watch(house.metrics, settings, key)
+    facts, recorder = house.link.ready.result(), house.recorder
+    recording = recorder.open(settings, facts) if recorder else None
+    connection = Connection(socket, dialogue, remote, house, watch, recording, key)
+    await connection.run(subprotocol(socket))
+
+
+def _dialogue(socket: WebSocket, house: House) -> Dialogue:
+    facts, limits = house.link.ready.result(), house.limits
+    protocols = socket.scope["subprotocols"]
+    return Dialogue(
+        shape=Shape.asked_for(socket.headers.get("openai-beta"), protocols),
+        model=house.model,
+        asked_model=socket.query_params.get("model"),
+        voices=facts.voices,
+        limits=WireLimits(limits.message_bytes, limits.audio_bytes, limits.text_chars),
+        defaults=house.session_defaults,
+        transcribes=house.transcriber is not None,
+    )

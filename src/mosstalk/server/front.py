@@ -1,0 +1,222 @@
+"""The process with the sockets: it starts the worker, serves, and ends in order."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+from mosstalk.errors import OptionError
+from mosstalk.server.app import make_app
+from mosstalk.server.auth import Keys, Origins, is_loopback
+from mosstalk.server.house import House
+from mosstalk.server.limits import Limits
+from mosstalk.server.link import EngineLink
+from mosstalk.server.logs import LogStyle
+from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
+from mosstalk.server.metrics import Metrics
+from mosstalk.server.recording import Recorder
+from mosstalk.server.transcriber import Transcriber
+from mosstalk.session.settings import SessionSettings
+
+_LOG = logging.getLogger("mosstalk.server")
+_T = TypeVar("_T")
+WORKER_DEAD = 70
+"""Exit code when the worker is dead: a supervisor should start the server again."""
+WRONG_INPUT = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_WORDS_S = 1.0
+"""How long /health says that the worker is dead before the server ends."""
+_BACKLOG = 512
+_UNREAD_MS = 30_000
+"""How long a client's machine may take nothing off before the kernel drops the connection."""
+_KERNEL_BYTES = 64 << 10
+"""What the kernel may hold for a client, about: 1 s of sound. What waits beyond it is counted."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """All that is chosen for a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    limits: Limits = field(default_factory=Limits)
+    defaults: SessionSettings = field(default_factory=SessionSettings)
+    keys: tuple[str, ...] = ()
+    origins: frozenset[str] = frozenset()
+    drain_s: float = 30.0
+    watchdog_s: float = 30.0
+    record: Path | None = None
+    transcriber: str | None = None
+    log: LogStyle = field(default_factory=LogStyle)
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Who is told how far a server is."""
+
+    listening: Callable[[str], None] = lambda _: None
+    loading: Callable[[Loading], None] = lambda _: None
+    ready: Callable[[Facts], None] = lambda _: None
+    failed: Callable[[Failed], None] = lambda _: None
+
+
+def serve(options: ServeOptions, reports: Reports | None = None) -> int:
+    """Serve until a signal or until the worker dies; the exit code.
+
+    Raises:
+        OptionError: nothing can listen there.
+        OutputError: no recordings can be kept there.
+    """
+    options.log.install("front")
+    listener = listen(options.host, options.port)
+    loop_factory = uvicorn.Config("").get_loop_factory()  # uvloop where it is installed
+    with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(Front(options, listener, reports or Reports()).run())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; raise OptionError where none can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a client that reads nothing holds no socket for ever
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "something listens there already" if in_use else str(error)
+        raise OptionError(
+            f"cannot listen on {host} port {port} ({why}); choose with --host and --port"
+        ) from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+class Front:
+    """One run of a server on a listening socket."""
+
+    def __init__(self, options: ServeOptions, listener: socket.socket, reports: Reports) -> None:
+        self._options, self._listener, self._reports = options, listener, reports
+        self._signals: asyncio.Queue[int] = asyncio.Queue()
+
+    async def run(self) -> int:
+        """Serve; the exit code."""
+        house = self._house()
+        loop = asyncio.get_running_loop()
+        for each in _SIGNALS:
+            loop.add_signal_handler(each, self._signals.put_nowait, each)
+        server = _Server(_uvicorn_config(house))
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        try:
+            await house.link.start()
+            if house.transcriber:
+                await house.transcriber.start()
+            self._reports.listening(_url(self._listener))
+            code = await self._until_the_end(house)
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
+            await house.link.stop()
+            if house.transcriber:
+                await house.transcriber.stop()
+            if house.recorder:
+                house.recorder.stop()
+        return code
+
+    def _house(self) -> House:
+        options, metrics = self._options, Metrics()
+        return House(
+            EngineLink(options.worker, options.watchdog_s, metrics.pulsed, self._reports.loading),
+            metrics,
+            options.limits,
+            Keys(options.keys),
+            Origins(options.origins, is_loopback(options.host)),
+            options.defaults,
+            options.name,
+            Recorder(options.record, metrics) if options.record else None,
+            Transcriber(options.transcriber, options.log) if options.transcriber else None,
+        )
+
+    async def _until_the_end(self, house: House) -> int:
+        becoming = asyncio.create_task(self._become_ready(house))
+        over = await _first(self._signals.get(), _failure_of(house.link))
+        becoming.cancel()
+        if isinstance(over, Failed):
+            return await self._last_words(over, house)
+        _LOG.info("draining for up to %g s; a second signal ends at once", self._options.drain_s)
+        again = await _first(self._signals.get(), house.drain(self._options.drain_s))
+        if again is not None:
+            house.link.kill()
+            return 128 + int(again)
+        return 0
+
+    async def _become_ready(self, house: House) -> None:
+        facts = await asyncio.shield(house.link.ready)
+        house.metrics.worker_up.set(1)
+        _LOG.info("ready: %s on %s in %s", facts.model, facts.device, facts.dtype)
+        self._reports.ready(facts)
+
+    async def _last_words(self, failure: Failed, house: House) -> int:
+        """Let clients hear of it, and whoever asks for /health."""
+        house.metrics.worker_up.set(0)
+        self._reports.failed(failure)
+        if failure.by_input:
+            return WRONG_INPUT
+        await asyncio.gather(house.empty(5.0), asyncio.sleep(_LAST_WORDS_S))
+        return WORKER_DEAD
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(house: House) -> uvicorn.Config:
+    limits = house.limits
+    return uvicorn.Config(
+        make_app(house),
+        log_config=None,
+        access_log=False,
+        ws="websockets-sansio",
+        ws_max_size=limits.message_bytes,
+        ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
+        ws_ping_interval=limits.ping_s,
+        ws_ping_timeout=limits.pong_s,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _failure_of(link: EngineLink) -> Failed:
+    return await asyncio.shield(link.dead)
+
+
+async def _first(*waits: Coroutine[Any, Any, _T]) -> _T:
+    """What comes first; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    return done.pop().result()

@@ -1,0 +1,280 @@
+"""The front's end of the link: the worker's process, and its sessions as if they were here."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+from mosstalk.conversation import Row
+from mosstalk.errors import EngineStoppedError
+from mosstalk.server import messages as said
+from mosstalk.server.child_process import start_child
+from mosstalk.server.wire import Wire
+from mosstalk.session.commands import Close, Command, Push, UpdateSettings
+from mosstalk.session.events import Closed, CloseReason, ErrorCode, ErrorRaised, Event
+from mosstalk.session.settings import SessionSettings
+from mosstalk.units import INPUT_RATE
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.5
+_ENDING_S = 10.0
+"""How long the worker may take to close its sessions before it is killed."""
+
+
+class State(StrEnum):
+    """How far a worker is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class RemoteSession:
+    """A session in the worker: ``tell`` it commands, iterate over it for its events.
+
+    If the worker dies, a fatal ``ErrorRaised`` and ``Closed`` are its last events all the same.
+    """
+
+    def __init__(self, number: int, settings: SessionSettings, wire: Wire) -> None:
+        self.rows: list[Row] | None = None
+        """The conversation's rows, at the end, if they were asked for."""
+        self.clock = 0
+        """Samples of input that were heard, counted at 16 kHz; some tenths of a second late."""
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = False
+        self.settings = settings
+        """What it was opened with."""
+        self._number, self._rate, self._wire = number, settings.input_rate, wire
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._read = False
+        self._pushed_s = 0.0
+        self._heard = asyncio.Event()
+
+    @property
+    def unheard_s(self) -> float:
+        """Seconds of sound that were sent and, as far as is known, not yet heard."""
+        return self._pushed_s - self.clock / INPUT_RATE
+
+    def tell(self, command: Command) -> None:
+        """Send a command; after the end it is lost."""
+        if self.over:
+            return
+        if isinstance(command, UpdateSettings):
+            self._rate = command.settings.input_rate
+        elif isinstance(command, Push):
+            samples = len(command.pcm) // 2 if isinstance(command.pcm, bytes) else len(command.pcm)
+            self._pushed_s += samples / self._rate
+        self._wire.post(said.Tell(self._number, command))
+
+    async def room(self, most_s: float) -> None:
+        """Wait while more than ``most_s`` seconds of sound are unheard."""
+        while self.unheard_s > most_s and not self.over:
+            self._heard.clear()
+            await self._heard.wait()
+
+    def close(self, reason: str = CloseReason.CLIENT) -> None:
+        """End the session; its last events are still to be read."""
+        self.tell(Close(reason))
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Every event in order, ``Closed`` being the last."""
+        while not self._read:
+            event = await self._events.get()
+            self._read = isinstance(event, Closed)
+            yield event
+
+    # What the link hears of it.
+
+    def heard(self, clock: int) -> None:
+        """The session has heard so far."""
+        self.clock = clock
+        self._heard.set()
+
+    def told(self, event: Event) -> None:
+        """The session has told something."""
+        self.clock = max(self.clock, event.clock)
+        if isinstance(event, ErrorRaised) and event.command == Push.__name__:
+            self._pushed_s = self.clock / INPUT_RATE  # what was refused will never be heard
+        if isinstance(event, Closed):
+            self.over = True
+        self._events.put_nowait(event)
+        self._heard.set()
+
+    def lost(self, why: str) -> None:
+        """The worker is gone."""
+        if not self.over:
+            code = ErrorCode.ENGINE_STOPPED
+            self.told(ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self.told(Closed(CloseReason.ENGINE, clock=self.clock))
+
+
+def _new_future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class EngineLink:
+    """Starts the worker, watches it, and opens sessions in it.
+
+    ``silence_s`` without a sign of life, from the worker's loop or from its engine, counts as
+    death. ``pulsed`` is called with every sign of life.
+    """
+
+    options: said.WorkerOptions
+    silence_s: float = 30.0
+    pulsed: Callable[[said.Pulse], None] = lambda _: None
+    loaded: Callable[[said.Loading], None] = lambda _: None
+    pulse: said.Pulse | None = None
+    ready: "asyncio.Future[said.Facts]" = field(default_factory=_new_future)
+    """Done once sessions can be opened."""
+    dead: "asyncio.Future[said.Failed]" = field(default_factory=_new_future)
+    """Done once the worker is dead, unless it was stopped."""
+    _sessions: dict[int, RemoteSession] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=count)
+    _process: "subprocess.Popen[bytes] | None" = None
+    _wire: Wire | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _stopping: bool = False
+    _pulsed_s: float = 0.0
+
+    async def start(self) -> None:
+        """Start the process; ``state`` says when it is ready."""
+        self._process, end = start_child("mosstalk.server.child")
+        self._wire = await Wire.over(end)
+        self._wire.post(said.Start(self.options))
+        self._pulsed_s = time.monotonic()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+
+    async def stop(self) -> None:
+        """End the worker: in order, and if that takes too long, at once."""
+        self._stopping = True
+        process, wire = self._process, self._wire
+        if process is None or wire is None:
+            return
+        wire.post(said.Stop())
+        try:
+            await asyncio.to_thread(process.wait, 0 if self.dead.done() else _ENDING_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            await asyncio.to_thread(process.wait)
+        for task in self._tasks:
+            task.cancel()
+        wire.close()
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        if self._process:
+            self._process.kill()
+
+    @property
+    def state(self) -> State:
+        """How far it is."""
+        if self.dead.done():
+            return State.DEAD
+        return State.READY if self.ready.done() else State.LOADING
+
+    @property
+    def process_id(self) -> int | None:
+        """The worker's."""
+        return self._process.pid if self._process else None
+
+    @property
+    def sessions(self) -> list[RemoteSession]:
+        """Those that are open."""
+        return list(self._sessions.values())
+
+    async def open(self, settings: SessionSettings, *, rows: bool = False) -> RemoteSession:
+        """A new session; with ``rows`` it gives its rows at the end.
+
+        Raises:
+            EngineStoppedError: the worker is not ready, or dead.
+            EngineFullError, OptionError, ScriptError, SessionError, VoiceError: see ``Host.open``.
+        """
+        if self._wire is None or self.state is not State.READY:
+            raise EngineStoppedError(f"the worker is {self.state}")
+        number = next(self._numbers)
+        session = self._sessions[number] = RemoteSession(number, settings, self._wire)
+        self._wire.post(said.Open(number, settings, rows))
+        try:
+            await session.opened
+        except BaseException:
+            self._sessions.pop(number, None)
+            session.tell(Close())
+            raise
+        return session
+
+    async def _listen(self) -> None:
+        assert self._wire
+        async for message in self._wire:
+            self._hear(message)
+        self._dead(said.Failed("the worker's process has ended"))
+
+    def _hear(self, message: said.ToFront) -> None:
+        if isinstance(message, said.Told | said.Rows):
+            self._told(message)
+        elif isinstance(message, said.Pulse):
+            self._felt(message)
+        elif isinstance(message, said.Opened | said.Refused):
+            self._answered(message)
+        elif isinstance(message, said.Loading):
+            self.loaded(message)
+        elif isinstance(message, said.Ready):
+            self.ready.set_result(message.facts)
+        elif isinstance(message, said.Failed):
+            self._dead(message)
+
+    def _told(self, message: said.Told | said.Rows) -> None:
+        session = self._sessions.get(message.number)
+        if session is None:
+            return
+        if isinstance(message, said.Rows):
+            session.rows = message.rows
+            return
+        session.told(message.event)
+        if session.over:
+            self._sessions.pop(message.number)
+
+    def _answered(self, message: said.Opened | said.Refused) -> None:
+        session = self._sessions.get(message.number)
+        if session is None or session.opened.done():
+            return
+        if isinstance(message, said.Refused):
+            self._sessions.pop(message.number)
+            session.opened.set_exception(message.raised())
+        else:
+            session.opened.set_result(None)
+
+    def _felt(self, pulse: said.Pulse) -> None:
+        self.pulse, self._pulsed_s = pulse, time.monotonic()
+        for number, clock in pulse.heard.items():
+            if number in self._sessions:
+                self._sessions[number].heard(clock)
+        self.pulsed(pulse)
+
+    async def _watch(self) -> None:
+        """Notice a worker that lives and does nothing."""
+        while not self.dead.done():
+            await asyncio.sleep(_TICK_S)
+            engine_s = self.pulse.engine_silent_s if self.pulse else 0.0
+            silent_s = max(time.monotonic() - self._pulsed_s, engine_s)
+            if silent_s > self.silence_s:
+                self._dead(said.Failed(f"the worker has not answered for {silent_s:.0f} s"))
+
+    def _dead(self, failure: said.Failed) -> None:
+        """Tell every session; the first reason given is the one that counts."""
+        if self.dead.done() or self._stopping:
+            return
+        _LOG.error("%s", failure.message)
+        self.dead.set_result(failure)
+        self.kill()
+        gone = EngineStoppedError(failure.message)
+        for session in self.sessions:
+            if not session.opened.done():
+                session.opened.set_exception(gone)
+            session.lost(f"{failure.message}; open another session later")
+        self._sessions.clear()

@@ -1,0 +1,93 @@
+"""What a worker loads: folders, device, detector, host."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.default_models import chosen_model, is_shipped
+from mosstalk.device import fit_threads, pick_device, pick_dtype
+from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.scheduler import SchedulerLimits
+from mosstalk.errors import DetectorError
+from mosstalk.server.messages import BY_HAND, Facts, WorkerOptions
+from mosstalk.server.steps import Faults, WatchedRunner, watch_steps
+from mosstalk.session.host import Host, HostOptions
+from mosstalk.settings import faults_folder
+from mosstalk.tensors import Progress
+from mosstalk.vad.frames import Detector
+from mosstalk.vad.opening import open_detector
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A host that was not started, and what is to be said of it."""
+
+    host: Host
+    steps: WatchedRunner
+    config: LanguageModelConfig
+    name: str
+    detector: Detector | None
+
+    def facts(self, warm_up_s: float) -> Facts:
+        """To be asked once the host was started."""
+        core = self.host.engine.core
+        longest = min(self.config.max_position_embeddings, core.pool.size * core.pool.rows)
+        return Facts(
+            weights_kind=self.config.weights_kind,
+            model=self.name,
+            device=str(core.model.device),
+            dtype=str(core.model.dtype).removeprefix("torch."),
+            voices=tuple(self.host.voice_names),
+            detector=self.detector.description if self.detector else None,
+            context_rows=longest,
+            blocks=core.pool.size,
+            block_rows=core.pool.rows,
+            warm_up_s=warm_up_s,
+        )
+
+
+def load(options: WorkerOptions, progress: Progress) -> Loaded:
+    """Read everything; raises as ``chosen_model``, ``pick_device`` and ``Host.load`` do."""
+    model, codec = chosen_model(options.model, options.codec)
+    device = pick_device(options.device)
+    dtype = pick_dtype(options.dtype) if options.dtype else None
+    if dtype is None and device.type == "cpu":
+        dtype = pick_dtype("float32")
+    detector = _detector(options.detector)
+    engine = EngineOptions(limits=SchedulerLimits(slots=options.sessions))
+    host = Host.load(
+        model,
+        codec,
+        HostOptions(options.sessions, options.mouths, engine=engine, voices=options.voices),
+        device=device,
+        dtype=dtype,
+        memory_bytes=options.memory_bytes,
+        detector=detector,
+        progress=progress,
+    )
+    fit_threads(device, [host.engine.core.model])
+    faults = faults_folder()
+    steps = watch_steps(host.engine.core, Faults(faults) if faults else None)
+    config = LanguageModelConfig.from_folder(model)
+    return Loaded(host, steps, config, _name_of(model, codec), detector)
+
+
+def _name_of(model: Path, codec: Path) -> str:
+    if is_shipped(codec):
+        return "mosstalk-pocket"
+    return model.resolve().parent.name if model.name == "model" else model.resolve().name
+
+
+def _detector(kind: str) -> Detector | None:
+    if kind == BY_HAND:
+        return None
+    try:
+        return open_detector(kind)
+    except DetectorError as error:
+        if kind != "auto":
+            raise
+        _LOG.warning("%s; until then clients must commit their turns by hand", error)
+        return None

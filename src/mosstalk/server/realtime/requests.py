@@ -1,0 +1,172 @@
+"""A client's ``response.create`` as commands."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mosstalk.server.realtime.audio import AudioFormat, format_of
+from mosstalk.server.realtime.errors import WireError
+from mosstalk.server.realtime.items import NewItem, new_id, new_item
+from mosstalk.server.realtime.reading import Fields
+from mosstalk.server.realtime.settings import (
+    MODALITIES,
+    Served,
+    WireSession,
+    instructions_of,
+    reply_of,
+    rows_of,
+    voice_of,
+)
+from mosstalk.session.commands import Command, CreateResponse, DeleteItem
+from mosstalk.session.settings import ReplyMode
+
+MOST_INPUTS = 64
+"""Items that a response apart may bring along."""
+_MOST_METADATA = 64
+_LONGEST_METADATA = 2048
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a response is to be shown, whatever the session knows of it."""
+
+    output_format: AudioFormat
+    voice: str
+    max_output_tokens: int | str
+    metadata: dict[str, str] | None = None
+    warnings: tuple[str, ...] = ()
+
+    def shown(self, reply: ReplyMode) -> dict[str, Any]:
+        """Its part of the protocol's response."""
+        return {
+            "output_modalities": MODALITIES[reply],
+            "max_output_tokens": self.max_output_tokens,
+            "audio": {"output": {"format": self.output_format.wire, "voice": self.voice}},
+            "metadata": self.metadata,
+        }
+
+
+@dataclass(frozen=True)
+class Request:
+    """``commands`` in order; ``passing`` are items that exist only while they are obeyed."""
+
+    wish: Wish
+    commands: list[Command]
+    passing: tuple[str, ...] = ()
+
+
+def usual(session: WireSession) -> Wish:
+    """How a response is shown that nobody has asked for in so many words."""
+    settings = session.settings
+    return Wish(session.output_format, settings.voice, settings.limits.rows or "inf")
+
+
+def request_of(
+    fields: Fields,
+    session: WireSession,
+    served: Served,
+    command_id: str,
+    is_read: Callable[[str], bool],
+) -> Request:
+    """What a ``response.create`` asks for; ``is_read``: does the session have that item?
+
+    Raises:
+        WireError: it cannot be served, or means nothing.
+    """
+    spoken, default = fields.object("audio").object("output"), usual(session)
+    apart = fields.text("conversation") == "none"
+    voice, longest = voice_of(spoken), rows_of(fields, "max_output_tokens")
+    metadata = _metadata(fields)
+    wish = Wish(
+        format_of(spoken, "format") or default.output_format,
+        default.voice if voice is None else served.voice(voice),
+        default.max_output_tokens if longest is None else longest,
+        metadata,
+        _warnings(fields, served),
+    )
+    items, chosen = _inputs(fields, session, served, is_read, apart=apart)
+    ask = CreateResponse(
+        reply=reply_of(fields, "output_modalities"),
+        instructions=instructions_of(fields, served.limits),
+        voice=wish.voice,
+        max_rows=longest,
+        in_conversation=not apart,
+        input_item_ids=chosen,
+        metadata=metadata or {},
+        command_id=command_id,
+    )
+    passing = tuple(item.item_id for item in items)
+    before = [item.command(command_id, None) for item in items]
+    after = [DeleteItem(item_id, command_id=command_id) for item_id in passing]
+    return Request(wish, [*before, ask, *after], passing)
+
+
+def _metadata(fields: Fields) -> dict[str, str] | None:
+    """Words that come back as they are; what is no string is written as one."""
+    if fields.value.get("metadata") is None:
+        return None
+    value = fields.object("metadata").value
+    told = {name: each if isinstance(each, str) else str(each) for name, each in value.items()}
+    if len(told) > _MOST_METADATA or any(len(each) > _LONGEST_METADATA for each in told.values()):
+        raise WireError(
+            "invalid_value",
+            f"Invalid '{fields.path('metadata')}': at most {_MOST_METADATA} values of "
+            f"{_LONGEST_METADATA} characters.",
+            fields.path("metadata"),
+        )
+    return told
+
+
+def _warnings(fields: Fields, served: Served) -> tuple[str, ...]:
+    """What is asked for and has no effect."""
+    warnings = []
+    if tools := fields.objects("tools"):
+        warnings.append(f"tools are taken, but this model calls none ({len(tools)})")
+    voice = voice_of(fields.object("audio").object("output"))
+    if voice is not None and served.voice(voice) != voice:
+        warnings.append("the voice is unknown: the default one speaks")
+    inert = [name for name in ("prompt", "temperature", "reasoning") if fields.value.get(name)]
+    if inert:
+        warnings.append(f"without effect: {', '.join(inert)}")
+    return tuple(warnings)
+
+
+def _inputs(
+    fields: Fields,
+    session: WireSession,
+    served: Served,
+    is_read: Callable[[str], bool],
+    *,
+    apart: bool,
+) -> tuple[list[NewItem], tuple[str, ...] | None]:
+    """Items to be made for this response alone, and the ids of all that it reads."""
+    if fields.value.get("input") is None:
+        return [], None
+    if not apart:
+        raise WireError(
+            "invalid_value",
+            f"Invalid '{fields.path('input')}': only a response with conversation 'none' reads "
+            "anything but the conversation.",
+            fields.path("input"),
+        )
+    made, chosen, inputs = list[NewItem](), list[str](), fields.objects("input")
+    if len(inputs) > MOST_INPUTS:
+        path = fields.path("input")
+        raise WireError(
+            "array_above_max_length", f"Invalid '{path}': at most {MOST_INPUTS} items.", path
+        )
+    for each in inputs:
+        item_id = each.text("id")
+        if item_id is not None and is_read(item_id):
+            chosen.append(item_id)
+        elif each.text("type") == "item_reference":
+            raise WireError(
+                "invalid_item_id", f"There is no item '{item_id}' to read.", each.path("id")
+            )
+        else:
+            item = new_item(each, session.input_format, served.limits)
+            item.wire["id"] = new_id("item")
+            if item.read:
+                made.append(item)
+                chosen.append(item.item_id)
+    return made, tuple(chosen)

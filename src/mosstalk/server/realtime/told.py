@@ -1,0 +1,286 @@
+"""What a session tells, in the protocol's words, one method an event."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mosstalk.server.realtime.errors import (
+    FAILED_RESPONSES,
+    VENDOR,
+    failure,
+    refusal,
+    told,
+)
+from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
+from mosstalk.server.realtime.requests import usual
+from mosstalk.server.realtime.responses import OpenResponse, response_object
+from mosstalk.server.realtime.state import State, event_id_of
+from mosstalk.server.realtime.transcripts import Transcript
+from mosstalk.session import events
+from mosstalk.session.events import CloseReason, ErrorCode
+from mosstalk.units import INPUT_RATE
+
+_ASKED_FOR = (None, "CreateResponse")
+_ENDS: dict[str, str] = {
+    CloseReason.IDLE: "Nothing has happened in this session for too long.",
+    CloseReason.LONGEST: "Your session has lasted as long as it may.",
+}
+
+
+class Told:
+    """Takes a session's events and passes on the client's."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._takers: dict[type[events.Event], Callable[[Any], None]] = {
+            events.SessionOpened: self._opened,
+            events.SettingsUpdated: self._updated,
+            events.SpeechStarted: self._speech_started,
+            events.SpeechStopped: self._speech_stopped,
+            events.IdleTimeout: self._idle,
+            events.TurnCommitted: self._committed,
+            events.InputCleared: self._cleared,
+            events.ItemAdded: self._item_added,
+            events.ItemDone: self._item_done,
+            events.ItemTruncated: self._truncated,
+            events.ItemDeleted: self._deleted,
+            events.ContextDropped: self._dropped,
+            events.ResponseStarted: self._started,
+            events.AudioDelta: self._sound,
+            events.TextDelta: self._text,
+            events.ResponseDone: self._done,
+            events.ErrorRaised: self._error,
+            events.Closed: self._closed,
+        }
+
+    def take(self, event: events.Event) -> None:
+        """Tell the client of an event."""
+        self._takers[type(event)](event)
+
+    # The session.
+
+    def _opened(self, event: events.SessionOpened) -> None:
+        state = self._state
+        state.session_id = event.session_id
+        state.expires_at = int(state.now() + event.settings.durations.longest_s)
+        state.tell(
+            {"type": "session.created", "session": self._session()},
+            {
+                "type": "conversation.created",
+                "conversation": {"id": state.conversation_id, "object": "realtime.conversation"},
+            },
+        )
+
+    def _updated(self, event: events.SettingsUpdated) -> None:
+        state = self._state
+        session = state.updates.pop(event.command_id or "", None)
+        state.session = session or state.session
+        state.tell({"type": "session.updated", "session": self._session()})
+
+    def _session(self) -> dict[str, Any]:
+        ids = {"id": self._state.session_id, "expires_at": self._state.expires_at}
+        return {**self._state.session.body, **ids}
+
+    def _closed(self, event: events.Closed) -> None:
+        self._state.waiting.clear()
+        message = _ENDS.get(event.reason)
+        if message:
+            body = refusal("session_expired", message)
+            self._state.tell({"type": "error", "error": body})
+
+    # The user's turns.
+
+    def _speech_started(self, event: events.SpeechStarted) -> None:
+        self._state.tell(
+            {
+                "type": "input_audio_buffer.speech_started",
+                "audio_start_ms": event.start_ms,
+                "item_id": event.item_id,
+            }
+        )
+
+    def _speech_stopped(self, event: events.SpeechStopped) -> None:
+        self._state.tell(
+            {
+                "type": "input_audio_buffer.speech_stopped",
+                "audio_end_ms": event.end_ms,
+                "item_id": event.item_id,
+                VENDOR: {
+                    "speech_end_ms": event.speech_end * 1000 // INPUT_RATE,
+                    "vad_wait_ms": event.wait_ms,
+                },
+            }
+        )
+
+    def _idle(self, event: events.IdleTimeout) -> None:
+        self._state.tell(
+            {
+                "type": "input_audio_buffer.timeout_triggered",
+                "audio_start_ms": event.start * 1000 // INPUT_RATE,
+                "audio_end_ms": event.end * 1000 // INPUT_RATE,
+                "item_id": event.item_id,
+            }
+        )
+
+    def _committed(self, event: events.TurnCommitted) -> None:
+        self._state.tell(
+            {
+                "type": "input_audio_buffer.committed",
+                "previous_item_id": self._state.ledger.last_id,
+                "item_id": event.item_id,
+            }
+        )
+
+    def _cleared(self, _: events.InputCleared) -> None:
+        self._state.tell({"type": "input_audio_buffer.cleared"})
+
+    # Items.
+
+    def _item_added(self, event: events.ItemAdded) -> None:
+        state, item_id = self._state, event.item.item_id
+        if item_id in state.passing:
+            return
+        creation = state.creations.get(event.command_id or "")
+        item = creation.item.wire if creation else shown_item(event.item)
+        response = state.responses.get(event.item.response_id or "")
+        if response:
+            state.tell(response.item_added(item))
+        if event.in_conversation:
+            state.ledger.add(item, creation.after if creation else None)
+            state.tell(self._placed("conversation.item.added", item))
+        if response:
+            state.tell(*response.begin())
+
+    def _item_done(self, event: events.ItemDone) -> None:
+        state, item_id = self._state, event.item.item_id
+        if item_id in state.passing:
+            return
+        creation = state.creations.pop(event.command_id or "", None)
+        response = state.responses.get(event.item.response_id or "")
+        item = creation.item.wire if creation else shown_item(event.item)
+        if response:
+            whole = event.item.status is events.ItemStatus.COMPLETED
+            state.tell(*response.finish(cut=not whole))
+            item = {**item, "content": response.content}
+            state.tell(response.item_done(item))
+        listed = state.ledger.find(item_id)
+        if listed and event.in_conversation:
+            listed.item = item
+            state.tell(self._placed("conversation.item.done", item))
+
+    def _placed(self, kind: str, item: dict[str, Any]) -> dict[str, Any]:
+        before = self._state.ledger.before(item["id"])
+        return {"type": kind, "previous_item_id": before, "item": item}
+
+    def _truncated(self, event: events.ItemTruncated) -> None:
+        listed = self._state.ledger.find(event.item_id)
+        if listed:
+            listed.item = cut(listed.item)
+        self._state.tell(
+            {
+                "type": "conversation.item.truncated",
+                "item_id": event.item_id,
+                "content_index": 0,
+                "audio_end_ms": event.audio_ms,
+                VENDOR: {"codes": event.codes, "by_server": event.by_session},
+            }
+        )
+
+    def _deleted(self, event: events.ItemDeleted) -> None:
+        if event.item_id in self._state.passing:
+            return
+        self._state.ledger.remove(event.item_id)
+        self._state.tell({"type": "conversation.item.deleted", "item_id": event.item_id})
+
+    def _dropped(self, event: events.ContextDropped) -> None:
+        """As the protocol has it, items that made room are still there, but are not read."""
+        for item_id in event.item_ids:
+            self._state.ledger.forget(item_id)
+        self._state.out.notes.append(f"{len(event.item_ids)} oldest items made room")
+
+    def transcript(self, transcript: Transcript) -> None:
+        """Tell what was heard in an item."""
+        state, item_id = self._state, transcript.item_id
+        listed = state.ledger.find(item_id)
+        response = next(
+            (each for each in state.responses.values() if each.item_id == item_id), None
+        )
+        if listed:
+            listed.item = transcribed(listed.item, transcript.text or None)
+        if response:
+            state.tell(*response.transcript(transcript.text))
+        elif listed and listed.item.get("role") == "user":
+            state.tell(_transcription(transcript))
+
+    # Responses.
+
+    def _started(self, event: events.ResponseStarted) -> None:
+        state = self._state
+        wish = state.wishes.pop(event.command_id or "", None) or usual(state.session)
+        conversation_id = state.conversation_id if event.in_conversation else None
+        response = OpenResponse(event.response_id, event.reply, wish, conversation_id)
+        state.responses[event.response_id] = response
+        state.latest_response_id = event.response_id
+        state.tell(response.created())
+
+    def _sound(self, event: events.AudioDelta) -> None:
+        self._state.tell(*self._state.responses[event.response_id].sound(event.pcm))
+
+    def _text(self, event: events.TextDelta) -> None:
+        self._state.tell(*self._state.responses[event.response_id].text(event.text))
+
+    def _done(self, event: events.ResponseDone) -> None:
+        response = self._state.responses.pop(event.response_id)
+        output = [{**shown_item(item), "content": response.content} for item in event.items]
+        self._state.tell(
+            response.done(event, output), {"type": "rate_limits.updated", "rate_limits": []}
+        )
+
+    # What went wrong.
+
+    def _error(self, event: events.ErrorRaised) -> None:
+        state, command_id = self._state, event.command_id or ""
+        if command_id in state.told_once:
+            return
+        if command_id in state.groups:
+            state.told_once.append(command_id)
+        wish = state.wishes.pop(command_id, None)
+        state.creations.pop(command_id, None)
+        if state.updates.pop(command_id, None):
+            latest = list(state.updates.values())
+            state.planned = latest[-1] if latest else state.session
+        if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
+            self._fail(event, wish or usual(state.session))
+            return
+        body = told(event) | {"event_id": event_id_of(event.command_id)}
+        state.tell({"type": "error", "error": body})
+
+    def _fail(self, event: events.ErrorRaised, wish: Any) -> None:
+        """A response that could not be begun, as one that has failed."""
+        state = self._state
+        shown = (new_id("resp"), state.session.settings.reply, wish, state.conversation_id)
+        done = response_object(*shown, "failed", failure(event))
+        if event.retry_after_s is not None:
+            done[VENDOR] = {"retry_after_s": event.retry_after_s}
+        state.tell(
+            {"type": "response.created", "response": response_object(*shown, "in_progress", None)},
+            {"type": "response.done", "response": done},
+        )
+        if event.code is ErrorCode.ENGINE_FULL:
+            state.out.notes.append("a response was refused: the engine is full")
+
+
+def _transcription(transcript: Transcript) -> dict[str, Any]:
+    kind = "conversation.item.input_audio_transcription"
+    where = {"item_id": transcript.item_id, "content_index": 0}
+    if transcript.failed is not None:
+        error = {
+            "type": "transcription_error",
+            "code": "audio_unintelligible",
+            "message": transcript.failed,
+            "param": None,
+        }
+        return {"type": f"{kind}.failed", **where, "error": error}
+    usage = {"type": "duration", "seconds": round(transcript.audio_s, 3)}
+    return {
+        "type": f"{kind}.completed", **where, "transcript": transcript.text, "usage": usage,
+    }  # fmt: skip

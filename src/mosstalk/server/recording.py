@@ -1,0 +1,301 @@
+"""What is kept of a session if the operator asked for it: a folder that can be replayed.
+
+``session.json`` says what was opened, ``session.jsonl`` has every command and event with its time,
+``wire.jsonl`` every message, ``input-RATE.wav`` and ``output-24000.wav`` both sides' sound, which
+the other files only count, and ``rows.json`` the conversation as the model has read it.
+
+Files are written on a thread of their own. A disk that is full or too slow ends the recording and
+nothing else.
+"""
+
+import json
+import logging
+import queue
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mosstalk import __version__
+from mosstalk.conversation import Row
+from mosstalk.documents import as_text
+from mosstalk.errors import OutputError
+from mosstalk.server.messages import Facts
+from mosstalk.server.metrics import Metrics
+from mosstalk.session import commands as told
+from mosstalk.session import events
+from mosstalk.session.settings import SessionSettings
+from mosstalk.units import OUTPUT_RATE
+
+_LOG = logging.getLogger("mosstalk.server.recording")
+FORMAT = 1
+LEFT_BYTES = 64 << 20
+"""Recordings end when less than this is free: the disk is not theirs alone."""
+_MOST_WAITING_BYTES = 64 << 20
+"""What may wait for the disk; each piece counts its sound or message, and a little more."""
+_PIECE_BYTES = 1024
+_ELIDED = 512
+"""Strings of the wire from this length on that hold no blank are counted, not kept."""
+
+
+class Recorder:
+    """Keeps recordings in one folder, which is made; raises OutputError where it cannot be."""
+
+    def __init__(self, folder: Path, metrics: Metrics) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.disk_usage(folder)
+        except OSError as error:
+            raise OutputError(f"{folder}: no recordings there ({error.strerror})") from None
+        self._folder, self._metrics = folder, metrics
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self._waiting_bytes, self._lock = 0, threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="mosstalk-recorder", daemon=True)
+        self._thread.start()
+
+    def open(self, settings: SessionSettings, facts: Facts) -> "Recording":
+        """A recording of a session that begins now."""
+        return Recording(self, settings, facts)
+
+    def stop(self) -> None:
+        """Write what waits, and end."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    # For recordings.
+
+    def folder_for(self, session_id: str) -> Path:
+        """A new folder, named after now and the session, for its owner's eyes only."""
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        folder = self._folder / f"{stamp}-{session_id}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def require_room(self) -> None:
+        """Raise OSError when the disk is as good as full."""
+        free = shutil.disk_usage(self._folder).free
+        if free < LEFT_BYTES:
+            raise OSError(f"{free >> 20} MiB are free, and {LEFT_BYTES >> 20} are left to others")
+
+    def later(self, job: Callable[[], None], size: int) -> bool:
+        """Do it on the thread; False if too much waits there."""
+        with self._lock:
+            if self._waiting_bytes + size > _MOST_WAITING_BYTES:
+                return False
+            self._waiting_bytes += size
+        self._jobs.put((job, size))
+        return True
+
+    def cut(self, session_id: str, why: str) -> None:
+        """A recording ends before its session does."""
+        self._metrics.recordings_cut.inc()
+        _LOG.warning("a recording ends: %s", why, extra={"session": session_id})
+
+    def _run(self) -> None:
+        while given := self._jobs.get():
+            job, size = given
+            job()
+            with self._lock:
+                self._waiting_bytes -= size
+
+
+class Recording:
+    """Is shown everything about one session, in order; never waits and never raises."""
+
+    def __init__(self, recorder: Recorder, settings: SessionSettings, facts: Facts) -> None:
+        self._recorder, self._settings, self._facts = recorder, settings, facts
+        self._begun_s, self._began = time.monotonic(), datetime.now(UTC)
+        self._early: list[tuple[Callable[[_Files], None], int]] = []
+        self._files: _Files | None = None
+        self._cut, self._session_id, self._rate = False, "", settings.input_rate
+
+    def told(self, command: told.Command) -> None:
+        """The client tells the session something."""
+        now = self._now()
+        if isinstance(command, told.UpdateSettings):
+            self._rate = command.settings.input_rate
+        rate, size = self._rate, _size(command)
+        self._do(lambda files: files.command(now, command, rate), size)
+
+    def heard(self, event: events.Event) -> None:
+        """The session tells something."""
+        now = self._now()
+        if isinstance(event, events.SessionOpened):
+            self._session_id = event.session_id
+            opened = {
+                "format": FORMAT, "version": __version__, "session_id": event.session_id,
+                "began": self._began.isoformat(), "worker": asdict(self._facts),
+                "settings": asdict(self._settings),
+            }  # fmt: skip
+            self._open(opened)
+        size = len(event.pcm) if isinstance(event, events.AudioDelta) else 0
+        self._do(lambda files: files.event(now, event), size)
+
+    def passed(self, side: str, message: str | bytes) -> None:
+        """A message has gone over the wire; ``side`` is who sent it."""
+        now = self._now()
+        self._do(lambda files: files.wire(now, side, message), len(message))
+
+    def ended(self, reason: str, rows: list[Row] | None) -> None:
+        """The session and its connection are over."""
+        now = self._now()
+        self._do(lambda files: files.end(now, reason, rows))
+
+    def _now(self) -> float:
+        return round(time.monotonic() - self._begun_s, 6)
+
+    def _open(self, opened: dict[str, Any]) -> None:
+        def job() -> None:
+            self._files = _Files(self._recorder.folder_for(self._session_id), opened)
+
+        self._later(job)
+        for work, size in self._early:
+            self._do(work, size)
+        self._early.clear()
+
+    def _do(self, work: "Callable[[_Files], None]", size: int = 0) -> None:
+        if not self._session_id:
+            self._early.append((work, size))
+            return
+
+        def job() -> None:
+            assert self._files
+            work(self._files)
+
+        self._later(job, size)
+
+    def _later(self, job: Callable[[], None], size: int = 0) -> None:
+        if self._cut:
+            return
+        if not self._recorder.later(lambda: self._try(job), size + _PIECE_BYTES):
+            self._end("the disk is too slow")
+
+    def _try(self, job: Callable[[], None]) -> None:
+        """On the recorder's thread."""
+        if self._cut:
+            return
+        try:
+            self._recorder.require_room()
+            job()
+        except OSError as error:
+            self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        self._cut = True
+        self._recorder.cut(self._session_id, why)
+
+
+class _Files:
+    """The files of one recording; every method raises OSError where the disk does."""
+
+    def __init__(self, folder: Path, opened: dict[str, Any]) -> None:
+        self._folder = folder
+        (folder / "session.json").write_text(as_text(opened))
+        self._lines = {name: (folder / name).open("w") for name in ("session.jsonl", "wire.jsonl")}
+        self._sounds: dict[str, WavFile] = {}
+
+    def command(self, now: float, command: told.Command, rate: int) -> None:
+        """A command, its sound beside it."""
+        fields: dict[str, Any] = {"type": type(command).__name__}
+        if isinstance(command, told.Push | told.CreateAudio):
+            pcm = command.pcm
+            assert isinstance(pcm, bytes), "what comes over a wire is bytes"
+            sound = self._sound("input", command.rate or rate)
+            fields |= {"rate": sound.rate, "at": sound.write(pcm), "bytes": len(pcm)}
+            command = replace(command, pcm=b"")
+        self._line("session.jsonl", {"t": now, "command": _plain(command) | fields})
+
+    def event(self, now: float, event: events.Event) -> None:
+        """An event, its sound beside it."""
+        fields: dict[str, Any] = {"type": type(event).__name__}
+        if isinstance(event, events.AudioDelta):
+            sound = self._sound("output", OUTPUT_RATE)
+            fields |= {"at": sound.write(event.pcm), "samples": event.samples}
+            event = replace(event, pcm=b"")
+        self._line("session.jsonl", {"t": now, "event": _plain(event) | fields})
+
+    def wire(self, now: float, side: str, message: str | bytes) -> None:
+        """A message, long strings counted only."""
+        try:
+            shown = _elided(json.loads(message))
+        except ValueError:
+            shown = {"no_json": len(message)}
+        self._line("wire.jsonl", {"t": now, "from": side, "message": shown})
+
+    def end(self, now: float, reason: str, rows: list[Row] | None) -> None:
+        """The last line, and the rows."""
+        self._line("session.jsonl", {"t": now, "closed": reason})
+        if rows is not None:
+            (self._folder / "rows.json").write_text(json.dumps(rows) + "\n")
+        for lines in self._lines.values():
+            lines.close()
+        for sound in self._sounds.values():
+            sound.close()
+
+    def _line(self, name: str, line: dict[str, Any]) -> None:
+        self._lines[name].write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._lines[name].flush()
+
+    def _sound(self, side: str, rate: int) -> "WavFile":
+        name = f"{side}-{rate}.wav"
+        if name not in self._sounds:
+            self._sounds[name] = WavFile(self._folder / name, rate)
+        return self._sounds[name]
+
+
+class WavFile:
+    """Mono int16 that grows; until it is closed its header says that its length is unknown."""
+
+    _UNKNOWN = 0xFFFFFFFF
+
+    def __init__(self, path: Path, rate: int) -> None:
+        self.rate = rate
+        self._file: BinaryIO = path.open("wb")
+        self._samples = 0
+        self._file.write(self._header(self._UNKNOWN))
+
+    def write(self, pcm: bytes) -> int:
+        """Add whole samples; the place of the first of them. Half a sample at the end is left."""
+        place, whole = self._samples, len(pcm) // 2
+        self._file.write(pcm[: 2 * whole])
+        self._file.flush()
+        self._samples += whole
+        return place
+
+    def close(self) -> None:
+        """Write how long it is."""
+        self._file.seek(0)
+        self._file.write(self._header(2 * self._samples))
+        self._file.close()
+
+    def _header(self, size: int) -> bytes:
+        """RIFF's 44 bytes: PCM, one channel, 16 bits."""
+        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, self.rate, 2 * self.rate, 2, 16)
+        riff = min(size + 36, self._UNKNOWN)
+        head = struct.pack("<4sI4s", b"RIFF", riff, b"WAVE")
+        return head + form + struct.pack("<4sI", b"data", size)
+
+
+def _size(command: told.Command) -> int:
+    return len(command.pcm) if isinstance(command, told.Push | told.CreateAudio) else 0
+
+
+def _plain(value: told.Command | events.Event) -> dict[str, Any]:
+    fields = asdict(value)
+    fields.pop("pcm", None)
+    return fields
+
+
+def _elided(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _elided(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_elided(each) for each in value]
+    if isinstance(value, str) and len(value) >= _ELIDED and " " not in value:
+        return {"chars": len(value)}
+    return value

@@ -1,0 +1,74 @@
+"""An engine's steps as they are run: how long each takes, and faults for the tests."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+
+from mosstalk.engine.core import EngineCore
+from mosstalk.engine.runner import Outcome, Runner
+from mosstalk.engine.scheduler import Work
+
+_MOST_KEPT = 10_000
+
+
+class Faults:
+    """What shall go wrong, for tests: files in a folder, each of which works once.
+
+    ``step``: the next step raises. ``poison``: its first reply is not finite. ``stuck``: it never
+    ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take(self, name: str) -> bool:
+        """Whether it was asked for."""
+        try:
+            (self._folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class WatchedRunner:
+    """A ``Runner`` that notes how long its steps take."""
+
+    def __init__(self, runner: Runner, faults: Faults | None = None) -> None:
+        self._runner, self._faults = runner, faults
+        self._steps_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def step(self, works: list[Work]) -> list[Outcome]:
+        """See ``Runner.step``."""
+        begun_s = time.perf_counter()
+        outcomes = self._runner.step(works)
+        if len(self._steps_s) < _MOST_KEPT:
+            self._steps_s.append(time.perf_counter() - begun_s)
+        return self._spoilt(outcomes) if self._faults else outcomes
+
+    def taken_s(self) -> tuple[float, ...]:
+        """Seconds of each step since this was last asked; from any thread."""
+        taken, self._steps_s = self._steps_s, []
+        return tuple(taken)
+
+    def _spoilt(self, outcomes: list[Outcome]) -> list[Outcome]:
+        faults = self._faults
+        assert faults
+        if faults.take("step"):
+            raise RuntimeError("a fault that was asked for")
+        if faults.take("stuck"):
+            Event().wait()
+        if outcomes and faults.take("poison"):
+            return [replace(outcomes[0], bad=True), *outcomes[1:]]
+        return outcomes
+
+
+def watch_steps(core: EngineCore, faults: Faults | None = None) -> WatchedRunner:
+    """Watch an engine's steps from now on; before it is started."""
+    watched = WatchedRunner(core.runner, faults)
+    core.runner = cast(Runner, watched)
+    return watched

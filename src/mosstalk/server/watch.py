@@ -1,0 +1,106 @@
+"""What is noted of one session while it runs: metrics and log lines; neither sound nor words."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mosstalk.server.metrics import Metrics
+from mosstalk.session import commands as told
+from mosstalk.session import events
+from mosstalk.session.settings import SessionSettings
+
+_LOG = logging.getLogger("mosstalk.server.session")
+
+
+class Watch:
+    """Is shown every command and event of a session, in order."""
+
+    def __init__(self, metrics: Metrics, settings: SessionSettings, client: str) -> None:
+        self.session_id = ""
+        self.answering: set[str] = set()
+        """Responses that are being made."""
+        self._metrics, self._rate, self._client = metrics, settings.input_rate, client
+        self._begun_s = time.monotonic()
+        self._totals = {"in_s": 0.0, "out_s": 0.0, "responses": 0, "errors": 0}
+        self._sounding: dict[str, _Sounding] = {}
+
+    def told(self, command: told.Command) -> None:
+        """The client tells the session something."""
+        if isinstance(command, told.Push):
+            samples = len(command.pcm) // 2 if isinstance(command.pcm, bytes) else len(command.pcm)
+            self._totals["in_s"] += samples / self._rate
+            self._metrics.audio_in.inc(samples / self._rate)
+        elif isinstance(command, told.UpdateSettings):
+            self._rate = command.settings.input_rate
+
+    def heard(self, event: events.Event) -> None:
+        """The session tells something."""
+        if isinstance(event, events.AudioDelta):
+            self._sounded(event)
+        elif isinstance(event, events.SessionOpened):
+            self.session_id = event.session_id
+            self._metrics.sessions_opened.inc()
+            self.log("session opened", client=self._client)
+        elif isinstance(event, events.ResponseStarted):
+            self.answering.add(event.response_id)
+            self.log("response started", response=event.response_id)
+        elif isinstance(event, events.ResponseDone):
+            self._done(event)
+        elif isinstance(event, events.ErrorRaised):
+            self._erred(event)
+        elif isinstance(event, events.ContextDropped):
+            self.log("context dropped", figures={"items": len(event.item_ids), "rows": event.rows})
+
+    def ended(self, reason: str) -> None:
+        """The session and its connection are over."""
+        self._metrics.closes.labels(reason).inc()
+        figures = {"s": time.monotonic() - self._begun_s} | self._totals
+        self.log("session closed", reason=reason, figures=figures)
+
+    def log(self, message: str, **fields: Any) -> None:
+        """A log line about this session."""
+        _LOG.info(message, extra={"session": self.session_id} | fields)
+
+    def _sounded(self, delta: events.AudioDelta) -> None:
+        sounding = self._sounding.setdefault(delta.response_id, _Sounding())
+        late_s = sounding.add(delta.audio_ms / 1000, time.monotonic())
+        self._totals["out_s"] += delta.audio_ms / 1000
+        self._metrics.audio_out.inc(delta.audio_ms / 1000)
+        if late_s > 0:
+            self._metrics.underruns.inc()
+            self._metrics.underrun_time.inc(late_s)
+
+    def _done(self, done: events.ResponseDone) -> None:
+        self.answering.discard(done.response_id)
+        sounding = self._sounding.pop(done.response_id, _Sounding())
+        self._totals["responses"] += 1
+        self._metrics.responded(done)
+        figures = {name: value for name, value in vars(done.timings).items() if value is not None}
+        self.log(
+            "response done",
+            response=done.response_id,
+            status=done.status,
+            reason=done.reason,
+            figures=figures | {"underruns": sounding.underruns},
+        )
+
+    def _erred(self, error: events.ErrorRaised) -> None:
+        self._totals["errors"] += 1
+        self._metrics.errors.labels(error.code).inc()
+        self.log("error told", code=error.code)
+
+
+@dataclass
+class _Sounding:
+    """A response as its listener hears it: played from the first sound on, without a pause."""
+
+    underruns: int = 0
+    _ends_s: float | None = field(default=None)
+
+    def add(self, seconds: float, now_s: float) -> float:
+        """More sound has come; by how many seconds too late, 0 if in time."""
+        late_s = 0.0 if self._ends_s is None else max(0.0, now_s - self._ends_s)
+        self.underruns += late_s > 0
+        self._ends_s = (now_s if self._ends_s is None else self._ends_s + late_s) + seconds
+        return late_s

@@ -1,0 +1,140 @@
+// The page's ears and mouth: microphone and loudspeaker around the audio thread in worklet.js.
+
+import { FrameClock, Ledger } from "./clock.js";
+
+const MICROPHONE = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
+const LOOP_GAIN = 10 ** (-10 / 20);
+const LOOP_DELAY_S = 0.12;
+
+/**
+ * Events, with their `detail`: "mic" {pcm, last}, "started" {item, at}, "ended" {item, samples},
+ * "dry" {item}, "tap" {pcm, out, frame}, "lost". `at` is in ms of the page's clock; samples are
+ * of 24 kHz.
+ */
+export class Sound extends EventTarget {
+  /** @type {MediaStream | null} */
+  stream = null;
+  ledger = new Ledger();
+  /** @type {((items: {item: string, samples: number}[]) => void)[]} */
+  stops = [];
+
+  /** Start the audio thread; needs a click or key before. @param {{tap: boolean, loop: boolean}} debug */
+  async open(debug) {
+    this.context = new AudioContext({ latencyHint: "interactive" });
+    await this.context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    this.node = new AudioWorkletNode(this.context, "voice", {
+      numberOfInputs: 1,
+      outputChannelCount: [1],
+      channelCount: 1,
+      channelCountMode: "explicit",
+    });
+    this.clock = new FrameClock(this.context);
+    this.node.port.onmessage = ({ data }) => this.heard(data);
+    this.ear = this.analyser();
+    this.mouth = this.analyser();
+    this.node.connect(this.mouth).connect(this.context.destination);
+    if (debug.tap) this.tell({ type: "tap" });
+    if (debug.loop) this.loop();
+    await this.context.resume();
+  }
+
+  /** Go on after something else took the sound away. */
+  wake() {
+    if (this.context && this.context.state !== "running") this.context.resume();
+  }
+
+  analyser() {
+    return new AnalyserNode(this.context, { fftSize: 2048 });
+  }
+
+  /** For tests: the loudspeaker is heard by the microphone, later and more quietly. */
+  loop() {
+    const delay = new DelayNode(this.context, { delayTime: LOOP_DELAY_S });
+    const gain = new GainNode(this.context, { gain: LOOP_GAIN });
+    this.node.connect(delay).connect(gain).connect(this.node);
+  }
+
+  /**
+   * Ask for the microphone.
+   * @param {boolean} echoCancellation
+   * @throws {DOMException} as getUserMedia does
+   */
+  async listen(echoCancellation) {
+    const audio = { ...MICROPHONE, echoCancellation, channelCount: 1 };
+    const stream = await navigator.mediaDevices.getUserMedia({ audio });
+    this.source?.disconnect();
+    this.stream?.getTracks().forEach((track) => track.stop());
+    this.stream = stream;
+    this.source = this.context.createMediaStreamSource(stream);
+    this.source.connect(this.ear);
+    this.source.connect(this.node);
+    stream.getAudioTracks()[0].onended = () => this.emit("lost", {});
+  }
+
+  /** Pass the microphone on, or silence in its place, or nothing. */
+  send(on, muted = false) {
+    this.tell({ type: "send", on, muted });
+  }
+
+  /** Pass on what is left of a turn: the next "mic" with `last` has it. */
+  flush() {
+    this.tell({ type: "flush" });
+  }
+
+  /** Play more of an item. @param {string} item @param {Int16Array} pcm */
+  play(item, pcm) {
+    this.tell({ type: "play", item, pcm }, [pcm.buffer]);
+  }
+
+  /** No more will come of an item. @param {string} item */
+  end(item) {
+    this.tell({ type: "end", item });
+  }
+
+  /**
+   * Be silent at once. Returns the items that were cut, with how many of their samples were heard.
+   * @returns {Promise<{item: string, samples: number}[]>}
+   */
+  stop() {
+    this.tell({ type: "stop" });
+    if (this.context?.state !== "running") return Promise.resolve([]);
+    return new Promise((resolve) => this.stops.push(resolve));
+  }
+
+  /** Forget what was sent: a new session counts from zero. */
+  startOver() {
+    this.ledger = new Ledger();
+    return this.stop();
+  }
+
+  /** When a moment of what was sent was spoken, in ms of the page's clock; undefined if unknown. */
+  spokenAt(ms) {
+    const frame = this.ledger.frameOf(ms, this.clock.framesPerMs);
+    if (frame === undefined) return undefined;
+    const latency = this.stream?.getAudioTracks()[0]?.getSettings().latency ?? 0;
+    return this.clock.computedAt(frame) - 1000 * latency;
+  }
+
+  tell(message, moved = []) {
+    this.node?.port.postMessage(message, moved);
+  }
+
+  emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+
+  /** A message from the audio thread. */
+  heard(data) {
+    if (data.type === "mic") {
+      this.clock.note(data.frame);
+      this.ledger.add(data.pcm.length, data.frame);
+    } else if (data.type === "stopped") {
+      // Two stops within one block of sound are answered by one message.
+      this.stops.splice(0).forEach((resolve, place) => resolve(place ? [] : data.items));
+      return;
+    } else if (data.type === "started") {
+      data.at = this.clock.audibleAt(data.frame);
+    }
+    this.emit(data.type, data);
+  }
+}

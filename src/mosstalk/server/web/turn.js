@@ -1,0 +1,79 @@
+// What is known of one turn: when the user had finished, and when the answer came, as heard here.
+
+/** @typedef {"held" | "hands-free" | "typed" | "unasked"} TurnKind */
+
+let count = 0;
+
+/** All times are in ms of the page's clock. */
+export class Turn {
+  /** @type {number | undefined} when the answer's first sample left the loudspeaker */
+  soundAt;
+  /** @type {number | undefined} when the first of its text was here */
+  textAt;
+  /** @type {number | undefined} on the server's clock, the end of the turn, its silence included */
+  audioEndMs;
+  /** @type {number | undefined} the detector's wait, which `answerMs` has in it */
+  waitMs;
+  /** @type {number | undefined} how much of the answer was heard */
+  heardMs;
+  /** The server's own figures, as response.done has them. */
+  server = {};
+  gaps = 0;
+  status = "asked";
+
+  /**
+   * @param {TurnKind} kind
+   * @param {number | undefined} endedAt when the user had finished: let go, sent, or spoke last
+   * @param {number} [spokenMs]
+   */
+  constructor(kind, endedAt, spokenMs) {
+    this.number = ++count;
+    this.kind = kind;
+    this.endedAt = endedAt;
+    this.spokenMs = spokenMs;
+  }
+
+  /** From the user's end to the answer: its first sound, else its first text. */
+  get answerMs() {
+    const at = this.soundAt ?? this.textAt;
+    return at === undefined || this.endedAt === undefined ? undefined : at - this.endedAt;
+  }
+
+  /** The answer was played to its end. @param {number} ms */
+  heard(ms) {
+    this.heardMs = ms;
+  }
+
+  /** The answer was cut off after so much of it. @param {number} ms */
+  cut(ms) {
+    this.heardMs = ms;
+    this.wasCut = true;
+  }
+
+  /**
+   * Hands-free, the server ended the turn after so much silence, which the sound it had heard up
+   * to `audioEndMs` includes.
+   * @param {number} ms @param {import("./sound.js").Sound} sound
+   */
+  waited(ms, sound) {
+    this.waitMs = ms;
+    this.endedAt = sound.spokenAt(this.audioEndMs - ms);
+  }
+
+  /** @param {any} response as response.done has it @param {import("./sound.js").Sound} sound */
+  done(response, sound) {
+    const { reason } = response.status_details ?? {};
+    this.status = response.status + (reason ? `, ${reason.replaceAll("_", " ")}` : "");
+    this.server = response.mosstalk?.timings ?? {};
+    if (this.kind === "hands-free" && this.server.vad_wait_ms != null) {
+      this.waited(this.server.vad_wait_ms, sound);
+    }
+  }
+
+  /** How the answer was heard, in words; empty for text. */
+  get note() {
+    if (this.heardMs === undefined) return this.soundAt === undefined ? "" : "speaking …";
+    const seconds = `${(this.heardMs / 1000).toFixed(1)} s`;
+    return this.wasCut ? `stopped after ${seconds}` : `sound, ${seconds}`;
+  }
+}

@@ -1,0 +1,160 @@
+// The WebSocket to the page's own origin: key, reasons for a refusal, and coming back.
+
+const KEY_NAME = "mosstalk-key";
+const WAITS_S = [1, 2, 4, 8, 15, 30];
+/** Close codes of a session that has come to its end, and need not be taken up again. */
+const ENDED = [1000, 1001];
+
+/** @typedef {"off" | "connecting" | "open" | "waiting" | "key"} WireState */
+/** @typedef {{data?: {id: string, voices?: (string | {id: string})[]}[]}} Models */
+
+/** The API key lives as long as the tab, and is sent to this page's own server alone. */
+export const key = {
+  get: () => sessionStorage.getItem(KEY_NAME) ?? "",
+  /** @param {string} value */
+  set: (value) => sessionStorage.setItem(KEY_NAME, value.trim()),
+};
+
+/** @param {string} path below the page's own folder */
+const here = (path) => new URL(path, document.baseURI);
+
+/**
+ * Events: "state" {state, why, seconds}, "models" (what /v1/models said), "message" (an event of
+ * the server).
+ */
+export class Wire extends EventTarget {
+  /** @type {WireState} */
+  state = "off";
+  tries = 0;
+
+  /** Connect, and keep connected until `close`. */
+  async connect() {
+    this.leave();
+    const attempt = (this.attempt = {});
+    this.refused = null;
+    this.turn("connecting");
+    const model = await this.ask(attempt);
+    if (model === undefined || attempt !== this.attempt) return;
+    this.socket = new WebSocket(this.address(model), this.protocols());
+    this.socket.onmessage = ({ data }) => this.received(JSON.parse(data));
+    this.socket.onclose = (event) => this.closed(event);
+  }
+
+  /** An event of the server; before there is a session, an error is its reason to refuse one. */
+  received(event) {
+    if (this.state === "connecting" && event.type === "error") this.refused = event.error;
+    else this.emit("message", event);
+  }
+
+  /** Ask which models there are: unlike a WebSocket, fetch tells why it is refused. */
+  async ask(attempt) {
+    const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
+    let answer;
+    try {
+      answer = await fetch(here("v1/models"), { headers });
+    } catch {
+      if (attempt === this.attempt) this.wait("The server cannot be reached.");
+      return undefined;
+    }
+    if (attempt !== this.attempt) return undefined;
+    if (answer.ok) {
+      const models = await answer.json();
+      this.emit("models", models);
+      return models.data?.[0]?.id ?? "";
+    }
+    if (answer.status === 401 || answer.status === 403) this.turn("key", { why: keyWords() });
+    else this.wait(await words(answer));
+    return undefined;
+  }
+
+  /** @param {string} model */
+  address(model) {
+    const url = here("v1/realtime");
+    url.protocol = url.protocol.replace("http", "ws");
+    if (model) url.searchParams.set("model", model);
+    return url;
+  }
+
+  protocols() {
+    return key.get() ? ["realtime", `openai-insecure-api-key.${key.get()}`] : ["realtime"];
+  }
+
+  /** The session is there. */
+  opened() {
+    this.tries = 0;
+    this.turn("open");
+  }
+
+  /** @param {CloseEvent} event */
+  async closed({ code, reason }) {
+    this.socket = null;
+    const attempt = this.attempt;
+    if (this.state === "open" && ENDED.includes(code)) {
+      this.turn("off", { why: `The server ended the session${reason ? `: ${reason}` : ""}.` });
+      return;
+    }
+    const why = this.state === "open" ? dropped(code, reason) : await this.refusal();
+    if (attempt === this.attempt) this.wait(why, this.refused?.retry_after_s);
+  }
+
+  /** Why no session came about, as far as the server says. */
+  async refusal() {
+    if (this.refused) return `The server takes no new session: ${this.refused.message}.`;
+    const answer = await fetch(here("ready")).catch(() => null);
+    if (answer && !answer.ok) return words(answer);
+    return "The server took no new session; it does not say why.";
+  }
+
+  /** Try again by and by. @param {string} why @param {number} least seconds from now */
+  wait(why, least = 0) {
+    const backoff = WAITS_S[Math.min(this.tries, WAITS_S.length - 1)];
+    const seconds = Math.max(backoff * (0.8 + 0.4 * Math.random()), least);
+    this.tries++;
+    this.turn("waiting", { why, seconds });
+    this.timer = setTimeout(() => this.connect(), 1000 * seconds);
+  }
+
+  /** Drop the socket that there is, unheard. */
+  leave() {
+    clearTimeout(this.timer);
+    this.attempt = null;
+    if (!this.socket) return;
+    this.socket.onmessage = this.socket.onclose = null;
+    this.socket.close();
+    this.socket = null;
+  }
+
+  close() {
+    this.leave();
+    this.turn("off");
+  }
+
+  /** Send an event, if there is someone to hear it. @param {object} event */
+  send(event) {
+    if (this.socket?.readyState !== WebSocket.OPEN) return;
+    this.socket.send(JSON.stringify(event));
+    this.emit("sent", event);
+  }
+
+  /** @param {WireState} state */
+  turn(state, detail = {}) {
+    this.state = state;
+    this.emit("state", { state, ...detail });
+  }
+
+  emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+}
+
+const keyWords = () => (key.get() ? "The server does not know this key." : "");
+
+const dropped = (code, reason) =>
+  `The connection was lost (${reason ? `${reason}, ` : ""}code ${code}).`;
+
+/** What a response other than 200 says of itself. @param {Response} answer */
+async function words(answer) {
+  const body = await answer.json().catch(() => ({}));
+  const said = body.error?.message ?? body.failure;
+  return `The server answers ${answer.status}${said ? `: ${said}` : ""}.`;
+}

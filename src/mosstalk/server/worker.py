@@ -1,0 +1,198 @@
+"""The process with the models: sessions on one side, the link to the front on the other."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from mosstalk.conversation import Conversation
+from mosstalk.engine.engine import Engine
+from mosstalk.errors import EngineStoppedError, MosstalkError
+from mosstalk.server import messages as said
+from mosstalk.server.loading import Loaded, load
+from mosstalk.server.wire import Wire
+from mosstalk.session.commands import Command
+from mosstalk.session.events import Closed
+from mosstalk.session.session import Session
+
+_LOG = logging.getLogger(__name__)
+PULSE_S = 0.25
+
+
+async def serve(end: socket.socket) -> int:
+    """Do what comes over the link until it is closed; the exit code."""
+    wire = await Wire.over(end)
+    messages = aiter(wire)
+    start = await anext(messages, None)
+    if not isinstance(start, said.Start):
+        return 0
+    start.options.log.install("worker")
+    worker = Worker(wire, start.options)
+    working = asyncio.create_task(worker.run())
+    reading = asyncio.create_task(worker.obey(messages))
+    await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        return working.result()
+    working.cancel()
+    await worker.stop()
+    return 0
+
+
+class Worker:
+    """Loads, says when it is ready, and lends its sessions to the front."""
+
+    def __init__(self, wire: Wire, options: said.WorkerOptions) -> None:
+        self._wire, self._options = wire, options
+        self._loaded: Loaded | None = None
+        self._probe = _Probe()
+        self._sessions: dict[int, Session] = {}
+        self._early: dict[int, list[Command]] = {}
+        """What was told to sessions that are still being opened."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Load, warm up, and watch the engine until it ends; the exit code."""
+        pulse = asyncio.create_task(self._beat())
+        try:
+            return await self._work()
+        except MosstalkError as error:
+            await self._wire.send(said.Failed(str(error), by_input=True))
+        except Exception as error:
+            _LOG.exception("the worker failed")
+            await self._wire.send(said.Failed(f"{type(error).__name__}: {error}"))
+        finally:
+            pulse.cancel()
+        return 1
+
+    async def obey(self, messages: AsyncIterator[Any]) -> None:
+        """Do what the front says until it says ``Stop`` or is gone."""
+        async for message in messages:
+            if isinstance(message, said.Stop):
+                return
+            if isinstance(message, said.Tell):
+                self._tell(message.number, message.command)
+            elif isinstance(message, said.Open):
+                self._early[message.number] = []
+                task = asyncio.create_task(self._converse(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Close every session and end the threads."""
+        if self._loaded:
+            await self._loaded.host.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._wire.close()
+
+    async def _work(self) -> int:
+        loop = asyncio.get_running_loop()
+
+        def tell(what: str, done: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._wire.post, said.Loading(what, done, total))
+
+        loaded = await asyncio.to_thread(load, self._options, tell)
+        host = loaded.host
+        await host.start()
+        self._loaded = loaded
+        begun_s = time.monotonic()
+        await host.warm_up()
+        loaded.steps.taken_s()
+        self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
+        await asyncio.shield(asyncio.wrap_future(host.engine.ended))
+        failure = host.engine.failure
+        _LOG.error("the engine has ended", exc_info=failure)
+        await asyncio.gather(*self._tasks)
+        await self._wire.send(said.Failed(f"the engine has ended: {type(failure).__name__}"))
+        return 1
+
+    async def _converse(self, asked: said.Open) -> None:
+        """One session, from its opening to its last event."""
+        try:
+            if not self._loaded:
+                raise EngineStoppedError("the models are still being loaded")
+            session = await self._loaded.host.open(asked.settings)
+        except MosstalkError as error:
+            self._early.pop(asked.number)
+            await self._wire.send(said.Refused.of(asked.number, error))
+            return
+        self._sessions[asked.number] = session
+        for command in self._early.pop(asked.number):
+            session.do(command)
+        self._wire.post(said.Opened(asked.number))
+        async for event in session:
+            if isinstance(event, Closed):
+                self._sessions.pop(asked.number)
+                if asked.rows:
+                    self._wire.post(said.Rows(asked.number, session.conversation_rows()))
+            await self._wire.send(said.Told(asked.number, event))
+
+    def _tell(self, number: int, command: Command) -> None:
+        if number in self._sessions:
+            self._sessions[number].do(command)
+        elif number in self._early:
+            self._early[number].append(command)
+
+    async def _beat(self) -> None:
+        """Say that this loop and the engine's thread live, and how things are."""
+        while True:
+            loaded = self._loaded
+            if loaded:
+                self._probe.look(loaded.host.engine)
+            await self._wire.send(self._pulse(loaded))
+            await asyncio.sleep(PULSE_S)
+
+    def _pulse(self, loaded: Loaded | None) -> said.Pulse:
+        memory = resident_bytes()
+        if loaded is None:
+            return said.Pulse(0.0, 0, 0, 0, 0, 0, memory)
+        figures = loaded.host.figures
+        return said.Pulse(
+            engine_silent_s=self._probe.silent_s,
+            sessions=figures.sessions,
+            replies=figures.replies,
+            waiting=figures.waiting,
+            blocks=figures.blocks,
+            blocks_in_use=figures.blocks_in_use,
+            memory_bytes=memory,
+            steps_s=loaded.steps.taken_s(),
+            heard={number: session.clock for number, session in self._sessions.items()},
+        )
+
+
+class _Probe:
+    """Asks the engine's thread for nothing, to see how long it takes to be done."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Task[None] | None = None
+        self._asked_s = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """For how long an answer has been missing."""
+        if self._asked is None or self._asked.done():
+            return 0.0
+        return time.monotonic() - self._asked_s
+
+    def look(self, engine: Engine) -> None:
+        """Ask, unless an answer is still missing."""
+        if self._asked is None or self._asked.done():
+            self._asked_s = time.monotonic()
+            self._asked = asyncio.create_task(self._ask(engine))
+
+    async def _ask(self, engine: Engine) -> None:
+        with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
+            await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, 0 where that is not known."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,105 @@
+"""Other people's clients, unmodified, against a running server.
+
+They are installed into a virtual environment of their own, from a package index.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from server_rig import RATE, Server, serving, silence
+
+from mosstalk.codec.audio import read_audio
+from mosstalk.session.sound import pcm_of
+
+CLIENTS = Path(__file__).parent / "clients"
+INSTALL_S, TALK_S = 900, 120
+BYTES_PER_S = 2 * RATE
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(INSTALL_S + TALK_S)]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the clients."""
+    folder = tmp_path_factory.mktemp("clients") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "-r", str(CLIENTS / "requirements.txt")]
+    got = subprocess.run(pip, capture_output=True, text=True, timeout=INSTALL_S)
+    if got.returncode:
+        pytest.skip(f"the clients cannot be installed here: {got.stderr[-300:]}")
+    return python
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path) -> Iterator[Server]:
+    """A server that finds turns by itself."""
+    with serving("--temperature", "0", "--seed", "0", cache=cache_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Someone who says a sentence in a quiet room, as PCM."""
+    said = pcm_of(read_audio(ROOT / "assets" / "librivox.flac", RATE).samples)
+    file = tmp_path_factory.mktemp("speech") / "speech.pcm"
+    file.write_bytes(silence(0.5) + said + silence(1.2))
+    return file
+
+
+def told(python: Path, script: str, server: Server, *words: str) -> dict[str, Any]:
+    """What a client's script has to tell after its talk."""
+    command = [str(python), str(CLIENTS / script), server.url, *words]
+    talk = subprocess.run(command, capture_output=True, text=True, timeout=TALK_S)
+    assert talk.returncode == 0, talk.stderr[-3000:]
+    said: dict[str, Any] = json.loads(talk.stdout.splitlines()[-1])
+    return said
+
+
+def test_livekit_talks_interrupts_and_keeps_its_chat_in_step(
+    foreign: Path, server: Server, speech: Path
+) -> None:
+    said = told(foreign, "with_livekit.py", server, str(speech))
+    assert said["items"] == ["lk_system", "lk_user", "lk_assistant"]
+    assert said["with_call"] == [*said["items"], "lk_call", "lk_out"]
+    assert said["user_initiated"], "the reply that was asked for is known by its metadata"
+    for turn in ("asked", "spoken"):
+        item_id, samples, modalities = said[turn]
+        assert item_id.startswith("item_")
+        assert samples > RATE // 10
+        assert modalities == ["audio", "text"]
+    assert said["left"] == []
+    assert said["metrics"] >= 3
+    assert said["errors"] == []
+
+
+def test_openai_agents_types_speaks_and_interrupts(
+    foreign: Path, server: Server, speech: Path
+) -> None:
+    said = told(foreign, "with_agents.py", server, str(speech))
+    assert said["typed"] > BYTES_PER_S // 10
+    assert said["spoken"] > BYTES_PER_S // 10
+    assert {"audio_interrupted", "usage", "turn_ended", "item_updated"} <= set(said["raw"])
+    assert said["history"] == ["user", "assistant"] * 4
+    assert said["errors"] == []
+
+
+@pytest.mark.parametrize("mode", ["hands-free", "manual"])
+def test_pipecat_talks_and_is_still_listening_after_interruptions(
+    foreign: Path, server: Server, speech: Path, mode: str
+) -> None:
+    said = told(foreign, "with_pipecat.py", server, str(speech), mode)
+    for turn in ("first", "spoken", "interrupted", "after"):
+        assert said[turn] > BYTES_PER_S // 10, turn
+    assert said["listening"], "an error event ends its loop"
+    assert said["errors"] == []
+
+
+def test_nothing_is_held_for_clients_that_have_gone(server: Server) -> None:
+    server.await_nothing_held()

@@ -1,0 +1,264 @@
+"""Items: whose ids they keep, where they stand, and which the model reads."""
+
+from typing import Any
+
+import pytest
+from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
+
+from mosstalk.server.realtime.dialogue import Transcript, WireLimits
+from mosstalk.session.commands import (
+    ROOT,
+    CreateAudio,
+    CreateResponse,
+    CreateText,
+    DeleteItem,
+    Truncate,
+)
+from mosstalk.session.events import ContextDropped, Item, ItemAdded, ItemDone, TurnCommitted
+
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "12 degrees"}
+
+
+def message(text: str, item_id: str | None = None, role: str = "user") -> Wire:
+    """A typed item."""
+    kind = "output_text" if role == "assistant" else "input_text"
+    item: Wire = {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+    return item | ({"id": item_id} if item_id else {})
+
+
+def obey(client: Caller) -> list[Wire]:
+    """Have the session do the latest command."""
+    return client.hear(*obeyed(client.commands[-1]))
+
+
+def create(client: Caller, item: Wire, after: str | None = None) -> list[Wire]:
+    """Create an item, and have the session do it if it hears of it."""
+    before = len(client.commands)
+    at_once = client.send("conversation.item.create", item=item, previous_item_id=after)
+    return at_once or (obey(client) if len(client.commands) > before else [])
+
+
+def order(client: Caller) -> list[str]:
+    """Ids in the order in which a client has put them by ``previous_item_id``."""
+    ids: list[str] = []
+    for event in client.all("conversation.item.added"):
+        before = event["previous_item_id"]
+        ids.insert(0 if before is None else ids.index(before) + 1, event["item"]["id"])
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("item", "role", "text"),
+    [
+        (message("Hello"), "user", "Hello"),
+        (message("Be brief.", role="system"), "system", "Be brief."),
+        (message("Hi there.", role="assistant"), "assistant", "Hi there."),
+        (message("Hi.", role="developer"), "system", "Hi."),
+        (
+            {"role": "assistant", "content": [{"type": "output_audio", "transcript": "Said."}]},
+            "assistant",
+            "Said.",
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "transcript": "Asked."}]},
+            "user",
+            "Asked.",
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": "Old."}]}, "user", "Old."),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "One"},
+                    {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+                    {"type": "input_text", "text": "two"},
+                ],
+            },
+            "user",
+            "One\ntwo",
+        ),
+    ],
+)
+def test_typed_items_of_every_kind_reach_the_model(item: Wire, role: str, text: str) -> None:
+    client = caller()
+    added, done = create(client, item | {"id": "mine"})
+    command = client.commands[-1]
+    assert isinstance(command, CreateText)
+    assert (command.role, command.text, command.item_id) == (role, text, "mine")
+    assert added["type"] == "conversation.item.added"
+    assert done["type"] == "conversation.item.done"
+    assert added["item"] == done["item"]
+    assert added["item"]["id"] == "mine"
+    assert added["item"]["status"] == "completed"
+    assert "image_url" not in str(added)
+
+
+def test_a_recording_reaches_the_model_and_does_not_come_back() -> None:
+    client = caller()
+    sound = {"type": "input_audio", "audio": b64(tone(0.5)), "transcript": "la"}
+    added, _ = create(client, {"type": "message", "role": "user", "content": [sound]})
+    command = client.commands[-1]
+    assert isinstance(command, CreateAudio)
+    assert (len(command.pcm), command.rate) == (24_000, 24_000)
+    assert added["item"]["content"] == [{"type": "input_audio", "transcript": "la"}]
+    assert added["item"]["id"] == command.item_id
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        OUTPUT,
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "message", "role": "user", "content": []},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "  "}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_audio"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_image"}]},
+    ],
+)
+def test_what_the_model_cannot_read_is_kept_and_said_to_be_unread(item: Wire) -> None:
+    client = caller()
+    added, done = create(client, item | {"id": "mine"})
+    assert client.commands == []
+    assert added["item"]["mosstalk"]["warnings"]
+    assert len(client.notes) == 1
+    assert "weather" not in client.notes[0]
+    (got,) = client.send("conversation.item.retrieve", item_id="mine")
+    assert got["item"] == done["item"]
+    (gone,) = client.send("conversation.item.delete", item_id="mine")
+    assert (gone["type"], gone["item_id"]) == ("conversation.item.deleted", "mine")
+    (error,) = client.send("conversation.item.retrieve", item_id="mine")
+    assert error["error"]["code"] == "item_retrieve_invalid_item_id"
+
+
+def test_items_stand_where_the_client_put_them() -> None:
+    client = caller()
+    create(client, message("a", "a"))
+    create(client, OUTPUT | {"id": "f"}, "a")
+    create(client, message("c", "c"))
+    create(client, message("b", "b"), "a")
+    create(client, message("first", "first"), ROOT)
+    create(client, message("last", "last"), "f")
+    assert order(client) == ["first", "a", "b", "f", "last", "c"]
+    where = {c.item_id: c.previous_item_id for c in client.commands if isinstance(c, CreateText)}
+    # The session does not know "f": what comes after it comes after "b".
+    assert where == {"a": None, "c": None, "b": "a", "first": ROOT, "last": "b"}
+    (error,) = create(client, OUTPUT, "nobody")
+    assert error["error"]["code"] == "item_create_invalid_previous_item_id"
+
+
+def test_a_turn_follows_all_that_stands_there() -> None:
+    client = caller()
+    create(client, OUTPUT | {"id": "f"})
+    item = Item("spoken", "user", audio_ms=500)
+    committed, added, done = client.hear(
+        TurnCommitted("spoken", None, clock=0),
+        ItemAdded(item, None, clock=0),
+        ItemDone(item, None, clock=0),
+    )
+    assert [e["previous_item_id"] for e in (committed, added, done)] == ["f", "f", "f"]
+    assert added["item"]["content"] == [{"type": "input_audio", "transcript": None}]
+
+
+def test_what_is_answered_here_waits_for_what_the_session_is_doing() -> None:
+    client = caller()
+    client.send("conversation.item.create", item=message("a", "a"))
+    assert client.send("conversation.item.retrieve", item_id="a", event_id="r") == []
+    assert client.send("conversation.item.create", item=OUTPUT | {"id": "f"}) == []
+    client.send("conversation.item.create", item=message("b", "b"), previous_item_id="f")
+    client.send("response.create")
+    assert len(client.commands) == 1, "nothing overtakes what waits"
+    kinds = [event["type"].removeprefix("conversation.item.") for event in obey(client)]
+    assert kinds == ["added", "done", "retrieved", "added", "done"]
+    _, second, third = client.commands
+    assert isinstance(second, CreateText)
+    assert second.previous_item_id == "a"
+    assert isinstance(third, CreateResponse)
+    client.hear(*obeyed(second))
+    assert order(client) == ["a", "f", "b"]
+
+
+def test_an_id_is_taken_once() -> None:
+    client = caller()
+    client.send("conversation.item.create", item=message("a", "a"))
+    (error,) = client.send("conversation.item.create", item=message("a", "a"), event_id="e")
+    assert error["error"]["code"] == "item_create_duplicate_item_id"
+    assert error["error"]["event_id"] == "e"
+    assert len(client.commands) == 1
+    obey(client)
+    (error,) = client.send("conversation.item.create", item=OUTPUT | {"id": "a"})
+    assert error["error"]["code"] == "item_create_duplicate_item_id"
+
+
+def test_items_that_made_room_are_still_there_for_the_client() -> None:
+    client = caller()
+    reply = Item("reply", "assistant", audio_ms=900)
+    create(client, message("a", "a"))
+    client.hear(ItemAdded(reply, "a", clock=0), ItemDone(reply, "a", clock=0))
+    client.hear(ContextDropped(("a", "reply"), 12, clock=0))
+    before = len(client.commands)
+    (cut,) = client.send(
+        "conversation.item.truncate", item_id="reply", content_index=0, audio_end_ms=400
+    )
+    assert (cut["type"], cut["audio_end_ms"]) == ("conversation.item.truncated", 400)
+    (got,) = client.send("conversation.item.retrieve", item_id="a")
+    assert got["item"]["content"][0]["text"] == "a"
+    (gone,) = client.send("conversation.item.delete", item_id="a")
+    assert gone["type"] == "conversation.item.deleted"
+    assert len(client.commands) == before, "the session has none of them"
+    create(client, message("b", "b"), "reply")
+    command = client.commands[-1]
+    assert isinstance(command, CreateText)
+    assert command.previous_item_id == ROOT
+
+
+def test_what_only_the_client_sees_is_bounded() -> None:
+    client = caller(limits=WireLimits(kept_chars=5000))
+    for number in range(100):
+        create(client, OUTPUT | {"id": f"f{number}", "output": "x" * 100})
+    there = [
+        client.send("conversation.item.retrieve", item_id=f"f{number}")[0]["type"]
+        for number in range(100)
+    ]
+    kept = there.count("conversation.item.retrieved")
+    assert 5 < kept < 25
+    assert set(there[-kept:]) == {"conversation.item.retrieved"}, "the latest are kept"
+
+
+def test_deleting_and_cutting_go_to_the_session() -> None:
+    client = caller()
+    create(client, message("a", "a"))
+    assert client.send("conversation.item.delete", item_id="a") == []
+    (gone,) = obey(client)
+    assert gone["type"] == "conversation.item.deleted"
+    client.send("conversation.item.delete", item_id="nobody")
+    assert isinstance(client.commands[-1], DeleteItem)
+    client.send("conversation.item.truncate", item_id="x", content_index=0, audio_end_ms=-5)
+    command = client.commands[-1]
+    assert isinstance(command, Truncate)
+    assert command.heard_ms == 0
+
+
+def transcript_of(client: Caller, item_id: str) -> Any:
+    """What an item says of its sound."""
+    (got,) = client.send("conversation.item.retrieve", item_id=item_id)
+    return got["item"]["content"][0]["transcript"]
+
+
+def test_transcripts_are_told_where_someone_has_made_them_and_nowhere_else() -> None:
+    client = caller(transcribes=True)
+    item = Item("spoken", "user", audio_ms=500)
+    client.hear(ItemAdded(item, None, clock=0), ItemDone(item, None, clock=0))
+    assert transcript_of(client, "spoken") is None
+    step = client.dialogue.from_transcript(Transcript("spoken", "Good morning.", 0.5))
+    (event,) = client.take(step)
+    assert event["type"] == "conversation.item.input_audio_transcription.completed"
+    assert event["usage"] == {"type": "duration", "seconds": 0.5}
+    assert transcript_of(client, "spoken") == "Good morning."
+    failed = Transcript("spoken", failed="no speech in it")
+    (event,) = client.take(client.dialogue.from_transcript(failed))
+    assert event["type"] == "conversation.item.input_audio_transcription.failed"
+    assert not client.take(client.dialogue.from_transcript(Transcript("nobody", "?")))
+    session = {"audio": {"input": {"transcription": {"model": "whisper-1"}}}}
+    client.send("session.update", session=session)
+    (event,) = obey(client)
+    assert event["session"]["mosstalk"]["warnings"] == []

@@ -1,0 +1,189 @@
+"""Clients that do everything wrong, over real sockets: nobody else hears of it."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_rig import BY_HAND, QUICK, Server, Talker, append, question, run, serving, typed
+from server_soak import soak
+
+LIMITS = ("--limit", "stalled_s=1", "--limit", "unsent_s=4", "--limit", "text_chars=2000")
+MIB = 1 << 20
+COMMIT = {"type": "input_audio_buffer.commit"}
+ANSWER = {"type": "response.create"}
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path) -> Iterator[Server]:
+    """A server with narrow limits."""
+    with serving(*QUICK, *LIMITS, "--max-sessions", "4", cache=cache_folder) as running:
+        yield running
+
+
+def test_a_spoken_turn_is_answered_and_counted(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND)
+            await talker.say(question())
+            await talker.send(COMMIT, ANSWER)
+            done = (await talker.wait("response.done"))["response"]
+            assert done["status"] == "completed"
+            assert len(talker.pcm()) / 2 / 24_000 == done["mosstalk"]["timings"]["audio_s"]
+
+    before = server.metrics()
+    run(main())
+    server.await_nothing_held()
+    after = server.metrics()
+
+    def grew(name: str) -> float:
+        return after[f"mosstalk_{name}"] - before.get(f"mosstalk_{name}", 0.0)
+
+    assert grew("commit_to_first_audio_seconds_count") == 1
+    assert grew('responses_total{reason="none",status="completed"}') == 1
+    assert grew('sessions_closed_total{reason="client"}') == 1
+    assert grew("sessions_opened_total") == 1
+    assert grew('rows_total{kind="input_audio"}') == 37
+    assert grew("engine_step_seconds_count") > 20
+    assert grew("audio_in_seconds_total") == pytest.approx(len(question()) / 2 / 24_000)
+    assert grew("audio_out_seconds_total") > 1
+    assert grew('messages_total{direction="in"}') > 25
+
+
+def test_what_is_said_wrong_is_told_and_changes_nothing(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            first = await talker.ask("Good morning.")
+            await talker.send(BY_HAND)
+            reply_id = first["output"][0]["id"]
+            for message, code in (
+                ("{", "invalid_json"),
+                ("[1]", "invalid_json"),
+                (b"\xff\xfe", "invalid_json"),
+                ({"type": "input_audio_buffer.append", "audio": "?"}, "invalid_value"),
+                (append(b"odd"), "invalid_value"),
+                (append(bytes(20 * MIB)), "string_above_max_length"),
+                (typed("a" * 2001), "string_above_max_length"),
+                (COMMIT, "input_audio_buffer_commit_empty"),
+                ({"type": "response.cancel"}, "response_cancel_not_active"),
+            ):
+                await talker.send(message)
+                assert (await talker.error())["code"] == code
+            await talker.send({"type": "no.such.event", "event_id": "mine"})
+            assert (await talker.error())["event_id"] == "mine"
+            cut = {"type": "conversation.item.truncate", "item_id": reply_id, "content_index": 0}
+            await talker.send({**cut, "audio_end_ms": 10**9})
+            cut_ms = (await talker.wait("conversation.item.truncated"))["audio_end_ms"]
+            assert cut_ms == len(talker.pcm()) // 48
+            await talker.send(typed("Go on."), ANSWER, ANSWER)
+            assert (await talker.error())["code"] == "conversation_already_has_active_response"
+            assert (await talker.wait("response.done"))["response"]["status"] == "completed"
+
+    before = server.metrics()
+    run(main())
+    server.await_nothing_held()
+    name = 'mosstalk_errors_total{code="response_active"}'
+    assert server.metrics()[name] == before.get(name, 0) + 1
+
+
+def test_a_message_longer_than_any_may_be_ends_its_connection(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as neighbour, Talker(server) as talker:
+            await talker.send(" " * (33 * MIB))
+            assert (await talker.closed())[0] == 1009
+            assert (await neighbour.ask("Good morning."))["status"] == "completed"
+
+    run(main())
+    closed = 'mosstalk_sessions_closed_total{reason="too_big"}'
+    server.await_metrics(lambda metrics: metrics.get(closed) == 1)
+
+
+def test_a_client_that_vanishes_in_the_middle_of_a_word_leaves_nothing(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as neighbour:
+            vanishing = Talker(server)
+            await vanishing.__aenter__()
+            await vanishing.send(BY_HAND)
+            await vanishing.say(question()[:40_000])
+            await vanishing.send(COMMIT, ANSWER)
+            await vanishing.wait("response.output_audio.delta")
+            await vanishing.say(question()[:40_000])
+            reset = struct.pack("ii", 1, 0)  # to the server it is as if the cable were cut
+            raw = vanishing.socket.transport.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            vanishing.socket.transport.abort()
+            assert (await neighbour.ask("Good morning."))["status"] == "completed"
+
+    run(main())
+    closed = 'mosstalk_sessions_closed_total{reason="vanished"}'
+    server.await_metrics(lambda metrics: metrics.get(closed) == 1)
+    server.await_nothing_held()
+
+
+def test_a_client_that_sends_a_whole_file_at_once_is_read_as_fast_as_it_is_heard(
+    server: Server,
+) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND)
+            await talker.say(bytes(2 * 24_000 * 45), piece_ms=1000)
+            await talker.send({"type": "input_audio_buffer.clear"})
+            await talker.wait("input_audio_buffer.cleared")
+            assert (await talker.ask("Good morning."))["status"] == "completed"
+
+    before = server.metrics()["mosstalk_throttled_total"]
+    run(main())
+    assert server.metrics()["mosstalk_throttled_total"] > before
+
+
+def test_more_sessions_than_there_may_be_are_refused_at_once_with_when_to_come_back(
+    server: Server,
+) -> None:
+    from websockets.exceptions import InvalidStatus
+
+    async def main() -> None:
+        async with Talker(server), Talker(server), Talker(server), Talker(server) as last:
+            with pytest.raises(InvalidStatus) as refused:
+                await Talker(server).__aenter__()
+            response = refused.value.response
+            assert response.status_code == 503
+            assert response.headers["Retry-After"] == "5"
+            assert json.loads(response.body)["error"]["code"] == "full"
+            page = Talker(server, origin=server.url)  # pages cannot see an HTTP status
+            socket = await page._dialling
+            error = json.loads(await socket.recv())["error"]
+            assert error["code"] == "full"
+            assert error["retry_after_s"] == 5
+            await socket.wait_closed()
+            assert socket.close_code == 1013
+            assert (await last.ask("Good morning."))["status"] == "completed"
+
+    run(main())
+    server.await_nothing_held()
+    assert server.metrics()['mosstalk_refusals_total{reason="full"}'] == 2
+
+
+def test_nothing_that_was_said_is_in_the_logs(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.ask("My secret is a green parrot.")
+
+    run(main())
+    server.await_nothing_held()
+    server.await_metrics(lambda _: bool(server.logged("session closed")))
+    assert "parrot" not in json.dumps(server.logs)
+    done = server.logged("response done")[-1]
+    assert done["session"].startswith("sess_")
+    assert done["response"].startswith("resp_")
+    assert done["figures"]["commit_to_first_audio_ms"] > 0
+
+
+def test_talking_interrupting_and_vanishing_for_a_while_leaves_nothing(server: Server) -> None:
+    state = asyncio.run(soak(server, 0.1, 3, hands_free=False))
+    assert state.errors == []
+    assert sum(state.done.values()) >= 3
+    assert len(state.slopes()) == 2
+    server.await_nothing_held()

@@ -1,0 +1,213 @@
+"""What ends a session or the server while an answer is being made, over real sockets."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_rig import QUICK, Server, Talker, run, serving, typed
+from typer.testing import CliRunner
+
+from mosstalk.cli import app
+
+CODES = 100
+LONG = (*QUICK, "--script", f"speech:{CODES}")
+"""Every answer lasts 8 s, unless its codes go round in a circle."""
+WHOLE = ("completed", "incomplete")
+ANSWER = {"type": "response.create"}
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file makes the worker go wrong."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path, faults: Path) -> Iterator[Server]:
+    """A server whose answers are long and whose patience is short."""
+    words = (*LONG, "--limit", "unsent_s=1", "--limit", "stalled_s=20")
+    with serving(*words, cache=cache_folder, env={"MOSSTALK_FAULTS": str(faults)}) as running:
+        yield running
+
+
+async def begin(talker: Talker) -> None:
+    """Have an answer under way."""
+    await talker.send(typed("Good morning."), ANSWER)
+    await talker.wait("response.output_audio.delta")
+
+
+def test_a_client_that_stops_reading_is_sent_away_and_nobody_else_waits(server: Server) -> None:
+    def narrow() -> socket.socket:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = server.url.removeprefix("http://").split(":")
+        raw.connect((host, int(port)))
+        raw.setblocking(False)
+        return raw
+
+    async def main() -> None:
+        async with Talker(server) as neighbour:
+            deaf = Talker(server, sock=narrow(), max_queue=1)
+            await deaf.__aenter__()
+            await deaf.send(typed("Good morning."), ANSWER)
+            done = await neighbour.ask("Good morning.")
+            assert done["status"] == "completed"
+            assert "error" not in neighbour.kinds()
+            slow = 'mosstalk_sessions_closed_total{reason="slow"}'
+            await asyncio.to_thread(server.await_metrics, lambda m: m.get(slow) == 1)
+            code, reason = await deaf.closed()  # it reads again
+            assert code == 1008
+            assert "too slow" in reason
+
+    run(main())
+    server.await_nothing_held()
+
+
+def test_a_reply_that_is_not_finite_ends_alone(server: Server, faults: Path) -> None:
+    async def main() -> None:
+        async with Talker(server) as neighbour, Talker(server) as talker:
+            await begin(talker)
+            (faults / "poison").touch()
+            done = (await talker.wait("response.done"))["response"]
+            assert done["status"] == "failed"
+            assert (await neighbour.ask("Good morning."))["status"] == "completed"
+            assert "error" not in neighbour.kinds()
+            assert (await talker.ask("Good morning."))["status"] in WHOLE
+
+    run(main())
+    server.await_nothing_held()
+    counted = server.metrics()['mosstalk_responses_total{reason="error",status="failed"}']
+    assert counted == 1
+
+
+def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(cache_folder: Path) -> None:
+    async def main(server: Server) -> None:
+        async with Talker(server) as idle, Talker(server) as talker:
+            await begin(talker)
+            server.signal(signal.SIGTERM)
+            assert await idle.closed() == (1012, "the server ends; connect again")
+            assert server.get("/ready").status_code == 503
+            assert server.get("/health").status_code == 200
+            assert server.metrics()["mosstalk_draining"] == 1
+            with pytest.raises(Exception, match="HTTP 503"):
+                await Talker(server).__aenter__()
+            done = (await talker.wait("response.done"))["response"]
+            assert done["status"] == "completed"
+            assert len(talker.pcm()) == CODES * 1920 * 2
+            assert (await talker.closed())[0] == 1012
+
+    with serving(*LONG, cache=cache_folder) as server:
+        run(main(server))
+        assert server.wait() == 0
+        assert [line["reason"] for line in server.logged("session closed")] == ["drain", "drain"]
+
+
+def test_an_answer_that_takes_longer_than_the_drain_is_cut_and_so_is_all_at_a_second_signal(
+    cache_folder: Path,
+) -> None:
+    async def main(server: Server, *, again: bool) -> None:
+        async with Talker(server) as talker:
+            await begin(talker)
+            server.signal(signal.SIGTERM)
+            if again:  # two signals at the same time are one
+                await asyncio.to_thread(server.await_metrics, lambda m: m["mosstalk_draining"] == 1)
+                server.signal(signal.SIGTERM)
+                await talker.closed()
+                return
+            done = (await talker.wait("response.done"))["response"]
+            assert done["status"] == "cancelled"
+            assert (await talker.closed())[0] == 1012
+
+    with serving(*LONG, "--drain-timeout", "0.2", cache=cache_folder) as server:
+        run(main(server, again=False))
+        assert server.wait() == 0
+    with serving(*LONG, cache=cache_folder) as server:
+        run(main(server, again=True))
+        assert server.wait(10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("how", ["killed", "step", "stuck"])
+def test_a_worker_that_dies_is_told_to_all_and_ends_the_server_with_70(
+    how: str, cache_folder: Path, tmp_path: Path
+) -> None:
+    async def main(server: Server) -> None:
+        async with Talker(server) as idle, Talker(server) as talker:
+            await begin(talker)
+            if how == "killed":
+                os.kill(server.worker_id, signal.SIGKILL)
+            else:
+                (tmp_path / how).touch()
+            for each in (idle, talker):
+                code, reason = await each.closed()
+                assert code == 1011
+                assert "engine" in reason
+                (error,) = (e["error"] for e in each.events if e["type"] == "error")
+                assert error["code"] == "server_error"
+            assert server.get("/health").status_code == 503
+            assert server.metrics()["mosstalk_worker_up"] == 0
+
+    env = {"MOSSTALK_FAULTS": str(tmp_path)}
+    with serving(*LONG, "--watchdog", "3", cache=cache_folder, env=env) as server:
+        run(main(server))
+        assert server.wait() == 70
+        reasons = [line["reason"] for line in server.logged("session closed")]
+        assert reasons == ["engine", "engine"]
+
+
+def test_a_worker_whose_front_is_gone_ends(cache_folder: Path) -> None:
+    with serving(*QUICK, cache=cache_folder) as server:
+        worker = server.worker_id
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.wait()
+        end = os.pidfd_open(worker) if Path(f"/proc/{worker}").exists() else None
+        if end is not None:
+            import select
+
+            assert select.select([end], [], [], 15)[0]
+
+
+def test_while_the_models_are_loaded_nobody_is_let_in(cache_folder: Path) -> None:
+    server = Server(*QUICK, cache=cache_folder)
+    try:
+        assert server.get("/ready").json()["error"]["code"] == "loading"
+        assert server.get("/health").json() == {"status": "ok", "worker": "loading"}
+        with pytest.raises(Exception, match="HTTP 503"):
+            run(Talker(server).__aenter__())  # type: ignore[arg-type]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_what_cannot_be_served_is_said_in_one_line(cache_folder: Path, tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(app, ["serve", *words])
+        assert result.exit_code == 2, result.output
+        (line,) = result.stderr.splitlines()
+        return line
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "something listens there" in said("--port", str(taken.getsockname()[1]))
+    assert "NAME=VALUE" in said("--limit", "unsent=3")
+    assert "must be above 0" in said("--limit", "unsent_s=0")
+    assert "cannot be read" in said("--api-keys-file", str(tmp_path / "none"))
+    assert "together" in said("--model", "nowhere")
+    nowhere = Server("--model", "nowhere", "--codec", "nowhere", cache=cache_folder)
+    assert nowhere.wait() == 2
+    assert any("nowhere" in line.get("text", "") for line in nowhere.logs)
+
+
+def test_the_config_is_printed_without_its_keys() -> None:
+    words = ["serve", "--print-config", "--api-key", "secret", "--limit", "unsent_s=3"]
+    printed = CliRunner().invoke(app, words).stdout
+    config = json.loads(printed)
+    assert config["keys"] == 1
+    assert config["limits"]["unsent_s"] == 3
+    assert "secret" not in printed

@@ -1,0 +1,181 @@
+"""The server's parts by themselves."""
+
+import asyncio
+import json
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from server_rig import run
+
+from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
+from mosstalk.server.auth import Keys, Origins, is_loopback
+from mosstalk.server.limits import Limits, Pace
+from mosstalk.server.link import RemoteSession
+from mosstalk.server.logs import JsonLines, TextLines
+from mosstalk.server.messages import Opened, Refused, Tell
+from mosstalk.server.metrics import Metrics
+from mosstalk.server.outbox import Outbox, TooSlowError
+from mosstalk.server.wire import Wire
+from mosstalk.session.commands import Close, Push
+from mosstalk.session.events import Closed, ErrorCode, ErrorRaised, SessionOpened
+from mosstalk.session.settings import SessionSettings
+
+QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
+
+
+def test_the_front_needs_no_torch() -> None:
+    probe = "import sys, mosstalk.cli.serve_console; print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "False"
+
+
+def test_a_bucket_lets_bursts_through_and_then_its_rate() -> None:
+    pace = Pace(10.0, 2.0, 0.0)
+    assert [pace.wait_s(1, 0.0) for _ in range(20)] == [0.0] * 20
+    assert pace.wait_s(1, 0.0) == pytest.approx(0.1)
+    assert pace.wait_s(1, 0.1) == pytest.approx(0.1)
+    assert pace.wait_s(5, 1000.0) == 0.0
+    assert pace.wait_s(40, 1000.0) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
+def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=name):
+        Limits(**{name: 0})
+
+
+def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
+    async def main() -> None:
+        outbox = Outbox(QUICK)
+        outbox.put("a", 0.6)
+        outbox.put("b", 0.4)
+        with pytest.raises(TooSlowError, match="2 s"):
+            outbox.put("c", 0.6)
+        outbox = Outbox(QUICK)
+        outbox.put("a", 0.6)
+        assert await outbox.get() == "a"
+        assert outbox.unsent_s == 0
+        waiting = asyncio.create_task(outbox.get())
+        await asyncio.sleep(0)
+        outbox.put("b", 1.0)
+        assert await waiting == "b"
+        outbox.put("c" * 100)
+        with pytest.raises(TooSlowError):
+            outbox.put("d")
+        outbox.end()
+        assert [await outbox.get(), await outbox.get()] == ["c" * 100, None]
+
+    run(main())
+
+
+def test_keys_are_compared_whole_and_named_by_number() -> None:
+    keys = Keys(["one", "two"])
+    assert keys.name_of({"authorization": "bearer two"}) == "key-2"
+    for wrong in ("", "Bearer", "Bearer tw", "Bearer twoo", "Basic two"):
+        assert keys.name_of({"authorization": wrong}) is None
+    assert keys.name_of({}, ["realtime", "openai-insecure-api-key.one"]) == "key-1"
+    assert Keys([]).name_of({}) == "anyone"
+
+
+def test_origins_are_the_servers_own_or_those_that_were_named() -> None:
+    own = Origins()
+    assert own.admits({"host": "a.org:1"})
+    assert own.admits({"host": "a.org:1", "origin": "https://a.org:1"})
+    assert not own.admits({"host": "a.org:1", "origin": "https://a.org"})
+    assert not own.admits({"host": "a.org", "origin": "null"})
+    assert Origins(frozenset({"*"})).admits({"host": "a", "origin": "null"})
+    local = Origins(frozenset({"https://b.org"}), loopback=True)
+    assert local.admits({"host": "[::1]:1", "origin": "http://[::1]:1"})
+    assert local.admits({"host": "a.org", "origin": "https://b.org"})
+    assert not local.admits({"host": "a.org", "origin": "http://a.org"})
+    assert [is_loopback(host) for host in ("127.0.0.9", "localhost", "0.0.0.0")] == [1, 1, 0]
+
+
+def test_errors_cross_the_link_as_they_are() -> None:
+    for error in (
+        EngineFullError("full", 5.0),
+        SessionError("bad_value", "no"),
+        VoiceError("unknown"),
+        MosstalkError("base"),
+    ):
+        again = pickle.loads(pickle.dumps(Refused.of(1, error))).raised()
+        assert type(again) is type(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_messages_cross_a_wire_whole_and_in_order() -> None:
+    async def main() -> None:
+        here, there = [await Wire.over(end) for end in socket.socketpair()]
+        large = Tell(1, Push(bytes(3 << 20)))
+
+        async def send() -> None:
+            for number in range(5):
+                await here.send(Opened(number))
+                await here.send(large)
+            here.close()
+
+        sending = asyncio.create_task(send())
+        got = [message async for message in there]
+        await sending
+        assert [m.number for m in got if isinstance(m, Opened)] == list(range(5))
+        pushed = [m.command for m in got if isinstance(m, Tell)]
+        assert all(isinstance(p, Push) and p.pcm == bytes(3 << 20) for p in pushed)
+        there.post(Opened(1))  # into a broken link it is lost
+        await there.send(Opened(1))
+
+    run(main())
+
+
+def test_a_session_far_away_counts_what_it_has_not_heard_and_ends_if_the_worker_does() -> None:
+    async def main() -> None:
+        here, there = [await Wire.over(end) for end in socket.socketpair()]
+        session = RemoteSession(7, SessionSettings(), here)
+        session.tell(Push(bytes(2 * 24_000)))
+        assert session.unheard_s == pytest.approx(1.0)
+        waiting = asyncio.create_task(session.room(0.5))
+        await asyncio.sleep(0)
+        session.heard(8_000)
+        await waiting
+        refused = ErrorRaised(ErrorCode.HALF_SAMPLE, "odd", "Push", clock=8_000)
+        session.told(refused)
+        assert session.unheard_s == 0
+        session.told(SessionOpened("sess", SessionSettings(), clock=8_000))
+        session.lost("gone")
+        session.lost("gone twice")
+        events = [event async for event in session]
+        assert [type(e) for e in events] == [ErrorRaised, SessionOpened, ErrorRaised, Closed]
+        assert [event async for event in session] == []
+        session.tell(Close())  # it is over: nothing is sent
+        here.close()
+        told = [message async for message in there]
+        assert [type(message.command) for message in told] == [Push]
+
+    run(main())
+
+
+def test_log_lines_have_fields_and_tracebacks() -> None:
+    record = logging.LogRecord("a", logging.INFO, "", 0, "said %s", ("so",), None)
+    record.session, record.figures = "sess_1", {"ms": 1.23456, "n": 2}
+    line = json.loads(JsonLines("front").format(record))
+    assert (line["message"], line["session"], line["process"]) == ("said so", "sess_1", "front")
+    assert "said so  session=sess_1 figures=ms:1.23,n:2" in TextLines("front").format(record)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "ValueError: why" in json.loads(JsonLines("front").format(record))["traceback"]
+    assert "ValueError: why" in TextLines("front").format(record)
+
+
+def test_every_metric_is_named_after_the_program_and_explained() -> None:
+    lines = Metrics().text().decode().splitlines()
+    helps = [line for line in lines if line.startswith("# HELP mosstalk_")]
+    assert len(helps) > 25
+    assert all(len(line.split(" ", 3)[3]) > 10 for line in helps)

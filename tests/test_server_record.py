@@ -1,0 +1,157 @@
+"""Recordings: what is kept, that it can be replayed, and what a full disk does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+from conftest import require_package
+from server_rig import BY_HAND, Server, Talker, question, run, serving, silence, typed
+from typer.testing import CliRunner
+
+from mosstalk.cli import app
+from mosstalk.errors import OptionError, OutputError
+from mosstalk.server import recording
+from mosstalk.server.messages import Facts
+from mosstalk.server.metrics import Metrics
+from mosstalk.server.recording import Recorder, WavFile
+from mosstalk.server.replay import read_recording
+from mosstalk.session.commands import Commit, Push
+from mosstalk.session.events import AudioDelta, SessionOpened
+from mosstalk.session.settings import SessionSettings
+
+FACTS = Facts("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
+SETTINGS = SessionSettings(turn_detection=None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps recordings."""
+    return tmp_path_factory.mktemp("kept") / "recordings"
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path, folder: Path) -> Iterator[Server]:
+    """A server that records."""
+    require_package("silero_vad", "vad")
+    same_each_time = ("--temperature", "0", "--seed", "0")
+    with serving(*same_each_time, "--record", str(folder), cache=cache_folder) as running:
+        yield running
+
+
+def test_a_session_is_kept_and_its_replay_is_the_same(server: Server, folder: Path) -> None:
+    heard: list[bytes] = []
+
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.say(question() + silence(1.0))
+            await talker.wait("response.done")
+            await talker.send(BY_HAND)
+            await talker.send(typed("Good morning."), {"type": "response.create"})
+            await talker.wait("response.output_audio.delta")
+            await talker.send({"type": "response.cancel"})
+            await talker.wait("response.done")
+            await talker.ask("Go on.", output_modalities=["text"])
+            heard.append(talker.pcm())
+
+    run(main())
+    server.await_nothing_held()
+    (kept,) = server.await_folder(folder)
+    assert kept.stat().st_mode & 0o077 == 0
+    said, rate = soundfile.read(kept / "input-24000.wav", dtype="int16")
+    assert (rate, said.tobytes()) == (24_000, question() + silence(1.0))
+    assert soundfile.read(kept / "output-24000.wav", dtype="int16")[0].tobytes() == heard[0]
+    wire = [json.loads(line) for line in (kept / "wire.jsonl").read_text().splitlines()]
+    assert {line["from"] for line in wire} == {"client", "server"}
+    assert "session.created" in [line["message"]["type"] for line in wire]
+    assert {"chars": 6400} in [line["message"].get("audio") for line in wire]
+    result = CliRunner().invoke(app, ["replay", str(kept), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["order"] == []
+    assert document["text_same"]
+    first, cancelled, text = document["timings"]
+    assert first["vad_wait_ms"][0] == first["vad_wait_ms"][1] > 400
+    for ms, name in zip(first["speech_to_first_audio_ms"], ("recorded", "replayed"), strict=True):
+        assert ms > first["vad_wait_ms"][0], name
+    metrics = server.metrics()
+    assert metrics["mosstalk_vad_wait_seconds_count"] == 1
+    assert metrics["mosstalk_speech_to_first_audio_seconds_count"] == 1
+    assert "total_ms" in cancelled
+    assert "commit_to_first_text_ms" in text
+    was, now, equal = document["samples"]
+    assert equal == min(was, now) > 24_000  # the cancelled reply may be longer or shorter now
+
+
+def test_a_disk_that_fills_ends_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    recorder = Recorder(tmp_path / "kept", metrics)
+    kept = recorder.open(SETTINGS, FACTS)
+    kept.told(Commit())  # before the session has said its name
+    kept.heard(SessionOpened("sess_1", SETTINGS, clock=0))
+    kept.told(Push(b"\1\0" * 240))
+    recorder.stop()
+    monkeypatch.setattr(recording, "LEFT_BYTES", 1 << 62)
+    other = Recorder(tmp_path / "kept", metrics)
+    cut = other.open(SETTINGS, FACTS)
+    cut.heard(SessionOpened("sess_2", SETTINGS, clock=0))
+    for place in range(3):
+        cut.heard(AudioDelta("r", "i", place, b"\0\0", clock=0))
+    cut.ended("client", [])
+    other.stop()
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "a recording ends" in line.getMessage()
+    assert b"mosstalk_recordings_cut_total 1.0" in metrics.text()
+    (folder,) = (tmp_path / "kept").glob("*sess_1")
+    read = read_recording(folder)  # it was never ended, as if the power had gone
+    assert read.settings == SETTINGS
+    assert [type(m.command) for m in read.moments if m.command] == [Commit, Push]
+    pushed = read.moments[-1].command
+    assert isinstance(pushed, Push)
+    assert (pushed.pcm, pushed.rate) == (b"\1\0" * 240, 24_000)
+    assert read.closed is None
+
+
+def test_a_disk_that_takes_no_more_ends_the_recording_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    recorder = Recorder(tmp_path, metrics)
+    cut = recorder.open(SETTINGS, FACTS)
+    cut.heard(SessionOpened("sess_1", SETTINGS, clock=0))
+    recorder.stop()
+    (kept,) = tmp_path.iterdir()
+    (kept / "output-24000.wav").symlink_to("/dev/full")
+    again = Recorder(tmp_path, metrics)
+    cut._recorder = again
+    cut.heard(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
+    cut.heard(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
+    again.stop()
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "No space left" in line.getMessage()
+
+
+def test_a_file_of_unknown_length_can_be_read(tmp_path: Path) -> None:
+    file = WavFile(tmp_path / "a.wav", 8000)
+    assert [file.write(b"\1\0\2\0\3"), file.write(b"\4\0")] == [0, 2]
+    assert soundfile.read(tmp_path / "a.wav", dtype="int16")[0].tolist() == [1, 2, 4]
+    file.close()
+    assert soundfile.info(tmp_path / "a.wav").frames == 3
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no recording"):
+        read_recording(tmp_path)
+    (tmp_path / "session.json").write_text('{"format": 1}')
+    (tmp_path / "session.jsonl").write_text("")
+    with pytest.raises(OptionError, match="damaged"):
+        read_recording(tmp_path)
+    (tmp_path / "session.json").write_text('{"format": 99}')
+    with pytest.raises(OptionError, match="format 99"):
+        read_recording(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError):
+        Recorder(tmp_path / "file", Metrics())
