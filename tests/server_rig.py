@@ -71,9 +71,14 @@ class Server:
     @property
     def worker_id(self) -> int:
         """The process id of its worker."""
+        return self.child_id("mosstalk.server.child")
+
+    def child_id(self, module: str) -> int:
+        """The process id of its child that runs a module."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        (child,) = path.read_text().split()
-        return int(child)
+        children = map(int, path.read_text().split())
+        lines = ((child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children)
+        return next(child for child, line in lines if module.encode() in line)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         """Ask over HTTP."""

@@ -1,8 +1,9 @@
 """Sessions that talk, interrupt and vanish, for long: ``python tests/server_soak.py``.
 
 Prints resident memory of both processes every half a minute, and at the end the slope of each
-after a warm-up in KiB an hour, errors, and blocks in use. The small form of it is in
-``test_server_clients.py``.
+after a warm-up in KiB an hour, errors, and blocks in use. The pool of K and V is small, because
+memory becomes resident when it is first written to: a large one would hide a leak for hours. The
+small form of it is in ``test_server_clients.py``.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 
 COMMIT, ANSWER = {"type": "input_audio_buffer.commit"}, {"type": "response.create"}
 PIECE_MS, PATIENCE_S = 100, 60.0
+POOL = ("--kv-gib", "0.03")
 EXPECTED = {"response_cancel_not_active", "input_audio_buffer_commit_empty"}
 """Errors that come of doing two things at once, as people do."""
 USED = 'mosstalk_kv_blocks{state="used"}'
@@ -128,14 +130,15 @@ async def _ask(talker: Talker, random: Random, what: str, words: Iterator[bytes]
 async def _speak(talker: Talker, random: Random, what: str, words: Iterator[bytes]) -> None:
     """A turn that the server finds, at the pace of a microphone; sometimes into the answer."""
     del random
-    await _stream(talker, next(words) + silence(1.0))
+    await stream(talker, next(words) + silence(1.0))
     if what == "cut":
         await talker.wait("response.output_audio.delta")
-        await _stream(talker, next(words) + silence(1.0))
+        await stream(talker, next(words) + silence(1.0))
     await _listen(talker, "spoken" if what in ("cut", "cancelled") else what)
 
 
-async def _stream(talker: Talker, pcm: bytes) -> None:
+async def stream(talker: Talker, pcm: bytes) -> None:
+    """Append sound at the pace of a microphone."""
     size, loop = 48 * PIECE_MS, asyncio.get_running_loop()
     due_s = loop.time()
     for start in range(0, len(pcm), size):
@@ -176,8 +179,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--push-to-talk", action="store_true", help="without a speech detector")
     chosen = parser.parse_args()
-    vad = ("--vad", "none") if chosen.push_to_talk else ()
-    with tempfile.TemporaryDirectory() as cache, serving(*vad, cache=Path(cache)) as server:
+    words = (*POOL, *(("--vad", "none") if chosen.push_to_talk else ()))
+    with tempfile.TemporaryDirectory() as cache, serving(*words, cache=Path(cache)) as server:
         running = soak(server, chosen.minutes, chosen.clients, hands_free=not chosen.push_to_talk)
         state = asyncio.run(running)
         server.await_nothing_held()

@@ -30,7 +30,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(cache_folder: Path, faults: Path) -> Iterator[Server]:
     """A server whose answers are long and whose patience is short."""
-    words = (*LONG, "--limit", "unsent_s=1", "--limit", "stalled_s=20")
+    words = (*LONG, "--limit", "unsent_s=4", "--limit", "stalled_s=20")
     with serving(*words, cache=cache_folder, env={"MOSSTALK_FAULTS": str(faults)}) as running:
         yield running
 
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_is_told_to_all_and_ends_the_server_with_70(
             assert server.metrics()["mosstalk_worker_up"] == 0
 
     env = {"MOSSTALK_FAULTS": str(tmp_path)}
-    with serving(*LONG, "--watchdog", "3", cache=cache_folder, env=env) as server:
+    with serving(*LONG, "--watchdog", "8", cache=cache_folder, env=env) as server:
         run(main(server))
         assert server.wait() == 70
         reasons = [line["reason"] for line in server.logged("session closed")]

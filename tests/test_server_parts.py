@@ -20,6 +20,7 @@ from mosstalk.server.logs import JsonLines, TextLines
 from mosstalk.server.messages import Opened, Refused, Tell
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.outbox import Outbox, TooSlowError
+from mosstalk.server.watch import Watch
 from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Close, Push
 from mosstalk.session.events import Closed, ErrorCode, ErrorRaised, SessionOpened
@@ -158,6 +159,24 @@ def test_a_session_far_away_counts_what_it_has_not_heard_and_ends_if_the_worker_
         assert [type(message.command) for message in told] == [Push]
 
     run(main())
+
+
+def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    watch = Watch(metrics, SessionSettings(), "anyone")
+    for _ in range(100):
+        watch.sent({"type": "error", "error": {"code": "invalid_json"}})
+        watch.sent({"type": "session.updated"})
+    failed = {"status_details": {"type": "failed", "error": {"code": "rate_limit_exceeded"}}}
+    watch.sent({"type": "response.done", "response": failed})
+    watch.sent({"type": "response.done", "response": {"status_details": None}})
+    text = metrics.text().decode()
+    assert 'mosstalk_errors_total{code="invalid_json"} 100.0' in text
+    assert 'mosstalk_errors_total{code="rate_limit_exceeded"} 1.0' in text
+    assert len(caplog.records) == 51
 
 
 def test_log_lines_have_fields_and_tracebacks() -> None:

@@ -1,5 +1,7 @@
 """Transcripts of both sides, made beside the talk."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,22 @@ from server_rig import BY_HAND, QUICK, Server, Talker, question, run, serving
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
+from mosstalk.server.captions import Captions
+from mosstalk.server.logs import LogStyle
+from mosstalk.server.realtime.transcripts import Transcript
+from mosstalk.server.transcriber import Transcriber
+from mosstalk.session.events import (
+    AudioDelta,
+    Event,
+    Item,
+    ItemDone,
+    ResponseDone,
+    ResponseStatus,
+    SpeechStarted,
+    Timings,
+    Usage,
+)
+from mosstalk.session.settings import SessionSettings
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +37,7 @@ def server(cache_folder: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.system
 def test_both_sides_are_written_down_and_clients_see_it_in_time(server: Server) -> None:
     async def main() -> None:
         async with Talker(server) as talker:
@@ -38,6 +57,47 @@ def test_both_sides_are_written_down_and_clients_see_it_in_time(server: Server) 
 
     run(main())
     server.await_nothing_held()
+
+
+@pytest.mark.system
+def test_without_its_transcriber_the_talk_goes_on(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            os.kill(server.child_id("mosstalk.server.scribe"), signal.SIGKILL)
+            await talker.send(BY_HAND)
+            await talker.say(question())
+            await talker.send({"type": "input_audio_buffer.commit"}, {"type": "response.create"})
+            failed = await talker.wait("conversation.item.input_audio_transcription.failed")
+            assert failed["error"]["message"] == "the transcriber has ended"
+            done = (await talker.wait("response.done"))["response"]
+            assert done["status"] == "completed"
+            assert done["output"][0]["content"][0]["transcript"] is None
+
+    run(main())
+    assert server.get("/health").status_code == 200
+
+
+def test_what_is_told_while_a_transcript_is_awaited_is_told_in_its_order() -> None:
+    async def main() -> None:
+        given: list[Event] = []
+        heard: list[Transcript] = []
+        transcriber = Transcriber("none", LogStyle())
+        captions = Captions(transcriber, SessionSettings(), given.append, heard.append)
+        item = Item("reply", "assistant", audio_ms=80)
+        sound = AudioDelta("resp", "reply", 0, bytes(3840), clock=0)
+        done = ResponseDone(
+            "resp", ResponseStatus.COMPLETED, None, (item,), Usage(), Timings(), clock=0
+        )
+        told = [sound, ItemDone(item, None, clock=0), done, SpeechStarted("next", 0, clock=9)]
+        for event in told[:3]:
+            captions.take(event)
+        assert given == told[:1]  # its end is held back, as long as nothing else happens
+        captions.take(told[3])
+        assert given == told
+        captions.end()
+        assert heard == []
+
+    run(main())
 
 
 def test_a_transcriber_that_cannot_be_had_is_said_before_anything_is_loaded(tmp_path: Path) -> None:

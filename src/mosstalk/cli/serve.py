@@ -145,8 +145,11 @@ def serve(
 
 
 def _require_packages() -> None:
+    import sys
     from importlib.util import find_spec
 
+    if sys.platform == "win32":
+        fail("a server needs Linux or macOS; on Windows run it in WSL")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         fail(f"a server needs {', '.join(missing)}; run: pip install 'mosstalk[server]'")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from mosstalk.settings import api_keys
 from mosstalk.vad.turns import TurnDetection
 
 _GIB = 1 << 30
+_SAY_EVERY_S = 5.0
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -197,15 +199,20 @@ def _where(url: str, options: ServeOptions) -> list[str]:
 
 
 class _Progress:
-    """Says what is being loaded, a line for each part."""
+    """Says what is being loaded: a line for each part, and more if it takes long."""
 
     def __init__(self) -> None:
-        self._last = ""
+        self._last, self._said_s = "", 0.0
 
     def __call__(self, loading: Loading) -> None:
+        now_s = time.monotonic()
         if loading.what != self._last:
-            self._last = loading.what
             _say(f"{loading.what} ({loading.total} tensors)")
+        elif now_s - self._said_s > _SAY_EVERY_S:
+            _say(f"{loading.what}: {loading.done} of {loading.total} tensors")
+        else:
+            return
+        self._last, self._said_s = loading.what, now_s
 
 
 def _say(line: str) -> None:

@@ -192,10 +192,11 @@ class Connection:
                 self._captions.told(command)
             self._remote.tell(command)
         for note in step.notes:
-            self._watch.log(note)
+            self._watch.remark(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
         for wire_event in step.events:
             message = json.dumps(wire_event)
+            self._watch.sent(wire_event)
             if self._recording:
                 self._recording.passed("server", message)
             try:

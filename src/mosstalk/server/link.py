@@ -21,6 +21,8 @@ from mosstalk.session.settings import SessionSettings
 from mosstalk.units import INPUT_RATE
 
 _LOG = logging.getLogger(__name__)
+_LOADING_S = 120.0
+"""Seconds without a sign of life that are borne while models load, which keeps a machine busy."""
 _TICK_S = 0.5
 _ENDING_S = 10.0
 """How long the worker may take to close its sessions before it is killed."""
@@ -210,9 +212,11 @@ class EngineLink:
 
     async def _listen(self) -> None:
         assert self._wire
-        async for message in self._wire:
-            self._hear(message)
-        self._dead(said.Failed("the worker's process has ended"))
+        try:
+            async for message in self._wire:
+                self._hear(message)
+        finally:
+            self._dead(said.Failed("the worker's process has ended"))
 
     def _hear(self, message: said.ToFront) -> None:
         if isinstance(message, said.Told | said.Rows):
@@ -262,7 +266,8 @@ class EngineLink:
             await asyncio.sleep(_TICK_S)
             engine_s = self.pulse.engine_silent_s if self.pulse else 0.0
             silent_s = max(time.monotonic() - self._pulsed_s, engine_s)
-            if silent_s > self.silence_s:
+            patience_s = self.silence_s if self.ready.done() else max(self.silence_s, _LOADING_S)
+            if silent_s > patience_s:
                 self._dead(said.Failed(f"the worker has not answered for {silent_s:.0f} s"))
 
     def _dead(self, failure: said.Failed) -> None:

@@ -11,6 +11,7 @@ from mosstalk.session import events
 from mosstalk.session.settings import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.session")
+_MOST_REMARKS = 50
 
 
 class Watch:
@@ -24,6 +25,7 @@ class Watch:
         self._begun_s = time.monotonic()
         self._totals = {"in_s": 0.0, "out_s": 0.0, "responses": 0, "errors": 0}
         self._sounding: dict[str, _Sounding] = {}
+        self._remarks = 0
 
     def told(self, command: told.Command) -> None:
         """The client tells the session something."""
@@ -47,10 +49,24 @@ class Watch:
             self.log("response started", response=event.response_id)
         elif isinstance(event, events.ResponseDone):
             self._done(event)
-        elif isinstance(event, events.ErrorRaised):
-            self._erred(event)
         elif isinstance(event, events.ContextDropped):
             self.log("context dropped", figures={"items": len(event.item_ids), "rows": event.rows})
+
+    def sent(self, event: dict[str, Any]) -> None:
+        """The client is sent an event of its protocol."""
+        code = _error_code(event)
+        if code is not None:
+            self._totals["errors"] += 1
+            self._metrics.errors.labels(code).inc()
+            self.remark("error told", code=code)
+
+    def remark(self, message: str, **fields: Any) -> None:
+        """A log line that a client can cause as often as it likes: after many there are no more."""
+        self._remarks += 1
+        if self._remarks <= _MOST_REMARKS:
+            self.log(message, **fields)
+        elif self._remarks == _MOST_REMARKS + 1:
+            self.log("no more is logged of what this client does wrong")
 
     def ended(self, reason: str) -> None:
         """The session and its connection are over."""
@@ -85,11 +101,6 @@ class Watch:
             figures=figures | {"underruns": sounding.underruns},
         )
 
-    def _erred(self, error: events.ErrorRaised) -> None:
-        self._totals["errors"] += 1
-        self._metrics.errors.labels(error.code).inc()
-        self.log("error told", code=error.code)
-
 
 @dataclass
 class _Sounding:
@@ -104,3 +115,11 @@ class _Sounding:
         self.underruns += late_s > 0
         self._ends_s = (now_s if self._ends_s is None else self._ends_s + late_s) + seconds
         return late_s
+
+
+def _error_code(event: dict[str, Any]) -> str | None:
+    """The code of an error that a client is told, as such or as a response that failed."""
+    error = event.get("error")
+    if event["type"] == "response.done":
+        error = (event["response"].get("status_details") or {}).get("error")
+    return error["code"] if error else None

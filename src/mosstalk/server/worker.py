@@ -40,6 +40,7 @@ async def serve(end: socket.socket) -> int:
         return working.result()
     working.cancel()
     await worker.stop()
+    reading.result()
     return 0
 
 
@@ -112,24 +113,34 @@ class Worker:
 
     async def _converse(self, asked: said.Open) -> None:
         """One session, from its opening to its last event."""
+        number = asked.number
         try:
-            if not self._loaded:
-                raise EngineStoppedError("the models are still being loaded")
-            session = await self._loaded.host.open(asked.settings)
+            session = await self._opened(asked)
         except MosstalkError as error:
-            self._early.pop(asked.number)
-            await self._wire.send(said.Refused.of(asked.number, error))
+            self._early.pop(number)
+            await self._wire.send(said.Refused.of(number, error))
             return
-        self._sessions[asked.number] = session
-        for command in self._early.pop(asked.number):
+        self._sessions[number] = session
+        for command in self._early.pop(number):
             session.do(command)
-        self._wire.post(said.Opened(asked.number))
+        self._wire.post(said.Opened(number))
         async for event in session:
             if isinstance(event, Closed):
-                self._sessions.pop(asked.number)
+                self._sessions.pop(number)
                 if asked.rows:
-                    self._wire.post(said.Rows(asked.number, session.conversation_rows()))
-            await self._wire.send(said.Told(asked.number, event))
+                    self._wire.post(said.Rows(number, session.conversation_rows()))
+            await self._wire.send(said.Told(number, event))
+
+    async def _opened(self, asked: said.Open) -> Session:
+        if not self._loaded:
+            raise EngineStoppedError("the models are still being loaded")
+        try:
+            return await self._loaded.host.open(asked.settings)
+        except MosstalkError:
+            raise
+        except Exception as error:  # a fault of this one: the others go on
+            _LOG.exception("a session could not be opened")
+            raise EngineStoppedError(f"{type(error).__name__} at the opening") from error
 
     def _tell(self, number: int, command: Command) -> None:
         if number in self._sessions:
