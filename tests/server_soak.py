@@ -1,7 +1,7 @@
 """Sessions that talk, interrupt and vanish, for long: ``python tests/server_soak.py``.
 
 Prints resident memory of both processes every half a minute, and at the end the slope of each
-after a warm-up in KiB an hour, errors, and blocks in use. The pool of K and V is small, because
+after a warm-up in MiB an hour, errors, and blocks in use. The pool of K and V is small, because
 memory becomes resident when it is first written to: a large one would hide a leak for hours. The
 small form of it is in ``test_server_clients.py``.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 from server_rig import BY_HAND, Server, Talker, question, sentence, serving, silence, typed
 from websockets.exceptions import ConnectionClosed
 
@@ -29,6 +30,36 @@ EXPECTED = {"response_cancel_not_active", "input_audio_buffer_commit_empty"}
 USED = 'mosstalk_kv_blocks{state="used"}'
 _WARM_UP = 0.2
 """Share of the samples that the slope leaves out."""
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Slope:
+    """MiB an hour by least squares, and half the width of its 95 % interval.
+
+    The interval is a bootstrap over minutes, as neighbouring samples are alike; below ten minutes
+    there is none.
+    """
+
+    mib_an_hour: float
+    half_width: float
+
+    @classmethod
+    def of(cls, seconds: npt.NDArray[np.float64], held: npt.NDArray[np.float64]) -> "Slope":
+        hours, mib = seconds / 3600, held / 2**20
+        minutes = (seconds // 60).astype(int)
+        random = np.random.default_rng(0)
+        known = np.unique(minutes)
+        drawn = []
+        for _ in range(_DRAWS if len(known) >= 10 else 0):
+            taken = [np.flatnonzero(minutes == n) for n in random.choice(known, len(known))]
+            places = np.concatenate(taken)
+            drawn.append(np.polyfit(hours[places], mib[places], 1)[0])
+        low, high = np.percentile(drawn, [2.5, 97.5]) if drawn else (-np.inf, np.inf)
+        return cls(float(np.polyfit(hours, mib, 1)[0]), float(high - low) / 2)
+
+    def __str__(self) -> str:
+        return f"{self.mib_an_hour:+.1f} ± {self.half_width:.1f} MiB an hour"
 
 
 @dataclass
@@ -54,10 +85,10 @@ class Soak:
         )
         return metrics
 
-    def slopes(self) -> tuple[float, float]:
-        """Bytes an hour of front and worker, by least squares over all but the first samples."""
-        seconds, front, worker = np.array(self.samples[int(_WARM_UP * len(self.samples)) :]).T
-        return tuple(float(np.polyfit(seconds / 3600, each, 1)[0]) for each in (front, worker))  # type: ignore[return-value]
+    def slopes(self) -> list[Slope]:
+        """Growth of front and worker over all but the first samples."""
+        seconds, *held = np.array(self.samples[int(_WARM_UP * len(self.samples)) :]).T
+        return [Slope.of(seconds, each) for each in held]
 
 
 async def soak(server: Server, minutes: float, clients: int, *, hands_free: bool) -> Soak:
@@ -187,7 +218,7 @@ def main() -> None:
         metrics = server.metrics()
     front, worker = state.slopes()
     print(dict(state.done))
-    print(f"slope front {front / 1024:+.0f} KiB an hour, worker {worker / 1024:+.0f} KiB an hour")
+    print(f"slope front {front}, worker {worker}")
     print(f"{len(state.errors)} errors {Counter(state.errors)}")
     print(f"{metrics[USED]:.0f} blocks in use at the end")
 

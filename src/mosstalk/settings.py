@@ -24,6 +24,16 @@ def share_the_processor() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "500")
 
 
+def environment_of_a_child() -> dict[str, str]:
+    """What a process with models starts with: two arenas of memory for all of its threads.
+
+    GNU libc gives each thread an arena of its own, up to eight for each core, and none of them
+    gives back what others could use: a server with talking sessions grew by 0.9 GiB an hour.
+    Read at the start of a process alone. What the user has set stays.
+    """
+    return {"MALLOC_ARENA_MAX": "2"} | os.environ
+
+
 def threads_were_chosen() -> bool:
     """Whether the user said how many threads torch shall use."""
     return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))
@@ -32,6 +42,11 @@ def threads_were_chosen() -> bool:
 def api_keys() -> list[str]:
     """Keys that clients of a server must show, separated by commas (``MOSSTALK_API_KEY``)."""
     return [key.strip() for key in os.environ.get("MOSSTALK_API_KEY", "").split(",") if key.strip()]
+
+
+def stated_commit() -> str | None:
+    """The commit that benchmarks name where there is no git (``MOSSTALK_COMMIT``)."""
+    return os.environ.get("MOSSTALK_COMMIT") or None
 
 
 def faults_folder() -> Path | None:

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from mosstalk.conversation import Conversation
@@ -15,6 +13,7 @@ from mosstalk.engine.engine import Engine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
+from mosstalk.server.memory import resident_bytes, tidy
 from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
@@ -58,7 +57,7 @@ class Worker:
 
     async def run(self) -> int:
         """Load, warm up, and watch the engine until it ends; the exit code."""
-        pulse = asyncio.create_task(self._beat())
+        beside = (asyncio.create_task(self._beat()), asyncio.create_task(tidy()))
         try:
             return await self._work()
         except MosstalkError as error:
@@ -67,7 +66,8 @@ class Worker:
             _LOG.exception("the worker failed")
             await self._wire.send(said.Failed(f"{type(error).__name__}: {error}"))
         finally:
-            pulse.cancel()
+            for task in beside:
+                task.cancel()
         return 1
 
     async def obey(self, messages: AsyncIterator[Any]) -> None:
@@ -198,12 +198,3 @@ class _Probe:
     async def _ask(self, engine: Engine) -> None:
         with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
             await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, 0 where that is not known."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
