@@ -42,13 +42,13 @@ lint: setup-dev ## check style, formatting and types
 	$(venv)/mypy
 
 test: lint ## lint, then run the tests that need nothing but the set-up
-	$(pytest) -n auto --dist loadfile -m "not system"
+	$(pytest) -n auto --dist loadfile -m "not system and not slow"
 
 setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
 
-test-all: test setup-judges ## test, and also the tests that need the Debian packages in scripts/system-packages.txt
-	$(pytest) -m system
+test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
+	$(pytest) -m "system or slow"
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix

@@ -1,6 +1,7 @@
 """Choosing a device and a precision, and making float32 mean float32."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -55,6 +56,17 @@ def fit_threads(device: torch.device, parts: Iterable[torch.nn.Module]) -> None:
     size = sum(weight.numel() for part in parts for weight in part.parameters())
     if size < _WORTH_SHARING:
         torch.set_num_threads(1)
+
+
+def own_stream(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Makes contexts in which work is queued on a stream of its own, beside everybody else's.
+
+    On a CPU they do nothing.
+    """
+    if device.type != "cuda":
+        return nullcontext
+    stream = torch.cuda.Stream(device)
+    return lambda: torch.cuda.stream(stream)
 
 
 def synchronize(device: torch.device) -> None:

@@ -41,6 +41,10 @@ class EngineFullError(MosstalkError):
         self.retry_after_s = retry_after_s
 
 
+class CodecFullError(EngineFullError):
+    """The codec has no room for another reply now; the message names what is full."""
+
+
 class EngineStoppedError(MosstalkError):
     """The engine has ended, or was never started."""
 

@@ -18,9 +18,8 @@ _MASK = 0xFFFFFFFF
 
 def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     """High and low 32 bits of the product of 32-bit values held in int64."""
-    low_product = (a & 0xFFFF) * b
-    high = ((a >> 16) * b + (low_product >> 16)) >> 16
-    return high & _MASK, (a * b) & _MASK
+    product = a * b  # wraps to negative where the 64th bit is set, with all bits in place
+    return (product >> 32) & _MASK, product & _MASK
 
 
 def philox(
@@ -61,20 +60,21 @@ def gumbel_rows(seeds: Tensor, channel: int, steps: Tensor, width: int) -> Tenso
     return -torch.log(-torch.log(uniform(bits)))
 
 
-def normal(seed: int, stream: int, positions: Tensor, columns: int) -> Tensor:
-    """Standard normal noise (len(positions), columns), float32, by Box-Muller.
+def normal(seed: int | Tensor, stream: int, positions: Tensor, columns: int) -> Tensor:
+    """Standard normal noise (*positions.shape, columns), float32, by Box-Muller.
 
     A value depends only on (seed, stream, position, column): noise cut into pieces at any
-    place is the same noise.
+    place is the same noise. A tensor of seeds broadcasts against ``positions``.
     """
     groups = -(-columns // 4)
-    group = torch.arange(groups, device=positions.device)[None, :]
-    place = positions[:, None]
-    bits = philox((place & _MASK, place >> 32, group, torch.full_like(group, stream)), seed)
+    group = torch.arange(groups, device=positions.device)
+    place = positions[..., None]
+    key = seed[..., None] if isinstance(seed, Tensor) else seed
+    bits = philox((place & _MASK, place >> 32, group, torch.full_like(group, stream)), key)
     first, second, third, fourth = (uniform(word) for word in bits)
     pairs = []
     for radius_bits, angle_bits in ((first, second), (third, fourth)):
         radius = torch.sqrt(-2 * torch.log(radius_bits))
         angle = 2 * math.pi * angle_bits
         pairs += [radius * torch.cos(angle), radius * torch.sin(angle)]
-    return torch.stack(pairs, dim=-1).flatten(1)[:, :columns].float()
+    return torch.stack(pairs, dim=-1).flatten(-2)[..., :columns].float()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from mosstalk.config import HiftConfig
 
 _F0_LAYERS = 5
-_LAST_LEAKY_SLOPE = 0.01
-_MAGNITUDE_LIMIT = 100.0
+LAST_LEAKY_SLOPE = 0.01
+MAGNITUDE_LIMIT = 100.0
 _SNAKE_EPS = 1e-9
 
 
@@ -193,7 +193,7 @@ class HiftVocoder(nn.Module):
             x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
             branches = self.resblocks[stage * kernels : (stage + 1) * kernels]
             x = torch.stack([branch(x) for branch in branches]).mean(dim=0)
-        x = self.conv_post(F.leaky_relu(x, _LAST_LEAKY_SLOPE))
+        x = self.conv_post(F.leaky_relu(x, LAST_LEAKY_SLOPE))
         return self._inverse_stft(x.float())
 
     def vocode(self, mel: Tensor, noise: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class HiftVocoder(nn.Module):
         """From log magnitudes and phase sines (B, n_fft + 2, frames) to sound, clamped."""
         config = self.config
         log_magnitude, phase = x.chunk(2, dim=1)
-        magnitude, angle = log_magnitude.exp().clamp_max(_MAGNITUDE_LIMIT), phase.sin()
+        magnitude, angle = log_magnitude.exp().clamp_max(MAGNITUDE_LIMIT), phase.sin()
         wave = torch.istft(
             torch.complex(magnitude * angle.cos(), magnitude * angle.sin()),
             config.istft_n_fft,

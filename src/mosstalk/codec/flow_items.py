@@ -1,0 +1,169 @@
+"""What one pass reads: blocks of replies, and the descriptors that the kernels take.
+
+I items of a pass, T codes and F frames of a block, S pages that the longest item may see.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mosstalk.config import FlowConfig
+from mosstalk.errors import EngineInputError
+from mosstalk.kernels.attend_groups import MEMBERS, NOBODY, groups_of
+
+NOTHING = -1
+_NOT_ONE_EACH = ("codes", "table", "groups")
+_HOST_COPIES = 8
+_ALIGNED = 32
+"""Numbers of 4 bytes from whose multiples on every input begins: kernels are compiled for
+aligned inputs, and again for others."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One block: its ``codes`` (1 .. T) and those known of the three that follow them.
+
+    ``start`` is its first frame, counted from the start of the voice. ``pages`` are all that
+    it sees, in order, its own last; ``before`` is the one that precedes it, or -1.
+    ``condition`` (at most F, 80) are the voice's mel frames in it, on the device.
+    """
+
+    codes: list[int]
+    ahead: list[int]
+    start: int
+    pages: list[int]
+    before: int
+    speaker: int
+    condition: Tensor | None
+
+
+def in_blocks(
+    codes: list[int], ahead: list[int], config: FlowConfig
+) -> list[tuple[list[int], list[int]]]:
+    """Codes that begin a block, cut into blocks, each with the codes that follow it."""
+    known, chunk = codes + ahead, config.chunk_size
+    blocks = []
+    for start in range(0, len(codes), chunk):
+        end = min(start + chunk, len(codes))
+        blocks.append((codes[start:end], known[end : end + config.pre_lookahead_len]))
+    return blocks
+
+
+class PassInputs:
+    """The descriptors of a pass, int32, one buffer on the device and one copy to fill it.
+
+    Each is a tensor (I,) but ``codes`` (I, T + 3), ``table`` (I, S) and ``groups`` (I, 4), those
+    of ``attend_groups``. ``valid_*`` count an
+    item's own rows, ``visible_*`` all that it sees; -1 is no item, no page, no code.
+    ``noise``, ``condition`` and ``speaker`` are rows of the flow's tables.
+    """
+
+    page: Tensor
+    before_item: Tensor
+    before_page: Tensor
+    valid_codes: Tensor
+    valid_frames: Tensor
+    visible_codes: Tensor
+    visible_frames: Tensor
+    noise: Tensor
+    condition: Tensor
+    speaker: Tensor
+    codes: Tensor
+    table: Tensor
+    groups: Tensor
+
+    def __init__(self, items: int, span: int, config: FlowConfig, device: torch.device) -> None:
+        self.items, self.span, self._config = items, span, config
+        names = [name for name in PassInputs.__annotations__ if name not in _NOT_ONE_EACH]
+        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
+        self._shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
+        self._shapes["table"] = (items, span)
+        self._shapes["groups"] = (items, 1 + MEMBERS)
+        self._places, size = dict[str, slice](), 0
+        for name, shape in self._shapes.items():
+            self._places[name] = slice(size, size + math.prod(shape))
+            size += -(-math.prod(shape) // _ALIGNED) * _ALIGNED
+        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        for name, shape in self._shapes.items():
+            setattr(self, name, self._buffer[self._places[name]].view(shape))
+        pinned = device.type == "cuda"
+        self._hosts = [
+            torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+            for _ in range(_HOST_COPIES if pinned else 1)
+        ]
+        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
+        self._turn = 0
+
+    def fill(self, values: dict[str, npt.NDArray[np.int32]]) -> None:
+        """Copy one pass's descriptors to the device, in stream order and without waiting.
+
+        Raises:
+            EngineInputError: one is missing, unknown, misshapen or not int32.
+        """
+        if values.keys() != self._shapes.keys():
+            wrong = min(values.keys() ^ self._shapes.keys())
+            raise EngineInputError(f"flow input {wrong!r} is missing or not one of a pass's")
+        self._turn = (self._turn + 1) % len(self._hosts)
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()  # eight passes ago: done long since
+        host = self._hosts[self._turn]
+        flat = host.numpy()
+        for name, shape in self._shapes.items():
+            value = values[name]
+            if value.shape != shape or value.dtype != np.int32:
+                raise EngineInputError(
+                    f"flow input {name!r} is {value.dtype} {value.shape}, must be int32 {shape}"
+                )
+            flat[self._places[name]] = value.reshape(-1)
+        self._buffer.copy_(host, non_blocking=True)
+        if self._buffer.is_cuda:
+            event = self._copied[self._turn] = copied or torch.cuda.Event()
+            event.record()
+
+
+def descriptors(
+    items: Sequence[Item], inputs: PassInputs, config: FlowConfig
+) -> dict[str, npt.NDArray[np.int32]]:
+    """The values of ``inputs`` for ``items``; places beyond them see and change nothing.
+
+    Rows of noise and condition are what ``stage`` of the flow puts in; here all are 0.
+    """
+    width = config.chunk_size + config.pre_lookahead_len
+    values = {
+        name: np.zeros(inputs.items, np.int32)
+        for name in PassInputs.__annotations__
+        if name not in _NOT_ONE_EACH
+    }
+    codes = values["codes"] = np.full((inputs.items, width), NOTHING, np.int32)
+    table = values["table"] = np.zeros((inputs.items, inputs.span), np.int32)
+    for name in ("before_item", "before_page"):
+        values[name].fill(NOTHING)
+    groups = values["groups"] = np.full((inputs.items, 1 + MEMBERS), NOBODY, np.int32)
+    groups[:, 0] = 0
+    frames = config.chunk_size * config.token_mel_ratio
+    for place, group in enumerate(groups_of([item.pages for item in items], frames)):
+        groups[place] = group
+    written: dict[int, int] = {}
+    for place, item in enumerate(items):
+        own, count, seen = item.pages[-1], len(item.codes), len(item.pages)
+        known = item.codes + item.ahead
+        codes[place, : len(known)] = known
+        table[place, :seen] = item.pages
+        values["page"][place] = own
+        values["before_item"][place] = written.get(item.before, NOTHING)
+        if item.before not in written:
+            values["before_page"][place] = item.before
+        values["valid_codes"][place] = count
+        values["visible_codes"][place] = (seen - 1) * config.chunk_size + count
+        values["speaker"][place] = item.speaker
+        values["noise"][place] = item.start
+        written[own] = place
+    for kind in ("valid", "visible"):
+        values[f"{kind}_frames"] = values[f"{kind}_codes"] * np.int32(config.token_mel_ratio)
+    return values

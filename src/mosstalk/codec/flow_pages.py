@@ -1,0 +1,143 @@
+"""Pages: what one block of a flow stream leaves for those that follow it.
+
+A page holds the keys and values of every layer, Euler step and guidance branch, and the last
+rows that each convolution reads. Page 0 belongs to nobody: places of a batch that are not in
+use write there.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from mosstalk.config import FlowConfig
+from mosstalk.errors import CodecFullError, ConfigError
+
+SCRATCH = 0
+BRANCHES = 2
+TAIL = 2
+RETRY_AFTER_S = 1.0
+"""When to ask again after a refusal: a reply's end gives its pages back."""
+_SMALLEST_CHUNK = 2
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Sizes of a page of a flow with ``steps`` Euler steps.
+
+    ``dtype`` is that of the estimator's products, so of the keys, the values and the
+    convolutions' inputs that it keeps; the encoder's are float32.
+    """
+
+    config: FlowConfig
+    steps: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.config.chunk_size < _SMALLEST_CHUNK:
+            raise ConfigError("flow/config.json: blocks of one code are not kept in pages")
+
+    @property
+    def frames(self) -> int:
+        """Frames of a block."""
+        return self.config.chunk_size * self.config.token_mel_ratio
+
+    @property
+    def layers(self) -> int:
+        """Transformer blocks of the estimator."""
+        return (2 + self.config.estimator_mid_blocks) * self.config.estimator_transformer_blocks
+
+    @property
+    def conv_inputs(self) -> list[int]:
+        """Channels that each convolution of the estimator reads, in the order they run."""
+        width = self.config.estimator_channels
+        mids = [width, width] * self.config.estimator_mid_blocks
+        down, up = [4 * self.config.mel_bins, width, width], [2 * width, width, width]
+        return [*down, *mids, *up, width]
+
+    @property
+    def kv_shape(self) -> tuple[int, ...]:
+        """(steps, layers, branch, k and v, H, F, d) of the estimator."""
+        heads, size = self.config.estimator_heads, self.config.estimator_head_dim
+        return (self.steps, self.layers, BRANCHES, 2, heads, self.frames, size)
+
+    def encoder_shape(self, layers: int, rows: int) -> tuple[int, ...]:
+        """(layers, 1, k and v, H, rows, d) of a stack of the encoder."""
+        heads = self.config.attention_heads
+        return (layers, 1, 2, heads, rows, self.config.input_size // heads)
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of a page."""
+        parts: list[Tensor] = list(vars(PageStore(self, 1, "meta")).values())
+        return sum(part.numel() * part.element_size() for part in parts)
+
+
+class PageStore:
+    """``pages`` pages, allocated at once, zeros.
+
+    ``kv`` (pages, steps, layers, 2, 2, H, F, d) and ``tails`` (pages, steps, all convolutions'
+    rows side by side) are the estimator's; ``code_kv`` and ``frame_kv`` (pages, layers, 1, 2, H,
+    rows, d) the encoder's, ``ahead_tails`` and ``up_tails`` (pages, 1, 2, C) its convolutions'.
+    """
+
+    def __init__(self, layout: PageLayout, pages: int, device: torch.device | str) -> None:
+        config = layout.config
+        wide = sum(BRANCHES * TAIL * inputs for inputs in layout.conv_inputs)
+        codes = layout.encoder_shape(config.encoder_blocks, config.chunk_size)
+        frames = layout.encoder_shape(config.up_encoder_blocks, layout.frames)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((pages, *shape), dtype=dtype, device=device)
+
+        self.kv = zeros(*layout.kv_shape, dtype=layout.dtype)
+        self.tails = zeros(layout.steps, wide, dtype=layout.dtype)
+        self.code_kv, self.frame_kv = zeros(*codes), zeros(*frames)
+        self.ahead_tails, self.up_tails = (zeros(1, TAIL, config.input_size) for _ in range(2))
+
+    def conv_tails(self, layout: PageLayout) -> list[list[Tensor]]:
+        """Views (pages, 2, 2, C) of each step's convolutions in the order they run."""
+        ends = accumulate((BRANCHES * TAIL * n for n in layout.conv_inputs), initial=0)
+        places = list(zip(pairwise(ends), layout.conv_inputs, strict=True))
+        return [
+            [step[:, start:end].unflatten(1, (BRANCHES, TAIL, n)) for (start, end), n in places]
+            for step in self.tails.unbind(1)
+        ]
+
+
+class PagePool:
+    """Which of pages 1 .. ``size`` are free. Plain bookkeeping: nothing here holds a page."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = deque(range(1, size + 1))
+
+    @property
+    def free(self) -> int:
+        """Pages that ``take`` can give."""
+        return len(self._free)
+
+    @property
+    def in_use(self) -> int:
+        """Pages that somebody holds."""
+        return self.size - self.free
+
+    def take(self, count: int) -> list[int]:
+        """``count`` pages of one's own.
+
+        Raises:
+            CodecFullError: there are fewer; none is taken then.
+        """
+        if count > self.free:
+            raise CodecFullError(
+                f"the flow has {self.free} of {self.size} pages left and {count} are needed: "
+                "close replies, raise FlowOptions.memory_mib or lower --flow-context",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return [self._free.popleft() for _ in range(count)]
+
+    def give(self, pages: list[int]) -> None:
+        """Take ``pages`` back."""
+        self._free.extend(pages)
