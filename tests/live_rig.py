@@ -1,5 +1,6 @@
 """For tests of live codes: two small tokenizers, sounds of many kinds, and a stream's user."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -72,7 +73,8 @@ def quiet(samples: int) -> Tensor:
     return 1e-4 * speech(samples)
 
 
-KINDS = (speech, rising, noise, silent, clicking, quiet)
+Kind = Callable[[int], Tensor]
+KINDS: tuple[Kind, ...] = (speech, rising, noise, silent, clicking, quiet)
 
 
 @st.composite

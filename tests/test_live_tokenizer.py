@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from live_rig import (
 from torch import Tensor
 
 from mosstalk.bench.live_codes import live_codes
-from mosstalk.codec.live_codes import Change
+from mosstalk.codec.live_codes import Change, LiveCodes
 from mosstalk.codec.live_tokenizer import LiveTokenizer
 from mosstalk.errors import AudioError
 from mosstalk.tensors import open_safetensors
@@ -43,13 +42,16 @@ def live(request: pytest.FixtureRequest) -> LiveTokenizer:
     return LIVE[request.param]
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Every tensor in a state, however deep."""
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for each in fields(value):
-            yield from tensors_in(getattr(value, each.name))
+def arrays_of(live: LiveTokenizer, state: LiveCodes) -> Iterator[Tensor]:
+    """All that a stream keeps: its sound, and what is in its pages."""
+    yield from map(torch.from_numpy, (state.segment.sound, state.segment.quietest))
+    for kept in (*live.pages.kv, live.pages.log_mel):
+        yield from (kept[page] for page in state.segment.held.ids)
+
+
+def places_of(live: LiveTokenizer, state: LiveCodes) -> list[int]:
+    """Where a stream's things are in memory."""
+    return [array.data_ptr() for array in arrays_of(live, state)]
 
 
 # Equal to the offline codes.
@@ -276,13 +278,13 @@ def test_a_turn_without_a_sample_has_no_code(live: LiveTokenizer) -> None:
 def test_a_push_moves_nothing_that_is_kept() -> None:
     live = LIVE["pocket"]
     state = live.open()
-    places = [tensor.data_ptr() for tensor in tensors_in(state)]
-    assert len(places) == 3
+    live.push(state, speech(CODE))
+    places = places_of(live, state)
 
     for piece in rising(SEGMENT + 20 * CODE).split(30 * CODE):
         live.push(state, piece)
 
-    assert [tensor.data_ptr() for tensor in tensors_in(state)] == places
+    assert places_of(live, state) == places
 
 
 # In company.
@@ -327,14 +329,15 @@ def test_a_push_touches_no_other_stream() -> None:
     live = LIVE["goldens"]
     one, other = live.open(), live.open()
     live.push_many([one, other], [speech(20 * CODE), noise(13 * CODE)])
-    before = [tensor.clone() for tensor in tensors_in(other)]
+    before = [array.clone() for array in arrays_of(live, other)]
+    assert len(before) > 2 + len(live.pages.kv)
     codes = list(other.codes)
 
     live.push(one, rising(20 * CODE))
     live.finish(one)
 
     assert other.codes == codes
-    for now, then in zip(tensors_in(other), before, strict=True):
+    for now, then in zip(arrays_of(live, other), before, strict=True):
         assert torch.equal(now.view(torch.uint8), then.view(torch.uint8))
 
 

@@ -1,14 +1,25 @@
-"""Live codes of many clips: what a push takes, which repairs are needed, when and at what cost."""
+"""Live codes of many clips: what a push takes, which repairs are needed, when and at what cost.
 
+``python -m mosstalk.bench.live_codes [minutes]`` prints the repairs on varied speech.
+"""
+
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 
+from mosstalk.bench.live_corpus import CONDITIONS, Corpus, varied_speech
+from mosstalk.bench.tables import NONE, Table
+from mosstalk.codec.folder import load_codec
 from mosstalk.codec.live_codes import Change, LiveCodes
 from mosstalk.codec.live_tokenizer import LiveTokenizer, Sound
+from mosstalk.default_models import shipped_model
+from mosstalk.device import fit_threads, pick_device
+from mosstalk.errors import BenchError
 from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 
 
@@ -77,13 +88,15 @@ def live_codes(
     *,
     push_samples: int = INPUT_SAMPLES_PER_CODE,
     one_speaker: bool = False,
+    figures: LiveFigures | None = None,
 ) -> LiveFigures:
     """Push each clip (n,) float at 16 kHz in pieces of ``push_samples``, and compare the codes.
 
     ``one_speaker``: clips are the turns of one speaker, so each begins with the maximum of the
-    one before. The offline codes are computed after the clip, outside all times.
+    one before. The offline codes are computed after the clip, outside all times. ``figures``
+    are those of other clips, to go on with.
     """
-    figures = LiveFigures()
+    figures = figures or LiveFigures()
     maximum: float | None = None
     for clip in clips:
         sound = torch.as_tensor(clip)
@@ -127,3 +140,133 @@ def _hear(
                     ending=ending,
                 )
             )
+
+
+PUSH_SAMPLES = 5 * INPUT_SAMPLES_PER_CODE
+"""What sessions push: 400 ms."""
+WITHIN_S = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)
+"""Seconds into a turn by which repairs are counted."""
+
+
+@dataclass(frozen=True)
+class RepairFigures:
+    """Repairs on varied speech: ``fresh`` begins every turn knowing nothing of the speaker.
+
+    ``known`` begins with the maximum of the speaker's last turn, as sessions do. Both are by
+    the name of the condition in which they were heard. ``missing``: what could not be had.
+    """
+
+    fresh: dict[str, LiveFigures]
+    known: dict[str, LiveFigures]
+    missing: tuple[str, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether every turn got the offline codes."""
+        parts = (*self.fresh.values(), *self.known.values())
+        return all(part.valid == part.clips for part in parts)
+
+
+def measure_repairs(live: LiveTokenizer, corpus: Corpus) -> RepairFigures:
+    """Hear every conversation of ``corpus`` twice, in pushes of 400 ms."""
+    ways: list[dict[str, LiveFigures]] = []
+    for one_speaker in (False, True):
+        each = {condition.name: LiveFigures() for condition in CONDITIONS}
+        for talk in corpus.conversations:
+            live_codes(
+                live, talk.turns, push_samples=PUSH_SAMPLES, one_speaker=one_speaker,
+                figures=each[talk.condition.name],
+            )  # fmt: skip
+        ways.append(each)
+    return RepairFigures(ways[0], ways[1], corpus.missing)
+
+
+def repair_tables(figures: RepairFigures) -> list[Table]:
+    """How often a repair was needed, at what cost, and when."""
+    ways = (("knows nothing", figures.fresh), ("last turn's maximum", figures.known))
+    rows = [
+        (f"{name}: {condition}", *_costs(parts))
+        for name, way in ways
+        for condition, parts in (*((key, [part]) for key, part in way.items()), _all(way))
+        if any(part.clips for part in parts)
+    ]
+    return [
+        Table(
+            "Repairs of live codes, pushed by 400 ms",
+            "Turns with a repair, repairs a turn, those left to the turn's end, codes that "
+            "changed for each repair, rows of 20 ms encoded again in % of all that had to be, and "
+            "segments encoded whole at their end because rounding could choose. Valid: turns "
+            "with the offline codes." + "".join(f" Missing: {each}." for each in figures.missing),
+            ("", "turns", "min", "repaired %", "a turn", "at end", "codes", "rows again %", "whole",
+             "valid"),
+            tuple(rows),
+        ),
+        Table(
+            "When live codes were repaired",
+            "Share in % of all repairs that came within so many seconds of the turn's beginning, "
+            "their cost in ms beside that of other pushes (median), and the latest.",
+            ("", "n", *(f"{limit:g} s" for limit in WITHIN_S), "latest s", "repair ms", "push ms"),
+            tuple((name, *_times([*way.values()])) for name, way in ways),
+        ),
+    ]  # fmt: skip
+
+
+def _all(way: dict[str, LiveFigures]) -> tuple[str, list[LiveFigures]]:
+    return "all", list(way.values())
+
+
+def _costs(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
+    clips = sum(part.clips for part in parts)
+    repairs = [repair for part in parts for repair in part.repairs]
+    again, rows = sum(p.rows_again for p in parts), sum(p.rows for p in parts)
+    changed = sum(repair.codes_changed for repair in repairs) / max(len(repairs), 1)
+    return (
+        str(clips),
+        f"{sum(part.seconds for part in parts) / 60:.1f}",
+        f"{100 * sum(part.repaired_clips for part in parts) / clips:.0f}",
+        f"{len(repairs) / clips:.2f}",
+        str(sum(part.late_repairs for part in parts)),
+        f"{changed:.1f}",
+        f"{100 * again / max(rows - again, 1):.1f}",
+        str(sum(part.ties for part in parts)),
+        f"{sum(part.valid for part in parts)}/{clips}",
+    )
+
+
+def _times(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
+    repairs = [repair for part in parts for repair in part.repairs]
+    pushes = [ms for part in parts for ms in part.push_ms]
+    at = np.array([repair.at_s for repair in repairs])
+    shares = [f"{100 * (at <= limit).mean():.0f}" if repairs else NONE for limit in WITHIN_S]
+    return (
+        str(len(repairs)),
+        *shares,
+        f"{at.max():.1f}" if repairs else NONE,
+        _median([repair.ms for repair in repairs]),
+        _median(pushes),
+    )
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{np.median(values):.1f}" if values else NONE
+
+
+def repairs_on_varied_speech(live: LiveTokenizer, minutes: float = 30.0) -> RepairFigures:
+    """The figures on so much speech; see ``varied_speech`` for what it is."""
+    return measure_repairs(live, varied_speech(minutes))
+
+
+def main(minutes: float = 30.0) -> None:
+    """Print the tables for the codec that ships, on a CPU."""
+    shipped = shipped_model()
+    if shipped is None:
+        raise BenchError("no model comes with this package: there is nothing to measure")
+    device = pick_device("cpu")
+    codec = load_codec(shipped[1], device=device)
+    fit_threads(device, [codec.tokenizer])
+    figures = repairs_on_varied_speech(LiveTokenizer(codec.tokenizer), minutes)
+    print("\n\n".join(table.as_text() for table in repair_tables(figures)))
+
+
+if __name__ == "__main__":
+    main(*map(float, sys.argv[1:]))

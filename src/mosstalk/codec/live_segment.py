@@ -1,11 +1,10 @@
-"""What a live stream keeps of the segment that it is in: sound, features, keys and values.
+"""What a live stream knows of the segment that it is in; keys, values and features are in pages.
 
-Everything has the size of a whole segment from the start and is written in place. Shapes: F
-frames of 10 ms, R rows of 20 ms, L layers, H heads, d channels of a head.
+Sound and the least value of each frame stay on the host, where it is decided what must be
+encoded again. Shapes: F frames of 10 ms, two of them to a row.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, WhisperBands
+from mosstalk.codec.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE
+from mosstalk.codec.live_pages import Held, Pages
 from mosstalk.codec.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
+
+Floats = npt.NDArray[np.float32]
 
 MIRRORED = WHISPER_N_FFT // 2
 """Samples that stand before the first one and after the last one, mirrored."""
@@ -26,17 +28,14 @@ FRAMES_BEFORE = 2 * CONV_STRIDE
 class LiveSegment:
     """One segment while it is heard, of ``samples`` so far.
 
-    ``sound`` (200 + samples + 200) has room for the mirrored ends. The first ``frames`` of
-    ``log_mel`` (4 + F, bins) are whole, before any floor and after the 4 frames that the first
-    row's convolutions read; ``quietest`` (F,), on the host, is the least of each, and
-    ``loudest`` the largest of all. The first ``rows`` of ``keys`` (L, 2, H, R, d) were encoded
-    with the floor ``floor``.
+    ``sound`` (200 + samples + 200) has room for the mirrored ends. Of the first ``frames``
+    the features are in the pages ``held``; ``quietest`` (F,) is the least of each, and
+    ``loudest`` the largest of all. The first ``rows`` were encoded with the floor ``floor``.
     """
 
-    sound: Tensor
-    log_mel: Tensor
-    quietest: npt.NDArray[np.float32]
-    keys: Tensor
+    sound: Floats
+    quietest: Floats
+    held: Held
     samples: int = 0
     frames: int = 0
     rows: int = 0
@@ -44,19 +43,11 @@ class LiveSegment:
     floor: float = -math.inf
 
     @classmethod
-    def of(cls, tokenizer: SpeechTokenizer) -> "LiveSegment":
-        """An empty segment of the tokenizer's, where its weights are.
-
-        In the published sizes keys and values are 245 MB in float32, in the pocket codec's 9.
-        """
-        config, weight = tokenizer.config, tokenizer.encoder.codebook.weight
-        rows, heads = config.max_source_positions, config.encoder_attention_heads
-        frames = rows * CONV_STRIDE
-        keys = (config.quantize_position, 2, heads, rows, config.d_model // heads)
-        sound = torch.empty(tokenizer.segment_samples + 2 * MIRRORED, device=weight.device)
-        log_mel = sound.new_empty(FRAMES_BEFORE + frames, config.num_mel_bins)
-        log_mel[:FRAMES_BEFORE] = 0
-        return cls(sound, log_mel, np.empty(frames, np.float32), weight.new_empty(keys))
+    def of(cls, tokenizer: SpeechTokenizer, pages: Pages) -> "LiveSegment":
+        """An empty segment of the tokenizer's; it holds no page yet."""
+        sound = np.empty(tokenizer.segment_samples + 2 * MIRRORED, np.float32)
+        frames = tokenizer.segment_samples // WHISPER_HOP
+        return cls(sound, np.empty(frames, np.float32), Held(pages))
 
     def clear(self) -> None:
         """Begin a new segment in the same memory."""
@@ -66,18 +57,20 @@ class LiveSegment:
     @property
     def room(self) -> int:
         """Samples that the segment still takes."""
-        return self.sound.shape[0] - 2 * MIRRORED - self.samples
+        return len(self.sound) - 2 * MIRRORED - self.samples
 
     @property
     def pcm(self) -> Tensor:
-        """The samples heard, (samples,)."""
-        return self.sound[MIRRORED : MIRRORED + self.samples]
+        """The samples heard, (samples,), on the host."""
+        return torch.from_numpy(self.sound[MIRRORED : MIRRORED + self.samples])
 
-    def write(self, sound: Tensor) -> None:
+    def write(self, sound: Floats) -> None:
         """Take samples (n,), n no more than ``room``."""
         start = MIRRORED + self.samples
-        self.sound[start : start + sound.shape[0]] = sound
-        self.samples += sound.shape[0]
+        self.sound[start : start + len(sound)] = sound
+        if self.samples <= MIRRORED < self.samples + len(sound):
+            self.sound[:MIRRORED] = self.sound[2 * MIRRORED : MIRRORED : -1]
+        self.samples += len(sound)
 
     def whole_frames(self) -> int:
         """Frames all of whose samples are there; the first ones read 201 from the start."""
@@ -93,22 +86,21 @@ class LiveSegment:
         padded = -(-self.samples // samples_per_code) * samples_per_code
         self.sound[MIRRORED + self.samples : MIRRORED + padded] = 0
         end = MIRRORED + padded
-        self.sound[end : end + MIRRORED] = self.sound[padded - 1 : end - 1].flip(0)
+        self.sound[end : end + MIRRORED] = self.sound[padded - 1 : end - 1][::-1]
+        if self.samples <= MIRRORED:
+            self.sound[:MIRRORED] = self.sound[2 * MIRRORED : MIRRORED : -1]
         return padded // WHISPER_HOP
 
-    def windows(self, frames: int) -> Tensor:
-        """Samples (n, 400) of the frames that are new when there are to be ``frames``."""
-        if self.frames == 0:
-            self.sound[:MIRRORED] = self.sound[MIRRORED + 1 : 2 * MIRRORED + 1].flip(0)
-        end = (frames - 1) * WHISPER_HOP + WHISPER_N_FFT
-        return self.sound[self.frames * WHISPER_HOP : end].unfold(0, WHISPER_N_FFT, WHISPER_HOP)
+    def windows(self, start: int, end: int) -> Floats:
+        """Samples (n, 400) that the frames from ``start`` to before ``end`` read, a view."""
+        read = self.sound[start * WHISPER_HOP : (end - 1) * WHISPER_HOP + WHISPER_N_FFT]
+        return np.lib.stride_tricks.sliding_window_view(read, WHISPER_N_FFT)[::WHISPER_HOP]
 
-    def put(self, log_mel: Tensor, ends: npt.NDArray[np.float32]) -> None:
-        """Keep new frames (n, bins) and their least and largest values ``ends`` (2, n)."""
-        start, self.frames = self.frames, self.frames + log_mel.shape[0]
-        self.log_mel[FRAMES_BEFORE + start : FRAMES_BEFORE + self.frames] = log_mel
-        self.quietest[start : self.frames] = ends[0]
-        self.loudest = max(self.loudest, float(ends[1].max()))
+    def put(self, quietest: Floats, loudest: float) -> None:
+        """Note the least values (n,) of the next frames and the largest of them all."""
+        start, self.frames = self.frames, self.frames + len(quietest)
+        self.quietest[start : self.frames] = quietest
+        self.loudest = max(self.loudest, loudest)
 
     def first_row_changed_by(self, floor: float) -> int:
         """The first row that another floor than ``self.floor`` changes, or ``rows``: none."""
@@ -123,18 +115,3 @@ class LiveSegment:
 def floor_below(loudest: float) -> float:
     """Where the floor lies, in float32, of sound whose loudest value is ``loudest``."""
     return float(np.float32(loudest) - np.float32(WHISPER_RANGE))
-
-
-def hear(segments: Sequence[LiveSegment], frames: Sequence[int], bands: WhisperBands) -> None:
-    """Compute the features of each segment up to its number of ``frames``, all in one batch.
-
-    Every segment must have a frame that is new.
-    """
-    windows = [segment.windows(end) for segment, end in zip(segments, frames, strict=True)]
-    log_mel = bands.logs(torch.fft.rfft(torch.cat(windows) * bands.window).T).T
-    ends = torch.stack(torch.aminmax(log_mel, dim=1)).cpu().numpy()
-    at = 0
-    for segment, window in zip(segments, windows, strict=True):
-        end = at + window.shape[0]
-        segment.put(log_mel[at:end], ends[:, at:end])
-        at = end

@@ -5,7 +5,6 @@ T frames, C = d_model.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,14 +19,6 @@ CONV_STRIDE = 2
 _UNUSED = re.compile(r"encoder\.(embed_positions2\.|ema_|layer_norm\.|codebook_)")
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""What mixes values (B, H, T, d) by queries and keys of the same shape."""
-
-
-def attend_whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Plain causal attention of whole segments, all (B, H, T, d)."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
 
 class EncoderAttention(nn.Module):
     """Plain causal multi-head attention; ``k_proj`` has no bias."""
@@ -40,14 +31,31 @@ class EncoderAttention(nn.Module):
         self.v_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, attend: Attend = attend_whole) -> Tensor:
-        """(B, T, C) to the same."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of whole segments: (B, T, C) to the same."""
         query, key, value = (
             projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = attend(query, key, value)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def in_one(self) -> tuple[Tensor, Tensor]:
+        """Weights (3C, C) and biases (3C,) of queries, keys and values in one product.
+
+        The projections' own weights become views of them, so that nothing is kept twice.
+        """
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weights = [projection.weight.detach() for projection in projections]
+        joined = _as_one(weights)
+        if joined is None:
+            joined = torch.cat(weights)
+            for projection, view in zip(projections, joined.chunk(3), strict=True):
+                projection.weight = nn.Parameter(view, requires_grad=False)
+        query, value = self.q_proj.bias.detach(), self.v_proj.bias.detach()
+        return joined, torch.cat([query, torch.zeros_like(query), value])
 
 
 class EncoderLayer(nn.Module):
@@ -62,10 +70,14 @@ class EncoderLayer(nn.Module):
         self.fc2 = nn.Linear(config.encoder_ffn_dim, width)
         self.final_layer_norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, attend: Attend = attend_whole) -> Tensor:
-        """(B, T, C) to the same."""
-        x = x + self.self_attn(self.self_attn_layer_norm(x), attend)
-        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+    def forward(self, x: Tensor) -> Tensor:
+        """Whole segments: (B, T, C) to the same."""
+        x = x + self.self_attn(self.self_attn_layer_norm(x))
+        return x + self.fed_forward(x)
+
+    def fed_forward(self, x: Tensor) -> Tensor:
+        """What the second half of the layer adds to ``x`` (..., C)."""
+        return self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
 
 
 class Encoder(nn.Module):
@@ -155,7 +167,18 @@ class SpeechTokenizer(nn.Module):
         return EncodedSegment(log_mel, pooled, distances, distances.argmin(dim=-1))
 
 
+def _as_one(parts: list[Tensor]) -> Tensor | None:
+    """All (n, C) as one (parts n, C), if each follows the one before it in memory."""
+    first = parts[0]
+    for place, part in enumerate(parts):
+        together = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not together or part.data_ptr() - first.data_ptr() != place * first.nbytes:
+            return None
+    return first.as_strided((len(parts) * first.shape[0], first.shape[1]), first.stride())
+
+
 def squared_distances(points: Tensor, centres: Tensor, centre_squares: Tensor) -> Tensor:
     """Squared L2 distances (n, m) of points (n, C) and centres (m, C) of squared norms (m,)."""
-    cross = points @ centres.T
-    return points.square().sum(1, keepdim=True) - 2 * cross + centre_squares
+    # In place: for many points each further copy would be as large as all they are found from.
+    distances = points @ centres.T
+    return distances.mul_(-2).add_(points.square().sum(1, keepdim=True)).add_(centre_squares)

@@ -1,0 +1,78 @@
+"""The live tokenizer's kernels compile for three cards, at the published sizes, without a card."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_kernels_compiled import (
+    MOST_SPILLED_BYTES,
+    SHARED_KIB,
+    TYPES,
+    compiled,
+    triton,
+    undrawn,
+    usage,
+)
+
+from mosstalk.kernels import attend_long, linear_float32, norm_float32
+from mosstalk.kernels.halves import Halves
+from mosstalk.kernels.launch import Launch
+from mosstalk.kernels.linear_float32 import Paged, Workspace
+
+WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64
+STREAMS = {20: 1, 80: 4, 1280: 64}
+TYPES.setdefault(torch.int64, "*i64")
+
+
+def launches(rows: int) -> dict[str, Launch]:
+    """Every kernel of a layer for so many rows."""
+    workspace = Workspace(1 << 24, torch.device("meta"))
+
+    def room(columns: int) -> Halves:
+        return Halves(undrawn(rows, columns), undrawn(rows, columns))
+
+    stream, query = undrawn(rows, WIDTH), Halves(undrawn(rows, WIDTH))
+    kv = undrawn(100, 1, 2, HEADS, PAGE_ROWS, WIDTH // HEADS)
+    places = [undrawn(rows, dtype=torch.int64) for _ in range(2)]
+    count = STREAMS[rows]
+    items = attend_long.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
+    norm = (undrawn(WIDTH), undrawn(WIDTH), 1e-5)
+    return {
+        "norm": norm_float32.plan(stream, norm, room(WIDTH)),
+        "qkv": linear_float32.plan(
+            room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), query,
+            paged=Paged(kv, *places), workspace=workspace,
+        ),
+        "attention": attend_long.plan(
+            stream, kv, undrawn(count, 24, dtype=torch.int32), items, room(WIDTH),
+            splits=attend_long.splits_for(count, HEADS), workspace=workspace,
+        ),
+        "first": linear_float32.plan(
+            room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE), room(WIDE),
+            activation="gelu", workspace=workspace,
+        ),
+        "second": linear_float32.plan(
+            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
+            residual=stream, workspace=workspace,
+        ),
+        "exact": linear_float32.plan(
+            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
+            residual=stream, workspace=workspace, precision="ieee",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rows", STREAMS)
+@pytest.mark.parametrize("capability", SHARED_KIB)
+def test_kernels_fit_the_card(rows: int, capability: int, tmp_path: Path) -> None:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path / "cache")
+        for name, launch in launches(rows).items():
+            kernel = compiled(launch, capability, dependent=capability >= 90)
+            found = usage(kernel.asm["cubin"], tmp_path)
+            print(f"{rows:4} {name:10} shared {kernel.metadata.shared:6} {found}")
+            assert kernel.metadata.shared <= SHARED_KIB[capability] * 1024, name
+            assert found["STACK"] + found["LOCAL"] <= MOST_SPILLED_BYTES, (name, found)

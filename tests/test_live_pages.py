@@ -1,0 +1,306 @@
+"""Pages of live streams, and blocks of many streams in one run: the codes they would get alone."""
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
+from torch import Tensor
+
+from mosstalk.codec.live_block import BUCKETS
+from mosstalk.codec.live_inputs import Named, NamedBuffer, Values
+from mosstalk.codec.live_segment import Floats
+from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
+from mosstalk.codec.speech_tokenizer import EncoderAttention
+from mosstalk.errors import CodecFullError, EngineInputError
+from mosstalk.units import INPUT_RATE
+
+BLOCK = 5 * CODE
+TOKENIZER = LIVE["goldens"].tokenizer
+
+
+def tokenizer_with(
+    page_s: float | None = 2, *, together: bool = True, limit_s: float | None = None
+) -> LiveTokenizer:
+    options = LiveOptions(together=together, graphs=False, page_s=page_s, limit_s=limit_s)
+    return LiveTokenizer(TOKENIZER, options=options)
+
+
+APART = tokenizer_with(0.5, together=False)
+TOGETHER = tokenizer_with(0.5)
+WAYS = [APART, TOGETHER]
+every_way = pytest.mark.parametrize("live", WAYS, ids=["apart", "together"])
+
+
+# Pages.
+
+
+@every_way
+def test_pages_are_taken_as_sound_arrives_and_given_back_at_the_end(live: LiveTokenizer) -> None:
+    state = live.open()
+    assert live.pages.taken == 0
+
+    live.push(state, speech(INPUT_RATE // 2))
+    one = live.pages.taken
+    live.push(state, speech(2 * INPUT_RATE))
+    five = live.pages.taken
+    live.finish(state)
+
+    # 2.5 s and what silence completes of the last code.
+    assert (one, five) == (2, 6)
+    assert live.pages.taken == 0
+
+
+@every_way
+def test_a_stream_that_is_closed_or_dropped_gives_its_pages_back(live: LiveTokenizer) -> None:
+    closed, dropped = live.open(), live.open()
+    live.push_many([closed, dropped], [speech(BLOCK), noise(BLOCK)])
+    assert live.pages.taken == 2
+
+    live.close(closed)
+    assert live.pages.taken == 1
+    del dropped
+    gc.collect()
+
+    assert live.pages.taken == 0
+    assert closed.finished
+
+
+def test_a_turn_of_many_segments_holds_the_pages_of_one() -> None:
+    state = APART.open()
+    for piece in speech(70 * INPUT_RATE).split(10 * INPUT_RATE):
+        APART.push(state, piece)
+        assert len(state.segment.held.ids) <= APART.pages.longest == 60
+    APART.close(state)
+
+
+def test_over_the_limit_is_refused_at_once_and_no_stream_took_any() -> None:
+    live = tokenizer_with(1, limit_s=4)
+    one, other = live.open(), live.open()
+    live.push_many([one, other], [speech(INPUT_RATE), speech(INPUT_RATE)])
+
+    with pytest.raises(CodecFullError, match="limited to 4 s"):
+        live.push_many([one, other], [speech(INPUT_RATE), speech(3 * INPUT_RATE)])
+
+    assert (one.samples, other.samples) == (INPUT_RATE, INPUT_RATE)
+    live.close(other)
+    live.push(one, speech(INPUT_RATE, start=INPUT_RATE))
+    live.finish(one)
+    assert one.codes == TOKENIZER.encode(speech(2 * INPUT_RATE))
+    assert live.pages.count == 4
+
+
+def test_warming_reserves_pages_within_the_limit_alone() -> None:
+    live = tokenizer_with(1, limit_s=30)
+
+    live.warm(3, held_s=10)
+    assert live.pages.count == 30
+
+    with pytest.raises(CodecFullError):
+        live.warm(4, held_s=10)
+
+
+def test_what_is_kept_stays_when_the_pool_grows() -> None:
+    live = tokenizer_with(None)
+    first = live.open()
+    clip = rising(8 * BLOCK)
+    live.push(first, clip[: 4 * BLOCK])
+    fits = live.pages.count
+
+    others = [live.open() for _ in range(fits)]
+    live.push_many(others, [quiet(CODE)] * fits)
+    live.push(first, clip[4 * BLOCK :])
+    live.finish(first)
+
+    assert live.pages.grown == 2
+    assert live.pages.count > fits
+    assert first.codes == TOKENIZER.encode(clip)
+
+
+def test_a_page_is_as_large_as_what_lies_in_it() -> None:
+    config = TOKENIZER.config
+    live = tokenizer_with(2)
+    rows = 100 * 2 * config.quantize_position * config.d_model
+    frames = 200 * config.num_mel_bins
+    assert live.pages.page_bytes == 4 * (rows + frames)
+    live.warm(1, held_s=2)
+    assert live.pages.page_bytes == 4 * (rows + frames)
+
+
+def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
+    tokenizer = copy.deepcopy(TOKENIZER)
+    clip = speech(20 * CODE)
+    before = tokenizer.encode(clip)
+
+    LiveTokenizer(tokenizer)
+    attentions = [m for m in tokenizer.modules() if isinstance(m, EncoderAttention)]
+    places = [attention.q_proj.weight.data_ptr() for attention in attentions]
+    LiveTokenizer(tokenizer)
+
+    assert len(places) == TOKENIZER.config.quantize_position
+    for attention, place in zip(attentions, places, strict=True):
+        weights, biases = attention.in_one()
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        assert weights.data_ptr() == attention.q_proj.weight.data_ptr() == place
+        assert torch.equal(weights, torch.cat([part.weight for part in parts]))
+        query, key, value = biases.chunk(3)
+        assert torch.equal(query, attention.q_proj.bias)
+        assert torch.equal(value, attention.v_proj.bias)
+        assert not key.any()
+    assert tokenizer.encode(clip) == before
+
+
+# In one run.
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    turns=st.lists(sliced(25 * CODE), min_size=1, max_size=4),
+    blocks=st.lists(st.sampled_from([speech, rising, noise, silent, quiet]), max_size=4),
+    page_s=st.sampled_from([0.02, 0.14, 2, None]),
+)
+def test_streams_in_one_run_get_the_offline_codes(
+    turns: list[list[Tensor]], blocks: list[Kind], page_s: float | None
+) -> None:
+    live = tokenizer_with(page_s)
+    waiting = [list(turn) for turn in turns]
+    waiting += [list(kind(6 * BLOCK).split(BLOCK)) for kind in blocks]
+    clips = [torch.cat(pieces) for pieces in waiting]
+    states, consumers = [live.open() for _ in waiting], [Consumer() for _ in waiting]
+    while any(waiting):
+        due = [index for index, pieces in enumerate(waiting) if pieces]
+        sounds = [waiting[index].pop(0) for index in due]
+        changes = live.push_many([states[index] for index in due], sounds)
+        for index, change in zip(due, changes, strict=True):
+            consumers[index].take(change)
+            assert consumers[index].codes == states[index].codes
+    live.push_many(states, [torch.zeros(0)] * len(states), [True] * len(states))
+    assert [state.codes for state in states] == [TOKENIZER.encode(clip) for clip in clips]
+    assert live.pages.taken == 0
+
+
+def test_blocks_of_a_turn_need_what_stream_by_stream_they_need() -> None:
+    clip = torch.cat([rising(20 * CODE), speech(80 * CODE)])
+
+    together, apart = (heard(live, list(clip.split(BLOCK))) for live in (TOGETHER, APART))
+
+    assert together.codes == apart.codes == TOKENIZER.encode(clip)
+    assert [each.at_s for each in together.repairs] == [each.at_s for each in apart.repairs]
+    assert len(apart.repairs) > 3
+    assert together.rows - together.rows_again == apart.rows - apart.rows_again == 4 * 100
+
+
+def test_a_block_that_is_repaired_costs_its_own_rows_again_too() -> None:
+    clip = torch.cat([quiet(2 * BLOCK), speech(2 * BLOCK)])
+
+    together, apart = (heard(live, list(clip.split(BLOCK))) for live in (TOGETHER, APART))
+
+    repaired = {each.at_samples for each in apart.repairs}
+    assert repaired
+    assert together.rows_again - apart.rows_again == 20 * len(repaired)
+
+
+@pytest.mark.parametrize("streams", [3, 64, 70])
+def test_any_number_of_streams_fits_a_run(streams: int) -> None:
+    clips = [speech(3 * BLOCK, start=1000 * number) for number in range(streams)]
+    states = [TOGETHER.open() for _ in clips]
+
+    for part in range(3):
+        TOGETHER.push_many(states, [clip[part * BLOCK : (part + 1) * BLOCK] for clip in clips])
+    TOGETHER.push_many(states, [torch.zeros(0)] * streams, [True] * streams)
+
+    assert [state.codes for state in states] == [TOKENIZER.encode(clip) for clip in clips]
+
+
+def test_steps_are_made_once_and_again_when_the_pool_has_moved() -> None:
+    live = tokenizer_with(None)
+    state = live.open()
+    live.push(state, speech(BLOCK))
+    first = live._blocks.step_for(1)
+
+    assert live._blocks.step_for(1) is first
+    live.warm(live.pages.count + 1, held_s=30)
+
+    assert live._blocks.step_for(1) is not first
+    assert [live._blocks.step_for(n).items for n in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]
+    assert max(BUCKETS) == 64
+
+
+# Inputs by name.
+
+
+@pytest.fixture
+def buffer() -> NamedBuffer:
+    """Two inputs of up to three items."""
+    specs = {"sound": Named((4,), torch.float32), "page": Named((), blank=7)}
+    return NamedBuffer(3, specs, torch.device("cpu"))
+
+
+def sounds(count: int) -> list[Floats]:
+    return [np.full(4, number, np.float32) for number in range(count)]
+
+
+def test_inputs_are_sent_whole_and_unused_items_are_blank(buffer: NamedBuffer) -> None:
+    buffer.put("sound", sounds(3))
+    buffer.put("page", [np.int32(1)] * 3)
+    buffer.send()
+    buffer.put("sound", sounds(2))
+    buffer.put("page", [np.int32(5)])
+    buffer.send()
+
+    assert buffer.tensors["sound"].tolist() == [[0] * 4, [1] * 4, [0] * 4]
+    assert buffer.tensors["page"].tolist() == [5, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("noise", sounds(1), "'noise' is not one"),
+        ("sound", sounds(4), "'sound' is for 4 items, not 3"),
+        ("sound", [np.zeros(5, np.float32)], r"'sound' is float32 \(5,\), must be float32 \(4,\)"),
+        ("sound", [np.zeros(4)], "'sound' is float64"),
+        ("page", [np.int64(3)], "'page' is int64"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_named(
+    buffer: NamedBuffer, name: str, values: list[Values], said: str
+) -> None:
+    with pytest.raises(EngineInputError, match=said):
+        buffer.put(name, values)
+
+
+def test_a_step_never_reads_what_another_left(buffer: NamedBuffer) -> None:
+    buffer.put("sound", sounds(1))
+    buffer.put("page", [np.int32(5)])
+    buffer.send()
+    buffer.put("sound", sounds(1))
+
+    with pytest.raises(EngineInputError, match="'page' is missing"):
+        buffer.send()
+
+
+# With the kernel itself.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_claimed_with_the_kernel_holds_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", ROOT / "tests" / "live_kernel_claims.py"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "skipped" not in run.stdout
