@@ -107,13 +107,16 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def open_pickled(path: Path) -> Store:
+def open_pickled(path: Path, part: str | None = None) -> Store:
     """List the tensors of a plain state dict in a ``.pt`` file; no code in it is run.
 
-    The training counters ``epoch`` and ``step`` are dropped, nothing else.
+    The training counters ``epoch`` and ``step`` are dropped, nothing else. ``part`` names the
+    state dict in a file that holds several.
     """
     with _readable(path):
         values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if part is not None:
+        values = values.get(part) if isinstance(values, dict) else None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds no state dict")
     store: Store = {}
