@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from conftest import ROOT, require_package
 
 from mosstalk import Pipeline
 from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.codec.speech_decoder import Saying, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.default_models import default_model
 from mosstalk.engine.core import EngineOptions
@@ -21,6 +22,7 @@ from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, Resp
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.session import Session
 from mosstalk.session.settings import ReplyMode, Sampling, SessionSettings
+from mosstalk.session.sound import pcm_of
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import TurnDetection
 
@@ -146,9 +148,36 @@ class Client:
         return self.session.conversation_rows()
 
 
+@lru_cache(maxsize=1)
+def decoder() -> SpeechDecoder:
+    """One that no session shares."""
+    return SpeechDecoder(pocket().codec)
+
+
+def spoken(codes: list[int], seed: int) -> bytes:
+    """A whole reply, hop by hop, alone."""
+    if not codes:
+        return b""
+    reply, sounds, last = (
+        decoder().open(pocket().codec.voice("default"), seed),
+        list[bytes](),
+        False,
+    )
+    while not last:
+        missing = reply.codes_needed - len(reply.flow.codes)
+        hop, codes = codes[:missing], codes[missing:]
+        last = len(hop) < missing
+        sounds.append(pcm_of(decoder().say_one(Saying(reply, hop, last)).numpy()))
+    decoder().close(reply)
+    return b"".join(sounds)
+
+
 @dataclass
 class Offline:
-    """The plain path that sessions are measured by: ``Pipeline.chat``, one stage after another."""
+    """The plain path that sessions are measured by: ``Pipeline.chat``, one stage after another.
+
+    Its sound is that of a decoder without company, and to rounding the plain path's.
+    """
 
     speech: bool = True
 
@@ -158,13 +187,13 @@ class Offline:
 
     def answer(self, *, limits: Limits | None = None) -> tuple[bytes, str]:
         """Sound and text of the answer to what was said."""
-        from dataclasses import replace
-
-        from mosstalk.session.sound import pcm_of
-
         options = replace(self.defaults.options(), temperature=0)
         answer = self.chat.answer(speech=self.speech, options=options, limits=limits)
-        sound = b"".join(pcm_of(samples) for samples in answer)
+        plain = b"".join(pcm_of(samples) for samples in answer)
+        sound = spoken(answer.reply.codes(pocket().ids), options.seed)
+        apart = np.frombuffer(plain, "<i2").astype(int) - np.frombuffer(sound, "<i2")
+        # Products of other sizes round otherwise: one unit in 16 bits, here and there.
+        assert np.abs(apart).max(initial=0) <= 1
         return sound, answer.text
 
     @property

@@ -35,7 +35,7 @@ def test_the_report_says_which_path_was_verified(mosstalk: Run) -> None:
     run = mosstalk("verify", *cases, "--path", "fast", "--json")
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["path"] == "fast"
-    assert "lm-square: language_model on cpu, float32, through the engine" in run.stderr
+    assert "lm-square: language_model on cpu, float32, by the fast path" in run.stderr
     assert "prompt-mel: prompt_mel on cpu, float32\n" in run.stderr
     assert run.stderr.splitlines()[-1].endswith("; fast path")
     plain = mosstalk("verify", GOLDENS / "prompt-mel", "--json")

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, is_dataclass
 from random import Random
 
@@ -23,7 +24,7 @@ from mosstalk.session.playback import Playback
 from mosstalk.session.runaway import LONGEST_PERIOD, CycleWatch
 from mosstalk.session.settings import Context, Durations, ReplyLimits, SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
-from mosstalk.session.workers import Gathering, Workers
+from mosstalk.session.workers import Batches, Gathering
 from mosstalk.session.writing import TextStream
 
 
@@ -263,32 +264,72 @@ def test_common_rows_are_counted_at_any_length() -> None:
         assert common_rows(some, others) == common_rows(others, some) == expected
 
 
-def test_workers_take_the_most_urgent_job_and_drop_what_nobody_waits_for() -> None:
+def held(batches: "Batches[float, float]") -> tuple[Callable[[], Awaitable[None]], asyncio.Event]:
+    """Something that keeps the thread busy until the event is set."""
+    loop, begun, release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
+
+    async def start() -> None:
+        batches.post(hold)
+        await begun.wait()
+
+    return start, release
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, [[1], [2], [3]]), (2, [[1, 2], [3]])])
+def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
+    most: int, expected: list[list[float]]
+) -> None:
+    runs = list[list[float]]()
+
+    def work(given: list[float]) -> list[float | Exception]:
+        runs.append(given)
+        return [ZeroDivisionError() if each == 2 else -each for each in given]
+
     async def main() -> None:
-        workers, order = Workers("test", 1), list[float]()
-        loop, held, release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-        def hold() -> None:
-            loop.call_soon_threadsafe(held.set)
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
-
-        async def job(due_s: float) -> None:
-            await workers.run(lambda: order.append(due_s), due_s)
-
-        first = asyncio.create_task(workers.run(hold))
-        await held.wait()
-        jobs = [asyncio.create_task(job(due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
+        batches = Batches("test", work, most)
+        start, release = held(batches)
+        await start()
+        jobs = [asyncio.create_task(batches.do(due_s, due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
         await asyncio.sleep(0)  # they are in line now
         jobs[3].cancel()
         await asyncio.gather(jobs[3], return_exceptions=True)
         release.set()
-        await asyncio.gather(first, *jobs[:3])
-        assert order == [1.0, 2.0, 3.0]
+        assert list(await asyncio.gather(jobs[0], jobs[1])) == [-3.0, -1.0]
+        with pytest.raises(ZeroDivisionError):  # its own error, and nobody else's
+            await jobs[2]
+        assert runs == expected
+        assert await batches.run(lambda: 1) == 1
         with pytest.raises(ZeroDivisionError):
-            await workers.run(lambda: 1 // 0)
-        await asyncio.to_thread(workers.stop)
+            await batches.run(lambda: 1 // 0)
+        await asyncio.to_thread(batches.stop)
         with pytest.raises(EngineStoppedError):
-            await workers.run(lambda: 1)
+            await batches.do(1.0, 1.0)
+
+    run(main())
+
+
+def test_what_is_posted_is_done_by_itself_and_before_what_waits() -> None:
+    order = list[object]()
+
+    def work(given: list[float]) -> list[float]:
+        order.append(given)
+        return given
+
+    async def main() -> None:
+        batches = Batches("test", work, 8)
+        start, release = held(batches)
+        await start()
+        jobs = [asyncio.create_task(batches.do(due_s, due_s)) for due_s in (1.0, 2.0)]
+        await asyncio.sleep(0)  # they are in line now
+        batches.post(lambda: order.append("posted"))
+        release.set()
+        await asyncio.gather(*jobs)
+        assert order == ["posted", [1.0, 2.0]]
+        await asyncio.to_thread(batches.stop)
 
     run(main())
 

@@ -50,6 +50,6 @@ def model_facts(pipeline: Pipeline) -> dict[str, Any]:
         "weights": model.config.weights_kind,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "codec_dtype": "float32",
+        "codec_dtype": pipeline.decoder_dtype,
         "path": "reference",
     }

@@ -16,6 +16,8 @@ from torch import Tensor
 from mosstalk.codec.audio import Recording, Samples, read_audio
 from mosstalk.codec.decoder import SpeechStream, prepare
 from mosstalk.codec.folder import Codec, load_codec
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.codec.voices import Voice
 from mosstalk.conversation import (
     SYSTEM_PROMPTS,
@@ -38,6 +40,9 @@ from mosstalk.timing import TurnTimings
 from mosstalk.units import CODE_MS, INPUT_RATE, OUTPUT_RATE
 
 OnStep = Callable[[Step], None]
+SoundStream = SpeechStream | DecoderStream
+_REPLIES = 4
+"""Replies at once of one conversation: an abandoned one may not be gone yet."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,34 @@ class Pipeline:
     codec: Codec
     ids: SpecialIds
     defaults: Defaults = field(default_factory=Defaults)
+    sound: SoundRequest = field(default_factory=SoundRequest)
+
+    @cached_property
+    def decoder(self) -> SpeechDecoder | None:
+        """What makes the sound where it was asked for in a certain way; else None."""
+        if self.sound.plain:
+            return None
+        options = DecoderOptions.of(self.sound, self.codec.device, replies=_REPLIES)
+        return SpeechDecoder(self.codec, options)
+
+    @property
+    def decoder_dtype(self) -> str:
+        """Precision of flow and vocoder."""
+        dtype = self.decoder.flow.options.dtype if self.decoder else torch.float32
+        return str(dtype).removeprefix("torch.")
+
+    def prepare(self, voice: Voice) -> None:
+        """Compute what depends on the voice alone, so that no reply has to wait for it."""
+        if self.decoder:
+            self.decoder.prepare(voice)
+        else:
+            prepare(self.codec, voice)
+
+    def open_stream(self, voice: Voice, seed: int = 0) -> SoundStream:
+        """A reply's way from codes to sound."""
+        if self.decoder:
+            return DecoderStream(self.decoder, voice, seed)
+        return SpeechStream(self.codec, voice, seed)
 
     @classmethod
     def load(
@@ -59,10 +92,12 @@ class Pipeline:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = torch.float32,
         progress: Progress | None = None,
+        sound: SoundRequest | None = None,
     ) -> "Pipeline":
         """Read a model folder and a codec folder.
 
-        ``dtype`` is the language model's, None for the stored one; the codec runs in float32.
+        ``dtype`` is the language model's, None for the stored one. The codec runs in float32 but
+        for what ``sound`` asks of flow and vocoder; without it they are exact.
 
         Raises:
             ConfigError, CheckpointError: a folder is no checkpoint, is damaged, or the two do
@@ -75,7 +110,7 @@ class Pipeline:
         ids = SpecialIds.of(network.config, tokenizer.special)
         loaded = load_codec(codec, device=device, progress=progress)
         _check_codes(ids, loaded)
-        return cls(network, tokenizer, loaded, ids, defaults)
+        return cls(network, tokenizer, loaded, ids, defaults, sound or SoundRequest())
 
     def chat(
         self, *, voice: str | Voice = "default", system: str | None = None, speech: bool = True
@@ -120,7 +155,7 @@ class Chat:
         """The voice that answers; raise VoiceError when it is unknown or does not fit."""
         named, codec = self._voice, self.pipeline.codec
         voice = codec.voice(named) if isinstance(named, str) else named
-        prepare(codec, voice)
+        self.pipeline.prepare(voice)
         return voice
 
     @property
@@ -249,9 +284,9 @@ class Answer:
                 last = [*stream.push(waiting), stream.finish()]
             yield from (self._heard(sound) for sound in last if sound is not None)
 
-    def _open_stream(self) -> SpeechStream:
+    def _open_stream(self) -> SoundStream:
         chat = self.chat
-        return SpeechStream(chat.pipeline.codec, chat.voice, self.generation.options.seed)
+        return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
 
     def _timed_steps(self) -> Iterator[Step]:
         steps = iter(self.generation)

@@ -61,11 +61,47 @@ Calls: TypeAlias = Annotated[
 ]
 
 
+RandomWeights: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="full|tiny",
+        help="Random weights of the published (full) or of tiny sizes, made on the device, in "
+        "place of --codec.",
+    ),
+]
+Part: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Measure this part alone: decode, recompute, encode, memory; curves (errors of a "
+        "shorter memory and of fewer steps) or repairs (how often live codes change in 30 minutes "
+        "of speech). May be repeated.",
+    ),
+]
+Replies: TypeAlias = Annotated[
+    str, typer.Option(help="How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
+]
+Hops: TypeAlias = Annotated[
+    int, typer.Option(help="Hops of one reply alone; several have 12.", metavar="N", min=2)
+]
+Streams: TypeAlias = Annotated[
+    str, typer.Option(help="How many live streams at once, e.g. 1,64.", metavar="N,N,...")
+]
+Rounds: TypeAlias = Annotated[
+    int, typer.Option(help="Walk through all hops N times.", metavar="N", min=1)
+]
+
+
 @app.command("quality")
 def quality(
     model: opt.Model = None,
     codec: opt.Codec = None,
     voice: opt.VoiceName = "default",
+    vocoder: opt.Vocoder = "hift",
+    vocoder_dir: opt.VocoderDir = None,
+    flow_context: opt.FlowContext = None,
+    flow_steps: opt.FlowSteps = None,
+    codec_dtype: opt.SoundDtype = None,
     sentences: Sentences = None,
     limit: Limit = 40,
     recordings: Recordings = None,
@@ -90,11 +126,16 @@ def quality(
     --recordings. What is missing is named and left out.
     """
     with reported():
+        from mosstalk.codec.sound_request import SoundRequest
+
+        sound = SoundRequest(
+            flow_context, flow_steps, codec_dtype, vocoder=vocoder, vocoder_folder=vocoder_dir
+        )
         from mosstalk.cli.bench_console import Judged, Material, Outputs, run_quality
         from mosstalk.cli.opening import ModelRequest
 
         run_quality(
-            Judged(ModelRequest(model, codec, device, dtype), voice, seed),
+            Judged(ModelRequest(model, codec, device, dtype, sound), voice, seed),
             Material(sentences, limit, recordings, people, tuple(beside or ())),
             Outputs(json, html),
         )
@@ -147,3 +188,50 @@ def vad(
         from mosstalk.cli.vad_console import run_vad
 
         run_vad(tuple(detectors or ()), clips, calls, json)
+
+
+@app.command("codec")
+def codec(
+    codec: opt.CodecAlone = None,
+    random_weights: RandomWeights = None,
+    voice: opt.VoiceName = "default",
+    part: Part = None,
+    replies: Replies = "1,2,4,8",
+    hops: Hops = 50,
+    streams: Streams = "1,8",
+    rounds: Rounds = 3,
+    flow_context: opt.FlowContext = None,
+    flow_steps: opt.FlowSteps = None,
+    memory: opt.CodecMemory = None,
+    graphs: opt.Graphs = True,
+    device: opt.Device = "auto",
+    dtype: opt.SoundDtype = None,
+    vocoder: opt.Vocoder = "hift",
+    vocoder_dir: opt.VocoderDir = None,
+    json: JsonFile = None,
+    html: HtmlFile = None,
+) -> None:
+    """Measure the codec in real time: hops to sound, live sound to codes.
+
+    mosstalk bench codec --replies 1,4 --hops 50
+
+    mosstalk bench codec --random-weights full --replies 1,32,128 --hops 250
+
+    A hop of 5 codes (400 ms of sound) of so many replies at once, early and
+    late, beside the form that decodes everything anew at each hop; 400 ms of
+    live sound to codes; the memory of all of it; beside what the hardware
+    allows, by rates measured in the same run. Every timed run must repeat an
+    untimed one bit for bit, and live codes the offline ones: else no time is
+    printed and the exit code is 1.
+    """
+    with reported():
+        from mosstalk.cli.codec_console import CodecRequest, Loads, run_codec
+        from mosstalk.codec.sound_request import SoundRequest
+
+        run_codec(
+            CodecRequest(codec, random_weights, voice, device),
+            SoundRequest(flow_context, flow_steps, dtype, memory, graphs, vocoder, vocoder_dir),
+            Loads(tuple(part or ()), replies, hops, streams, rounds),
+            json,
+            html,
+        )

@@ -29,6 +29,8 @@ def chat(
     model: opt.Model = None,
     codec: opt.Codec = None,
     voice: opt.VoiceName = "default",
+    vocoder: opt.Vocoder = "hift",
+    vocoder_dir: opt.VocoderDir = None,
     system: opt.System = None,
     temperature: opt.Temperature = None,
     top_k: opt.TopK = None,
@@ -59,8 +61,10 @@ def chat(
     with reported():
         from mosstalk.cli.console import ChatRequest, Outputs, run_chat
         from mosstalk.cli.opening import ModelRequest, SamplingRequest
+        from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.model.defaults import Choices
 
+        sound = SoundRequest(vocoder=vocoder, vocoder_folder=vocoder_dir)
         choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)
         request = ChatRequest(
             turns=_in_order(ctx.meta["turns"], speech or [], text or []),
@@ -68,7 +72,7 @@ def chat(
             to=Outputs(out, trace, json, show_rows),
             voice=voice,
             system=system,
-            model=ModelRequest(model, codec, device, dtype),
+            model=ModelRequest(model, codec, device, dtype, sound),
             sampling=SamplingRequest.of(choices, seed, script),
             channel=channel,
         )

@@ -1,8 +1,9 @@
 """The model that a command uses: its folders, what is said of its weights, loading it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.config import LanguageModelConfig
 from mosstalk.default_models import Folders, chosen_model
 from mosstalk.device import fit_threads, pick_device, pick_dtype
@@ -40,6 +41,7 @@ class ModelRequest:
     codec: Path | None
     device: str
     dtype: str | None
+    sound: SoundRequest = field(default_factory=SoundRequest)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ class ChosenModel:
         if dtype is None and device.type == "cpu":
             dtype = pick_dtype("float32")
         with loading() as (_, tell):
-            pipeline = Pipeline.load(*self.folders, device=device, dtype=dtype, progress=tell)
+            pipeline = Pipeline.load(
+                *self.folders, device=device, dtype=dtype, progress=tell, sound=self.request.sound
+            )
         codec = pipeline.codec
         fit_threads(device, (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder))
         return pipeline

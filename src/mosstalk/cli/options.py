@@ -166,3 +166,57 @@ Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a file 
 ShardGib: TypeAlias = Annotated[
     float, typer.Option(help="Largest file written, in GiB; memory taken grows with it.")
 ]
+FlowContext: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Seconds of a reply that the flow decoder remembers besides its voice; 0 for "
+        "everything, which is exact and takes 119 MB a second in 16 bit at full size. Default: 2.",
+    ),
+]
+FlowSteps: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Euler steps of the flow decoder: fewer are faster and rougher. Default: the codec's, "
+        "10.",
+    ),
+]
+SoundDtype: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--codec-dtype",
+        metavar="DTYPE",
+        help="Precision of flow and vocoder: float32, float16 or bfloat16. Default: float16 on a "
+        "GPU, else float32.",
+    ),
+]
+Vocoder: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="hift|bigvgan",
+        help="Who makes sound of mels: hift, the checkpoint's own, or bigvgan, NVIDIA's "
+        "BigVGAN-v2. That one cannot be given the model's codes: a code is a choice among "
+        "thousands of sounds, which the flow turns into a mel in a voice; and its own mels differ "
+        "from the flow's, so a fitted linear map stands between, and sound comes 0.5 s later.",
+    ),
+]
+VocoderDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="BigVGAN's folder: config.json and bigvgan_generator.pt as published."
+    ),
+]
+CodecMemory: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="MIB",
+        min=1,
+        help="Memory of a GPU for voices and replies of the flow decoder. Default: enough for "
+        "all sessions and 40 s of voices; in benchmarks 8192.",
+    ),
+]
+Graphs: TypeAlias = Annotated[
+    bool, typer.Option(help="Replay CUDA graphs, or launch kernel by kernel.")
+]

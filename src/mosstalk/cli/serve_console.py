@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.cli.common import one_of
+from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.default_models import require_pair
 from mosstalk.errors import OptionError
 from mosstalk.server.auth import is_loopback, read_keys
@@ -38,6 +39,13 @@ class ServeRequest:
     device: str
     dtype: str | None
     voice: str
+    vocoder: str
+    vocoder_dir: Path | None
+    flow_context: float | None
+    flow_steps: int | None
+    codec_dtype: str | None
+    codec_memory: int | None
+    graphs: bool
     vad: str
     max_sessions: int
     kv_gib: float | None
@@ -118,6 +126,15 @@ def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
     return WorkerOptions(
         model=request.model,
         codec=request.codec,
+        sound=SoundRequest(
+            request.flow_context,
+            request.flow_steps,
+            request.codec_dtype,
+            request.codec_memory,
+            request.graphs,
+            request.vocoder,
+            request.vocoder_dir,
+        ),
         device=request.device,
         dtype=request.dtype,
         sessions=request.max_sessions,

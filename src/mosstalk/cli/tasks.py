@@ -22,6 +22,8 @@ def speak(
     model: opt.Model = None,
     codec: opt.Codec = None,
     voice: opt.VoiceName = "default",
+    vocoder: opt.Vocoder = "hift",
+    vocoder_dir: opt.VocoderDir = None,
     system: opt.TaskSystem = None,
     temperature: opt.Temperature = None,
     top_k: opt.TopK = None,
@@ -53,20 +55,17 @@ def speak(
     with reported():
         from mosstalk.cli.opening import ModelRequest, SamplingRequest
         from mosstalk.cli.speak_console import SpeakRequest, run_speak
+        from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.model.defaults import Choices
 
+        sound = SoundRequest(vocoder=vocoder, vocoder_folder=vocoder_dir)
         choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)
         request = SpeakRequest(
-            text=text,
-            file=file,
-            out=out,
-            voice=voice,
-            system=system,
-            model=ModelRequest(model, codec, device, dtype),
+            text=text, file=file, out=out, voice=voice, system=system,
+            model=ModelRequest(model, codec, device, dtype, sound),
             sampling=SamplingRequest.of(choices, seed, script),
-            trace=trace,
-            as_json=json,
-        )
+            trace=trace, as_json=json,
+        )  # fmt: skip
         raise typer.Exit(run_speak(request))
 
 

@@ -27,8 +27,8 @@ def verify(
     the folder that the case names, or from --weights.
 
     --path fast runs language-model cases through the engine, each run alone
-    and all of them in one batch. Codec cases are the same on either path:
-    the streams with kept state are compared beside those that recompute.
+    and all of them in one batch, and codec cases through what serves people:
+    replies that join and leave a batch, sound as it arrives.
 
     With --json one document on stdout has every comparison; the text goes
     to stderr.

@@ -28,17 +28,19 @@ def sized(
     *,
     memory_bytes: int | None = None,
     context_rows: int | None = None,
+    spare_bytes: int = 0,
 ) -> EngineOptions:
     """``options`` with as many blocks as fit into ``memory_bytes``.
 
-    Without a budget, on a GPU, all that its largest step leaves: the step is run once, with
-    conversations of ``context_rows`` (the model's context unless given), and measured.
+    Without a budget, on a GPU, all that its largest step leaves, but for ``spare_bytes``: the
+    step is run once, with conversations of ``context_rows`` (the model's context unless given),
+    and measured.
 
     Raises:
         DeviceError: not one conversation fits, or no budget was given on a CPU.
     """
     if memory_bytes is None:
-        memory_bytes = free_bytes(model, ids, options, context_rows)
+        memory_bytes = free_bytes(model, ids, options, context_rows) - spare_bytes
     blocks = blocks_that_fit(
         model.config, model.dtype, options.block_rows, memory_bytes, context_rows
     )

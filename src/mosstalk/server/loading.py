@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.default_models import chosen_model, is_shipped
 from mosstalk.device import fit_threads, pick_device, pick_dtype
@@ -61,7 +62,12 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
     host = Host.load(
         model,
         codec,
-        HostOptions(options.sessions, options.mouths, engine=engine, voices=options.voices),
+        HostOptions(
+            options.sessions,
+            engine=engine,
+            decoder=DecoderOptions.of(options.sound, device, options.sessions),
+            voices=options.voices,
+        ),
         device=device,
         dtype=dtype,
         memory_bytes=options.memory_bytes,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mosstalk import errors
+from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineFullError, MosstalkError, SessionError
 from mosstalk.server.logs import LogStyle
@@ -33,8 +34,8 @@ class WorkerOptions:
     codec: Path | None = None
     device: str = "auto"
     dtype: str | None = None
+    sound: SoundRequest = field(default_factory=SoundRequest)
     sessions: int = 64
-    mouths: int = 1
     memory_bytes: int | None = None
     detector: str = "auto"
     voices: Mapping[str, Path] = field(default_factory=dict)

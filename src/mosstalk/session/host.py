@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.speech_decoder import HOPS_TOGETHER, DecoderOptions, SpeechDecoder
 from mosstalk.device import fit_threads
 from mosstalk.engine.core import EngineCore, EngineOptions
 from mosstalk.engine.engine import Engine
@@ -18,15 +20,16 @@ from mosstalk.pipeline import Pipeline
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.desk import require_usable
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
+from mosstalk.session.mouth import Mouth
 from mosstalk.session.senses import Senses
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.stage import Stage
-from mosstalk.session.workers import Workers
 from mosstalk.tensors import Progress
 from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
+_GRAPH_BYTES = 2 * 2**30
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -34,14 +37,16 @@ _COME_BACK_S = 5.0
 @dataclass(frozen=True)
 class HostOptions:
     """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
-    asked for by name. ``mouths`` threads make sound; ``in_turn`` lets either one of them or the
-    engine compute, whoever's work is due first.
+    asked for by name. ``decoder`` says how sound is made; ``in_turn`` lets either that or the
+    engine compute, whoever's work is due first. ``hops_together`` bounds a run of the decoder:
+    None is 32 on a GPU, and 1 on a CPU, where a second hop would only make the first one wait.
     """
 
     sessions: int = 64
-    mouths: int = 1
     in_turn: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
+    decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    hops_together: int | None = None
     voices: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -70,8 +75,11 @@ class Host:
         *,
         detector: Detector | None = None,
         clock: Callable[[], float] = time.monotonic,
+        decoder: SpeechDecoder | None = None,
     ) -> None:
+        """``decoder``: one that was made of the pipeline's codec already."""
         self.options = options or HostOptions()
+        self._decoder = decoder
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
         self._turnstile = Turnstile() if self.options.in_turn else None
@@ -110,8 +118,18 @@ class Host:
         )
         if memory_bytes is None and pipeline.model.device.type == "cpu":
             memory_bytes = _MEMORY_ON_A_CPU
-        engine = sized(pipeline.model, pipeline.ids, options.engine, memory_bytes=memory_bytes)
-        return cls(pipeline, replace(options, engine=engine), detector=detector)
+        decoder = _decoder_of(parts, options)
+        spare = (
+            _needed_later(parts, options.sessions) if pipeline.model.device.type == "cuda" else 0
+        )
+        engine = sized(
+            pipeline.model,
+            pipeline.ids,
+            options.engine,
+            memory_bytes=memory_bytes,
+            spare_bytes=spare,
+        )
+        return cls(pipeline, replace(options, engine=engine), detector=detector, decoder=decoder)
 
     async def __aenter__(self) -> "Host":
         await self.start()
@@ -127,7 +145,7 @@ class Host:
             pipeline,
             self.engine,
             Senses(pipeline.codec.tokenizer, self._detector),
-            Workers("mosstalk-mouth", self.options.mouths, self._turnstile),
+            self._mouth(),
             self._clock,
             self.options.voices,
         )
@@ -143,7 +161,7 @@ class Host:
         if self._watch:
             await self._watch
         await asyncio.to_thread(stage.senses.stop)
-        await asyncio.to_thread(stage.mouths.stop)
+        await asyncio.to_thread(stage.mouth.stop)
 
     async def open(self, settings: SessionSettings | None = None) -> Session:
         """A new session; ``async with`` closes it.
@@ -167,12 +185,20 @@ class Host:
         self.sessions[session.session_id] = session
         return session
 
+    def _mouth(self) -> Mouth:
+        codec = self._pipeline.codec
+        most = HOPS_TOGETHER if codec.device.type == "cuda" else 1
+        decoder = self._decoder or _decoder_of(codec, self.options)
+        return Mouth(decoder, self.options.hops_together or most, self._turnstile)
+
     async def warm_up(self) -> None:
         """Make one short reply and throw it away, so that the first user waits no longer.
 
         Raises:
             EngineStoppedError: no reply could be made; the message says why.
         """
+        await self._started().mouth.warm()
+        await self._started().senses.warm(self.options.sessions)
         limits, durations = ReplyLimits(longest_s=1.0), Durations(idle_s=600.0)
         settings = SessionSettings(turn_detection=None, limits=limits, durations=durations)
         async with await self.open(settings) as session:
@@ -212,3 +238,16 @@ class Host:
         why = f"{type(failure).__name__}: {failure}" if failure else "it was stopped"
         for session in list(self.sessions.values()):
             session.engine_gone(f"the engine has ended ({why}); open another session later")
+
+
+def _decoder_of(codec: Codec, options: HostOptions) -> SpeechDecoder:
+    decoder = SpeechDecoder(codec, options.decoder)
+    decoder.release_float32()
+    return decoder
+
+
+def _needed_later(codec: Codec, sessions: int) -> int:
+    """Bytes of a GPU that graphs, and what is heard of ``sessions`` at once, are going to take."""
+    config = codec.tokenizer.config
+    kept_row = 2 * config.quantize_position * config.d_model * torch.float32.itemsize
+    return _GRAPH_BYTES + sessions * config.max_source_positions * kept_row

@@ -1,16 +1,13 @@
 """One response while it is made: rows from the engine to text, codes and sound."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from logging import getLogger
-from typing import Protocol, TypeVar
-
-import torch
+from typing import Protocol
 
 from mosstalk.codec.audio import Samples
-from mosstalk.codec.decoder import SpeechStream
+from mosstalk.codec.speech_decoder import Saying, SpokenReply
 from mosstalk.codec.voices import Voice
 from mosstalk.conversation import FinishReason, Mode, Row
 from mosstalk.engine.core import Ask
@@ -23,7 +20,6 @@ from mosstalk.session.stage import Stage
 from mosstalk.session.writing import TextStream
 from mosstalk.units import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
-_T = TypeVar("_T")
 _LOG = getLogger(__name__)
 _FIRST_SOUND_S = 0.2
 """When a reply's first sound is due: before the next sound of those that play already."""
@@ -211,27 +207,32 @@ class Response:
         if not self.plan.voice:
             await self._codes.get()  # the end: nothing else is put there
             return
-        seed = self.plan.ask.options.seed
-        stream = await self._do(
-            partial(SpeechStream, self.stage.pipeline.codec, self.plan.voice, seed)
-        )
+        reply = self.stage.mouth.open(self.plan.voice, self.plan.ask.options.seed)
+        try:
+            await self._say(reply)
+        finally:
+            self.stage.mouth.close(reply)
+
+    async def _say(self, reply: SpokenReply) -> None:
         codes, ended = 0, False
         while not ended:
             hop = list[int]()
-            while codes < stream.codes_needed and not ended:
+            while codes < reply.codes_needed and not ended:
                 code = await self._codes.get()
                 if code is None:
                     ended = True
                 else:
                     hop.append(code)
                     codes += 1
-            self._sound(await self._do(partial(_hop, stream, hop, last=ended)))
+            saying = Saying(reply, hop, last=ended)
+            self._sound(await self.stage.mouth.say(saying, self._due_s))
 
-    async def _do(self, work: Callable[[], _T]) -> _T:
-        """Run on a thread of the codec's, before whoever runs out of sound later."""
+    @property
+    def _due_s(self) -> float:
+        """When whoever listens runs dry."""
         played_s = self.sent_samples / OUTPUT_RATE
         begun_s = self.plan.committed_s + _FIRST_SOUND_S if self._first_s is None else self._first_s
-        return await self.stage.mouths.run(work, begun_s + played_s)
+        return begun_s + played_s
 
     def _sound(self, samples: Samples) -> None:
         if len(samples) and not self.outcome:
@@ -243,15 +244,3 @@ class Response:
         now = self.stage.clock()
         self._first_s = now if self._first_s is None else self._first_s
         self._last_s = now
-
-
-@torch.inference_mode()
-def _hop(stream: SpeechStream, codes: list[int], *, last: bool) -> Samples:
-    """Sound (n,) of the next codes, and of all that is left with the ``last`` of them."""
-    sounds = stream.push(codes)
-    rest = stream.finish() if last else None
-    if rest is not None:
-        sounds.append(rest)
-    joined = torch.cat(sounds) if sounds else torch.zeros(0)
-    samples: Samples = joined.float().cpu().numpy()
-    return samples

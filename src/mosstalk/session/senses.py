@@ -10,6 +10,9 @@ from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 
+_WARM_S = 2.0
+"""Seconds of sound for which each stream finds memory when it begins to speak."""
+
 
 class _Sound(NamedTuple):
     """More sound of a stream of codes; ``last``: none follows."""
@@ -17,6 +20,12 @@ class _Sound(NamedTuple):
     codes: LiveCodes
     samples: Samples
     last: bool
+
+
+class _Warming(NamedTuple):
+    """How many streams of codes to make ready for."""
+
+    streams: int
 
 
 class Played(NamedTuple):
@@ -58,6 +67,11 @@ class Senses:
         """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final."""
         await self._codes.do(_Sound(codes, samples, last))
 
+    async def warm(self, streams: int) -> None:
+        """Make ready for so many streams of codes at once, where that takes time: on a GPU."""
+        if self._live.on_gpu:
+            await self._codes.do(_Warming(streams))
+
     async def codes_of(self, samples: Samples) -> list[int]:
         """Codes of a whole turn."""
         stream = self.open()
@@ -79,14 +93,19 @@ class Senses:
         self._codes.stop()
         self._frames.stop()
 
-    def _encode(self, sounds: list[_Sound]) -> list[None]:
-        heard = [sound for sound in sounds if len(sound.samples)]
-        if heard:
-            self._live.push_many([s.codes for s in heard], [s.samples for s in heard])
-        for sound in sounds:
-            if sound.last:
-                self._live.finish(sound.codes)
-        return [None] * len(sounds)
+    def _encode(self, calls: list[_Sound | _Warming]) -> list[None]:
+        for call in calls:
+            if isinstance(call, _Warming):
+                self._live.warm(call.streams, held_s=_WARM_S)
+        heard = [call for call in calls if isinstance(call, _Sound)]
+        due = [sound for sound in heard if sound.last or len(sound.samples)]
+        if due:
+            self._live.push_many(
+                [sound.codes for sound in due],
+                [sound.samples for sound in due],
+                [sound.last for sound in due],
+            )
+        return [None] * len(calls)
 
     def _detect(self, calls: list[_Listening]) -> list[tuple[Any, Frames]]:
         assert self.detector is not None, "no detector of speech"

@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mosstalk.codec.decoder import prepare
 from mosstalk.codec.voices import Voice, list_voices
 from mosstalk.engine.engine import Engine
 from mosstalk.errors import VoiceError
 from mosstalk.pipeline import Pipeline
+from mosstalk.session.mouth import Mouth
 from mosstalk.session.senses import Senses
-from mosstalk.session.workers import Workers
 
 
 @dataclass
@@ -21,7 +20,7 @@ class Stage:
     pipeline: Pipeline
     engine: Engine
     senses: Senses
-    mouths: Workers
+    mouth: Mouth
     clock: Callable[[], float]
     voices: Mapping[str, Path] = field(default_factory=dict)
     _loaded: dict[str, Voice] = field(default_factory=dict)
@@ -42,16 +41,17 @@ class Stage:
 
         Raises:
             VoiceError: unknown, damaged, or made for another codec.
+            CodecFullError: there is no room to make it ready.
         """
         if name not in self._loaded:
             if name not in self.voice_names:
                 there = ", ".join(self.voice_names)
                 raise VoiceError(f"unknown voice {name!r}; there are: {there}")
-            self._loaded[name] = await asyncio.to_thread(self._load, name)
+            voice = await asyncio.to_thread(self._load, name)
+            await self.mouth.prepare(voice)
+            self._loaded[name] = voice
         return self._loaded[name]
 
     def _load(self, name: str) -> Voice:
         codec = self.pipeline.codec
-        voice = codec.voice(str(self.voices.get(name, name)))
-        prepare(codec, voice)
-        return voice
+        return codec.voice(str(self.voices.get(name, name)))

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from mosstalk.errors import EngineStoppedError
 _T = TypeVar("_T")
 _A = TypeVar("_A")
 _B = TypeVar("_B")
+_AT_ONCE = float("-inf")
 _GONE = EngineStoppedError("the host is not running: it has ended")
 
 
@@ -39,60 +40,117 @@ class _Door:
             self._shut = True
 
 
-class Workers:
-    """Threads that always take the job that is due first.
-
-    A job whose asker has been cancelled is dropped unless it has begun. With a ``turnstile``
-    each waits its turn among others who compute.
-    """
-
-    def __init__(self, name: str, threads: int, turnstile: Turnstile | None = None) -> None:
-        self._turnstile = turnstile
-        self._door = _Door()
-        self._jobs: PriorityQueue[tuple[float, int, Job[Any] | None]] = PriorityQueue()
-        self._numbers = count()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    async def run(self, work: Callable[[], _T], due_s: float = 0.0) -> _T:
-        """What ``work`` returns; done on one of the threads, the earliest ``due_s`` first."""
-        job = Job(work)
-        with self._door.open():
-            self._jobs.put((due_s, next(self._numbers), job))
-        return await asyncio.wrap_future(job.done)
-
-    def stop(self) -> None:
-        """End the threads after the jobs they are at; refuse all others."""
-        self._door.shut()
-        for _ in self._threads:
-            self._jobs.put((float("-inf"), next(self._numbers), None))
-        for thread in self._threads:
-            thread.join()
-        while not self._jobs.empty():
-            job = self._jobs.get()[2]
-            if job:
-                job.refuse(_GONE)
-
-    def _run(self) -> None:
-        while True:
-            due_s, _, job = self._jobs.get()
-            if job is None:
-                return
-            with self._turnstile.turn(due_s) if self._turnstile else nullcontext():
-                job.run()
-            del job  # it may hold much, and the next one may be long in coming
-
-
 @dataclass(frozen=True)
 class _Call(Generic[_A, _B]):
     """What one asker gave, and what came of it."""
 
     given: _A
     done: Future[_B] = field(default_factory=Future)
+
+    def refuse(self, error: Exception) -> None:
+        """End it undone."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+def _do_calls(
+    work: Callable[[list[_A]], Sequence[_B | Exception]], calls: "list[_Call[_A, _B]]"
+) -> None:
+    """Do those whose askers still wait, in one run; a result that is an error is raised there."""
+    calls = [call for call in calls if call.done.set_running_or_notify_cancel()]
+    try:
+        results = work([call.given for call in calls]) if calls else []
+    except Exception as error:
+        for call in calls:
+            call.done.set_exception(error)
+        return
+    for call, result in zip(calls, results, strict=True):
+        if isinstance(result, Exception):
+            call.done.set_exception(result)
+        else:
+            call.done.set_result(result)
+
+
+class Batches(Generic[_A, _B]):
+    """One thread that does what is due first, together with up to ``most`` - 1 others in line.
+
+    ``work`` gets what was given, the earliest first, and returns as many results, of which one
+    may be an error for its asker. What it raises, all of that run get. A call whose asker has been
+    cancelled is dropped unless it has begun. With a ``turnstile`` each run waits its turn among
+    others who compute.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[list[_A]], Sequence[_B | Exception]],
+        most: int,
+        turnstile: Turnstile | None = None,
+    ) -> None:
+        self._work, self._most, self._turnstile = work, most, turnstile
+        self._door = _Door()
+        self._line: PriorityQueue[tuple[float, int, _Call[_A, _B] | Job[Any] | None]]
+        self._line = PriorityQueue()
+        self._numbers = count()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, given: _A, due_s: float) -> _B:
+        """This one's result; the earliest ``due_s`` first."""
+        call = _Call[_A, _B](given)
+        self._put(due_s, call)
+        return await asyncio.wrap_future(call.done)
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns; done on the thread before whatever waits, by itself."""
+        return await asyncio.wrap_future(self.post(work))
+
+    def post(self, work: Callable[[], _T]) -> "Future[_T]":
+        """``run`` without waiting for it."""
+        job = Job(work)
+        self._put(_AT_ONCE, job)
+        return job.done
+
+    def stop(self) -> None:
+        """End the thread after the run that it is at; refuse all others."""
+        self._door.shut()
+        self._line.put((_AT_ONCE, -1, None))
+        self._thread.join()
+        while not self._line.empty():
+            waiting = self._line.get()[2]
+            if waiting:
+                waiting.refuse(_GONE)
+
+    def _put(self, due_s: float, what: "_Call[_A, _B] | Job[Any]") -> None:
+        with self._door.open():
+            self._line.put((due_s, next(self._numbers), what))
+
+    def _run(self) -> None:
+        while True:
+            due_s, _, first = self._line.get()
+            if first is None:
+                return
+            with self._turnstile.turn(due_s) if self._turnstile else nullcontext():
+                if isinstance(first, Job):
+                    first.run()
+                elif not first.done.cancelled():
+                    _do_calls(self._work, [first, *self._joining()])
+            del first  # it may hold much, and the next one may be long in coming
+
+    def _joining(self) -> "Iterator[_Call[_A, _B]]":
+        """Who is in line after the first, up to the first that must be done by itself."""
+        room = self._most - 1
+        while room:
+            try:
+                due_s, number, what = self._line.get_nowait()
+            except Empty:
+                return
+            if not isinstance(what, _Call):
+                self._line.put((due_s, number, what))
+                return
+            if not what.done.cancelled():
+                room -= 1
+                yield what
 
 
 class Gathering(Generic[_A, _B]):
@@ -125,7 +183,7 @@ class Gathering(Generic[_A, _B]):
     def _run(self) -> None:
         # Nothing of a run is kept while the next one is waited for: it may be large.
         while calls := self._next():
-            self._do([call for call in calls if call.done.set_running_or_notify_cancel()])
+            _do_calls(self._work, calls)
             calls.clear()
 
     def _next(self) -> "list[_Call[_A, _B]]":
@@ -139,13 +197,3 @@ class Gathering(Generic[_A, _B]):
             if calls:
                 self._calls.put(None)  # the end, after these
         return calls
-
-    def _do(self, calls: "list[_Call[_A, _B]]") -> None:
-        try:
-            results = self._work([call.given for call in calls]) if calls else []
-        except Exception as error:
-            for call in calls:
-                call.done.set_exception(error)
-            return
-        for call, result in zip(calls, results, strict=True):
-            call.done.set_result(result)

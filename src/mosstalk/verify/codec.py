@@ -53,16 +53,23 @@ def _hift_config(case: Case) -> HiftConfig:
     return HiftConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
 
 
-def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """Encode every clip; intermediate tensors are compared where the case has them."""
+def load_tokenizer(case: Case, device: torch.device, dtype: torch.dtype) -> SpeechTokenizer:
+    """A speech tokenizer case's tokenizer.
+
+    Raises:
+        CaseError: the case's clips are at another rate.
+    """
     if case.settings.get("sampling_rate", INPUT_RATE) != INPUT_RATE:
         raise CaseError(f"{case.folder}: clips must be at {INPUT_RATE} Hz")
     path = case.weights / "config.json"
     config = SpeechTokenizerConfig.from_dict(read_json(path), str(path))
     store = open_sharded(case.weights)
-    tokenizer = build(
-        lambda: SpeechTokenizer(config), store, case.weights, device=device, dtype=compare.dtype
-    )
+    return build(lambda: SpeechTokenizer(config), store, case.weights, device=device, dtype=dtype)
+
+
+def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """Encode every clip; intermediate tensors are compared where the case has them."""
+    tokenizer = load_tokenizer(case, device, compare.dtype)
     for clip in case.get("clips"):
         name = clip["clip"]
         pcm = pcm_from(case.tensor(f"{name}.pcm16"))
@@ -75,28 +82,34 @@ def check_speech_tokenizer(case: Case, device: torch.device, compare: Comparer) 
         yield compare.value(f"{name}.length", len(codes), clip["tokens"], always=True)
 
 
-def check_flow(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """Decode every reply whole and, where the case has hops, hop by hop."""
+def load_flow(
+    case: Case, device: torch.device, dtype: torch.dtype
+) -> tuple[FlowDecoder, Voice, list[tuple[str, dict[str, Any]]]]:
+    """A flow case's decoder and voice, and its replies: names' prefix and settings of each."""
     name = str(case.settings.get("flow_name", "flow"))
     config = _flow_config(case, name)
     store = _weights(case.weights, name)
-    flow = build(
-        lambda: FlowDecoder(config), store, case.weights, device=device, dtype=compare.dtype
-    )
+    flow = build(lambda: FlowDecoder(config), store, case.weights, device=device, dtype=dtype)
     voice = Voice(
         case.tensor("prompt_tokens"), case.tensor("prompt_mel"), case.tensor("speaker_embedding")
     )
+    runs: list[dict[str, Any]] | None = case.settings.get("runs")
+    if runs is None:
+        return flow, voice, [("", case.settings)]
+    return flow, voice, [(f"run{index}.", run) for index, run in enumerate(runs)]
+
+
+def check_flow(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """Decode every reply whole and, where the case has hops, hop by hop."""
+    flow, voice, runs = load_flow(case, device, compare.dtype)
     if case.wants("noise_head"):
         head = case.tensor("noise_head")
-        noise = fixed_noise(head.shape[1], config.mel_bins)[0]
+        noise = fixed_noise(head.shape[1], flow.config.mel_bins)[0]
         yield Comparer(torch.float32).tensor("noise_head", noise, head)
     if case.has("estimator.x"):
         yield from _check_estimator(case, flow, device, compare)
-    runs: list[dict[str, Any]] | None = case.settings.get("runs")
-    if runs is None:
-        yield from _check_reply(case, flow, voice, "", case.settings, compare)
-    for index, run in enumerate(runs or []):
-        yield from _check_reply(case, flow, voice, f"run{index}.", run, compare)
+    for prefix, run in runs:
+        yield from _check_reply(case, flow, voice, prefix, run, compare)
 
 
 def _check_estimator(
@@ -140,10 +153,10 @@ def _check_reply(
             "recomputed.": RecomputingFlowStream(flow, voice),
         }
         for label, stream in streams.items():
-            yield from _check_hops(case, stream, prefix, label, run, compare)
+            yield from check_hops(case, stream, prefix, label, run, compare)
 
 
-def _check_hops(
+def check_hops(
     case: Case,
     stream: FlowStream,
     prefix: str,
@@ -171,13 +184,16 @@ def _check_hops(
         yield compare.tensor(shown + name, mel, case.tensor(prefix + name))
 
 
-def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
-    """Wave of a mel and its source; F0, the source itself and chunks where the case has them."""
+def load_vocoder(case: Case, device: torch.device, dtype: torch.dtype) -> HiftVocoder:
+    """A HiFT case's vocoder."""
     config = _hift_config(case)
     store = fold_weight_norm(_weights(case.weights, "hift"))
-    vocoder = build(
-        lambda: HiftVocoder(config), store, case.weights, device=device, dtype=compare.dtype
-    )
+    return build(lambda: HiftVocoder(config), store, case.weights, device=device, dtype=dtype)
+
+
+def check_hift(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
+    """Wave of a mel and its source; F0, the source itself and chunks where the case has them."""
+    vocoder = load_vocoder(case, device, compare.dtype)
     mel = case.tensor("mel").to(device)
     if case.wants("f0"):
         yield compare.tensor("f0", vocoder.f0(mel), case.tensor("f0"))

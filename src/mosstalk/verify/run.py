@@ -19,6 +19,11 @@ from mosstalk.verify.codec import (
 )
 from mosstalk.verify.compare import Check, Comparer
 from mosstalk.verify.fast import check_language_model_fast
+from mosstalk.verify.fast_codec import (
+    check_flow_fast,
+    check_hift_fast,
+    check_speech_tokenizer_fast,
+)
 from mosstalk.verify.language_model import check_language_model
 from mosstalk.verify.paths import ComputePath
 
@@ -30,9 +35,13 @@ COMPONENTS: dict[str, Checker] = {
     "hift": check_hift,
     "prompt_mel": check_prompt_mel,
 }
-FAST: dict[str, Checker] = {"language_model": check_language_model_fast}
-"""What the fast path computes in another way. Codec cases are the same on either path: they
-compare the streams with kept state beside the ones that recompute."""
+FAST: dict[str, Checker] = {
+    "language_model": check_language_model_fast,
+    "speech_tokenizer": check_speech_tokenizer_fast,
+    "flow": check_flow_fast,
+    "hift": check_hift_fast,
+}
+"""What the fast path computes in another way; the rest is the same on either path."""
 
 _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
 """What Python and torch raise where settings and tensors of a case do not fit each other."""
@@ -182,7 +191,7 @@ def _run_into(
         )
     fast = path is ComputePath.FAST and case.component in FAST
     check_case = (FAST if fast else COMPONENTS)[case.component]
-    through = ", through the engine" if fast else ""
+    through = ", by the fast path" if fast else ""
     say(f"{result.name}: {case.component} on {device}, {_short(compare.dtype)}{through}")
     try:
         for check in check_case(case, device, compare):

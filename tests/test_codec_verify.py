@@ -1,0 +1,55 @@
+"""``mosstalk verify --path fast`` on codec cases: batches of replies and live sound."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GOLDENS, Run
+from engine_rig import on_every_device
+from safetensors.torch import load_file, save_file
+
+from mosstalk.device import pick_device
+from mosstalk.verify.paths import ComputePath
+from mosstalk.verify.run import run_case
+
+CASES = [GOLDENS / name for name in ("flow", "flow-tails", "hift", "speech-tokenizer")]
+
+
+@on_every_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
+def test_cases_pass_in_batches_and_live(folder: Path, dtype: torch.dtype, device: str) -> None:
+    found = run_case(folder, pick_device(device), dtype, ComputePath.FAST)
+    assert [check.name for check in found if not check.passed] == []
+    names = {check.name for check in found}
+    plain = {check.name for check in run_case(folder, pick_device(device), dtype)}
+    assert names > plain
+    words = {"flow": ("paged.", "together."), "hift": ("fast.",), "speech": ("live tokens",)}
+    for word in words[folder.name.split("-")[0]]:
+        if device == "cpu" or word != "paged.":
+            assert any(word in name for name in names - plain)
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor", "failing"),
+    [
+        ("flow", "hop1.mel", ["hop1.mel", "fast.hop1.mel", "fast together.hop1.mel"]),
+        ("hift", "chunk1.wave", ["chunk1.wave", "fast.chunk1.wave"]),
+    ],
+)
+def test_a_wrong_frame_is_found_on_every_way(
+    mosstalk: Run, tmp_path: Path, case: str, tensor: str, failing: list[str]
+) -> None:
+    folder = tmp_path / "case"
+    shutil.copytree(GOLDENS / case, folder)
+    expected = load_file(folder / "expected.safetensors")
+    expected[tensor].view(-1)[7] += 0.1
+    save_file(expected, folder / "expected.safetensors")
+    run = mosstalk("verify", folder, "--path", "fast", "--json")
+    assert run.returncode == 1
+    checks = json.loads(run.stdout)["cases"][0]["checks"]
+    failed = {check["name"] for check in checks if not check["passed"]}
+    assert failed >= set(failing)
+    assert all(name.endswith(tensor) for name in failed)

@@ -1,0 +1,162 @@
+"""Codes of many replies to sound: as each alone, from memory that comes back."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from test_bigvgan import SMALL, as_stored, publish, small
+from torch import Tensor
+
+from mosstalk import Pipeline
+from mosstalk.codec.decoder import SpeechStream
+from mosstalk.codec.flow_batch import FlowOptions
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.hift_batch import HiftOptions
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import (
+    DecoderOptions,
+    DecoderStream,
+    Saying,
+    SpeechDecoder,
+    SpokenReply,
+)
+from mosstalk.codec.voices import Voice
+from mosstalk.errors import CodecFullError, ConfigError, OptionError
+from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
+
+
+@pytest.fixture(scope="module")
+def codec(pipeline: Pipeline) -> Codec:
+    return pipeline.codec
+
+
+@pytest.fixture(scope="module")
+def voice(codec: Codec) -> Voice:
+    return codec.voice("default")
+
+
+def codes_of(count: int, seed: int = 0) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(1000) for _ in range(count)]
+
+
+def heard(stream: SpeechStream | DecoderStream, codes: list[int], piece: int) -> list[Tensor]:
+    sounds = list[Tensor]()
+    for start in range(0, len(codes), piece):
+        sounds += stream.push(codes[start : start + piece])
+    last = stream.finish()
+    return sounds if last is None else [*sounds, last]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 8, 9, 13, 31])
+@pytest.mark.parametrize("piece", [1, 7, 40])
+def test_a_stream_gives_what_the_plain_one_does(
+    codec: Codec, voice: Voice, count: int, piece: int
+) -> None:
+    codes = codes_of(count)
+    found = heard(DecoderStream(SpeechDecoder(codec), voice, 3), codes, piece)
+    plain = heard(SpeechStream(codec, voice, 3), codes, piece)
+    assert [len(sound) for sound in found] == [len(sound) for sound in plain]
+    for sound, expected in zip(found, plain, strict=True):
+        torch.testing.assert_close(sound, expected, rtol=0, atol=5e-4)
+    assert sum(map(len, found)) == count * OUTPUT_SAMPLES_PER_CODE
+
+
+def next_hop(reply: SpokenReply, codes: list[int]) -> Saying:
+    done = len(reply.flow.codes)
+    hop = codes[done : reply.codes_needed]
+    return Saying(reply, hop, last=len(hop) < reply.codes_needed - done)
+
+
+def test_in_company_a_reply_sounds_bit_for_bit_as_alone(codec: Codec, voice: Voice) -> None:
+    decoder, random = SpeechDecoder(codec), Random(1)
+    lengths = {seed: random.randrange(1, 40) for seed in range(5)}
+    alone = {
+        seed: torch.cat(heard(DecoderStream(decoder, voice, seed), codes_of(count, seed), 1))
+        for seed, count in lengths.items()
+    }
+    replies = {seed: decoder.open(voice, seed) for seed in lengths}
+    together: dict[int, list[Tensor]] = {seed: [] for seed in lengths}
+    while replies:
+        chosen = random.sample(sorted(replies), random.randrange(1, len(replies) + 1))
+        sayings = [next_hop(replies[seed], codes_of(lengths[seed], seed)) for seed in chosen]
+        for seed, saying, sound in zip(chosen, sayings, decoder.say(sayings), strict=True):
+            together[seed].append(sound)
+            if saying.last:
+                decoder.close(replies.pop(seed))
+    for seed, sounds in together.items():
+        assert torch.equal(torch.cat(sounds), alone[seed])
+
+
+def test_what_a_reply_held_comes_back_however_it_ends(codec: Codec, voice: Voice) -> None:
+    decoder = SpeechDecoder(codec)
+    decoder.prepare(voice)
+    voices, _ = decoder.figures()
+    reply = decoder.open(voice)
+    decoder.say_one(Saying(reply, codes_of(8)))
+    flow, vocoder = decoder.figures()
+    assert (flow.pages_in_use > voices.pages_in_use, vocoder.slots_used) == (True, 1)
+    decoder.close(reply)
+    decoder.close(reply)
+    stream = DecoderStream(decoder, voice)
+    stream.push(codes_of(8))
+    del stream  # dropped in the middle
+    flow, vocoder = decoder.figures()
+    assert (flow.pages_in_use, vocoder.slots_used) == (voices.pages_in_use, 0)
+
+
+@pytest.mark.parametrize("short", ["places", "pages"])
+def test_a_full_decoder_refuses_and_nothing_has_changed(
+    codec: Codec, voice: Voice, short: str
+) -> None:
+    flow, hift = FlowOptions(), HiftOptions()
+    alone = SpeechDecoder(codec).flow
+    alone.prepare(voice)
+    pages = alone.figures().pages_in_use + 3
+    options = DecoderOptions(
+        replace(flow, pages=pages) if short == "pages" else flow,
+        replace(hift, replies=1) if short == "places" else hift,
+    )
+    decoder = SpeechDecoder(codec, options)
+    first, second = decoder.open(voice), decoder.open(voice, 1)
+    decoder.say_one(Saying(first, codes_of(8)))
+    with pytest.raises(CodecFullError):
+        decoder.say([Saying(first, codes_of(5, 2)), Saying(second, codes_of(8, 1))])
+    decoder.close(first)
+    found = decoder.say_one(Saying(second, codes_of(8, 1)))
+    plain = SpeechStream(codec, voice, 1).push(codes_of(8, 1))[0]
+    torch.testing.assert_close(found, plain, rtol=0, atol=5e-4)
+
+
+def test_a_reply_can_be_spoken_by_bigvgan(codec: Codec, voice: Voice, tmp_path: Path) -> None:
+    folder = publish(tmp_path, as_stored(small("22 kHz/80")), SMALL)
+    request = SoundRequest(vocoder="bigvgan", vocoder_folder=folder)
+    decoder = SpeechDecoder(codec, DecoderOptions.of(request, codec.device))
+    sounds = heard(DecoderStream(decoder, voice), codes_of(23), 1)
+    assert sum(map(len, sounds)) == 23 * OUTPUT_SAMPLES_PER_CODE
+    assert torch.cat(sounds).isfinite().all()
+
+
+def test_fewer_steps_and_less_history_are_other_sounds_of_the_same_length(
+    codec: Codec, voice: Voice
+) -> None:
+    codes = codes_of(40)
+    exact = torch.cat(heard(DecoderStream(SpeechDecoder(codec), voice), codes, 5))
+    for request in (SoundRequest(steps=4), SoundRequest(context_s=0.8)):
+        decoder = SpeechDecoder(codec, DecoderOptions.of(request, codec.device))
+        sound = torch.cat(heard(DecoderStream(decoder, voice), codes, 5))
+        assert sound.shape == exact.shape
+        assert not torch.allclose(sound, exact, atol=1e-3)
+
+
+def test_what_means_nothing_is_refused(codec: Codec) -> None:
+    with pytest.raises(ConfigError, match="whole replies"):
+        SpeechDecoder(replace(codec, block_codes=None))
+    with pytest.raises(OptionError, match="choose of hift, bigvgan"):
+        SoundRequest(vocoder="wavenet")
+    with pytest.raises(OptionError, match="needs --vocoder-dir"):
+        SoundRequest(vocoder="bigvgan")
+    with pytest.raises(OptionError, match="belongs to --vocoder bigvgan"):
+        SoundRequest(vocoder_folder=Path("somewhere"))
