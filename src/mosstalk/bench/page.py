@@ -4,16 +4,16 @@ import base64
 import io
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
 import soundfile
 
 from mosstalk.bench.align import Pair
 from mosstalk.bench.artefacts import find_artefacts
+from mosstalk.bench.html import END, head, settings_html, skipped_html, table_html
 from mosstalk.bench.judging import Verdict
 from mosstalk.bench.png import spectrogram_png
 from mosstalk.bench.quality import Quality
-from mosstalk.bench.tables import Table, tables_of
+from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import READ_ALOUD, RESYNTHESISED, STREAMED
 from mosstalk.bench.words import compared
 from mosstalk.codec.audio import Samples, resample
@@ -23,8 +23,6 @@ TEACHER_NAME = "teacher"
 SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
 EXAMPLES = 10
 WRITTEN = 5
-_STYLE = Path(__file__).with_name("page.css")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 _LABELS = ("weights", "replies", "sentences", "machine")
 _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
 
@@ -32,61 +30,24 @@ _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
 def quality_page(quality: Quality) -> str:
     """The page as HTML: tables, then examples with sound, spectrogram and transcript."""
     parts = (
-        _head(quality),
-        *map(_table, tables_of(quality)),
-        _skipped(quality),
+        head(_title(quality), _label(quality)),
+        *map(table_html, tables_of(quality)),
+        skipped_html(quality.skipped),
         *_examples(quality),
         *_written(quality),
-        _settings(quality),
-        "</body>\n</html>\n",
+        settings_html(quality.settings),
+        END,
     )
     return "\n".join(part for part in parts if part)
 
 
-def _head(quality: Quality) -> str:
-    style = _STYLE.read_text(encoding="utf-8")
-    title = f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}"
+def _title(quality: Quality) -> str:
+    return f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}"
+
+
+def _label(quality: Quality) -> str:
     labels = [f"{key}: {quality.settings[key]}" for key in _LABELS if key in quality.settings]
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<p class="label">{escape(". ".join(labels))}</p>"""
-
-
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{_unbroken(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in table.rows
-    )
-    return (
-        f'<h2>{escape(table.title)}</h2>\n<div class="scroll" tabindex="0"><table>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n"
-        f'<p class="note">{escape(table.note)}</p>'
-    )
-
-
-def _unbroken(cell: str) -> str:
-    """A cell whose interval stays on one line where its value may stand above it."""
-    return escape(cell).replace(", ", ",&nbsp;")
-
-
-def _skipped(quality: Quality) -> str:
-    if not quality.skipped:
-        return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in quality.skipped)
-    return f'<h2>Not measured</h2>\n<ul class="skipped">{items}</ul>'
+    return ". ".join(labels)
 
 
 def _examples(quality: Quality) -> Iterator[str]:
@@ -193,11 +154,3 @@ def _picture(samples: Samples, name: str, longest: int) -> str:
 
 def _data(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _settings(quality: Quality) -> str:
-    items = "\n".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>"
-        for name, value in quality.settings.items()
-    )
-    return f"<details><summary>Settings</summary>\n<dl>\n{items}\n</dl></details>"

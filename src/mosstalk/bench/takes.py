@@ -8,7 +8,7 @@ import torch
 
 from mosstalk.bench.readings import Reading
 from mosstalk.codec.audio import Samples, resample
-from mosstalk.codec.decoder import SpeechStream, decode_offline
+from mosstalk.codec.decoder import decode_offline
 from mosstalk.codec.voices import Voice
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.pipeline import Answer, Pipeline
@@ -142,7 +142,7 @@ def resynthesise(way: Way, recordings: Reading, tell: Progress) -> tuple[Reading
 
 def _stream(way: Way, codes: Sequence[int]) -> _Hops:
     """Codes one by one through the streaming decoder, as generation gives them."""
-    stream = SpeechStream(way.pipeline.codec, way.voice, way.seed)
+    stream = way.pipeline.open_stream(way.voice, way.seed)
     sounds = [sound for code in codes for sound in stream.push([code])]
     sounds += [last for last in (stream.finish(),) if last is not None]
     return _Hops([sound.cpu().numpy().astype(np.float32) for sound in sounds])

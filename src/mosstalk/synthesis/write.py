@@ -210,11 +210,12 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     # torch keeps the low 32 bits of a seed alone.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     value = torch.randn(shape, generator=generator)
-    scale, offset = _scale(name)(shape)
+    scale, offset = scale_of(name)(shape)
     return value.mul_(scale).add_(offset)
 
 
-def _scale(name: str) -> Callable[[tuple[int, ...]], tuple[float, float]]:
+def scale_of(name: str) -> Callable[[tuple[int, ...]], tuple[float, float]]:
+    """Scale and offset of normal values for a tensor of that name, from its shape."""
     if name.endswith(".bias") or "pos_bias" in name:
         return lambda _: (0.02, 0.0)
     if name.endswith((".alpha", "norm.weight", "norm1.weight", "norm3.weight")):

@@ -1,0 +1,89 @@
+"""What a shorter memory and fewer Euler steps cost: errors of the mel, on speech."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mosstalk.bench.people import asset_recordings
+from mosstalk.bench.sentences import read_sentences
+from mosstalk.bench.tables import Table
+from mosstalk.bench.voices import TEACHER, read_aloud
+from mosstalk.codec.audio import Samples, resample
+from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, flow_context_curve, whole_reply
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.voices import Voice
+from mosstalk.errors import BenchError
+from mosstalk.units import INPUT_RATE, OUTPUT_RATE
+
+CONTEXTS_S = (0.4, 0.8, 1.2, 1.6, 2.0, 3.2, 4.8, 8.0)
+STEPS = (2, 3, 4, 5, 6, 8)
+_SENTENCES, _REPLIES = 4, 6
+"""Sentences of a reply, which is then some 11 s long, and replies."""
+
+
+def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dict[str, float]]]:
+    """Errors by context and by steps, as tables and as plain values."""
+    sounds, source = _speech()
+    replies = [_codes(codec, sound) for sound in sounds]
+    contexts = flow_context_curve(codec.flow, [(voice, codes) for codes in replies], CONTEXTS_S)
+    steps = _steps_curve(codec, voice, replies)
+    note = (
+        f"Relative error of the mel, its mean taken out, over {len(replies)} replies of "
+        f"{min(map(len, replies)) / 12.5:.1f} to {max(map(len, replies)) / 12.5:.1f} s: {source}."
+    )
+    tables = [
+        _table("Own history that a reply remembers, s", note, contexts),
+        _table("Euler steps", note, steps),
+    ]
+    values = {
+        "context_s": {f"{at:g}": float(np.mean(errors)) for at, errors in contexts.items()},
+        "steps": {f"{at:g}": float(np.mean(errors)) for at, errors in steps.items()},
+    }
+    return tables, values
+
+
+def _table(title: str, note: str, curve: dict[float, list[float]]) -> Table:
+    rows = tuple(
+        (f"{at:g}", f"{np.mean(errors):.3f}", f"{max(errors):.3f}") for at, errors in curve.items()
+    )
+    return Table(title, note, ("", "mean", "max"), rows)
+
+
+def _speech() -> tuple[list[Samples], str]:
+    """Sounds at 16 kHz and where they are from: festival's voice, or people's recordings."""
+    texts = read_sentences()[-_SENTENCES * _REPLIES :]
+    pieces = [texts[at : at + _SENTENCES] for at in range(0, len(texts), _SENTENCES)]
+    try:
+        reading = read_aloud(TEACHER, [" ".join(piece) for piece in pieces])
+    except BenchError:
+        people = asset_recordings()
+        return [resample(s, OUTPUT_RATE, INPUT_RATE) for s in people.sounds], people.name
+    return [resample(s, OUTPUT_RATE, INPUT_RATE) for s in reading.sounds], reading.name
+
+
+def _codes(codec: Codec, sound: Samples) -> list[int]:
+    return codec.tokenizer.encode(torch.from_numpy(sound))
+
+
+@torch.inference_mode()
+def _steps_curve(
+    codec: Codec, voice: Voice, replies: Sequence[list[int]]
+) -> dict[float, list[float]]:
+    """Against as many steps as the codec's config has, with everything kept."""
+
+    def mels(options: FlowOptions) -> list[torch.Tensor]:
+        batched = BatchedFlow(codec.flow, options)
+        return [whole_reply(batched, voice, codes) for codes in replies]
+
+    given = FlowOptions()
+    full = mels(given)
+    return {
+        float(steps): [
+            float((mel - truth).norm() / (truth - truth.mean()).norm())
+            for mel, truth in zip(mels(replace(given, steps=steps)), full, strict=True)
+        ]
+        for steps in STEPS
+        if steps < codec.flow.config.n_timesteps
+    }
