@@ -45,6 +45,7 @@ KERNELS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 TYPES = {"f": "*fp32", "h": "*fp16", "d": "*fp64", "l": "*i64", "i": "i32", "s": "fp32"}
 
 
+@pytest.mark.slow
 def test_what_is_claimed_of_the_kernels_holds_in_the_interpreter() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", ROOT / "tests" / "hift_kernel_claims.py"],

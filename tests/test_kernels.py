@@ -60,7 +60,8 @@ def kept(outcomes: list[ElementTree.Element]) -> None:
     assert {name: messages for name, messages in broken.items() if messages} == {}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_interpreted_kernel_equals_its_twin(
     kernel: str, interpreted: list[ElementTree.Element]
@@ -68,7 +69,8 @@ def test_an_interpreted_kernel_equals_its_twin(
     kept([one for one in interpreted if str(one.get("name")).startswith(f"test_{kernel}")])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_all_claims_are_kept(interpreted: list[ElementTree.Element]) -> None:
     kept(interpreted)
 
