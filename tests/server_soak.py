@@ -20,7 +20,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 from server_rig import BY_HAND, Server, Talker, question, sentence, serving, silence, typed
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 COMMIT, ANSWER = {"type": "input_audio_buffer.commit"}, {"type": "response.create"}
 PIECE_MS, PATIENCE_S = 100, 60.0
@@ -28,6 +28,7 @@ POOL = ("--kv-gib", "0.03")
 EXPECTED = {"response_cancel_not_active", "input_audio_buffer_commit_empty"}
 """Errors that come of doing two things at once, as people do."""
 USED = 'mosstalk_kv_blocks{state="used"}'
+_FULL, _COME_BACK_S = 503, 0.2
 _WARM_UP = 0.2
 """Share of the samples that the slope leaves out."""
 _DRAWS = 1000
@@ -110,6 +111,12 @@ async def _client(state: Soak, random: Random, end_s: float) -> None:
     while time.monotonic() < end_s:
         try:
             await _visit(state, random, end_s)
+        except InvalidStatus as refused:
+            # Full, while those who vanished are still being missed: come back a little later.
+            if refused.response.status_code != _FULL:
+                raise
+            state.done["refused"] += 1
+            await asyncio.sleep(_COME_BACK_S)
         except (ConnectionClosed, OSError) as error:
             state.errors.append(f"{type(error).__name__}: {error}")
 
