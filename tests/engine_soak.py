@@ -6,7 +6,6 @@ Prints resident memory and blocks every 500 requests and, at the end, the slope 
 
 import argparse
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from mosstalk.model.generate import Limits  # noqa: E402
 from mosstalk.model.sampling import SamplingOptions  # noqa: E402
 from mosstalk.model.tokenizer import TextTokenizer  # noqa: E402
 from mosstalk.script import Script  # noqa: E402
+from mosstalk.server.memory import resident_bytes  # noqa: E402
 
 EVERY = 500
 SCRIPTS = ["speech:3", "text:3", "text:1,speech:2"]
@@ -82,11 +82,6 @@ def report(engine: Engine, done: int) -> None:
         f"{pool.in_use:4} of {pool.size} blocks in use",
         flush=True,
     )
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def slope(samples: list[tuple[int, int]], after: int) -> float:

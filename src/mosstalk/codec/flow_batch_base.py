@@ -19,7 +19,6 @@ from mosstalk.codec.flow_batch_voices import (
     FlowOptions,
     VoiceShelf,
     alone_codes,
-    voice_digest,
 )
 from mosstalk.codec.flow_items import NOTHING, Item, in_blocks
 from mosstalk.codec.flow_pages import PageLayout, PagePool
@@ -105,7 +104,7 @@ class BlockFlow(ABC, Generic[Kept]):
 
     def open(self, voice: Voice) -> ReplyState[Kept]:
         """A reply's state; nothing is computed or held before its first hop."""
-        return ReplyState(voice, voice_digest(voice))
+        return ReplyState(voice, voice.digest)
 
     def prepare(self, voice: Voice) -> None:
         """Compute a voice's first blocks where they are not kept.
@@ -113,7 +112,7 @@ class BlockFlow(ABC, Generic[Kept]):
         Raises:
             CodecFullError: there is no room for them.
         """
-        digest = voice_digest(voice)
+        digest = voice.digest
         self.shelf.take(digest, lambda: self._compute(voice))
         self.shelf.give(digest)
 

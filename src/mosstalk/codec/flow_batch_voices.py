@@ -5,7 +5,6 @@ never dropped while a reply uses it.
 """
 
 import copy
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -116,13 +115,6 @@ def alone_codes(voice: Voice, config: FlowConfig) -> int:
     """How many of a voice's codes depend on the voice alone: whole blocks with their look-ahead."""
     spare = max(0, voice.codes.shape[0] - config.pre_lookahead_len)
     return spare // config.chunk_size * config.chunk_size
-
-
-def voice_digest(voice: Voice) -> bytes:
-    """Tells voices apart by content: the same file read twice is one voice."""
-    parts = (voice.codes, voice.mel, voice.embedding)
-    blocks = [part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts]
-    return hashlib.sha256(b"".join(blocks)).digest()
 
 
 Start = TypeVar("Start")

@@ -4,7 +4,6 @@ What a voice's first codes leave behind is the same for every reply in that voic
 computed once and shared; a stream goes on from it and never writes into it.
 """
 
-import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
@@ -72,7 +71,7 @@ class StreamingFlow:
     @torch.inference_mode()
     def voice(self, voice: Voice) -> VoiceStart:
         """Where replies in ``voice`` begin; computed when it is not one of the latest used."""
-        key = _digest(voice)
+        key = voice.digest
         with self._lock:
             found = self._voices.pop(key, None) or self._start(voice)
             self._voices[key] = found
@@ -155,13 +154,6 @@ def _stamp(flow: FlowDecoder) -> _Stamp:
         (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
         for weight in flow.parameters()
     ]
-
-
-def _digest(voice: Voice) -> bytes:
-    """Tells voices apart by content: the same file read twice is one voice."""
-    parts = (voice.codes, voice.mel, voice.embedding)
-    blocks = [part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts]
-    return hashlib.sha256(b"".join(blocks)).digest()
 
 
 class CachedFlowStream(FlowStream):
