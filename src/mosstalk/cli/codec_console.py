@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mosstalk.atomic import write_whole
 from mosstalk.bench.codec_speed import (
     MORE_PARTS,
     PARTS,
@@ -23,14 +24,13 @@ from mosstalk.codec.voices import Voice
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.default_models import chosen_codec
 from mosstalk.device import fit_threads, pick_device
-from mosstalk.documents import as_text, human_text_on_stderr, require_target, write_document
+from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import OptionError
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct import random_codec, random_voice
 from mosstalk.synthesis.sizes import NAMED
 
 FORMAT = "mosstalk-codec-1"
-_STANDARD_OUTPUT = "-"
 _VOICES_S = (7.0, 27.0)
 
 
@@ -64,10 +64,10 @@ def run_codec(
         OptionError: a part or a number that means nothing.
         BenchError: a run whose output was not right; no time is printed.
     """
-    for target in (json if json != _STANDARD_OUTPUT else None, html):
+    for target in (json if json != STANDARD_OUTPUT else None, html):
         if target:
             require_target(Path(target))
-    with human_text_on_stderr(json == _STANDARD_OUTPUT):
+    with human_text_on_stderr(json == STANDARD_OUTPUT):
         codec, voices, weights = _opened(request)
         asked = _asked(sound, loads, codec)
         with progress_bar() as tell:
@@ -153,11 +153,8 @@ def _write(found: CodecSpeed, json: str | None, html: Path | None) -> None:
         "memory_mb": found.memory,
         "curves": found.curves,
     }
-    if json == _STANDARD_OUTPUT:
-        print(as_text(document), end="")
-    elif json:
-        write_document(Path(json), document)
+    deliver(document, json)
     if html:
         label = f"{found.settings['device']}, weights: {found.settings['weights']}"
         page = tables_page("mosstalk codec", label, found.tables, (), found.settings)
-        html.write_text(page, encoding="utf-8")
+        write_whole(html, page.encode())

@@ -27,7 +27,7 @@ from mosstalk.bench.vad import (
 from mosstalk.bench.vad_clips import clip_of, sounds_of, sounds_without_speech, speakers
 from mosstalk.bench.voices import TEACHER, read_aloud
 from mosstalk.codec.audio import Samples
-from mosstalk.documents import as_text, human_text_on_stderr, require_target, write_document
+from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import progress_bar
 from mosstalk.tensors import Progress
@@ -35,7 +35,6 @@ from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
 
 FORMAT = "mosstalk-vad-1"
-_STANDARD_OUTPUT = "-"
 _KINDS = ("silero", "webrtc")
 _NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
@@ -60,19 +59,16 @@ def run_vad(kinds: Sequence[str], clips: int, calls: int, json: str | None) -> N
     Raises:
         DetectorError: a detector that was asked for, or every one, is not installed.
     """
-    if json and json != _STANDARD_OUTPUT:
+    if json and json != STANDARD_OUTPUT:
         require_target(Path(json))
-    with human_text_on_stderr(json == _STANDARD_OUTPUT):
+    with human_text_on_stderr(json == STANDARD_OUTPUT):
         results = _Results()
         detectors = [open_detector(kind) for kind in kinds] or _installed(results)
         with progress_bar() as tell:
             _measure(detectors, clips, calls, results, tell)
         _print(results)
     document: dict[str, Any] = {"format": FORMAT, **asdict(results)}
-    if json == _STANDARD_OUTPUT:
-        print(as_text(document), end="")
-    elif json:
-        write_document(Path(json), document)
+    deliver(document, json)
 
 
 def _installed(results: _Results) -> list[Detector]:
