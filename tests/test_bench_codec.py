@@ -7,10 +7,13 @@ import pytest
 import torch
 from conftest import Run, refused
 
+from mosstalk import Pipeline
 from mosstalk.bench.ceilings import measure_ceilings
 from mosstalk.bench.codec_hops import Crowd
-from mosstalk.bench.codec_pushes import sound_like_speech
+from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, timed_table
+from mosstalk.codec.features import WhisperBands
+from mosstalk.codec.live_tokenizer import LiveTokenizer
 from mosstalk.errors import BenchError
 
 SMALL = ("--random-weights", "tiny", "--hops", "3", "--replies", "1,2", "--rounds", "1")
@@ -29,7 +32,7 @@ def test_it_measures_hops_pushes_and_memory_of_random_weights(
     rows = [row for table in document["timed"].values() for row in table]
     assert {row["name"] for row in rows} >= {
         "1 x hop first", "1 x hop 2-3", "2 x hop 2-3", "1 x hop 2, recomputing",
-        "1 x 400 ms after 0 s", "2 x 400 ms after 15 s",
+        "1 x 400 ms after 0 s", "2 x 400 ms after 15 s", "2 x 400 ms after 15 s, one repairs",
     }  # fmt: skip
     for row in rows:
         assert row["valid"] == row["n"] > 0
@@ -91,6 +94,18 @@ def test_limits_are_measured_rates() -> None:
     assert "GB/s" in rates.describe()
 
 
-def test_the_sound_that_is_pushed_needs_no_repair_after_its_first_second() -> None:
-    sound = sound_like_speech(3.0, 1)
-    assert abs(sound[: 16_000 // 2]).max() == abs(sound).max()
+@pytest.mark.parametrize("seed", range(8))
+def test_after_its_first_second_no_frame_of_the_sound_is_louder(seed: int) -> None:
+    sound = torch.from_numpy(sound_like_speech(6.0, seed))
+    frames = sound.unfold(0, 400, 160)
+    bands = WhisperBands.of(128, torch.device("cpu"))
+    loudness = bands.logs(torch.fft.rfft(frames * bands.window).T).amax(0)
+    assert loudness[100:].max() < loudness[:100].max() - 0.5
+
+
+def test_pushes_are_timed_with_a_repair_or_without(pipeline: Pipeline) -> None:
+    live = LiveTokenizer(pipeline.codec.tokenizer)
+    plain, _ = measure_pushes(live, 2, 1.0, 3)
+    repairing = measure_repairing(live, 2, 1.0)
+    assert (plain.n, plain.wrong) == (3, ())
+    assert (repairing.n, repairing.wrong) == (5, ())

@@ -18,7 +18,7 @@ from torch import Tensor
 from mosstalk.codec import flow as flow_module
 from mosstalk.codec import flow_graph
 from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply, flow_context_curve
+from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply, flow_curve
 from mosstalk.codec.flow_batch_voices import with_steps
 from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.codec.voices import Voice
@@ -410,7 +410,8 @@ def test_a_context_that_holds_the_reply_changes_nothing_and_a_shorter_one_does(
     flow, replies = make_flow(FEW), [(make_voice(10), make_codes(28, n).tolist()) for n in (0, 1)]
     options = FlowOptions(paged=paged, pages=40, max_items=2)
 
-    curve = flow_context_curve(flow, replies, [0.4, 1.2, 4.0], options)
+    ways = {context_s: replace(options, context_s=context_s) for context_s in (0.4, 1.2, 4.0)}
+    curve = flow_curve(flow, replies, ways, options)
 
     assert list(curve) == [0.4, 1.2, 4.0]
     for short, longer, whole in zip(*curve.values(), strict=True):
@@ -422,10 +423,9 @@ def test_a_context_that_holds_the_reply_changes_nothing_and_a_shorter_one_does(
 def test_forgetting_leaves_the_noise_where_it_is(paged: bool) -> None:
     # Frames that see little of what came before are still close to those that see it all.
     flow, replies = make_flow(FEW), [(make_voice(10), make_codes(48).tolist())]
+    full = FlowOptions(paged=paged, pages=40, max_items=2)
 
-    curve = flow_context_curve(
-        flow, replies, [0.4], FlowOptions(paged=paged, pages=40, max_items=2)
-    )
+    curve = flow_curve(flow, replies, {0.4: replace(full, context_s=0.4)}, full)
 
     assert curve[0.4][0] < SMALL_PART
 

@@ -83,6 +83,19 @@ def test_resetting_one_row_leaves_the_others_bit_identical() -> None:
         assert torch.equal(calm, disturbed)
 
 
+def test_graphs_of_all_sizes_keep_less_than_200_mib_besides_their_pool() -> None:
+    vocoder = hift(full_size=True, dtype="float16")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    vocoder.warm()
+    torch.cuda.empty_cache()
+    taken = torch.cuda.memory_allocated() - before
+    figures = vocoder.figures()
+    print(f"{figures.graphs} graphs: {taken >> 20} MiB, {figures.graph_bytes >> 20} with the pool")
+    assert figures.graphs == 17
+    assert taken < 200 << 20
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.05), ("bfloat16", 0.2)])
 def test_16_bit_is_near_float32_at_full_size(dtype: str, bound: float) -> None:
     exact, rough = (torch.cat(run(hift(full_size=True, dtype=d), 2), 1) for d in ("float32", dtype))

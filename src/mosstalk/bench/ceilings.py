@@ -14,6 +14,17 @@ _RUNS = 5
 
 
 @dataclass(frozen=True)
+class Work:
+    """Bytes that must be moved at least once, and operations (a multiply-add is two)."""
+
+    moved_bytes: float
+    operations: float
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.moved_bytes + other.moved_bytes, self.operations + other.operations)
+
+
+@dataclass(frozen=True)
 class Ceilings:
     """Bytes a second of a large copy (read and written), and operations a second of a large
     matrix product of random values in ``dtype``; the best of a few runs each.

@@ -1,6 +1,5 @@
 """What a shorter memory and fewer Euler steps cost: errors of the mel, on speech."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.tables import Table
 from mosstalk.bench.voices import TEACHER, read_aloud
 from mosstalk.codec.audio import Samples, resample
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, flow_context_curve, whole_reply
+from mosstalk.codec.flow_batch import FlowOptions, flow_curve
 from mosstalk.codec.folder import Codec
 from mosstalk.codec.voices import Voice
 from mosstalk.errors import BenchError
@@ -27,8 +26,12 @@ def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dic
     """Errors by context and by steps, as tables and as plain values."""
     sounds, source = _speech()
     replies = [_codes(codec, sound) for sound in sounds]
-    contexts = flow_context_curve(codec.flow, [(voice, codes) for codes in replies], CONTEXTS_S)
-    steps = _steps_curve(codec, voice, replies)
+    spoken, full = [(voice, codes) for codes in replies], FlowOptions()
+    ways = {context_s: replace(full, context_s=context_s) for context_s in CONTEXTS_S}
+    contexts = flow_curve(codec.flow, spoken, ways, full)
+    fewer = [steps for steps in STEPS if steps < codec.flow.config.n_timesteps]
+    ways = {float(steps): replace(full, steps=steps) for steps in fewer}
+    steps = flow_curve(codec.flow, spoken, ways, full)
     note = (
         f"Relative error of the mel, its mean taken out, over {len(replies)} replies of "
         f"{min(map(len, replies)) / 12.5:.1f} to {max(map(len, replies)) / 12.5:.1f} s: {source}."
@@ -65,25 +68,3 @@ def _speech() -> tuple[list[Samples], str]:
 
 def _codes(codec: Codec, sound: Samples) -> list[int]:
     return codec.tokenizer.encode(torch.from_numpy(sound))
-
-
-@torch.inference_mode()
-def _steps_curve(
-    codec: Codec, voice: Voice, replies: Sequence[list[int]]
-) -> dict[float, list[float]]:
-    """Against as many steps as the codec's config has, with everything kept."""
-
-    def mels(options: FlowOptions) -> list[torch.Tensor]:
-        batched = BatchedFlow(codec.flow, options)
-        return [whole_reply(batched, voice, codes) for codes in replies]
-
-    given = FlowOptions()
-    full = mels(given)
-    return {
-        float(steps): [
-            float((mel - truth).norm() / (truth - truth.mean()).norm())
-            for mel, truth in zip(mels(replace(given, steps=steps)), full, strict=True)
-        ]
-        for steps in STEPS
-        if steps < codec.flow.config.n_timesteps
-    }

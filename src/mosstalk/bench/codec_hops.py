@@ -10,7 +10,7 @@ from mosstalk.bench.timed import Run, Timed, run_timed
 from mosstalk.codec.flow import RecomputingFlowStream
 from mosstalk.codec.folder import Codec
 from mosstalk.codec.hift_stream import HiftStream
-from mosstalk.codec.speech_decoder import HOPS_TOGETHER, Saying, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import Saying, SpeechDecoder, SpokenReply
 from mosstalk.codec.voices import Voice
 from mosstalk.tensors import Progress
 
@@ -92,11 +92,9 @@ def _walk(
 
 def _said(decoder: SpeechDecoder, sayings: Sequence[Saying]) -> list[Tensor]:
     """In runs of as many hops as a server makes at once."""
-    return [
-        sound
-        for start in range(0, len(sayings), HOPS_TOGETHER)
-        for sound in decoder.say(sayings[start : start + HOPS_TOGETHER])
-    ]
+    most = decoder.hops_at_once
+    runs = [sayings[start : start + most] for start in range(0, len(sayings), most)]
+    return [sound for run in runs for sound in decoder.say(run)]
 
 
 def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:

@@ -1,10 +1,9 @@
 """What a hop and a push of the codec must at least move and compute, from the models' sizes."""
 
-from dataclasses import dataclass
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from mosstalk.bench.ceilings import Work
 from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.folder import Codec
 from mosstalk.codec.hift import HiftVocoder
@@ -13,17 +12,6 @@ from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 
 _BRANCHES = 2
 _KEYS_AND_VALUES = 2
-
-
-@dataclass(frozen=True)
-class Work:
-    """Bytes that must be moved at least once, and operations (a multiply-add is two)."""
-
-    moved_bytes: float
-    operations: float
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.moved_bytes + other.moved_bytes, self.operations + other.operations)
 
 
 def hop_work(

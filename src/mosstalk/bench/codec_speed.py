@@ -11,7 +11,7 @@ from mosstalk.bench.ceilings import Ceilings, measure_ceilings
 from mosstalk.bench.codec_curves import curve_tables
 from mosstalk.bench.codec_hops import Crowd, measure_crowd, measure_recomputing
 from mosstalk.bench.codec_limits import hop_work, push_work
-from mosstalk.bench.codec_pushes import measure_pushes
+from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing
 from mosstalk.bench.live_codes import repair_tables, repairs_on_varied_speech
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
@@ -84,10 +84,11 @@ def measure_codec(
             hops = [hop for hop in (1, 2, 50, 250) if hop <= asked.hops]
             rows = measure_recomputing(codec, voice, hops)
             found.add(f"The same by decoding everything anew, {name}", rows, "In float32.")
-    decoder = _decoding(codec, voices, asked, ceilings, found, tell) if decodes else None
     if "curves" in asked.parts:
         tables, found.curves = curve_tables(codec, next(iter(voices.values())))
         found.tables += tables
+    # From here on the codec itself decodes no more: its float32 weights are given back.
+    decoder = _decoding(codec, voices, asked, ceilings, found, tell) if decodes else None
     if "repairs" in asked.parts:
         found.tables += _repairs(codec, asked)
     if "encode" in asked.parts:
@@ -107,7 +108,7 @@ def _besides(decoder: SpeechDecoder, live: LiveTokenizer) -> int:
     """Memory of weights, tables, rooms and graphs."""
     flow, vocoder = decoder.figures()
     kept = flow.pages * flow.page_bytes + vocoder.state_bytes
-    return _allocated(decoder.device) - kept - (live.pages.count + 1) * live.pages.page_bytes
+    return _held_bytes(decoder.device) - kept - (live.pages.count + 1) * live.pages.page_bytes
 
 
 def _decoding(
@@ -122,11 +123,11 @@ def _decoding(
     decoder.release_float32()
     _fixed_memory(decoder, found)
     tell("capturing graphs", 0, 1)
-    before, started = _allocated(codec.device), time.perf_counter()
+    before, started = _held_bytes(codec.device), time.perf_counter()
     decoder.warm()
     found.settings["warm-up"] = f"{time.perf_counter() - started:.1f} s"
     if codec.device.type == "cuda":
-        found.memory["graphs of flow and vocoder, MB"] = (_allocated(codec.device) - before) / _MB
+        found.memory["graphs of flow and vocoder, MB"] = (_held_bytes(codec.device) - before) / _MB
     if "decode" not in asked.parts:
         return decoder
     for name, voice in voices.items():
@@ -195,12 +196,17 @@ def _encoding(codec: Codec, asked: Asked, found: CodecSpeed, tell: Progress) -> 
             limit = ceilings.limit_ms(work.moved_bytes, work.operations)
             rows.append(replace(row, limit_ms=limit))
             found.memory["a second of live sound, MB"] = held["bytes_per_s"] / _MB
+        rows.append(measure_repairing(live, streams, 15.0))
     found.add("400 ms of live sound to codes", rows, "Of all streams; float32, offline codes.")
     return live
 
 
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+def _held_bytes(device: torch.device) -> int:
+    """Memory of a GPU that torch cannot give back: what tensors and graphs lie in."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
 
 
 def memory_table(memory: dict[str, float]) -> Table:

@@ -1,9 +1,5 @@
-"""Live codes of many clips: what a push takes, which repairs are needed, when and at what cost.
+"""Live codes of many clips: what a push takes, which repairs are needed, when and at what cost."""
 
-``python -m mosstalk.bench.live_codes [minutes]`` prints the repairs on varied speech.
-"""
-
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +10,8 @@ import torch
 
 from mosstalk.bench.live_corpus import CONDITIONS, Corpus, varied_speech
 from mosstalk.bench.tables import NONE, Table
-from mosstalk.codec.folder import load_codec
 from mosstalk.codec.live_codes import Change, LiveCodes
 from mosstalk.codec.live_tokenizer import LiveTokenizer, Sound
-from mosstalk.default_models import shipped_model
-from mosstalk.device import fit_threads, pick_device
-from mosstalk.errors import BenchError
 from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 
 
@@ -254,19 +246,3 @@ def _median(values: Sequence[float]) -> str:
 def repairs_on_varied_speech(live: LiveTokenizer, minutes: float = 30.0) -> RepairFigures:
     """The figures on so much speech; see ``varied_speech`` for what it is."""
     return measure_repairs(live, varied_speech(minutes))
-
-
-def main(minutes: float = 30.0) -> None:
-    """Print the tables for the codec that ships, on a CPU."""
-    shipped = shipped_model()
-    if shipped is None:
-        raise BenchError("no model comes with this package: there is nothing to measure")
-    device = pick_device("cpu")
-    codec = load_codec(shipped[1], device=device)
-    fit_threads(device, [codec.tokenizer])
-    figures = repairs_on_varied_speech(LiveTokenizer(codec.tokenizer), minutes)
-    print("\n\n".join(table.as_text() for table in repair_tables(figures)))
-
-
-if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))

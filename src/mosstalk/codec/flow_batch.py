@@ -3,8 +3,7 @@
 The batched form of ``flow_stream``: replies in any voices, at any hops, joining and leaving.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -29,7 +28,7 @@ __all__ = [
     "FlowFigures",
     "FlowOptions",
     "FlowReply",
-    "flow_context_curve",
+    "flow_curve",
     "whole_reply",
 ]
 
@@ -89,6 +88,11 @@ class BatchedFlow:
             raise OptionError("without pages a flow computes in float32")
         self.blocks: BlockFlow[Any] = (PagedFlow if paged else HostFlow)(self._flow, self.options)
         self._lock = RLock()
+
+    @property
+    def hops_at_once(self) -> int:
+        """How many replies' hops one call computes at the same time; more wait for one another."""
+        return self.blocks.hops_at_once
 
     def open(self, voice: Voice) -> FlowReply:
         """A new reply in ``voice``; it holds no memory before its first hop."""
@@ -164,31 +168,28 @@ class BatchedFlow:
 
 
 @torch.inference_mode()
-def flow_context_curve(
+def flow_curve(
     flow: FlowDecoder,
     replies: Sequence[tuple[Voice, Sequence[int]]],
-    contexts_s: Sequence[float],
-    options: FlowOptions | None = None,
+    ways: Mapping[float, FlowOptions],
+    full: FlowOptions,
 ) -> dict[float, list[float]]:
-    """What forgetting costs: for each context, each reply's relative error of the mel.
+    """What each of ``ways`` costs: each reply's relative error of the mel.
 
-    ||mel - full|| / ||full - its mean||, full being the mel with everything kept. All other
-    ``options`` are the same for both.
+    ||mel - truth|| / ||truth - its mean||, truth being the mel by the options ``full``.
     """
-    given = options or FlowOptions()
 
-    def mels(context_s: float | None) -> list[Tensor]:
-        batched = BatchedFlow(flow, replace(given, context_s=context_s))
+    def mels(options: FlowOptions) -> list[Tensor]:
+        batched = BatchedFlow(flow, options)
         return [whole_reply(batched, voice, codes) for voice, codes in replies]
 
-    full = mels(None)
-    norms = [float((mel - mel.mean()).norm()) for mel in full]
+    truths = mels(full)
     return {
-        context_s: [
-            float((mel - truth).norm()) / norm
-            for mel, truth, norm in zip(mels(context_s), full, norms, strict=True)
+        value: [
+            float((mel - truth).norm() / (truth - truth.mean()).norm())
+            for mel, truth in zip(mels(options), truths, strict=True)
         ]
-        for context_s in contexts_s
+        for value, options in ways.items()
     }
 
 

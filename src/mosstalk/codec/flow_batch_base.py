@@ -82,6 +82,11 @@ class BlockFlow(ABC, Generic[Kept]):
         self.pool = PagePool(options.page_count(self.layout))
         self.shelf: VoiceShelf[Start[Kept]] = VoiceShelf(options.voices, self._drop)
 
+    @property
+    @abstractmethod
+    def hops_at_once(self) -> int:
+        """How many replies' hops one call computes at the same time; more wait for one another."""
+
     @abstractmethod
     def figures(self) -> FlowFigures:
         """What is held now."""

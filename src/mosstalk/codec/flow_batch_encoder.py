@@ -4,6 +4,7 @@ Shapes: I items (blocks), T rows of each (codes, or frames after upsampling), C 
 heads, D distances. A row's distance to a key is counted over the rows that its reply keeps.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ _TILE = 512
 """Distances in one product. Products of other sizes round otherwise, and how many distances
 a pass covers depends on its longest reply: tiles of one size keep the others' bits."""
 
+_FEW = 8
+"""Items for whose scores of distances there is room twice."""
 _LEAST_KEYS = 128
 """What a program that shares an item's keys takes at least; in float32 it takes them slowly."""
 
@@ -74,10 +77,19 @@ class _Attention:
         """Scaled scores (I, H, T, D) of the distances; ``query`` (R, H d) has pos_bias_u added."""
         heads = (query.unflatten(1, (self.heads, -1)) + self.by_distance).transpose(0, 1)
         heads = (heads / math.sqrt(heads.shape[2])).contiguous()
-        scores = heads.new_empty(self.heads, heads.shape[1], tiles.shape[0] * _TILE)
-        for place, tile in zip(scores.split(_TILE, dim=2), tiles, strict=True):
-            torch.bmm(heads, tile, out=place)
-        return scores.unflatten(1, (items, -1)).transpose(0, 1).contiguous()
+        columns, rows = tiles.shape[0] * _TILE, heads.shape[1]
+        if items <= _FEW:
+            scores = heads.new_empty(self.heads, rows, columns)
+            for place, tile in zip(scores.split(_TILE, dim=2), tiles, strict=True):
+                torch.bmm(heads, tile, out=place)
+            return scores.unflatten(1, (items, -1)).transpose(0, 1).contiguous()
+        # Tile by tile: all of it twice would be the most that a pass holds.
+        found = heads.new_empty(items, self.heads, rows // items, columns)
+        scores = heads.new_empty(self.heads, rows, _TILE)
+        for place, tile in zip(found.split(_TILE, dim=3), tiles, strict=True):
+            torch.bmm(heads, tile, out=scores)
+            place.copy_(scores.unflatten(1, (items, -1)).transpose(0, 1))
+        return found
 
 
 class PagedBlocks:
@@ -99,6 +111,12 @@ class PagedBlocks:
     def table_bytes(self) -> int:
         """Memory of the projected distances."""
         return held_bytes(self._known)
+
+    def beside(self) -> "PagedBlocks":
+        """The same weights, tables and pages with a workspace of its own."""
+        other = copy.copy(self)
+        other._work = {}
+        return other
 
     def _distances(self, span: int) -> list[Tensor]:
         """Each layer's projected distances for replies of ``span`` pages."""
@@ -157,7 +175,7 @@ class PagedEncoder:
     def __init__(self, flow: FlowDecoder, store: PageStore) -> None:
         encoder, look = flow.encoder, flow.encoder.pre_lookahead_layer
         self._store, self._config = store, flow.config
-        self._embedding = flow.input_embedding.weight
+        self._embedding = flow.input_embedding.weight.detach()
         self._embed, self._up_embed = _Input(encoder.embed), _Input(encoder.up_embed)
         self._ahead, self._back, self._up = (
             packed(Conv.of(conv), torch.float32)
@@ -179,6 +197,12 @@ class PagedEncoder:
     def table_bytes(self) -> int:
         """Memory of the projected distances."""
         return self._codes.table_bytes + self._frames.table_bytes
+
+    def beside(self) -> "PagedEncoder":
+        """The same weights and pages with a workspace of its own, for passes at the same time."""
+        other = copy.copy(self)
+        other._codes, other._frames = self._codes.beside(), self._frames.beside()
+        return other
 
     def reserve(self, items: int, span: int) -> None:
         """Compute and allocate what passes of ``items`` over ``span`` pages need."""

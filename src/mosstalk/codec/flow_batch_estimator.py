@@ -4,6 +4,7 @@ Shapes: I items (blocks), F frames of each, R = 2 I F rows in the order (guidanc
 frame), C channels. Nothing here is allocated in a pass but what ``Rooms`` holds.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,6 +117,12 @@ class PagedEstimator:
     def weight_bytes(self) -> int:
         """Memory of the packed weights."""
         return held_bytes(self._weights)
+
+    def beside(self) -> "PagedEstimator":
+        """The same weights and pages with a workspace of its own, for passes at the same time."""
+        other = copy.copy(self)
+        other._work = {}
+        return other
 
     def reserve(self, items: int) -> None:
         """Allocate what a pass of ``items`` needs besides its rooms."""

@@ -51,6 +51,11 @@ class HostFlow(BlockFlow[HostKept]):
         self._encoder = HostEncoder(flow.encoder)
         self._estimator = HostEstimator(flow.decoder)
 
+    @property
+    def hops_at_once(self) -> int:
+        """As many as lie in a core's cache together."""
+        return _TOGETHER
+
     def warm(self, items: Sequence[int] | None, pages: Sequence[int]) -> None:
         """Nothing is to be made ready."""
 

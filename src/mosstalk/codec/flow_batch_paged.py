@@ -17,6 +17,7 @@ from mosstalk.codec.flow_batch_voices import (
 )
 from mosstalk.codec.flow_graph import SPEAKERS, FlowPass
 from mosstalk.codec.flow_items import Item
+from mosstalk.codec.flow_lanes import Lanes
 from mosstalk.codec.flow_pages import RETRY_AFTER_S, PageStore
 from mosstalk.codec.voices import Voice
 from mosstalk.errors import CodecFullError
@@ -29,7 +30,11 @@ class PagedFlow(BlockFlow[None]):
         super().__init__(flow, options)
         self._flow, self._most = flow, options.max_items
         store = PageStore(self.layout, self.pool.size + 1, self.device)
-        self._pass = FlowPass(flow, self.layout, store, self._most, graphs=options.graphs)
+        lanes = options.lane_count(self.device)
+        self._pass = FlowPass(
+            flow, self.layout, store, self._most, graphs=options.graphs, lanes=lanes
+        )
+        self._lanes = Lanes(self._pass, lanes, self.device)
         self._speakers = deque(range(1, SPEAKERS))
 
     def warm(self, items: Sequence[int] | None, pages: Sequence[int]) -> None:
@@ -42,6 +47,14 @@ class PagedFlow(BlockFlow[None]):
         self._pass.compile(passes)
         for count, span in passes:
             self._pass.warm(count, span)
+        if items is None:
+            for span in sorted(pages, reverse=True):
+                self._lanes.warm(span)
+
+    @property
+    def hops_at_once(self) -> int:
+        """Blocks of so many replies are computed at the same time."""
+        return self._lanes.count * self._most
 
     def figures(self) -> FlowFigures:
         """What is held now."""
@@ -52,8 +65,8 @@ class PagedFlow(BlockFlow[None]):
             mb_per_s=self.layout.bytes / 1e6 / seconds_per_page(self.config),
             voices=len(self.shelf),
             weight_bytes=self._pass.weight_bytes,
-            fixed_bytes=self._pass.fixed_bytes,
-            graphs=self._pass.graph_count,
+            fixed_bytes=self._pass.table_bytes + self._lanes.room_bytes,
+            graphs=self._lanes.graph_count,
         )
 
     def _compute(self, voice: Voice) -> Start[None]:
@@ -65,7 +78,7 @@ class PagedFlow(BlockFlow[None]):
         self._make_room(blocks)
         pages, speaker = self.pool.take(blocks), self._speakers.popleft()
         self._pass.speakers[speaker] = speaker_of(self._flow, voice)
-        self._decode(self._voice_items(voice, pages, speaker))
+        self._decode([self._voice_items(voice, pages, speaker)])
         mel = voice.mel.to(self.device, torch.float32)
         return Start(pages, voice.codes[alone:].tolist(), mel, speaker, None)
 
@@ -75,15 +88,45 @@ class PagedFlow(BlockFlow[None]):
 
     def _run(self, hops: Sequence[Hop[None]], fresh: list[int]) -> list[Tensor]:
         made = [list(self._items(hop, fresh)) for hop in hops]
-        blocks = iter(self._decode([item for items in made for item in items]))
+        blocks = iter(self._decode(made))
         each = ([next(blocks) for _ in items] for items in made)
         return [mels[0] if len(mels) == 1 else torch.cat(mels) for mels in each]
 
-    def _decode(self, items: list[Item]) -> list[Tensor]:
-        """Each item's mel (its frames, 80), in passes of at most ``max_items``."""
-        ratio, found = self.config.token_mel_ratio, list[Tensor]()
-        for first in range(0, len(items), self._most):
-            lot = items[first : first + self._most]
-            for item, mel in zip(lot, self._pass.run(lot).unbind(), strict=False):
-                found.append(mel[: len(item.codes) * ratio])
-        return found
+    def _decode(self, hops: list[list[Item]]) -> list[Tensor]:
+        """Each item's mel (its frames, 80), in passes of at most ``max_items``.
+
+        Hops know nothing of one another, so passes of whole hops may run at the same time.
+        """
+        items = [item for hop in hops for item in hop]
+        if not items:
+            return []
+        size = (len(items), self.layout.frames, self.config.mel_bins)
+        mels = torch.empty(size, device=self.device)
+        apart = self._lanes.count > 1 and max(map(len, hops)) <= self._most
+        lots = _whole_hops(hops, self._most) if apart else _one_after_another(items, self._most)
+        work, first = [], 0
+        for lot in lots:
+            work.append((lot, mels[first : first + len(lot)]))
+            first += len(lot)
+        if apart:
+            self._lanes.run(work)
+        else:
+            for lot, mel in work:
+                self._pass.run(lot, mel)
+        ratio = self.config.token_mel_ratio
+        return [mel[: len(item.codes) * ratio] for item, mel in zip(items, mels, strict=True)]
+
+
+def _one_after_another(items: list[Item], most: int) -> list[list[Item]]:
+    """Passes of at most ``most``, each of which may read what the one before it left."""
+    return [items[first : first + most] for first in range(0, len(items), most)]
+
+
+def _whole_hops(hops: list[list[Item]], most: int) -> list[list[Item]]:
+    """The same without a hop that is in two of them."""
+    lots: list[list[Item]] = [[]]
+    for hop in hops:
+        if len(lots[-1]) + len(hop) > most:
+            lots.append([])
+        lots[-1] += hop
+    return lots

@@ -21,6 +21,10 @@ from mosstalk.config import FlowConfig
 from mosstalk.errors import OptionError
 from mosstalk.units import CODES_PER_SECOND
 
+MEMORY_MIB = 8192
+"""Of a GPU, for voices and replies, unless something else is asked for."""
+_VOICES_S = 40.0
+_LANES = 4
 _MIB = 1 << 20
 
 
@@ -32,19 +36,23 @@ class FlowOptions:
     to whole blocks, the newest included; None keeps all and is exact. ``steps``: Euler steps,
     None as many as the flow's config says. ``dtype``: float32, or float16 or bfloat16 for the
     estimator's products, keys and values on a GPU. ``pages`` bounds the blocks kept of replies
-    and voices; None as many as ``memory_mib`` holds. ``graphs`` off runs kernel by kernel.
-    ``max_items`` bounds the blocks of a pass. ``voices`` are kept computed while nobody uses
-    them, the latest used ones. ``paged`` forces or forbids pages and kernels; None has them on
-    a GPU, where alone they are fast.
+    and voices; None as many as ``memory_mib`` holds, and where that is None too and a reply's
+    history is bounded, as many as ``replies`` at once and 40 s of voices need. ``graphs`` off runs
+    kernel by kernel. ``max_items`` bounds the blocks of a pass, ``lanes`` the passes at the same
+    time; None: as many as ``replies`` need, up to 4, on a GPU. ``voices`` are kept computed while
+    nobody uses them, the latest used ones. ``paged`` forces or forbids pages and kernels; None has
+    them on a GPU, where alone they are fast.
     """
 
     context_s: float | None = None
     steps: int | None = None
     dtype: torch.dtype = torch.float32
     pages: int | None = None
-    memory_mib: int = 8192
+    memory_mib: int | None = None
+    replies: int | None = None
     graphs: bool = True
     max_items: int = 32
+    lanes: int | None = None
     voices: int = 16
     paged: bool | None = None
 
@@ -53,6 +61,7 @@ class FlowOptions:
             raise OptionError(f"flow context must be above 0 seconds, not {self.context_s}")
         counts = {"steps": self.steps, "pages": self.pages, "memory_mib": self.memory_mib}
         counts |= {"max_items": self.max_items, "voices": self.voices}
+        counts |= {"replies": self.replies, "lanes": self.lanes}
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise OptionError(f"{name} must be at least 1, not {count}")
@@ -72,10 +81,24 @@ class FlowOptions:
         Raises:
             OptionError: ``memory_mib`` does not hold one.
         """
-        count = self.pages or self.memory_mib * _MIB // layout.bytes
+        if self.pages:
+            return self.pages
+        own = self.context_blocks(layout.config)
+        if self.replies and own and self.memory_mib is None:
+            voices = math.ceil(_VOICES_S / seconds_per_page(layout.config))
+            return self.replies * (own + 1) + voices
+        memory_mib = self.memory_mib or MEMORY_MIB
+        count = memory_mib * _MIB // layout.bytes
         if count < 1:
-            raise OptionError(f"memory_mib={self.memory_mib} is less than a page: {layout.bytes} B")
+            raise OptionError(f"memory_mib={memory_mib} is less than a page: {layout.bytes} B")
         return count
+
+    def lane_count(self, device: torch.device) -> int:
+        """How many passes may run at the same time."""
+        if self.lanes or device.type != "cuda":
+            return self.lanes or 1
+        needed = math.ceil(self.replies / self.max_items) if self.replies else _LANES
+        return min(_LANES, needed)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 F frames of an item, S pages that the longest item may see.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mosstalk.codec.flow_batch_estimator import PagedEstimator, Rooms
 from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_pages import PageLayout, PageStore
+from mosstalk.codec.graphs import DECODING, captured
 from mosstalk.kernels.launch import compiled_together, runs
 
 Rows = npt.NDArray[np.int32]
@@ -38,31 +40,87 @@ def buckets_for(most: int, dtype: torch.dtype) -> tuple[int, ...]:
     return (*(size for size in BUCKETS if size < most), most)
 
 
+class FlowTables:
+    """What passes take rows of: fixed noise, the voices' frames and their speakers.
+
+    Noise and frames end with room for what ``places`` items bring of their own.
+    """
+
+    def __init__(self, layout: PageLayout, places: int, device: torch.device) -> None:
+        bins, frames = layout.config.mel_bins, layout.frames
+        self.noise = torch.zeros(NOISE_FRAMES + places * frames, bins, device=device)
+        self.noise[:NOISE_FRAMES] = fixed_noise(NOISE_FRAMES, bins)[0].T.to(device)
+        # After a block of zeros, which most items read.
+        self.condition = torch.zeros((1 + places) * frames, bins, device=device)
+        self.speakers = torch.zeros(SPEAKERS, bins, device=device)
+        self._frames, self._device = frames, device
+
+    def stage(self, items: Sequence[Item], first: int, noise: Rows, condition: Rows) -> None:
+        """Put in places from ``first`` on noise past the first 300 s, and the voices' frames.
+
+        Notes in ``noise`` and ``condition`` (I,) which rows are the items' own.
+        """
+        for number, item in enumerate(items):
+            place = (first + number) * self._frames
+            if item.start + self._frames > NOISE_FRAMES:
+                noise[number] = NOISE_FRAMES + place
+                further = fixed_noise(self._frames, self.noise.shape[1], start=item.start)[0].T
+                self.noise[noise[number] :][: self._frames] = further.to(self._device)
+            if item.condition is not None:
+                condition[number] = self._frames + place
+                given = self.condition[condition[number] :][: self._frames]
+                given[: item.condition.shape[0]] = item.condition
+                given[item.condition.shape[0] :] = 0
+
+
 class FlowPass:
-    """Runs items through encoder and estimator; captured once a bucket and span with graphs."""
+    """Runs items through encoder and estimator; captured once a bucket and span with graphs.
+
+    Passes of one ``FlowPass`` follow one another; those of another ``lane`` may run meanwhile.
+    """
 
     def __init__(
-        self, flow: FlowDecoder, layout: PageLayout, store: PageStore, most: int, *, graphs: bool
+        self,
+        flow: FlowDecoder,
+        layout: PageLayout,
+        store: PageStore,
+        most: int,
+        *,
+        graphs: bool,
+        lanes: int = 1,
     ) -> None:
+        """Lane 0 of so many ``lanes``."""
         self._layout, self._config = layout, layout.config
         self._device = store.kv.device
         self._span = SMALLEST_SPANS[self._device.type]
         self._encoder = PagedEncoder(flow, store)
         self._estimator = PagedEstimator(flow.decoder, layout, store)
-        self._rooms = Rooms.allocate(layout, most, self._device)
+        self._tables = FlowTables(layout, lanes * most, self._device)
+        self.speakers = self._tables.speakers
         self.buckets = buckets_for(most, layout.dtype)
         self._graphs = graphs and self._device.type == "cuda"
+        self._frame = torch.arange(layout.frames, device=self._device)
+        self._clear(0)
+
+    def _clear(self, lane: int) -> None:
+        """Have rooms and graphs of its own."""
+        self._lane, most = lane, self.buckets[-1]
+        self._first = lane * most
+        self._rooms = Rooms.allocate(self._layout, most, self._device)
         self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._inputs: dict[tuple[int, int], PassInputs] = {}
         self._pool: Any = None  # torch's handle of the graphs' memory
-        self._side: torch.cuda.Stream | None = None
-        bins, frames = self._config.mel_bins, layout.frames
-        # After the fixed noise, and after a block of zeros, there is room for each item's own.
-        self._noise = torch.zeros(NOISE_FRAMES + most * frames, bins, device=self._device)
-        self._noise[:NOISE_FRAMES] = fixed_noise(NOISE_FRAMES, bins)[0].T.to(self._device)
-        self._condition = torch.zeros((1 + most) * frames, bins, device=self._device)
-        self.speakers = torch.zeros(SPEAKERS, bins, device=self._device)
-        self._frame = torch.arange(frames, device=self._device)
+
+    def beside(self, lane: int) -> "FlowPass":
+        """Lane number ``lane``: the same weights, pages and tables, all else its own.
+
+        It takes as many items as the largest bucket has at the cost of that.
+        """
+        other = copy.copy(self)
+        other.buckets = self.buckets[-1:]
+        other._encoder, other._estimator = self._encoder.beside(), self._estimator.beside()
+        other._clear(lane)
+        return other
 
     @property
     def graph_count(self) -> int:
@@ -75,18 +133,26 @@ class FlowPass:
         return self._estimator.weight_bytes + self._encoder.weight_bytes
 
     @property
-    def fixed_bytes(self) -> int:
-        """Memory of tables and rooms; what graphs hold besides is torch's to tell."""
-        parts = [self._noise, self._condition, self.speakers, *vars(self._rooms).values()]
-        return held_bytes(parts) + self._encoder.table_bytes
+    def table_bytes(self) -> int:
+        """Memory of tables that all lanes read."""
+        tables = self._tables
+        own = [tables.noise, tables.condition, tables.speakers]
+        return held_bytes(own) + self._encoder.table_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory of its rooms; what graphs hold besides is torch's to tell."""
+        return held_bytes(list(vars(self._rooms).values()))
 
     def warm(self, items: int, span: int) -> None:
         """Capture, or run once, a pass of up to ``items`` items that see up to ``span`` pages."""
-        self._launch(self._bucket(items), spans([span], self._span), [])
+        key = self._bucket(items), spans([span], self._span)
+        self._prepare(key)
+        self._launch(key, [])
 
     def compile(self, buckets: Sequence[tuple[int, int]]) -> None:
         """Compile what passes of so many items and pages run, all kernels at the same time."""
-        if self._device.type != "cuda" or not runs(self._noise):
+        if self._device.type != "cuda" or not runs(self._frame):
             return
         keys = [(self._bucket(items), spans([span], self._span)) for items, span in buckets]
         for key in keys:
@@ -95,13 +161,20 @@ class FlowPass:
             for key in keys:
                 self._compute(self._inputs_of(key))
 
-    def run(self, items: Sequence[Item]) -> Tensor:
-        """Mel (items, F, 80) of at most as many items as the largest bucket has."""
-        bucket = next(size for size in self.buckets if size >= len(items))
-        span = spans([len(item.pages) for item in items], self._span)
-        self._launch(bucket, span, items)
-        mel = self._rooms.given[: len(items) * self._layout.frames, : self._config.mel_bins]
-        return mel.unflatten(0, (len(items), -1)).clone()
+    def prepare(self, items: Sequence[Item]) -> None:
+        """Make what ``run`` of these needs, on the stream on which all memory is taken."""
+        self._prepare(self._key(items))
+
+    def run(self, items: Sequence[Item], mel: Tensor) -> None:
+        """Write ``mel`` (items, F, 80) of at most as many items as the largest bucket has."""
+        key = self._key(items)
+        self._prepare(key)
+        self._launch(key, items)
+        found = self._rooms.given[: len(items) * self._layout.frames, : self._config.mel_bins]
+        mel.copy_(found.unflatten(0, (len(items), -1)))
+
+    def _key(self, items: Sequence[Item]) -> tuple[int, int]:
+        return self._bucket(len(items)), spans([len(item.pages) for item in items], self._span)
 
     def _bucket(self, items: int) -> int:
         return next(size for size in self.buckets if size >= min(items, self.buckets[-1]))
@@ -115,64 +188,42 @@ class FlowPass:
         self._encoder.reserve(bucket, span)
         self._estimator.reserve(bucket)
 
-    def _launch(self, bucket: int, span: int, items: Sequence[Item]) -> None:
-        key = bucket, span
+    def _prepare(self, key: tuple[int, int]) -> None:
         inputs = self._inputs_of(key)
+        self._reserve(*key)
         if self._graphs and key not in self._captured:
             inputs.fill(descriptors([], inputs, self._config))
-            self._captured[key] = self._capture(lambda: self._compute(inputs), bucket, span)
+            self._captured[key] = self._capture(inputs)
+
+    def _launch(self, key: tuple[int, int], items: Sequence[Item]) -> None:
+        inputs = self._inputs[key]
         values = descriptors(items, inputs, self._config)
-        self._stage(items, values["noise"], values["condition"])
+        self._tables.stage(items, self._first, values["noise"], values["condition"])
         inputs.fill(values)
         if self._graphs:
             self._captured[key].replay()
         else:
             self._compute(inputs)
 
-    def _stage(self, items: Sequence[Item], noise: Rows, condition: Rows) -> None:
-        """Put in place what lies in no table: noise past the first 300 s, the voice's frames."""
-        frames, bins = self._layout.frames, self._config.mel_bins
-        for place, item in enumerate(items):
-            if item.start + frames > NOISE_FRAMES:
-                noise[place] = NOISE_FRAMES + place * frames
-                further = fixed_noise(frames, bins, start=item.start)[0].T
-                self._noise[noise[place] :][:frames] = further.to(self._device)
-            if item.condition is not None:
-                condition[place] = (1 + place) * frames
-                given = self._condition[condition[place] :][:frames]
-                given[: item.condition.shape[0]] = item.condition
-                given[item.condition.shape[0] :] = 0
-
     def _compute(self, inputs: PassInputs) -> None:
         """The whole pass; its mel lies in the first columns of the rooms' ``given``."""
         bins, rows = self._config.mel_bins, inputs.items * self._layout.frames
-        rooms = self._rooms.first(2 * rows)
+        rooms, tables = self._rooms.first(2 * rows), self._tables
         conditioned, free = rooms.given[:rows], rooms.given[rows:]
 
         def read(table: Tensor, first: Tensor) -> Tensor:
             return table[(first[:, None] + self._frame).flatten()]
 
-        noise = read(self._noise, inputs.noise)
-        speaker = self.speakers[inputs.speaker.long()].repeat_interleave(self._frame.shape[0], 0)
-        mu, condition = self._encoder(inputs), read(self._condition, inputs.condition)
+        noise = read(tables.noise, inputs.noise)
+        speaker = tables.speakers[inputs.speaker.long()].repeat_interleave(len(self._frame), 0)
+        mu, condition = self._encoder(inputs), read(tables.condition, inputs.condition)
         torch.cat([noise, mu, speaker, condition], dim=1, out=conditioned)
         free[:, :bins] = noise
         free[:, bins:] = 0
         self._estimator.integrate(rooms, inputs)
 
-    def _capture(self, compute: Callable[[], None], bucket: int, span: int) -> torch.cuda.CUDAGraph:
-        """A graph of ``compute``; all graphs share memory, since they run one after another."""
-        self._reserve(bucket, span)
-        # Once before, so that what is made at a first call is made.
-        self._side = side = self._side or torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            compute()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+    def _capture(self, inputs: PassInputs) -> torch.cuda.CUDAGraph:
+        """A graph of the pass; those of a lane share memory, since they follow one another."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
-        ):
-            compute()
-        return graph
+        use = f"{DECODING} {self._lane}" if self._lane else DECODING
+        return captured(lambda: self._compute(inputs), self._device, use, self._pool)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mosstalk.codec.graphs import DECODING, captured
 from mosstalk.codec.hift_batch_step import HiftStep
 
 _WARM_UPS = 3
@@ -62,19 +63,16 @@ class HiftGraphs:
         slots = torch.zeros(replies, dtype=torch.int64, device=self._device)
         bins = self._step.config.in_channels
         mel = torch.zeros(replies, bins, frames, device=self._device)
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with steady_convolutions(tune=self._tune):
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._step(slots, mel)
-            torch.cuda.current_stream(self._device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            capturing = torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local")
-            with torch.inference_mode(), capturing:
-                wave = self._step(slots, mel)
-        self._pool = self._pool or graph.pool()
-        self._captured[replies, frames] = _Captured(graph, slots, mel, wave)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        waves = list[Tensor]()
+
+        def compute() -> None:
+            waves[:] = [self._step(slots, mel)]
+
+        with steady_convolutions(tune=self._tune), torch.inference_mode():
+            graph = captured(compute, self._device, DECODING, self._pool, _WARM_UPS)
+        self._captured[replies, frames] = _Captured(graph, slots, mel, waves[0])
+        torch.cuda.empty_cache()
         self.graph_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
 
     @torch.inference_mode()

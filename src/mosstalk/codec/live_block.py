@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, floored
+from mosstalk.codec.graphs import LISTENING, captured
 from mosstalk.codec.live_encoder import Attention, LiveEncoder
 from mosstalk.codec.live_inputs import Named, NamedBuffer
 from mosstalk.codec.live_segment import FRAMES_BEFORE, Floats, LiveSegment
@@ -51,21 +52,6 @@ class Heard(NamedTuple):
     loudest: float
 
 
-class Room(NamedTuple):
-    """What graphs share: ``pool``, torch's handle of their memory, and where they are captured.
-
-    With a stream each, libraries would keep a workspace for each.
-    """
-
-    pool: Any
-    stream: torch.cuda.Stream
-
-    @classmethod
-    def on(cls, device: torch.device) -> "Room":
-        """A new one."""
-        return cls(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
-
-
 def block_rows(live: LiveEncoder) -> int:
     """Rows of a block."""
     return BLOCK_CODES * live.encoder.pool
@@ -79,9 +65,9 @@ class BlockStep:
     """
 
     def __init__(
-        self, live: LiveEncoder, items: int, *, room: Room | None = None, splits: int | None = None
+        self, live: LiveEncoder, items: int, *, pool: Any = None, splits: int | None = None
     ) -> None:
-        """``room`` is where the graph is captured; None: there is no graph.
+        """``pool`` is torch's handle of graphs' memory; None: there is no graph.
 
         ``splits`` programs share a stream's keys; None: as many as keep a device busy.
         """
@@ -109,7 +95,9 @@ class BlockStep:
         pinned = live.device.type == "cuda"
         sizes = (items, 2 * (BLOCK_CODES + self._frames))
         self._found = torch.empty(sizes, dtype=torch.int32, pin_memory=pinned)
-        self._graph = self._captured(room) if room else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if pool is not None:
+            self._graph = captured(self.compute, live.device, LISTENING, pool)
 
     def run(self, blocks: Sequence[Block]) -> list[Heard]:
         """Encode a block of each stream; its pages must cover what it needs of them.
@@ -166,19 +154,6 @@ class BlockStep:
             first = least - (CONV_STRIDE * block.start - 1)
             quietest.append(row[first + block.segment.frames : first + block.frames])
         return [Heard(*each) for each in zip(codes, leads, quietest, loudest, strict=True)]
-
-    def _captured(self, room: Room) -> torch.cuda.CUDAGraph:
-        """The step as a graph; a run first lets libraries prepare what they need."""
-        device, beside = self._live.device, room.stream
-        beside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(beside):
-            self.compute()
-        torch.cuda.current_stream(device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may be at work on the device meanwhile.
-        with torch.cuda.graph(graph, room.pool, beside, capture_error_mode="thread_local"):
-            self.compute()
-        return graph
 
     def _compute(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Codes, leads, least and largest values of frames: (n, 2 (5 + 2T + 1)) as int32."""
@@ -251,7 +226,7 @@ class Blocks:
 
     def __init__(self, live: LiveEncoder, *, graphs: bool) -> None:
         self._live = live
-        self._room = Room.on(live.device) if graphs else None
+        self._pool: Any = torch.cuda.graph_pool_handle() if graphs else None
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
 
@@ -272,7 +247,7 @@ class Blocks:
         """Make the steps for up to so many streams."""
         for items in _sizes(streams):
             self.step_for(items)
-        if self._room:
+        if self._pool is not None:
             # What ran before each capture has left its own memory behind.
             torch.cuda.empty_cache()
 
@@ -283,7 +258,7 @@ class Blocks:
             self._grown = self._live.pages.grown
         items = next(bucket for bucket in BUCKETS if bucket >= streams)
         if items not in self._steps:
-            self._steps[items] = BlockStep(self._live, items, room=self._room)
+            self._steps[items] = BlockStep(self._live, items, pool=self._pool)
         return self._steps[items]
 
 

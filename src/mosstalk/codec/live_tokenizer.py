@@ -23,7 +23,7 @@ from mosstalk.codec.live_pages import Pages
 from mosstalk.codec.live_segment import Floats, LiveSegment, floor_below
 from mosstalk.codec.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.errors import AudioError
-from mosstalk.kernels.halves import Precision
+from mosstalk.kernels.halves import Precision, takes
 from mosstalk.kernels.launch import compiled_together
 from mosstalk.units import INPUT_RATE
 
@@ -89,9 +89,9 @@ class LiveOptions:
     """How streams are computed; None leaves it to the device.
 
     ``together``: attention of all streams in one run, and blocks of up to 400 ms from samples to
-    codes without the host, rather than stream by stream with nothing padded; the former on a
-    GPU. ``graphs``: such blocks are captured as CUDA graphs; on a GPU. ``page_s``: seconds of
-    sound in a page; 1.28 on a GPU, else a whole segment. ``limit_s``: sound that all streams
+    codes without the host, rather than stream by stream with nothing padded; the former in float32
+    on a GPU. ``graphs``: such blocks are captured as CUDA graphs; there alone. ``page_s``: seconds
+    of sound in a page; 1.28 on a GPU, else a whole segment. ``limit_s``: sound that all streams
     together may hold, in whole pages; None: as much as the device has memory for. ``precision``:
     how a GPU multiplies float32; see ``kernels.halves``.
     """
@@ -123,8 +123,10 @@ class LiveTokenizer:
         self.tokenizer = tokenizer
         weight = tokenizer.encoder.codebook.weight
         self.on_gpu = on_gpu = weight.device.type == "cuda"
-        self._together = on_gpu if options.together is None else options.together
-        graphs = on_gpu if options.graphs is None else options.graphs
+        # In other precisions twins stand in for kernels; they look at items on the host.
+        kernels = on_gpu and takes(weight)
+        self._together = kernels if options.together is None else options.together
+        graphs = kernels and options.graphs is not False
         rows = self._page_rows(options, on_gpu=on_gpu)
         zeroed = on_gpu or self._together
         self.pages = Pages(tokenizer, rows, options.limit_s, zeroed=zeroed)
@@ -156,7 +158,8 @@ class LiveTokenizer:
             with compiled_together():
                 # No kernel runs in here: what is found means nothing.
                 self._try_others()
-                self._blocks.try_out(streams)
+                if self._together:
+                    self._blocks.try_out(streams)
             # Before graphs, which do not outlive a pool that has to grow.
             self._try_others()
         if self._together:

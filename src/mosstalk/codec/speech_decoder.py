@@ -4,7 +4,6 @@ The batched form of ``decoder.SpeechStream``: replies in any voices, at any hops
 leaving; a hop costs the same however long its reply has become.
 """
 
-import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,17 +24,7 @@ from mosstalk.codec.voices import Voice
 from mosstalk.device import pick_dtype
 from mosstalk.errors import CodecFullError, ConfigError
 
-HOPS_TOGETHER = 32
-"""Hops that a GPU computes in one run: more would keep the next one waiting."""
-
-
-_PAGES_PER_S = 2.5
-"""Blocks of 5 codes in a second."""
-_VOICE_PAGES = 100
-"""40 s of voices."""
 _PLACES = 256
-MEMORY_MIB = 8192
-"""Of a GPU, for voices and replies, unless something else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +49,13 @@ class DecoderOptions:
         """
         dtype = request.dtype or ("float16" if device.type == "cuda" else "float32")
         context_s = (CONTEXT_S if request.context_s is None else request.context_s) or None
-        pages = None
-        if replies and context_s and request.memory_mib is None:
-            pages = replies * (math.ceil(context_s * _PAGES_PER_S) + 1) + _VOICE_PAGES
         flow = FlowOptions(
             context_s=context_s,
             steps=request.steps,
             dtype=pick_dtype(dtype),
-            pages=pages,
-            memory_mib=request.memory_mib or MEMORY_MIB,
+            memory_mib=request.memory_mib,
+            replies=replies,
             graphs=request.graphs,
-            max_items=HOPS_TOGETHER,
         )
         hift = HiftOptions(dtype=dtype, graphs=request.graphs, replies=replies or _PLACES)
         return cls(flow, hift, request.vocoder_folder)
@@ -130,6 +115,11 @@ class SpeechDecoder:
         """A reply in ``voice`` before its first code; what is random in it depends on ``seed``."""
         return SpokenReply(self.flow.open(voice), seed)
 
+    @property
+    def hops_at_once(self) -> int:
+        """How many replies one ``say`` computes at the same time; more wait for one another."""
+        return self.flow.hops_at_once
+
     def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it.
 
@@ -175,14 +165,17 @@ class SpeechDecoder:
         """Do ahead of time what would make the first hops slow."""
         self.flow.warm()
         self.vocoder.warm()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def release_float32(self) -> None:
-        """Give back the estimator's float32 weights, where this computes with others.
+        """Give a GPU's memory of the codec's own weights back, where this computes with others.
 
-        The codec can then decode nothing offline.
+        What is used of them as it is stays. The codec can then decode nothing offline.
         """
         if self.device.type == "cuda" and self.flow.options.dtype != torch.float32:
-            self._codec.flow.decoder.to("cpu")
+            for part in (self._codec.flow.encoder, self._codec.flow.decoder, self._codec.vocoder):
+                part.to("cpu")
             torch.cuda.empty_cache()
 
     def figures(self) -> tuple[FlowFigures, VocoderFigures]:

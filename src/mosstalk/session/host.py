@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.folder import Codec
-from mosstalk.codec.speech_decoder import HOPS_TOGETHER, DecoderOptions, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.device import fit_threads
 from mosstalk.engine.core import EngineCore, EngineOptions
 from mosstalk.engine.engine import Engine
@@ -39,7 +39,8 @@ class HostOptions:
     """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
     asked for by name. ``decoder`` says how sound is made; ``in_turn`` lets either that or the
     engine compute, whoever's work is due first. ``hops_together`` bounds a run of the decoder:
-    None is 32 on a GPU, and 1 on a CPU, where a second hop would only make the first one wait.
+    None is what a GPU does at the same time, and 1 on a CPU, where a second hop would only make the
+    first one wait.
     """
 
     sessions: int = 64
@@ -187,8 +188,8 @@ class Host:
 
     def _mouth(self) -> Mouth:
         codec = self._pipeline.codec
-        most = HOPS_TOGETHER if codec.device.type == "cuda" else 1
         decoder = self._decoder or _decoder_of(codec, self.options)
+        most = decoder.hops_at_once if codec.device.type == "cuda" else 1
         return Mouth(decoder, self.options.hops_together or most, self._turnstile)
 
     async def warm_up(self) -> None:
