@@ -47,12 +47,12 @@ def flow_work(
 
 def vocoder_work(vocoder: HiftVocoder, dtype: torch.dtype, hops: int) -> Work:
     """HiFT on the kept frames and those of one block of 20, counted on one run."""
-    config, device = vocoder.config, vocoder.conv_pre.weight.device
-    frames = KEPT_FRAMES + 20
-    mel = torch.zeros(1, config.in_channels, frames, device=device)
-    source = torch.zeros(1, frames * config.samples_per_frame, device=device)
+    config, frames = vocoder.config, KEPT_FRAMES + 20
+    mel = torch.zeros(1, config.in_channels, frames)
+    source = torch.zeros(1, frames * config.samples_per_frame)
+    # Another of its sizes: this one may lie anywhere, and in parts.
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        vocoder(mel, source)
+        HiftVocoder(config)(mel, source)
     weights = sum(weight.numel() for weight in vocoder.parameters())
     return Work(weights * dtype.itemsize, hops * counter.get_total_flops())
 
