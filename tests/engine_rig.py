@@ -166,12 +166,16 @@ def engine_core(
     waiting: int = 256,
     deferral: bool = True,
     share: bool = True,
+    late: bool = True,
+    invariant: bool = False,
 ) -> EngineCore:
     """An engine whose new blocks are NaN."""
     limits = SchedulerLimits(step_rows, slots, waiting)
-    return EngineCore(
-        model, ids, EngineOptions(blocks, block_rows, limits, deferral, share, poison=True)
-    )
+    options = EngineOptions(
+        blocks, block_rows, limits, deferral, share,
+        poison=True, late=late, batch_invariant=invariant,
+    )  # fmt: skip
+    return EngineCore(model, ids, options)
 
 
 def play(core: EngineCore, tasks: Iterable[Task], seed: int = 0) -> list[Request]:

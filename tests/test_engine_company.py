@@ -25,7 +25,7 @@ from engine_rig import (
 
 from mosstalk.conversation import FinishReason, Row
 from mosstalk.engine.core import Ask, EngineCore
-from mosstalk.errors import PoisonedError
+from mosstalk.errors import OptionError, PoisonedError
 from mosstalk.model.generate import Limits
 from mosstalk.model.network import LanguageModel
 
@@ -38,9 +38,9 @@ def sampled_task(seed: int) -> Task:
     return Task(rows, Ask(replace(HOT, seed=seed), Limits(40), whole_rows=True))
 
 
-def sick_model(device: str = "cpu") -> LanguageModel:
+def sick_model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> LanguageModel:
     """Reading id 24 gives NaN; nothing draws it but a task that begins with it."""
-    model = wild_model(device)
+    model = wild_model(device, dtype)
     with torch.no_grad():
         model.model.embed_tokens.weight[SICK] = float("nan")
         # Drawing it must not happen by itself: its logit would have to be the largest.
@@ -94,6 +94,28 @@ def test_beside_a_poisoned_one_the_others_rows_are_identical(
             continue
         require_same(request, reference(truth, task))
     require_idle(core)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_batch_invariant_rows_in_16_bit_are_identical_in_any_company(dtype: torch.dtype) -> None:
+    model, one = sick_model("cuda", dtype), clean(sampled_task(5))
+    by_itself = alone(engine_core(model, invariant=True), one)
+    core = engine_core(model, slots=64, step_rows=48, invariant=True)
+    others = [clean(task) for task in random_tasks(13, 62)]
+    found = play(core, [*others[:31], poisoned_at(3), one, *others[31:]])
+    assert len(found) == 64
+    assert isinstance(found[31].error, PoisonedError)
+    assert found[32].error is None
+    assert len(found[32].reply.rows) > 8
+    assert found[32].reply.rows == by_itself.reply.rows
+    require_idle(core)
+
+
+def test_batch_invariance_where_no_kernels_run_is_refused_in_16_bit() -> None:
+    with pytest.raises(OptionError, match=r"--batch-invariant in torch.bfloat16 needs .* kernels"):
+        engine_core(wild_model(dtype=torch.bfloat16), invariant=True)
+    assert engine_core(wild_model(), invariant=True).batch_invariant
 
 
 def findable(core: EngineCore, rows: list[Row]) -> int:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mosstalk.engine.core import Ask, EngineOptions
 from mosstalk.engine.inputs import Inputs, Spec
-from mosstalk.engine.runner import Runner
+from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
 from mosstalk.engine.scheduler import SchedulerLimits, Work
+from mosstalk.engine.staging import Staging
 from mosstalk.errors import EngineInputError, OptionError
 from mosstalk.model.sampling import SamplingOptions, warp
 
@@ -67,29 +68,30 @@ def test_what_is_of_another_step_is_refused(step: int) -> None:
         Inputs(7, good()).check(SPECS, step, CPU)
 
 
-class Stale(Runner):
-    """A runner whose inputs were made a step ago."""
+class Stale(PlainLayers):
+    """Layers whose inputs were made a step ago."""
 
-    def _check(self, inputs: Inputs, *others: object) -> None:
-        super()._check(Inputs(inputs.step - 1, inputs.tensors), *others)  # type: ignore[arg-type]
+    def _check(self, step: int, inputs: Inputs, *others: object) -> None:
+        super()._check(step, Inputs(step - 1, inputs.tensors), *others)  # type: ignore[arg-type]
 
 
 def test_a_step_refuses_before_anything_is_computed() -> None:
     core = engine_core(wild_model())
     sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
     assert sequence.make_room(2)
-    with pytest.raises(ValueError, match="expected sequence of length"):
+    with pytest.raises(ValueError, match="inhomogeneous shape"):
         core.runner.step([Work(sequence, None, 0, 2, False)])
     sequence.rows[:] = [(1.5, SILENT), (2, SILENT)]  # type: ignore[list-item]
-    with pytest.raises(EngineInputError, match=r"'rows' is torch\.float32"):
+    with pytest.raises(EngineInputError, match=r"'rows' is torch\.float64"):
         core.runner.step([Work(sequence, None, 0, 2, False)])
     sequence.rows[:] = [(1, SILENT, 2), (2, SILENT, 3)]  # type: ignore[list-item]
     with pytest.raises(EngineInputError, match=r"'rows' has the shape \(2, 3\), must be \(2, 2\)"):
         core.runner.step([Work(sequence, None, 0, 2, False)])
     assert sequence.read == [0, 0, 0]
-    core.runner = Stale(core.model, IDS, core.pool, 4)
+    runner = core.runner
+    runner.layers = Stale(core.model, runner.store, runner.layers.latest)
     sequence.rows[:] = [(1, SILENT), (2, SILENT)]
-    with pytest.raises(EngineInputError, match="of step 0, this is step 1"):
+    with pytest.raises(EngineInputError, match=r"of step \d+, this is step \d+"):
         core.runner.step([Work(sequence, None, 0, 2, False)])
     assert not core.runner.store.hidden.any()
 
@@ -152,7 +154,8 @@ def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
     core = engine_core(wild_model())
     request = core.submit(core.open([(1, SILENT)]), Ask(SamplingOptions(top_p=0.95)))
     core.scheduler.plan()
-    made = draw_inputs([Draw(request, 1, request.rule)], 0, IDS, 1, CPU)
+    draws = [Draw(request, 1, request.rule, 1, request.mode)]
+    made = draw_inputs(draws, 0, IDS, 1, Staging(CPU))
     once, twice = torch.tensor(1 - 0.95), 1 - torch.tensor(0.95)
     assert once != twice
     assert made["tail"].item() == once

@@ -35,6 +35,7 @@ from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.sizing import free_bytes, largest_step, sized
+from mosstalk.engine.staging import Staging
 from mosstalk.engine.store import KVStore, blocks_that_fit, bytes_per_row
 from mosstalk.errors import DeviceError
 from mosstalk.model.generate import Limits
@@ -148,7 +149,7 @@ def stretches(lengths: Iterable[int]) -> list[Stretch]:
 def test_no_attention_reads_more_places_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "MOST_PLACES", 60)
     lengths = [3, 50, 7, 29, 1, 29, 70, 2, 2, 2]
-    laid = Packed.of(stretches(lengths), CPU)
+    laid = Packed.of(stretches(lengths), Staging(CPU))
     assert sorted(int(row) for single in laid.singles for row in single.rows) == list(range(10))
     for single in laid.singles:
         assert single.contexts.numel() <= 60 or len(single.rows) == 1

@@ -37,8 +37,16 @@ from mosstalk.verify.case import Case, read_case
 from mosstalk.verify.language_model import special_ids
 
 CASES = sorted(path.parent for path in GOLDENS.glob("lm-*/case.json"))
-SWITCHES = [(deferral, share) for deferral in (True, False) for share in (True, False)]
-switches = pytest.mark.parametrize(("deferral", "share"), SWITCHES)
+SWITCHES = {
+    "all": (True, True, True),
+    "not late": (True, True, False),
+    "not shared": (True, False, True),
+    "not deferred": (False, True, False),
+    "none": (False, False, False),
+}
+switches = pytest.mark.parametrize(
+    ("deferral", "share", "late"), SWITCHES.values(), ids=SWITCHES.keys()
+)
 
 
 def golden(folder: Path, device: str) -> tuple[Case, LanguageModel, SpecialIds]:
@@ -65,12 +73,12 @@ def golden_reply(case: Case, run: dict[str, Any]) -> Reply:
 @switches
 @pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
 def test_golden_rows_alone_and_all_mixed(
-    folder: Path, device: str, deferral: bool, share: bool
+    folder: Path, device: str, deferral: bool, share: bool, late: bool
 ) -> None:
     case, model, ids = golden(folder, device)
     runs = case.get("runs")
     tasks = [golden_task(case, run) for run in runs]
-    core = engine_core(model, ids=ids, deferral=deferral, share=share, step_rows=40)
+    core = engine_core(model, ids=ids, deferral=deferral, share=share, late=late, step_rows=40)
     found = [alone(core, task) for task in tasks] + play(core, tasks, seed=1)
     for request, run in zip(found, runs * 2, strict=True):
         require_same(request, golden_reply(case, run), ids)
@@ -79,9 +87,11 @@ def test_golden_rows_alone_and_all_mixed(
 
 @on_every_device
 @switches
-def test_prompts_kept_aside_mixed_in_one_batch(device: str, deferral: bool, share: bool) -> None:
+def test_prompts_kept_aside_mixed_in_one_batch(
+    device: str, deferral: bool, share: bool, late: bool
+) -> None:
     truth, tasks = wild_model(), random_tasks(seed=7, count=24)
-    core = engine_core(wild_model(device), deferral=deferral, share=share)
+    core = engine_core(wild_model(device), deferral=deferral, share=share, late=late)
     for request, task in zip(play(core, tasks, seed=2), tasks, strict=True):
         require_same(request, reference(truth, task))
     require_idle(core)
@@ -91,7 +101,7 @@ def test_prompts_kept_aside_mixed_in_one_batch(device: str, deferral: bool, shar
 @pytest.mark.parametrize("block_rows", [1, 3, 16])
 @pytest.mark.parametrize("step_rows", [1, 7])
 def test_any_size_of_block_and_step(
-    block_rows: int, step_rows: int, deferral: bool, share: bool
+    block_rows: int, step_rows: int, deferral: bool, share: bool, late: bool
 ) -> None:
     model, tasks = wild_model(seed=1), random_tasks(seed=block_rows, count=7)
     core = engine_core(
@@ -101,6 +111,7 @@ def test_any_size_of_block_and_step(
         blocks=1600 // block_rows,
         deferral=deferral,
         share=share,
+        late=late,
     )
     for request, task in zip(play(core, tasks, seed=3), tasks, strict=True):
         require_same(request, reference(model, task))
@@ -109,7 +120,9 @@ def test_any_size_of_block_and_step(
 
 @on_every_device
 @switches
-def test_a_mode_switch_at_every_step_of_a_batch(device: str, deferral: bool, share: bool) -> None:
+def test_a_mode_switch_at_every_step_of_a_batch(
+    device: str, deferral: bool, share: bool, late: bool
+) -> None:
     truth, random = wild_model(), Random(0)
     asks = [
         Ask(options, Limits(100), Flapping(steps=steps), whole_rows=steps % 2 == 0)
@@ -117,7 +130,7 @@ def test_a_mode_switch_at_every_step_of_a_batch(device: str, deferral: bool, sha
         for steps in range(15, 21)
     ]
     tasks = [Task(random_rows(random, random.randint(1, 30)), ask) for ask in asks]
-    core = engine_core(wild_model(device), deferral=deferral, share=share)
+    core = engine_core(wild_model(device), deferral=deferral, share=share, late=late)
     for request, task in zip(play(core, tasks), tasks, strict=True):
         expected = reference(truth, task)
         switching = [a is not b for a, b in zip(expected.modes, expected.modes[1:], strict=False)]
@@ -147,8 +160,9 @@ def test_a_context_that_ends_gives_the_references_length() -> None:
         assert len(request.reply.rows) <= limit - len(task.rows)
 
 
-def test_long_prompts_are_read_in_chunks_while_others_go_on_speaking() -> None:
-    core = engine_core(wild_model(), step_rows=8)
+@pytest.mark.parametrize("late", [True, False])
+def test_long_prompts_are_read_in_chunks_while_others_go_on_speaking(late: bool) -> None:
+    core = engine_core(wild_model(), step_rows=8, late=late)
     speaking = core.submit(core.open([(SOSP, SILENT)]), speech_ask(60))
     core.step()
     long = core.submit(core.open(random_rows(Random(1), 90)), speech_ask(2))
@@ -158,7 +172,7 @@ def test_long_prompts_are_read_in_chunks_while_others_go_on_speaking() -> None:
         core.step()
         steps += 1
         assert len(speaking.reply.rows) == before + 1
-    assert steps == -(-90 // 7)
+    assert steps == -(-90 // 7) + late  # one step was on the device when it was asked
 
 
 def speech_ask(codes: int) -> Ask:

@@ -152,7 +152,7 @@ def test_a_truncated_reply_is_a_fresh_prompt_of_what_was_heard(
 
 
 def test_a_truncated_reply_leaves_nothing_in_the_penalty() -> None:
-    core = engine_core(wild_model())
+    core = engine_core(wild_model(), late=False)
     talk = new_talk(core)
     request = replied(core, talk, Ask(HOT, Limits(40), Script.parse("speech:30")))
     talk.close_reply(request, 80.0)

@@ -10,7 +10,7 @@ from random import Random
 from engine_rig import IDS, PAD, SILENT, SOSP
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mosstalk.conversation import Row
 from mosstalk.engine.blocks import BlockPool, embedded_id
@@ -27,11 +27,25 @@ ROWS = st.lists(st.sampled_from([(1, SILENT), (PAD, 4), (SOSP, SILENT)]), min_si
 STEM = [(1, SILENT), (2, SILENT), (PAD, 3)] * 3
 
 
-class Driver:
-    """Does what the runner and the core do, but for arithmetic."""
+Drawn = list[tuple[Request, int, Row]]
+"""Of each draw its request, the place of the row in the sequence, and the row."""
 
-    def __init__(self, seed: int, limits: SchedulerLimits = LIMITS, blocks: int = BLOCKS) -> None:
+
+class Driver:
+    """Does what the runner and the core do, but for arithmetic; with late steps, if so asked."""
+
+    def __init__(
+        self,
+        seed: int,
+        limits: SchedulerLimits = LIMITS,
+        blocks: int = BLOCKS,
+        *,
+        late: bool = False,
+    ) -> None:
         self.random = Random(seed)
+        self.late = late
+        self.flight: Drawn | None = None
+        self.unseen: dict[int, list[Row]] = {}
         self.pool = BlockPool(blocks, BLOCK_ROWS)
         self.scheduler = Scheduler(self.pool, limits)
         self.written: list[dict[int, tuple[int, ...]]] = [{}, {}, {}]
@@ -55,15 +69,31 @@ class Driver:
 
     def step(self) -> list[Request]:
         before = list(self.scheduler.running)
-        works = self.scheduler.plan()
+        flight = self.launch(self.scheduler.plan()) if self.flight is None else self.flight
         self.preemptions += sum(request.state is State.WAITING for request in before)
+        works = self.scheduler.plan_late() if self.late else None
+        self.flight = None if works is None else self.launch(works)
+        assert works is None or all(r.state is not State.WAITING for r, _, _ in flight)
+        return [self.drawn(*each) for each in flight if each[0].state is State.RUNNING]
+
+    def launch(self, works: list[Work]) -> Drawn:
+        """Read and draw; what was drawn is known to the device alone."""
         require_no_inversion(self.scheduler.running, works)
         planned = sum(work.count for work in works)
         ahead = self.scheduler.read_ahead(self.scheduler.limits.step_rows - planned)
         assert planned + sum(work.count for work in ahead) <= self.scheduler.limits.step_rows
         for work in works + ahead + self.scheduler.lagging()[:1]:
             self.read(work)
-        return [self.drawn(work.request) for work in works if work.draws and work.request]
+        drawn: Drawn = []
+        for work in works:
+            if work.draws and work.request:
+                stops = self.random.random() < self.stops
+                text = IDS.im_end if stops else self.random.choice([1, 2, PAD, SOSP])
+                row = (text, self.random.choice([SILENT, 3, IDS.eosp]))
+                drawn.append((work.request, work.start + work.count, row))
+                self.unseen.setdefault(id(work.sequence), []).append(row)
+                work.sequence.pending += 1
+        return drawn
 
     def read(self, work: Work) -> None:
         """Advance the trunk, and the modality block that the next draw needs."""
@@ -73,11 +103,12 @@ class Driver:
         for part in (Part.TEXT, Part.AUDIO):
             if chosen in (None, part) or self.random.random() < 0.3:
                 self.advance(sequence, part, end)
-        if work.draws or not work.count:
-            sequence.publish()
+        if not work.count:
+            sequence.publish(end)
 
     def advance(self, sequence: Sequence, part: Part, end: int) -> None:
-        beginning = tuple(embedded_id(row, PAD) for row in sequence.rows[:end])
+        rows = sequence.rows + self.unseen.get(id(sequence), [])
+        beginning = tuple(embedded_id(row, PAD) for row in rows[:end])
         for row in range(end):
             block, inside = divmod(row, BLOCK_ROWS)
             place = sequence.table[block] * BLOCK_ROWS + inside
@@ -87,10 +118,12 @@ class Driver:
             assert self.written[part].get(place) == beginning[: row + 1], "another's row is read"
         sequence.advance(part, end)
 
-    def drawn(self, request: Request) -> Request:
-        stops = self.random.random() < self.stops
-        text = IDS.im_end if stops else self.random.choice([1, 2, PAD, SOSP])
-        request.add((text, self.random.choice([SILENT, 3, IDS.eosp])))
+    def drawn(self, request: Request, place: int, row: Row) -> Request:
+        assert place == len(request.sequence.rows)
+        self.unseen[id(request.sequence)].remove(row)
+        request.sequence.pending -= 1
+        request.sequence.publish(place)
+        request.add(row)
         request.turn_mode()
         if request.ended:
             self.end(request)
@@ -98,6 +131,8 @@ class Driver:
 
     def end(self, request: Request) -> None:
         request.finish()
+        request.sequence.abandon()
+        self.unseen.pop(id(request.sequence), None)
         self.scheduler.done(request)
 
     def close(self, sequence: Sequence) -> None:
@@ -115,6 +150,8 @@ def require_no_inversion(running: list[Request], works: list[Work]) -> None:
     """No reply is passed over while a later one of its kind gets rows or blocks."""
     given = {work.request: work.count for work in works}
     for first in running:
+        if first.closing:
+            continue
         wanted = first.sequence.unread
         for later in running:
             same_kind = (wanted == 1) == (later.sequence.unread == 1)
@@ -128,6 +165,10 @@ class Trace(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.driver = Driver(0)
+
+    @initialize(late=st.booleans())
+    def begin(self, late: bool) -> None:
+        self.driver.late = late
 
     @rule(seed=st.integers(0, 9))
     def other_draws(self, seed: int) -> None:

@@ -71,7 +71,7 @@ def test_every_kind_of_row_in_one_batch_equals_each_alone() -> None:
 
 
 def test_a_reply_in_text_leaves_its_audio_draws_and_the_audio_block_alone() -> None:
-    core = engine_core(wild_model(), share=False)
+    core = engine_core(wild_model(), share=False, late=False)
     sequence = core.open(TEXT_PROMPT)
     request = core.submit(sequence, task(((3, N), (4, N), (5, N)), greedy=True).ask)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_reply_in_text_leaves_its_audio_draws_and_the_audio_block_alone() -> N
 
 
 def test_a_reply_in_speech_leaves_the_text_block_alone_until_its_end() -> None:
-    core = engine_core(wild_model(), share=False)
+    core = engine_core(wild_model(), share=False, late=False)
     sequence = core.open([*TEXT_PROMPT, (SOSP, SILENT)])
     ask = Ask(GREEDY, Limits(8), Forced(rows=((N, 1), (N, 2), (N, EOSP), (6, N))))
     core.submit(sequence, ask)

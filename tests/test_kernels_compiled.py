@@ -27,6 +27,9 @@ TYPES = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
 }
 ITEMS = {torch.float16: 1, torch.bfloat16: 32, torch.float32: 2}
 """In 16 bit one precision for few rows, one for many; float32 divides both alike."""

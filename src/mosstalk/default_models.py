@@ -103,6 +103,17 @@ def chosen_codec(codec: Path | None) -> Path:
     return _named(codec)[1] if _is_name(codec) else codec
 
 
+def chosen_language_model(model: Path | None) -> Path:
+    """The folder that ``--model`` alone stands for: as given, by name, or the default's.
+
+    Raises:
+        CheckpointError: the pocket model was asked for and is not there.
+    """
+    if model is None:
+        return default_model()[0]
+    return _named(model)[0] if _is_name(model) else model
+
+
 def _is_name(path: Path) -> bool:
     return str(path) in NAMES and not path.exists()
 

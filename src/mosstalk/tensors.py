@@ -19,7 +19,13 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done and how much there is."""
 
 _NAMED_IN_MESSAGE = 3
-_DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPE_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+}
 
 
 @dataclass(frozen=True)
@@ -185,12 +191,14 @@ def fill(
     where: str,
     device: torch.device,
     dtype: torch.dtype,
+    own: Mapping[str, torch.dtype] | None = None,
     unused: Callable[[str], bool] = lambda _: False,
     progress: Progress | None = None,
 ) -> None:
     """Give a module made on the meta device its weights, each tensor of ``store`` once.
 
-    Names for which ``unused`` is true may be present and are left alone.
+    All become ``dtype`` but those for which ``own`` has another. Names for which ``unused`` is
+    true may be present and are left alone.
 
     Raises:
         CheckpointError: missing, unexpected or misshapen tensors (by name), NaN or
@@ -202,7 +210,7 @@ def fill(
     for done, name in enumerate(expected):
         if progress:
             progress(f"loading {where}", done, len(expected))
-        loaded[name] = _read(name, store[name], device, dtype)
+        loaded[name] = _read(name, store[name], device, (own or {}).get(name, dtype))
     module.load_state_dict(loaded, strict=True, assign=True)
     module.requires_grad_(False)
     module.eval()
@@ -247,14 +255,21 @@ def _read(name: str, stored: StoredTensor, device: torch.device, dtype: torch.dt
     if not value.is_floating_point():
         raise CheckpointError(f"{stored.where}: {name} is {value.dtype}, not floating point")
     on_device = value.to(device)
-    if not bool(torch.isfinite(on_device).all()):
+    if not _all_finite(on_device):
         raise CheckpointError(f"{stored.where}: {name} holds NaN or infinity; fetch it again")
     converted = on_device.to(dtype)
-    if not bool(torch.isfinite(converted).all()):
+    if not _all_finite(converted):
         raise CheckpointError(
             f"{stored.where}: {name} overflows {dtype}; choose --dtype bfloat16 or float32"
         )
     return converted
+
+
+def _all_finite(value: Tensor) -> bool:
+    if value.dtype == torch.float8_e4m3fn:
+        # torch cannot say. This format has no infinity, and NaN in all bits but the sign.
+        return not bool(((value.view(torch.uint8) & 0x7F) == 0x7F).any())
+    return bool(torch.isfinite(value).all())
 
 
 def _some(names: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig, read_jso
 from mosstalk.errors import CheckpointError
 from mosstalk.model.checkpoint import model_shapes
 from mosstalk.model.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
+from mosstalk.model.quantization import KEY as QUANTIZATION_KEY
 from mosstalk.tensors import (
     Progress,
     Store,
@@ -62,6 +63,10 @@ def convert(
     values = read_json(source / "config.json")
     if LAYOUT_KEY in values:
         raise CheckpointError(f"{source}: is converted already; convert the published checkpoint")
+    if QUANTIZATION_KEY in values:
+        raise CheckpointError(
+            f"{source}: is quantised; convert the checkpoint that it was made of, then quantise"
+        )
     if "quantize_position" in values:
         return convert_codec(source, out, progress)
     return convert_model(source, out, dtype, progress, shard_gib)

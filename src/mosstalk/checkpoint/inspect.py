@@ -17,8 +17,10 @@ from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import list_voices
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig, read_json
 from mosstalk.errors import CheckpointError, MosstalkError
-from mosstalk.model.checkpoint import model_shapes
-from mosstalk.model.layout import FUSED, LAYOUT_KEY, unfused
+from mosstalk.model.checkpoint import model_shapes, open_published
+from mosstalk.model.layout import LAYOUT_KEY
+from mosstalk.model.quantization import KEY as QUANTIZATION_KEY
+from mosstalk.model.quantization import Quantization, own_dtypes, wrong_dtypes
 from mosstalk.tensors import (
     Progress,
     Store,
@@ -120,26 +122,29 @@ def inspect(folder: Path, *, hashes: bool = True, progress: Progress | None = No
 def _inspect_model(folder: Path) -> Report:
     config = LanguageModelConfig.from_folder(folder)
     layout = config.extra.get(LAYOUT_KEY, "published")
+    record = Quantization.of(config, str(folder / "config.json"))
     report = Report(folder, "language model")
     report.facts = {
         "layers": f"{config.num_shared_layers} shared + {config.num_modality_layers} text + "
         f"{config.num_modality_layers} audio = {config.num_kv_layers} KV layers",
         "layout": layout,
+        "quantization": record.describe() if record else "none",
         "weights": config.weights_kind,
         "hidden size": config.hidden_size,
         "context rows": config.max_position_embeddings,
-        "other keys": {k: v for k, v in config.extra.items() if k != LAYOUT_KEY},
+        "other keys": {
+            k: v for k, v in config.extra.items() if k not in (LAYOUT_KEY, QUANTIZATION_KEY)
+        },
     }
     shapes = model_shapes(config)
     try:
-        store = open_sharded(folder)
+        store = open_published(folder, config)
     except MosstalkError as error:
         report.problems.append(str(error))
         return report
-    if layout == FUSED:
-        store = unfused(store, config, shapes)
     report.groups = _grouped(store, _model_part)
     report.problems += differences(shapes, store)
+    report.problems += wrong_dtypes(store, own_dtypes(config, record))
     return report
 
 

@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import bench, chat, checkpoint, machine, replay, serve, tasks, verify, voice
+from mosstalk.cli import (
+    bench,
+    chat,
+    checkpoint,
+    machine,
+    plan,
+    replay,
+    serve,
+    tasks,
+    verify,
+    voice,
+)
 from mosstalk.settings import share_the_processor
 
 app = typer.Typer(
@@ -19,6 +30,7 @@ app.command("transcribe")(tasks.transcribe)
 app.command("serve")(serve.serve)
 app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
+app.command("plan")(plan.plan)
 app.command("doctor")(machine.doctor)
 app.command("report")(machine.report)
 app.add_typer(checkpoint.app, name="checkpoint")

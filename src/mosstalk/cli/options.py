@@ -40,6 +40,12 @@ CodecAlone: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Folder of the codec, or pocket or synthetic. Default: the default model's."),
 ]
+ModelAlone: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the language model, or pocket or synthetic. Default: the default model's."
+    ),
+]
 VoiceName: TypeAlias = Annotated[
     str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
 ]
@@ -219,4 +225,12 @@ CodecMemory: TypeAlias = Annotated[
 ]
 Graphs: TypeAlias = Annotated[
     bool, typer.Option(help="Replay CUDA graphs, or launch kernel by kernel.")
+]
+BatchInvariant: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="Compute every row in the same order of sums whoever shares its step, so that replies "
+        "are the same alone and in company in 16 bit too. Slower; in float32 it is always so.",
+    ),
 ]

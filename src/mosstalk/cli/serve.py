@@ -113,6 +113,7 @@ def serve(
     flow_steps: opt.FlowSteps = None,
     codec_dtype: opt.SoundDtype = None,
     codec_memory: opt.CodecMemory = None,
+    batch_invariant: opt.BatchInvariant = False,
     graphs: opt.Graphs = True,
     vad: DetectorName = "auto",
     max_sessions: MaxSessions = 64,

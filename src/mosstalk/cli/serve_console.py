@@ -45,6 +45,7 @@ class ServeRequest:
     flow_steps: int | None
     codec_dtype: str | None
     codec_memory: int | None
+    batch_invariant: bool
     graphs: bool
     vad: str
     max_sessions: int
@@ -142,6 +143,7 @@ def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
         detector=request.vad,
         voices={voice.stem: voice.resolve()} if voice.is_file() else {},
         log=log,
+        batch_invariant=request.batch_invariant,
     )
 
 

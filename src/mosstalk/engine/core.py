@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mosstalk.conversation import Row, SpecialIds
+import torch
+
+from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.blocks import BlockPool
-from mosstalk.engine.request import Request, State
-from mosstalk.engine.runner import Outcome, Runner
+from mosstalk.engine.fast_layers import FastLayers, FastOptions
+from mosstalk.engine.request import DueDraw, Request, State
+from mosstalk.engine.runner import Flight, Outcome, Runner
+from mosstalk.engine.sampler import Draw
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
@@ -28,6 +32,10 @@ class EngineOptions:
 
     ``blocks`` of ``block_rows`` rows make the pool; ``deferral`` puts off modality blocks,
     heads and draws that no coming row needs; ``share_prefixes`` reads equal beginnings once.
+    ``late`` launches a step before the rows of the one before it are known (with deferral only);
+    None: where the model is on a GPU, which then never waits for the host.
+    ``kernels``: own kernels where they run, captured in ``graphs``; plain torch otherwise.
+    ``batch_invariant``: a row is computed in the same order of sums whoever shares its step.
     ``poison`` fills new blocks with NaN, for tests: what is read unwritten cannot go unseen.
     """
 
@@ -37,11 +45,22 @@ class EngineOptions:
     deferral: bool = True
     share_prefixes: bool = True
     poison: bool = False
+    late: bool | None = None
+    kernels: bool = True
+    graphs: bool = True
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError for a pool that holds nothing."""
         if min(self.blocks, self.block_rows) < 1:
             raise OptionError(f"a pool of {self.blocks} blocks of {self.block_rows} rows is none")
+
+    def fast(self, slots: int) -> FastOptions | None:
+        """How kernels compute for so many replies at once; None where they are switched off."""
+        if not self.kernels:
+            return None
+        invariant = True if self.batch_invariant else None
+        return FastOptions(self.limits.step_rows + slots, slots, self.graphs, invariant)
 
 
 @dataclass(frozen=True)
@@ -77,9 +96,34 @@ class EngineCore:
         self.runner = Runner(
             model, ids, self.pool, self.options.limits.slots,
             pass_rows=self.options.limits.step_rows, deferral=self.options.deferral,
+            fast=self.options.fast(self.options.limits.slots),
         )  # fmt: skip
+        if self.options.batch_invariant and not self.batch_invariant:
+            raise OptionError(
+                f"--batch-invariant in {model.dtype} needs the engine's kernels, and on "
+                f"{model.device} they do not run: take --dtype float32, or an NVIDIA GPU of "
+                "compute capability 8.0 or more with Triton installed"
+            )
+        late = self.options.late
+        on_gpu = model.device.type == "cuda"
+        self._late = self.options.deferral and (on_gpu if late is None else late)
+        self._flight: Flight | None = None
         self._asked = 0
         self._begun: dict[int, int] = {}
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's bits do not depend on the rows that share its step."""
+        layers = self.runner.layers
+        if isinstance(layers, FastLayers):
+            return layers.invariant
+        return self.model.dtype == torch.float32
+
+    def warm(self) -> None:
+        """Compile and capture what nearly all steps run, so that no reply has to wait for it."""
+        layers = self.runner.layers
+        if isinstance(layers, FastLayers):
+            layers.warm(layers.limits.usual())
 
     def open(self, rows: list[Row] | None = None) -> Sequence:
         """A new conversation's sequence, with its first rows."""
@@ -152,21 +196,19 @@ class EngineCore:
         return self.busy or bool(self.scheduler.ahead or self._catching_up(0))
 
     def step(self) -> list[Request]:
-        """Run one step; return the requests that got a row or ended."""
+        """Run one step; return the requests that got a row or ended.
+
+        If steps are launched late, the next one is on the device before this one is waited for.
+        """
         started = self.clock()
-        works = self._planned()
-        works += self._read_ahead(sum(work.count for work in works))
-        works += self._catching_up(sum(work.count for work in works))
-        if not works:
+        if self._flight and not self._flight.live:
+            self.runner.collect(self._flight)
+            self._flight = None
+        flight = self._flight or self._launched(self.scheduler.plan())
+        if flight is None:
             return []
-        touched = [self._take(outcome) for outcome in self.runner.step(works)]
-        for work in works:
-            if work.request is None and not work.count:
-                # What was read ahead is not known to be sound before something is drawn from it.
-                work.sequence.publish()
-        self._make_up([r for r in touched if r.audio_due_now])
-        for request in touched:
-            self._turn(request)
+        self._flight = self._launched(self.scheduler.plan_late()) if self._late else None
+        touched = self._landed(flight)
         pace = self.clock() - started
         self.scheduler.step_s += _STEP_SMOOTHING * (pace - self.scheduler.step_s)
         return touched
@@ -176,54 +218,92 @@ class EngineCore:
         while self.busy:
             self.step()
 
-    def _planned(self) -> list[Work]:
-        before = {id(r.sequence): len(r.sequence.table) for r in self.scheduler.running}
-        works = self.scheduler.plan()
+    def _launched(self, works: list[Work] | None) -> Flight | None:
+        """A step on its way: requests' works, and what else there is room for."""
+        if works is None:
+            return None
         for request in self.scheduler.running:
             if self._begun.get(request.number) != request.preemptions:
                 self._begun[request.number] = request.preemptions
                 self.runner.begin(request)
-        self._poison(works, before)
-        return works
-
-    def _read_ahead(self, planned_rows: int) -> list[Work]:
-        works = self.scheduler.read_ahead(self.options.limits.step_rows - planned_rows)
-        self._poison(works, {})
-        return works
-
-    def _poison(self, works: list[Work], before: dict[int, int]) -> None:
-        """Fill blocks that are new with NaN; ``before``: how many a sequence had."""
+        limit = self.options.limits.step_rows
+        works += self.scheduler.read_ahead(limit - sum(work.count for work in works))
+        works += self._catching_up(sum(work.count for work in works))
+        if not works:
+            return None
         if self.options.poison:
             for work in works:
-                known = before.get(id(work.sequence), -(-work.start // self.pool.rows))
-                self.runner.store.poison(work.sequence.table[known:])
+                self.runner.store.poison(work.sequence.table[-(-work.start // self.pool.rows) :])
+        flight = self.runner.launch(works)
+        for work in works:
+            if work.request is None and not work.count:
+                # What was read ahead is not known to be sound before something is drawn from it.
+                work.sequence.publish(len(work.sequence.rows))
+        return flight
 
-    def _take(self, outcome: Outcome) -> Request:
-        """Append a drawn row, or end the request whose logits were not finite."""
-        request = outcome.request
+    def _landed(self, flight: Flight) -> list[Request]:
+        """Wait for a step and do what follows from it, perhaps while the next one runs."""
+        outcomes = self.runner.collect(flight)
+        touched = [each.draw.request for each in outcomes if self._take(each)]
+        self._make_up([r for r in touched if r.audio_due_now])
+        late = {draw.request.number: draw for draw in self._flight.draws} if self._flight else {}
+        for request in touched:
+            self._turn(request, late.get(request.number))
+        return touched
+
+    def _take(self, outcome: Outcome) -> bool:
+        """Append a drawn row, or end the request whose logits were not finite.
+
+        False if there is nothing: the reply has ended, or the draw was missed.
+        """
+        draw, request = outcome.draw, outcome.draw.request
+        if request.state is not State.RUNNING:
+            return False
+        if draw.missed:
+            assert outcome.row is None, "a row was drawn in a mode that had ended"
+            return False
+        request.sequence.pending -= 1
         if outcome.bad:
             self._poisoned(request)
-        else:
-            request.sequence.publish()
-            request.add(outcome.row)
-        return request
+            return True
+        assert outcome.row is not None, "no row was drawn, and no mode had ended"
+        request.sequence.publish(draw.place)
+        if request.mode is Mode.TEXT and self.options.deferral:
+            request.due_draws.append(DueDraw(draw.place, draw.step, draw.rule))
+        request.add(outcome.row)
+        return True
 
     def _make_up(self, requests: list[Request]) -> None:
         """Make up put-off draws that the next row, or the asker, needs."""
         if not requests:
             return
-        for outcome in self.runner.make_up(requests):
-            if outcome.bad:
-                self._poisoned(outcome.request)
+        for request, bad in self.runner.make_up(requests):
+            if bad:
+                self._poisoned(request)
 
-    def _turn(self, request: Request) -> None:
-        """End a request that needs no further row, or set the mode of its next one."""
+    def _turn(self, request: Request, late: Draw | None) -> None:
+        """End a request that needs no further row, or set the mode of its next one.
+
+        Its ``late`` draw is on the device: if the mode is another one, nothing is drawn there.
+        """
         if request.state is not State.RUNNING:
             return
         if request.ended:
             self._end(request)
-        else:
-            request.turn_mode()
+            return
+        request.turn_mode()
+        if late and (late.mode is not request.mode or self._halted(request, late)):
+            late.missed = True
+            request.sequence.pending -= 1
+
+    def _halted(self, request: Request, late: Draw) -> bool:
+        """Whether a row of text keeps a late draw in the same mode from being made."""
+        if late.mode is Mode.AUDIO or not request.halts_late:
+            return False
+        if request.sequence.rows[-1][0] == self.ids.modality_pad:
+            # It is embedded by its audio id, which had not been drawn when it was read.
+            request.sequence.forget(len(request.sequence.rows) - 1)
+        return True
 
     def _poisoned(self, request: Request) -> None:
         request.sequence.discard()
@@ -238,6 +318,9 @@ class EngineCore:
 
     def _end(self, request: Request, error: MosstalkError | None = None) -> None:
         request.finish(error)
+        request.sequence.abandon()
+        if self._flight and not self._flight.live:
+            self._flight = None
         self._begun.pop(request.number, None)
         self.scheduler.done(request)
 

@@ -115,6 +115,10 @@ class Engine:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
+    async def warm(self) -> None:
+        """Have what nearly all steps run compiled and captured; see ``EngineCore.warm``."""
+        await self._on_thread(self.core.warm)
+
     def talk(self, conversation: Conversation) -> Talk:
         """Keep a conversation's K and V from now on."""
         return Talk(conversation, self.core.open())

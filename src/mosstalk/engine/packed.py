@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.engine.sequence import Sequence
+from mosstalk.engine.staging import Staging
 from mosstalk.engine.store import KVStore
 from mosstalk.model.network import Attention, Block, DecoderLayer, rotary_tables, rotate
 
@@ -89,21 +91,30 @@ class Packed:
     many: list[Many]
 
     @classmethod
-    def of(cls, stretches: list[Stretch], device: torch.device) -> "Packed":
+    def of(cls, stretches: list[Stretch], staging: Staging) -> "Packed":
         """Lay out ``stretches`` one after the other."""
         ends = list(accumulate(len(s) for s in stretches))
+        laid = list(zip(stretches, pairwise([0, *ends]), strict=True))
+        groups = list(_groups([(begin, s) for s, (begin, _) in laid if len(s) == 1]))
+        longer = [(s, slice(begin, end)) for s, (begin, end) in laid if len(s) > 1]
         positions = [row for s in stretches for row in range(s.start, s.end)]
         places = [place for s in stretches for place in s.places(s.start)]
-        laid = list(zip(stretches, pairwise([0, *ends]), strict=True))
+        lists = {"positions": positions, "places": places}
+        for number, group in enumerate(groups):
+            lists[f"rows {number}"] = [row for row, _ in group]
+            lists[f"lengths {number}"] = [stretch.end for _, stretch in group]
+            lists[f"contexts {number}"] = _contexts(group)
+        lists |= {f"context {number}": s.places() for number, (s, _) in enumerate(longer)}
+        put = staging.put({name: np.array(values, np.int64) for name, values in lists.items()})
         return cls(
             stretches,
-            torch.tensor(positions, device=device),
-            torch.tensor(places, device=device),
+            put["positions"],
+            put["places"],
             [
-                _singles(group, device)
-                for group in _groups([(begin, s) for s, (begin, _) in laid if len(s) == 1])
+                _singles(*(put[f"{name} {number}"] for name in ("rows", "lengths", "contexts")))
+                for number in range(len(groups))
             ],
-            [_many(s, slice(begin, end), device) for s, (begin, end) in laid if len(s) > 1],
+            [_many(*each, put[f"context {number}"]) for number, each in enumerate(longer)],
         )
 
 
@@ -120,23 +131,22 @@ def _groups(singles: list[tuple[int, Stretch]]) -> Iterator[list[tuple[int, Stre
         singles = singles[count:]
 
 
-def _singles(group: list[tuple[int, Stretch]], device: torch.device) -> Singles:
+def _contexts(group: list[tuple[int, Stretch]]) -> list[int]:
+    """Places of all contexts, each padded to the first one's length, one after the other."""
     longest = group[0][1].end
-    contexts = [_padded(stretch.places(), longest) for _, stretch in group]
-    lengths = torch.tensor([stretch.end for _, stretch in group], device=device)
-    mask = torch.arange(longest, device=device) < lengths[:, None]
-    rows = torch.tensor([row for row, _ in group], device=device)
-    return Singles(rows, torch.tensor(contexts, device=device), mask[:, None, None])
+    contexts = (stretch.places() for _, stretch in group)
+    return [place for each in contexts for place in each + each[:1] * (longest - len(each))]
 
 
-def _padded(places: list[int], length: int) -> list[int]:
-    return places + places[:1] * (length - len(places))
+def _singles(rows: Tensor, lengths: Tensor, contexts: Tensor) -> Singles:
+    contexts = contexts.view(len(rows), -1)
+    mask = torch.arange(contexts.shape[1], device=rows.device) < lengths[:, None]
+    return Singles(rows, contexts, mask[:, None, None])
 
 
-def _many(stretch: Stretch, rows: slice, device: torch.device) -> Many:
-    seen = torch.arange(stretch.end, device=device)
-    new = torch.arange(stretch.start, stretch.end, device=device)
-    context = torch.tensor(stretch.places(), device=device)
+def _many(stretch: Stretch, rows: slice, context: Tensor) -> Many:
+    seen = torch.arange(stretch.end, device=context.device)
+    new = torch.arange(stretch.start, stretch.end, device=context.device)
     return Many(rows, context, seen[None, :] <= new[:, None])
 
 

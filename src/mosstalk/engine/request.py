@@ -1,5 +1,6 @@
 """A reply's whole life in one record."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -84,8 +85,8 @@ class Request:
 
     @property
     def step(self) -> int:
-        """Number of the next row within the reply, from 1."""
-        return len(self.reply.rows) + 1
+        """Number of the next row to be drawn within the reply, from 1."""
+        return len(self.reply.rows) + self.sequence.pending + 1
 
     @property
     def most_rows(self) -> int:
@@ -100,13 +101,27 @@ class Request:
 
     @property
     def order(self) -> tuple[float, int]:
-        """Who goes first: the earlier deadline, then who asked first."""
-        return self.due_s, self.number
+        """Who goes first: the earlier deadline of the next row to draw, then who asked first."""
+        return self.due_s + self.sequence.pending * CODE_MS / 1000, self.number
 
     @property
     def rule(self) -> StepRule:
         """What the script imposes on the next row."""
         return self._rules[self.step - 1] if self._rules else _FREE
+
+    @property
+    def closing(self) -> bool:
+        """Whether a pending row is the last one, whatever it will be."""
+        rules = math.inf if self._rules is None else len(self._rules)
+        return self.sequence.pending > 0 and self.step > min(self.most_rows, rules)
+
+    @property
+    def halts_late(self) -> bool:
+        """Whether a late step draws nothing after the last row of text.
+
+        The mode or the row's embedding then depend on an audio draw that was put off.
+        """
+        return self.sequence.rows[-1][0] in (self.ids.sosp, self.ids.modality_pad)
 
     @property
     def audio_due_now(self) -> bool:
@@ -117,9 +132,7 @@ class Request:
         """
         if not self.due_draws or self.state is not State.RUNNING:
             return False
-        text = self.sequence.rows[-1][0]
-        switching = text in (self.ids.sosp, self.ids.modality_pad)
-        return switching or self.mode is Mode.AUDIO or (self.whole_rows and self.ended)
+        return self.halts_late or self.mode is Mode.AUDIO or (self.whole_rows and self.ended)
 
     @property
     def can_make_up(self) -> bool:

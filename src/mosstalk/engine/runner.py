@@ -3,59 +3,83 @@
 With deferral a modality block reads only what the coming draw needs: in text mode the audio
 block, its head and its draws wait; in audio mode the text block waits. The trunk's outputs
 lie in the store until then.
+
+A step is launched, then collected. The next one may be launched before: where a row is then
+pending, the trunk reads what the slot drew last, and the draw after it is made only if that row
+left the mode as it was.
 """
 
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.blocks import BlockPool
-from mosstalk.engine.inputs import Inputs, Spec
-from mosstalk.engine.packed import Packed, Stretch, in_passes, run_block
-from mosstalk.engine.request import DueDraw, Request
-from mosstalk.engine.sampler import AUDIO, DRAW_SPECS, TEXT, Draw, Drawn, draw, draw_inputs
+from mosstalk.engine.fast_layers import FastOptions, best_layers
+from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
+from mosstalk.engine.packed import Stretch, in_passes
+from mosstalk.engine.request import Request, State
+from mosstalk.engine.sampler import (
+    DRAW_SPECS,
+    NOT_DRAWN,
+    Draw,
+    Drawn,
+    draw_inputs,
+    draw_rows,
+    few_ids,
+)
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
+from mosstalk.engine.slots import AUDIO, TEXT, Slots
+from mosstalk.engine.staging import Staging
 from mosstalk.engine.store import KVStore
 from mosstalk.model.network import LanguageModel, Logits
 
-_PLACE_SPECS = {"positions": Spec(("N",)), "places": Spec(("N",))}
-_ROW_SPECS = {"rows": Spec(("N", 2))} | _PLACE_SPECS
-_NOT_DRAWN = -2
+_MODES = (Mode.TEXT, Mode.AUDIO)
+_PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step drew for a request: the row, or that its logits were not finite."""
+    """What came of a draw: the row, None if it was missed; whether its logits were not finite."""
 
-    request: Request
-    row: Row
+    draw: Draw
+    row: Row | None
     bad: bool
 
 
 @dataclass(frozen=True)
-class _Due:
-    """Rows that a modality block reads: up to ``end``; outputs are wanted from row ``first`` on."""
+class Flight:
+    """A step that was launched: its draws, and where their ids will be on the host.
 
-    sequence: Sequence
-    end: int
-    first: int
+    ``found`` (R, 3) int64: text and audio ids, NOT_DRAWN where none was drawn, and whether the
+    logits were not finite. It is there once ``done`` has come; on a CPU at once. ``launched_s``
+    is of ``time.perf_counter``.
+    """
+
+    draws: list[Draw]
+    found: Tensor
+    done: torch.cuda.Event | None
+    launched_s: float
+
+    @property
+    def live(self) -> bool:
+        """Whether anybody waits for a draw of it."""
+        return any(draw.request.state is State.RUNNING for draw in self.draws)
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Wanted outputs (N, C) of a modality block, normed; where a sequence's row 0 would lie."""
+class _Due:
+    """Rows ``begin`` .. ``end`` - 1 for a modality block; outputs are wanted from ``first`` on."""
 
-    hidden: Tensor
-    origins: dict[int, int]
-
-    def after(self, rows: list[tuple[Sequence, int]]) -> Tensor:
-        """Outputs (R, C) of single rows of sequences."""
-        return self.hidden[[self.origins[id(sequence)] + row for sequence, row in rows]]
+    sequence: Sequence
+    begin: int
+    end: int
+    first: int
 
 
 class Runner:
@@ -63,6 +87,7 @@ class Runner:
 
     ``deferral`` off computes both blocks and heads at every row. A modality block that has
     many rows to catch up with reads at most ``pass_rows`` at once, to bound what it takes.
+    ``fast``: kernels where they run, and how; None: plain torch.
     """
 
     def __init__(
@@ -74,16 +99,17 @@ class Runner:
         *,
         pass_rows: int = 512,
         deferral: bool = True,
+        fast: FastOptions | None = None,
     ) -> None:
         config = model.config
         self.model, self.ids, self.pool = model, ids, pool
         self.deferral, self.pass_rows = deferral, pass_rows
         self.store = KVStore.allocate(config, pool, model.device, model.dtype)
         self.steps = 0
-        self._seen = [
-            torch.zeros((slots, size), dtype=torch.bool, device=model.device)
-            for size in (config.vocab_size, config.audio_vocab_size)
-        ]
+        self._slots = Slots.allocate(config, ids, slots, model.device)
+        self._staging = Staging(model.device)
+        given = model, self.store, self._slots.latest
+        self.layers: Layers = best_layers(*given, fast) if fast else PlainLayers(*given)
 
     @property
     def device(self) -> torch.device:
@@ -91,188 +117,220 @@ class Runner:
         return self.model.device
 
     def begin(self, request: Request) -> None:
-        """Set a slot's penalty state from the request's rows; put-off draws are not in it."""
+        """Set a slot's penalty state from the request's rows; put-off draws are not in it.
+
+        The rest of a slot's state is set by the first draw.
+        """
         put_off = {due.place for due in request.due_draws}
-        rows = torch.tensor(request.sequence.rows, device=self.device)
-        drawn = [place for place in range(len(rows)) if place not in put_off]
-        for channel, seen in enumerate(self._seen):
-            state = seen[request.slot]
-            state.zero_()
-            state[rows[:, channel] if channel == TEXT else rows[drawn, channel]] = True
+        rows = request.sequence.rows
+        audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
+        ids = {"text": np.array([row[TEXT] for row in rows]), "audio": np.array(audio, np.int64)}
+        for seen, known in zip(self._slots.seen, self._staging.put(ids).values(), strict=True):
+            seen[request.slot].zero_()
+            seen[request.slot, known] = True
 
     def penalised_ids(self, request: Request) -> tuple[set[int], set[int]]:
         """Text and audio ids that the repetition penalty of a running request counts as seen."""
-        text, audio = (set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in self._seen)
+        text, audio = (
+            set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in self._slots.seen
+        )
         return text, audio
 
     @torch.inference_mode()
-    def step(self, works: list[Work]) -> list[Outcome]:
-        """Run ``works`` and draw a row for each request whose rows are all read then.
+    def launch(self, works: list[Work]) -> Flight:
+        """Begin to run ``works``, drawing a row for each request whose rows are all read then.
+
+        Rows that a request has pending are read as its slot drew them. Nothing here waits for
+        the device. What is launched counts as read, and what is drawn as pending.
 
         Raises:
             EngineInputError: what a launch was about to read is not what it must be.
         """
+        launched_s = time.perf_counter()
         self.steps += 1
+        works = sorted(works, key=_draw_order)
+        draws = [_draw_of(work.request, work) for work in works if work.draws and work.request]
         self._run_trunk([w for w in works if w.count])
-        text, audio = (
-            self._run_part(part, [self._due(work, part) for work in works])
-            for part in (Part.TEXT, Part.AUDIO)
-        )
-        drawing = [w.request for w in works if w.draws and w.request]
-        return self._draw_rows(drawing, text, audio) if drawing else []
+        found = torch.full((len(draws), 3), NOT_DRAWN, device=self.device)
+        found[:, 2] = 0
+        for channel, part in _PARTS:
+            hidden = self._run_part(part, [self._due(work, part) for work in works])
+            for chosen in self._drawn_now(draws, channel):
+                assert hidden is not None, "a draw without its block's output"
+                # With deferral a block was asked for no other outputs than these.
+                outputs = hidden if self.deferral else hidden[chosen]
+                drawn = self._draw(draws[chosen], channel, outputs)
+                found[chosen, channel] = drawn.ids
+                found[chosen, 2] |= drawn.bad
+        for draw in draws:
+            draw.request.sequence.pending += 1
+        return _sent(draws, found, launched_s)
+
+    def collect(self, flight: Flight) -> list[Outcome]:
+        """Wait for a launched step; one outcome for each of its draws."""
+        if flight.done:
+            flight.done.synchronize()
+        found = flight.found.tolist()
+        return [self._outcome(draw, *each) for draw, each in zip(flight.draws, found, strict=True)]
+
+    def step(self, works: list[Work]) -> list[Outcome]:
+        """``launch`` and ``collect``."""
+        return self.collect(self.launch(works))
 
     @torch.inference_mode()
-    def make_up(self, requests: list[Request]) -> list[Outcome]:
-        """Make up the put-off audio draws of ``requests`` in order; one outcome for each."""
+    def make_up(self, requests: list[Request]) -> list[tuple[Request, bool]]:
+        """Make up the put-off audio draws of ``requests`` in order.
+
+        Returns of each whether its logits were not finite.
+        """
         self.steps += 1
-        found = self._run_part(
+        firsts = [request.due_draws[0].place - 1 for request in requests]
+        ends = [request.due_draws[-1].place for request in requests]
+        hidden = self._run_part(
             Part.AUDIO,
             [
-                _Due(r.sequence, r.sequence.read[Part.TRUNK], r.due_draws[0].place - 1)
-                for r in requests
+                _Due(r.sequence, min(first, r.sequence.read[Part.AUDIO]), end, first)
+                for r, first, end in zip(requests, firsts, ends, strict=True)
             ],
         )
-        assert found is not None, "put-off draws without rows that the audio block has not read"
-        return [self._make_up_one(request, found) for request in requests]
+        assert hidden is not None, "put-off draws without rows before them"
+        lengths = (end - first for first, end in zip(firsts, ends, strict=True))
+        cuts = pairwise(accumulate(lengths, initial=0))
+        return [
+            (request, self._make_up_one(request, hidden[begin:end]))
+            for request, (begin, end) in zip(requests, cuts, strict=True)
+        ]
 
     @torch.inference_mode()
     def logits(self, sequence: Sequence) -> Logits:
         """Read all unread rows (T) with both blocks; return the raw logits that follow each.
 
-        Text (T, vocab_size), audio (T, audio_vocab_size). For checks: nothing is drawn. The
-        sequence must have room for its rows.
+        Text (T, vocab_size), audio (T, audio_vocab_size), float32. For checks: nothing is
+        drawn. The sequence must have room for its rows.
         """
         self.steps += 1
         start, end = sequence.read[Part.TRUNK], len(sequence.rows)
         self._run_trunk([Work(sequence, None, start, end - start, False)])
-        hidden = [
-            read.hidden
-            for part in (Part.TEXT, Part.AUDIO)
-            if (read := self._run_part(part, [_Due(sequence, end, start)]))
-        ]
-        return Logits(self._logits(TEXT, hidden[TEXT]), self._logits(AUDIO, hidden[AUDIO]))
+        found = []
+        for channel, part in _PARTS:
+            hidden = self._run_part(part, [_Due(sequence, sequence.read[part], end, start)])
+            assert hidden is not None
+            found.append(self.layers.logits(channel, hidden).float())
+        return Logits(*found)
 
-    def _make_up_one(self, request: Request, read: _Read) -> Outcome:
+    def _make_up_one(self, request: Request, hidden: Tensor) -> bool:
+        """Draw what is due after outputs (n, C); whether any logits were not finite."""
         dues = request.due_draws
-        hidden = read.after([(request.sequence, due.place - 1) for due in dues])
-        logits = self._logits(AUDIO, hidden)
+        assert len(dues) == len(hidden), "put-off draws belong to rows that follow one another"
         found: list[Drawn] = []
         for number, due in enumerate(dues):
-            draws = [Draw(request, due.step, due.rule)]
-            found.append(self._draw(draws, AUDIO, logits[number : number + 1]))
-            self._remember([request], AUDIO, found[-1].ids)
+            draws = [Draw(request, due.step, due.rule, due.place, Mode.TEXT)]
+            found.append(self._draw(draws, AUDIO, hidden[number : number + 1]))
         request.make_up(torch.cat([each.ids for each in found]).tolist())
-        bad = bool(torch.cat([each.bad for each in found]).any())
-        return Outcome(request, request.sequence.rows[-1], bad)
+        return bool(torch.cat([each.bad for each in found]).any())
 
     def _due(self, work: Work, part: Part) -> _Due:
-        """How far a modality block reads in this step."""
-        end = work.start + work.count
-        put_off = work.request and self.deferral and part is not part_of(work.request.mode)
-        return _Due(work.sequence, work.sequence.read[part] if put_off else end, end - 1)
+        """What a modality block reads in this step; its last output is wanted for a draw."""
+        read, end = work.sequence.read[part], work.start + work.count
+        if work.request and self.deferral and part is not part_of(work.request.mode):
+            return _Due(work.sequence, read, read, read)
+        first = end - 1 if work.draws else end
+        return _Due(work.sequence, min(read, first), end, first)
 
     def _run_trunk(self, works: list[Work]) -> None:
         if not works:
             return
         stretches = [Stretch(w.sequence, w.start, w.start + w.count) for w in works]
-        rows = [row for s in stretches for row in s.sequence.rows[s.start : s.end]]
-        packed = Packed.of(stretches, self.device)
-        inputs = Inputs(self.steps, {"rows": torch.tensor(rows, device=self.device)})
-        self._check(inputs, packed, _ROW_SPECS)
-        hidden = self.model.embed(inputs["rows"])
-        theta = self.model.config.rope_theta
-        hidden = run_block(self.model.model.shared_block, hidden, packed, self.store, theta)
-        self.store.hidden[packed.places] = hidden
+        rows = [row for work in works for row in _rows_of(work)]
+        self.layers.trunk(self.steps, rows, stretches)
         for stretch in stretches:
             stretch.sequence.advance(Part.TRUNK, stretch.end)
 
-    def _run_part(self, part: Part, dues: list[_Due]) -> _Read | None:
-        """Run a modality block over what is due, a bounded lot at a time."""
-        dues = [due for due in dues if due.end > due.sequence.read[part]]
+    def _run_part(self, part: Part, dues: list[_Due]) -> Tensor | None:
+        """Run a modality block over what is due, a bounded lot at a time.
+
+        Returns the wanted outputs (N, C), normed, one after the other; None if it had no rows.
+        """
+        dues = [due for due in dues if due.begin < due.end]
         if not dues:
             return None
-        begins = accumulate((due.end - due.first for due in dues), initial=0)
-        origins = {id(d.sequence): n - d.first for d, n in zip(dues, begins, strict=False)}
         firsts = {id(due.sequence): due.first for due in dues}
-        stretches = [Stretch(due.sequence, due.sequence.read[part], due.end) for due in dues]
-        norm = self.model.model.text_norm if part is Part.TEXT else self.model.model.audio_norm
+        stretches = [Stretch(due.sequence, due.begin, due.end) for due in dues]
         wanted = []
         for lot in in_passes(stretches, self.pass_rows):
             rows = [row >= firsts[id(s.sequence)] for s in lot for row in range(s.start, s.end)]
-            wanted.append(self._pass(part, lot)[torch.tensor(rows, device=self.device)])
-        return _Read(norm(torch.cat(wanted)), origins)
+            places = [place for place, is_wanted in enumerate(rows) if is_wanted]
+            wanted.append(self.layers.block(self.steps, part, lot, places))
+            for stretch in lot:
+                if stretch.end > stretch.sequence.read[part]:
+                    stretch.sequence.advance(part, stretch.end)
+        return torch.cat(wanted)
 
-    def _pass(self, part: Part, stretches: list[Stretch]) -> Tensor:
-        """Outputs (N, C) of a modality block for rows whose trunk outputs are in the store."""
-        packed = Packed.of(stretches, self.device)
-        self._check(Inputs(self.steps), packed, _PLACE_SPECS)
-        backbone, theta = self.model.model, self.model.config.rope_theta
-        block = backbone.text_block if part is Part.TEXT else backbone.audio_block
-        hidden = run_block(block, self.store.hidden[packed.places], packed, self.store, theta)
-        for stretch in stretches:
-            stretch.sequence.advance(part, stretch.end)
-        return hidden
+    def _drawn_now(self, draws: list[Draw], channel: int) -> list[slice]:
+        """Which draws this channel makes, each with one mode; those of text come first."""
+        texts = sum(draw.mode is Mode.TEXT for draw in draws)
+        of_text, of_audio = slice(0, texts), slice(texts, len(draws))
+        if channel == TEXT:
+            chosen = [of_text]
+        else:
+            chosen = [of_audio] if self.deferral else [of_text, of_audio]
+        return [each for each in chosen if each.start < each.stop]
 
-    def _check(self, inputs: Inputs, packed: Packed, specs: Mapping[str, Spec]) -> None:
-        inputs.tensors |= {"positions": packed.positions, "places": packed.places}
-        inputs.check(specs, self.steps, self.device)
+    def _outcome(self, draw: Draw, text: int, audio: int, bad: int) -> Outcome:
+        """A drawn row on the host, where a draw that was put off stands as audio_pad."""
+        speaking = draw.mode is Mode.AUDIO
+        if bad or (audio if speaking else text) == NOT_DRAWN:
+            return Outcome(draw, None, bool(bad))
+        if speaking:
+            text = self.ids.modality_pad
+        return Outcome(draw, (text, self.ids.audio_pad if audio == NOT_DRAWN else audio), False)
 
-    def _draw_rows(
-        self, requests: list[Request], text: _Read | None, audio: _Read | None
-    ) -> list[Outcome]:
-        rows = torch.full((len(requests), 2), _NOT_DRAWN, device=self.device)
-        bad = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
-        for channel, read in ((TEXT, text), (AUDIO, audio)):
-            chosen = [n for n, r in enumerate(requests) if self._drawn_now(r, channel)]
-            if not chosen:
-                continue
-            assert read is not None, "a draw without its block's output"
-            drawing = [requests[n] for n in chosen]
-            hidden = read.after([(r.sequence, len(r.sequence.rows) - 1) for r in drawing])
-            draws = [Draw(r, r.step, r.rule) for r in drawing]
-            drawn = self._draw(draws, channel, self._logits(channel, hidden))
-            rows[chosen, channel] = drawn.ids
-            bad[chosen] |= drawn.bad
-            self._remember(drawing, channel, drawn.ids)
-        return self._outcomes(requests, rows, bad)
-
-    def _drawn_now(self, request: Request, channel: int) -> bool:
-        if channel == AUDIO:
-            return not self.deferral or request.mode is Mode.AUDIO
-        return request.mode is Mode.TEXT
-
-    def _outcomes(self, requests: list[Request], rows: Tensor, bad: Tensor) -> list[Outcome]:
-        """Read the drawn rows back, and note which audio draws were put off."""
-        outcomes = []
-        found = torch.cat([rows, bad[:, None].long()], dim=1).tolist()
-        for request, (text, audio, is_bad) in zip(requests, found, strict=True):
-            if request.mode is Mode.AUDIO:
-                text = self.ids.modality_pad
-                self._seen[TEXT][request.slot, text] = True
-            elif audio == _NOT_DRAWN:
-                place = len(request.sequence.rows)
-                request.due_draws.append(DueDraw(place, request.step, request.rule))
-                audio = self.ids.audio_pad
-            outcomes.append(Outcome(request, (text, audio), bool(is_bad)))
-        return outcomes
-
-    def _draw(self, draws: list[Draw], channel: int, logits: Tensor) -> Drawn:
-        inputs = draw_inputs(draws, channel, self.ids, self.steps, self.device)
+    def _draw(self, draws: list[Draw], channel: int, hidden: Tensor) -> Drawn:
+        inputs = draw_inputs(draws, channel, self.ids, self.steps, self._staging)
         inputs.check(DRAW_SPECS, self.steps, self.device)
-        return draw(
-            logits,
-            self._seen[channel],
+        return draw_rows(
+            self.layers.logits(channel, hidden),
+            self._slots,
             inputs,
             channel,
-            last_id=self.ids.eosp if channel == AUDIO else None,
+            self.ids,
+            masked=any(draw.late for draw in draws),
+            completes=draws[0].mode is _MODES[channel],
             greedy_only=all(each.request.options.temperature == 0 for each in draws),
+            few_only=few_ids(draws),
         )
 
-    def _remember(self, requests: list[Request], channel: int, ids: Tensor) -> None:
-        slots = torch.tensor([r.slot for r in requests], device=self.device)
-        self._seen[channel][slots, ids] = True
 
-    def _logits(self, channel: int, hidden: Tensor) -> Tensor:
-        """Raw logits (R, V) of a head, rounded to the model's dtype, then float32."""
-        head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
-        return head(hidden).float()
+def _sent(draws: list[Draw], found: Tensor, launched_s: float) -> Flight:
+    """What was drawn, on its way to the host."""
+    if not found.is_cuda:
+        return Flight(draws, found, None, launched_s)
+    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    host.copy_(found, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return Flight(draws, host, done, launched_s)
+
+
+def _draw_order(work: Work) -> int:
+    """Draws of text first, then those of audio: each channel's lie side by side."""
+    if not (work.draws and work.request):
+        return 2
+    return int(work.request.mode is Mode.AUDIO)
+
+
+def _draw_of(request: Request, work: Work) -> Draw:
+    late = request.sequence.pending > 0
+    place = work.start + work.count
+    return Draw(request, request.step, request.rule, place, request.mode, late)
+
+
+def _rows_of(work: Work) -> list[Row]:
+    """The rows that the trunk reads, the last perhaps by the slot that drew it."""
+    rows, end = work.sequence.rows, work.start + work.count
+    unseen = end - len(rows)
+    if unseen <= 0:
+        return rows[work.start : end]
+    assert work.request is not None
+    assert work.request.slot is not None
+    return [*rows[work.start :], (NOT_SEEN, work.request.slot)]

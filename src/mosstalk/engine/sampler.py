@@ -6,19 +6,27 @@ function of (seed, c, k). Letters: R rows, V ids of the channel.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mosstalk.conversation import SpecialIds
+from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.request import Request
+from mosstalk.engine.slots import AUDIO, TEXT, Slots
+from mosstalk.engine.staging import Staging
+from mosstalk.kernels.launch import runs
+from mosstalk.kernels.pick_ids import pick_ids
+from mosstalk.kernels.pick_parts import DrawSettings, DrawState, few
+from mosstalk.kernels.settle_modes import ModeIds, settle_modes
 from mosstalk.model.sampling import NEVER
 from mosstalk.rng import gumbel_rows
 from mosstalk.script import StepRule
 
-TEXT, AUDIO = 0, 1
 FREE = -1
 """No id is forced."""
+NOT_DRAWN = -2
+"""What stands for the id of a row that drew none."""
 _MOST_IDS = 1 << 32
 """More than any vocabulary: a larger top_k is none."""
 
@@ -32,20 +40,29 @@ DRAW_SPECS = {
     "temperature": Spec(("R",), torch.float32),
     "tail": Spec(("R",), torch.float32),
     "penalty": Spec(("R",), torch.float32),
+    "late": Spec(("R",), torch.bool),
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draw:
-    """One draw to make: whose, which step of the reply, and what the script says of it."""
+    """One draw to make: whose, which step of the reply, and what the script says of it.
+
+    ``place`` is the sequence's row that it makes, in ``mode``. A ``late`` one follows a row that
+    the host had not seen when it was launched; it is ``missed`` if that row changed the mode.
+    """
 
     request: Request
     step: int
     rule: StepRule
+    place: int
+    mode: Mode
+    late: bool = False
+    missed: bool = False
 
 
 def draw_inputs(
-    draws: list[Draw], channel: int, ids: SpecialIds, step: int, device: torch.device
+    draws: list[Draw], channel: int, ids: SpecialIds, step: int, staging: Staging
 ) -> Inputs:
     """The draws' settings as named tensors."""
     nevers = [_never(draw, channel, ids) for draw in draws]
@@ -64,10 +81,11 @@ def draw_inputs(
         "tail": [1 - o.top_p for o in options],
         "penalty": [o.repetition_penalty for o in options],
     }
-    tensors = {n: torch.tensor(v, device=device, dtype=torch.int64) for n, v in whole.items()}
-    tensors["never"] = tensors["never"].view(len(draws), width)
-    tensors |= {n: torch.tensor(v, device=device, dtype=torch.float32) for n, v in real.items()}
-    return Inputs(step, tensors)
+    arrays = {name: np.array(values, np.int64) for name, values in whole.items()}
+    arrays["never"] = arrays["never"].reshape(len(draws), width)
+    arrays |= {name: np.array(values, np.float32) for name, values in real.items()}
+    arrays["late"] = np.array([draw.late for draw in draws], np.bool_)
+    return Inputs(step, staging.put(arrays))
 
 
 def _signed(seed: int) -> int:
@@ -88,12 +106,92 @@ def _never(draw: Draw, channel: int, ids: SpecialIds) -> set[int]:
     return {*draw.rule.never_audio, *([ids.eosp] if early else [])}
 
 
+def few_ids(draws: list[Draw]) -> bool:
+    """Whether the kernels can make these draws: each greedy, or of a small top-k."""
+    options = (draw.request.options for draw in draws)
+    return all(few(each.temperature, each.top_k) for each in options)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """``ids`` (R,) int64 and ``bad`` (R,): whether a row's logits were not finite."""
 
     ids: Tensor
     bad: Tensor
+
+
+def draw_rows(
+    logits: Tensor,
+    slots: Slots,
+    inputs: Inputs,
+    channel: int,
+    ids: SpecialIds,
+    *,
+    masked: bool,
+    completes: bool,
+    greedy_only: bool = False,
+    few_only: bool = False,
+) -> Drawn:
+    """Draw an id for each row of raw ``logits`` (R, V), in the model's dtype; remember it.
+
+    Late rows, which there are if ``masked``, draw nothing where their slot's mode is not
+    ``channel``: their id is NOT_DRAWN, and nothing of the slot changes. ``completes`` says that
+    the drawn id makes its slot's row complete, which then settles the slot's mode. A slot may
+    have one row. ``few_only``: ``few_ids`` holds, so that kernels can draw where there are any.
+    Nothing waits for the device.
+    """
+    if few_only and runs(logits):
+        return _picked(logits, slots, inputs, channel, ids, masked=masked, completes=completes)
+    at = inputs["slots"]
+    drawn = draw(
+        logits.float(),
+        slots.seen[channel],
+        inputs,
+        channel,
+        last_id=ids.eosp if channel == AUDIO else None,
+        greedy_only=greedy_only,
+    )
+    if masked:
+        active = ~inputs["late"] | (slots.mode[at] == channel)
+        drawn = Drawn(torch.where(active, drawn.ids, NOT_DRAWN), drawn.bad & active)
+    seen, chosen = slots.seen[channel], drawn.ids.clamp(min=0)
+    seen[at, chosen] |= drawn.ids >= 0
+    if completes:
+        slots.settle(at, channel, drawn.ids, drawn.bad, ids)
+    return drawn
+
+
+def _picked(
+    logits: Tensor,
+    slots: Slots,
+    inputs: Inputs,
+    channel: int,
+    ids: SpecialIds,
+    *,
+    masked: bool,
+    completes: bool,
+) -> Drawn:
+    """``draw_rows`` by kernels: three launches, and few operations beside them."""
+    at, late = inputs["slots"], inputs["late"]
+    settings = DrawSettings(**{name: inputs[name] for name in DrawSettings.__annotations__})
+    state = DrawState(slots.seen[channel])
+    if completes:
+        # What the host knows of its slots is set; the rest is what the row before left.
+        slots.mode[at] = torch.where(late, slots.mode[at], channel).to(slots.mode.dtype)
+        state = DrawState(slots.seen[channel], slots.latest, slots.mode)
+    chosen = torch.empty_like(at)
+    bad = torch.zeros((len(at), 2), dtype=torch.bool, device=at.device)
+    pick_ids(
+        logits, state, settings, chosen, bad[:, channel], channel=channel,
+        last_id=ids.eosp if channel == AUDIO else None, masked=masked and completes,
+    )  # fmt: skip
+    drawn = Drawn(chosen, bad[:, channel])
+    if completes:
+        text = DrawState(slots.seen[TEXT], slots.latest, slots.mode)
+        whole = torch.where((chosen < 0) & ~drawn.bad, -1, at)
+        special = ModeIds(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
+        settle_modes(text, whole, bad, slots.halts, special, put_off=True)
+    return drawn
 
 
 def draw(

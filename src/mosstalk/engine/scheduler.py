@@ -19,6 +19,10 @@ from mosstalk.errors import ContextLengthError, EngineFullError, OptionError
 _GUESSED_STEP_S = 0.08
 
 
+class _PreemptionDueError(Exception):
+    """A late step cannot be planned: a running reply would lose its blocks."""
+
+
 @dataclass(frozen=True)
 class SchedulerLimits:
     """How much runs at once: ``step_rows`` a step, ``slots`` replies, ``waiting`` in line."""
@@ -39,7 +43,9 @@ class Work:
     """Rows ``start`` .. ``start`` + ``count`` - 1 of a sequence that the trunk reads in a step.
 
     ``request`` is None where an idle conversation's lagging modality blocks catch up
-    (``count`` 0). ``draws`` says that the next row is drawn from the last one's output.
+    (``count`` 0). ``draws`` says that the next row is drawn from the last one's output; it may
+    have been read before (``count`` 0), by a late step that drew nothing. The last row may be
+    one that the host has not seen.
     """
 
     sequence: Sequence
@@ -120,8 +126,21 @@ class Scheduler:
         that has just its latest row to read and prompts share the rest; where that leaves
         prompts nothing, all rows are given strictly by deadline, so that nobody starves.
         """
+        return self._planned(late=False)
+
+    def plan_late(self) -> list[Work] | None:
+        """``plan`` while rows are pending, which are read unseen.
+
+        None if a running reply would have to go back in line: that needs its rows to be known.
+        """
+        try:
+            return self._planned(late=True)
+        except _PreemptionDueError:
+            return None
+
+    def _planned(self, *, late: bool) -> list[Work]:
         self._admit()
-        ordered = sorted(self.running, key=lambda r: r.order)
+        ordered = sorted((r for r in self.running if not r.closing), key=lambda r: r.order)
         aside = sum(r.sequence.unread == 1 for r in ordered)
         left = self.limits.step_rows
         if aside >= left:
@@ -136,7 +155,9 @@ class Scheduler:
                 count = 1
             else:
                 count = min(unread, left - aside)
-            work = self._place(request, count) if count else None
+            if unread and not count:
+                continue
+            work = self._place(request, count, late=late)
             if work:
                 planned.append(work)
                 left -= count
@@ -215,7 +236,7 @@ class Scheduler:
             request.slot, request.state = self._slots.pop(), State.RUNNING
             self.running.append(request)
 
-    def _place(self, request: Request, count: int) -> Work | None:
+    def _place(self, request: Request, count: int, *, late: bool) -> Work | None:
         """Work for ``count`` rows once they have blocks; None if they must wait."""
         sequence = request.sequence
         start = sequence.read[Part.TRUNK]
@@ -224,10 +245,10 @@ class Scheduler:
                 self._evict(self.idle)
                 or self._evict(self.ahead)
                 or self._evict_waiting()
-                or self._preempt_after(request)
+                or self._preempt_after(request, late=late)
             ):
                 return None
-        return Work(sequence, request, start, count, start + count == len(sequence.rows))
+        return Work(sequence, request, start, count, count == sequence.unread)
 
     def _evict(self, resting: OrderedDict[int, Sequence]) -> bool:
         """Take the blocks of the conversation that was unused for longest."""
@@ -246,11 +267,14 @@ class Scheduler:
                 return True
         return False
 
-    def _preempt_after(self, request: Request) -> bool:
+    def _preempt_after(self, request: Request, *, late: bool) -> bool:
         """Put the running reply with the last deadline back in line, if it is later than this."""
         victim = max(self.running, key=lambda r: r.order)
         if victim.order <= request.order:
             return False
+        if late:
+            raise _PreemptionDueError
+        assert not victim.sequence.pending, "what comes next may depend on rows that are pending"
         self.running.remove(victim)
         self._give_back_slot(victim)
         victim.sequence.forget(0)

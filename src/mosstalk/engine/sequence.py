@@ -26,7 +26,9 @@ class Sequence:
 
     ``read[part]`` counts the leading rows that a part has K and V of. A modality block may
     lag behind the trunk; the trunk's outputs of the rows between lie in the same KV blocks,
-    so they are shared, evicted and cut with them.
+    so they are shared, evicted and cut with them. What has been launched counts as read: the
+    device does its work in order. ``pending`` are rows past the last one that the device draws
+    and the host has not seen.
     """
 
     pool: BlockPool
@@ -34,12 +36,13 @@ class Sequence:
     rows: list[Row] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=lambda: [0, 0, 0])
+    pending: int = 0
     _digests: list[Digest] = field(default_factory=list)
 
     @property
     def unread(self) -> int:
-        """Rows that the trunk has not read."""
-        return len(self.rows) - self.read[Part.TRUNK]
+        """Rows that the trunk has not read, seen by the host or not."""
+        return len(self.rows) + self.pending - self.read[Part.TRUNK]
 
     @property
     def lagging(self) -> int:
@@ -63,7 +66,8 @@ class Sequence:
 
     def advance(self, part: Part, rows: int) -> None:
         """Note that ``part`` has read the first ``rows`` rows."""
-        assert self.read[part] <= rows <= len(self.rows), f"{part.name} cannot have read {rows}"
+        most = len(self.rows) + self.pending
+        assert self.read[part] <= rows <= most, f"{part.name} cannot have read {rows}"
         self.read[part] = rows
 
     def adopt_prefix(self) -> int:
@@ -107,19 +111,25 @@ class Sequence:
         del self._digests[kept:]
         self.read = [min(count, rows) for count in self.read]
 
+    def abandon(self) -> None:
+        """Wait for no pending row, and leave the latest row unread, as if it had just come."""
+        self.pending = 0
+        if self.rows and self.read[Part.TRUNK] >= len(self.rows):
+            self.forget(len(self.rows) - 1)
+
     def discard(self) -> None:
         """Give all blocks back as worth nothing: nobody may find them again."""
         for block in self.table:
             self.pool.withdraw(block)
         self.forget(0)
 
-    def publish(self) -> None:
-        """Make blocks findable that every part has read to their end.
+    def publish(self, known: int) -> None:
+        """Make blocks of the first ``known`` rows findable that every part has read to their end.
 
         To be called once what was computed is known to be sound: a draw from it was finite.
         """
         size = self.pool.rows
-        while (len(self._digests) + 1) * size <= min(self.read):
+        while (len(self._digests) + 1) * size <= min(known, *self.read):
             number = len(self._digests)
             parent = self._digests[-1] if self._digests else ROOT
             rows = self.rows[number * size : (number + 1) * size]

@@ -64,6 +64,7 @@ def free_bytes(
     trial.run()
     torch.cuda.synchronize(model.device)
     taken = torch.cuda.max_memory_allocated(model.device) - before
+    taken += trial.runner.layers.fixed_bytes  # there before the step, and no longer after it
     del trial
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
@@ -84,6 +85,7 @@ def largest_step(
     runner = Runner(
         model, ids, pool, limits.slots + 1,
         pass_rows=limits.step_rows, deferral=options.deferral,
+        fast=options.fast(limits.slots + 1),
     )  # fmt: skip
     works = []
     for slot in range(limits.slots + 1):

@@ -58,7 +58,11 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
     if dtype is None and device.type == "cpu":
         dtype = pick_dtype("float32")
     detector = _detector(options.detector)
-    engine = EngineOptions(limits=SchedulerLimits(slots=options.sessions))
+    engine = EngineOptions(
+        limits=SchedulerLimits(slots=options.sessions),
+        graphs=options.sound.graphs,
+        batch_invariant=options.batch_invariant,
+    )
     host = Host.load(
         model,
         codec,

@@ -40,6 +40,7 @@ class WorkerOptions:
     detector: str = "auto"
     voices: Mapping[str, Path] = field(default_factory=dict)
     log: LogStyle = field(default_factory=LogStyle)
+    batch_invariant: bool = False
 
 
 # From the front to the worker.

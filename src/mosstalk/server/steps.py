@@ -7,8 +7,7 @@ from threading import Event
 from typing import Any, cast
 
 from mosstalk.engine.core import EngineCore
-from mosstalk.engine.runner import Outcome, Runner
-from mosstalk.engine.scheduler import Work
+from mosstalk.engine.runner import Flight, Outcome, Runner
 
 _MOST_KEPT = 10_000
 
@@ -33,21 +32,25 @@ class Faults:
 
 
 class WatchedRunner:
-    """A ``Runner`` that notes how long its steps take."""
+    """A ``Runner`` that notes how long its steps take.
+
+    A step that was launched while the one before it ran begins when that one has ended.
+    """
 
     def __init__(self, runner: Runner, faults: Faults | None = None) -> None:
         self._runner, self._faults = runner, faults
         self._steps_s: list[float] = []
+        self._ended_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def step(self, works: list[Work]) -> list[Outcome]:
-        """See ``Runner.step``."""
-        begun_s = time.perf_counter()
-        outcomes = self._runner.step(works)
+    def collect(self, flight: Flight) -> list[Outcome]:
+        """See ``Runner.collect``."""
+        outcomes = self._runner.collect(flight)
+        begun_s, self._ended_s = max(flight.launched_s, self._ended_s), time.perf_counter()
         if len(self._steps_s) < _MOST_KEPT:
-            self._steps_s.append(time.perf_counter() - begun_s)
+            self._steps_s.append(self._ended_s - begun_s)
         return self._spoilt(outcomes) if self._faults else outcomes
 
     def taken_s(self) -> tuple[float, ...]:
@@ -62,8 +65,9 @@ class WatchedRunner:
             raise RuntimeError("a fault that was asked for")
         if faults.take("stuck"):
             Event().wait()
-        if outcomes and faults.take("poison"):
-            return [replace(outcomes[0], bad=True), *outcomes[1:]]
+        drawn = next((n for n, outcome in enumerate(outcomes) if outcome.row), None)
+        if drawn is not None and faults.take("poison"):
+            outcomes[drawn] = replace(outcomes[drawn], row=None, bad=True)
         return outcomes
 
 

@@ -198,6 +198,7 @@ class Host:
         Raises:
             EngineStoppedError: no reply could be made; the message says why.
         """
+        await self.engine.warm()
         await self._started().mouth.warm()
         await self._started().senses.warm(self.options.sessions)
         limits, durations = ReplyLimits(longest_s=1.0), Durations(idle_s=600.0)

@@ -1,0 +1,57 @@
+"""What a step of the language model must at least move and compute, from the model's sizes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mosstalk.bench.ceilings import Work
+from mosstalk.config import LanguageModelConfig
+from mosstalk.conversation import Mode
+
+_KEYS_AND_VALUES = 2
+
+
+@dataclass(frozen=True)
+class Load:
+    """``sessions`` conversations of ``kept`` rows that read ``new`` rows each and draw one.
+
+    In ``mode``, whose block and head alone are needed.
+    """
+
+    sessions: int
+    kept: int
+    new: int = 1
+    mode: Mode = Mode.AUDIO
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        if self.new == 1:
+            return f"{self.sessions} x 1 row after {self.kept}"
+        if self.kept == 0:
+            return f"{self.new} rows"
+        return f"{self.new} rows after {self.kept}"
+
+
+def layer_weights(config: LanguageModelConfig) -> int:
+    """Weights of the products of one layer."""
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    attention = config.hidden_size * (2 * queries + _KEYS_AND_VALUES * keys)
+    return attention + 3 * config.hidden_size * config.intermediate_size
+
+
+def step_work(config: LanguageModelConfig, dtype: torch.dtype, load: Load) -> Work:
+    """Weights and kept rows read once, new rows through trunk and one block, a head each."""
+    layers = config.num_shared_layers + config.num_modality_layers
+    vocabulary = config.audio_vocab_size if load.mode is Mode.AUDIO else config.vocab_size
+    head = config.hidden_size * vocabulary
+    weights = layers * layer_weights(config)
+    kept_row = layers * _KEYS_AND_VALUES * config.num_key_value_heads * config.head_dim
+    seen = load.kept + (load.new + 1) / 2
+    queries = config.num_attention_heads * config.head_dim
+    attention = layers * load.sessions * load.new * seen * 2 * _KEYS_AND_VALUES * queries
+    return Work(
+        dtype.itemsize * (weights + head + kept_row * load.sessions * (load.kept + load.new)),
+        2.0 * load.sessions * (load.new * weights + head) + attention,
+    )

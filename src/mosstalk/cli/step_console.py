@@ -1,0 +1,238 @@
+"""``mosstalk bench step`` and ``bench prefill``: what is asked for, and what is printed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mosstalk.atomic import write_whole
+from mosstalk.bench.ceilings import Ceilings, measure_ceilings
+from mosstalk.bench.html import tables_page
+from mosstalk.bench.machine import machine_facts
+from mosstalk.bench.step_baselines import measure_baseline
+from mosstalk.bench.step_errors import error_table
+from mosstalk.bench.step_speed import measure_prompts, measure_steps
+from mosstalk.bench.step_work import Load, step_work
+from mosstalk.bench.tables import Table
+from mosstalk.bench.timed import Timed, timed_table
+from mosstalk.conversation import Mode, SpecialIds
+from mosstalk.default_models import chosen_language_model
+from mosstalk.device import fit_threads, pick_device, pick_dtype
+from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
+from mosstalk.engine.core import EngineOptions
+from mosstalk.errors import OptionError
+from mosstalk.model.checkpoint import load_language_model
+from mosstalk.model.network import LanguageModel
+from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.progress import progress_bar
+from mosstalk.synthesis.direct_language import random_language_model, special_ids
+from mosstalk.synthesis.sizes import NAMED
+from mosstalk.tensors import Progress
+from mosstalk.units import CODE_MS
+
+FORMAT = "mosstalk-step-1"
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """Which model: a folder, or random weights of a named size; where and how it runs."""
+
+    model: Path | None
+    random: str | None
+    device: str
+    dtype: str | None
+    options: EngineOptions
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What is measured: steps or prompts, so often; beside what; errors over so many rows."""
+
+    loads: Sequence[Load]
+    runs: int
+    prompts: bool
+    baselines: Sequence[str]
+    error_rows: int = 0
+
+
+@dataclass
+class StepSpeed:
+    """What was found."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    timed: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, float | str]] = field(default_factory=list)
+
+
+def parse_loads(words: str, mode: str) -> list[Load]:
+    """``SESSIONS x ROWS`` for steps: ``1x512,64x1000``.
+
+    Raises:
+        OptionError: it says something else.
+    """
+    chosen = _mode(mode)
+    return [Load(*pair, mode=chosen) for pair in _pairs(words, "x", "--at", "1x512,64x1000")]
+
+
+def parse_prompts(words: str, mode: str) -> list[Load]:
+    """``ROWS[+KEPT]`` for prompts: ``512,6+1000``.
+
+    Raises:
+        OptionError: it says something else.
+    """
+    chosen = _mode(mode)
+    parts = ",".join(part if "+" in part else f"{part}+0" for part in words.split(","))
+    pairs = _pairs(parts, "+", "--rows", "512,6+1000")
+    return [Load(1, kept, new, chosen) for new, kept in pairs]
+
+
+def engine_options(*, graphs: bool, batch_invariant: bool) -> EngineOptions:
+    """How the engine shall compute; its sizes follow from the loads."""
+    return EngineOptions(graphs=graphs, batch_invariant=batch_invariant)
+
+
+def _mode(word: str) -> Mode:
+    if word not in ("audio", "text"):
+        raise OptionError(f"--mode {word}: choose of audio, text")
+    return Mode.AUDIO if word == "audio" else Mode.TEXT
+
+
+def _pairs(words: str, between: str, option: str, example: str) -> list[tuple[int, int]]:
+    parts = [part.split(between) for part in words.split(",")]
+    if not all(len(part) == 2 and all(word.isdecimal() for word in part) for part in parts):
+        raise OptionError(f"{option} {words}: give something like {example}")
+    pairs = [(int(first), int(second)) for first, second in parts]
+    if min(first for first, _ in pairs) < 1:
+        raise OptionError(f"{option} {words}: there must be at least one")
+    return pairs
+
+
+def run_steps(request: StepRequest, loads: Loads, json: str | None, html: Path | None) -> None:
+    """Measure, print tables, write the document and the page.
+
+    Raises:
+        OptionError: an option that means nothing.
+        BenchError: a run whose rows were not right; no time is printed.
+    """
+    for target in (json if json != STANDARD_OUTPUT else None, html):
+        if target:
+            require_target(Path(target))
+    with human_text_on_stderr(json == STANDARD_OUTPUT):
+        model, ids = _opened(request)
+        with progress_bar() as tell:
+            found = _measure(model, ids, request, loads, tell)
+        _print(found)
+    document = {
+        "format": FORMAT,
+        "settings": found.settings,
+        "weights": found.settings["weights"],
+        "timed": found.timed,
+        "errors": found.errors,
+    }
+    deliver(document, json)
+    if html:
+        label = f"{found.settings['device']}, weights: {found.settings['weights']}"
+        page = tables_page("mosstalk steps", label, found.tables, (), found.settings)
+        write_whole(html, page.encode())
+
+
+def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
+    device = pick_device(request.device)
+    if request.random:
+        if request.random not in NAMED:
+            raise OptionError(f"--random-weights {request.random}: choose of {', '.join(NAMED)}")
+        dtype = pick_dtype(request.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
+        model = random_language_model(NAMED[request.random], device, dtype)
+        return model, special_ids(model.config)
+    folder = chosen_language_model(request.model)
+    kind = request.dtype or ("float32" if device.type == "cpu" else None)
+    model = load_language_model(folder, device=device, dtype=pick_dtype(kind) if kind else None)
+    fit_threads(device, (model,))
+    tokenizer = TextTokenizer.from_folder(folder, model.config.vocab_size)
+    return model, SpecialIds.of(model.config, tokenizer.special)
+
+
+def _measure(
+    model: LanguageModel, ids: SpecialIds, request: StepRequest, loads: Loads, tell: Progress
+) -> StepSpeed:
+    ceilings = measure_ceilings(model.device, model.dtype)
+    found = StepSpeed(_settings(model, request, ceilings))
+    measure: Callable[..., Timed] = measure_prompts if loads.prompts else measure_steps
+    rows = list[tuple[Load, Timed]]()
+    ways = 1 + len(loads.baselines)
+    for number, load in enumerate(loads.loads):
+        tell(load.name, ways * number, ways * len(loads.loads))
+        rows.append((load, measure(model, ids, request.options, load, loads.runs)))
+        for place, name in enumerate(loads.baselines, 1):
+            tell(f"{load.name}, {name}", ways * number + place, ways * len(loads.loads))
+            rows.append((load, measure_baseline(name, model, load, loads.runs)))
+    limited = [(load, _limited(row, model, load, ceilings)) for load, row in rows]
+    title = "Prompts, to their reply's first row" if loads.prompts else "Steps"
+    found.tables.append(timed_table(title, [row for _, row in limited]))
+    found.tables.append(_rates(model, limited, loads))
+    found.timed = [row.figures() for _, row in limited]
+    if loads.error_rows:
+        tell("errors", 0, 1)
+        table, found.errors = error_table(model, ids, request.options, loads.error_rows)
+        found.tables.append(table)
+    return found
+
+
+def _limited(row: Timed, model: LanguageModel, load: Load, ceilings: Ceilings) -> Timed:
+    work = step_work(model.config, model.dtype, load)
+    limit = ceilings.limit_ms(work.moved_bytes, work.operations)
+    return Timed(row.name, row.cold_ms, row.warm_ups, row.runs_ms, row.wrong, limit)
+
+
+def _rates(model: LanguageModel, rows: Sequence[tuple[Load, Timed]], loads: Loads) -> Table:
+    """What a median step moves and computes in a second, and how near it is to the limit."""
+    lines = []
+    for load, row in rows:
+        work, seconds = step_work(model.config, model.dtype, load), row.p50_ms / 1000
+        lines.append(
+            (
+                row.name,
+                f"{work.moved_bytes / _GB:.2f}",
+                f"{work.operations / 1e12:.3f}",
+                f"{row.p50_ms / (row.limit_ms or 1):.2f}",
+                f"{work.moved_bytes / _GB / seconds:,.0f}",
+                f"{work.operations / 1e12 / seconds:,.1f}",
+                f"{1 / seconds:,.1f}",
+                "-" if loads.prompts else f"{row.p50_ms / CODE_MS:.4f}",
+            )
+        )
+    note = (
+        "Of the median: bytes that must be moved (weights and kept rows, once), operations, time "
+        "over limit, steps a second of all sessions together, and time over the 80 ms of sound "
+        "that a row is."
+    )
+    columns = ("", "GB", "Tflop", "over limit", "GB/s", "Tflop/s", "a second", "real-time factor")
+    return Table("Rates", note, columns, tuple(lines))
+
+
+def _settings(model: LanguageModel, request: StepRequest, ceilings: Ceilings) -> dict[str, str]:
+    weights = "synthetic" if request.random else model.config.weights_kind
+    return machine_facts(model.device, weights) | {
+        "sizes": request.random or str(request.model or "the default model's"),
+        "precision": str(model.dtype).removeprefix("torch."),
+        "engine": _engine_facts(model, request.options),
+        "rates": ceilings.describe(),
+    }
+
+
+def _engine_facts(model: LanguageModel, options: EngineOptions) -> str:
+    """How the engine computes here, for people."""
+    if not (model.device.type == "cuda" and options.kernels):
+        return "plain torch"
+    graphs = "in CUDA graphs" if options.graphs else "launched one by one"
+    return f"kernels {graphs}{', batch-invariant' if options.batch_invariant else ''}"
+
+
+def _print(found: StepSpeed) -> None:
+    width = max(map(len, found.settings))
+    for name, value in found.settings.items():
+        print(f"{name:<{width}} {value}")
+    for table in found.tables:
+        print(f"\n{table.as_text()}")

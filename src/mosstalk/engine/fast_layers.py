@@ -1,0 +1,226 @@
+"""The network over packed rows by kernels: on a GPU one captured graph a pass, elsewhere twins.
+
+Letters: W wanted rows, C hidden_size, V ids of a channel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.conversation import Row
+from mosstalk.engine.layer_pass import LayerPass
+from mosstalk.engine.layer_weights import packable
+from mosstalk.engine.layers import Layers, PlainLayers
+from mosstalk.engine.packed import Stretch
+from mosstalk.engine.sequence import Part
+from mosstalk.engine.slots import AUDIO
+from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
+from mosstalk.engine.step_plan import PassLimits, Planner
+from mosstalk.engine.store import KVStore
+from mosstalk.errors import EngineInputError
+from mosstalk.kernels.launch import compiled_together, runs
+from mosstalk.kernels.lm_tiles import FEW_ROWS
+from mosstalk.kernels.rms_linear import rms_linear
+from mosstalk.model.network import LanguageModel
+
+_CAPABLE_SINCE = (8, 0)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class FastOptions:
+    """``rows`` of a pass at most, of them ``singles`` that are the only ones of their sequence;
+    more are read in several passes. ``graphs``: passes are captured once and replayed, on a GPU.
+    ``invariant``: a row's bits do not depend on the rows beside it; None: in float32 alone.
+    """
+
+    rows: int = 576
+    singles: int = 64
+    graphs: bool = True
+    invariant: bool | None = None
+
+
+def suited(model: LanguageModel, store: KVStore) -> bool:
+    """Whether kernels run where the store is, in its dtype, upon these weights."""
+    keys = store.keys
+    if not keys.is_cuda or not runs(keys) or keys.dtype not in _DTYPES:
+        return False
+    if not packable(model.model, keys.dtype):
+        return False
+    return torch.cuda.get_device_capability(keys.device) >= _CAPABLE_SINCE
+
+
+def best_layers(
+    model: LanguageModel, store: KVStore, latest: Tensor, options: FastOptions
+) -> Layers:
+    """``FastLayers`` where kernels run, plain torch elsewhere."""
+    if suited(model, store):
+        return FastLayers(model, store, latest, options)
+    return PlainLayers(model, store, latest)
+
+
+class FastLayers(Layers):
+    """Kernels, in CUDA graphs on a GPU; the model's weights are packed in place.
+
+    A graph serves one size of pass (``PassSize``) of one part, is captured at its first use or
+    by ``warm``, and holds what kernels' switches said then. All share one pool of memory and
+    one set of rooms: passes follow one another on one stream.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KVStore,
+        latest: Tensor,
+        options: FastOptions | None = None,
+    ) -> None:
+        super().__init__(model, store, latest)
+        options = options or FastOptions()
+        exact = store.keys.dtype == torch.float32
+        self.invariant = exact if options.invariant is None else options.invariant
+        self.limits = PassLimits(
+            options.rows,
+            min(options.singles, options.rows),
+            min(len(store.hidden), model.config.max_position_embeddings),
+            store.rows_per_block,
+            self.invariant,
+        )
+        self._graphs = options.graphs and store.keys.is_cuda
+        self.planner = Planner(self.limits)
+        self.layer_pass = LayerPass(model, store, latest, self.limits, invariant=self.invariant)
+        self._inputs: dict[tuple[bool, PassSize], StepInputs] = {}
+        self._captured: dict[tuple[Part, PassSize], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None  # torch's handle of the graphs' memory
+
+    @property
+    def graph_count(self) -> int:
+        """Graphs captured so far."""
+        return len(self._captured)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the layers' weights, which are the model's own."""
+        return self.layer_pass.weight_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory of rooms, tables and descriptors; what graphs hold besides is torch's to tell."""
+        return self.layer_pass.fixed_bytes + sum(inputs.nbytes for inputs in self._inputs.values())
+
+    def trunk(self, step: int, rows: list[Row], stretches: list[Stretch]) -> None:
+        """See ``Layers``."""
+        first, planned = 0, list[Planned]()
+        for lot in self.limits.lots(stretches):
+            end = first + _count(lot)
+            planned.append(self.planner.embedding(step, rows[first:end], lot))
+            first = end
+        if first != len(rows):
+            raise EngineInputError(f"input 'rows' has {len(rows)} rows, must have {first}")
+        self._require(Part.TRUNK, step, planned)
+        for one in planned:
+            self._run(Part.TRUNK, step, one)
+
+    def block(self, step: int, part: Part, stretches: list[Stretch], wanted: list[int]) -> Tensor:
+        """See ``Layers``; ``wanted`` ascends. What it returns stays as it is whatever runs next."""
+        first, planned, counts = 0, list[Planned](), list[int]()
+        for lot in self.limits.lots(stretches):
+            end = first + _count(lot)
+            inside = [row - first for row in wanted if first <= row < end]
+            planned.append(self.planner.wanting(step, lot, inside))
+            counts.append(len(inside))
+            first = end
+        self._require(part, step, planned)
+        found = list[Tensor]()
+        for one, count in zip(planned, counts, strict=True):
+            self._run(part, step, one)
+            found.append(self.layer_pass.rooms.asked[:count].clone())
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def logits(self, channel: int, hidden: Tensor) -> Tensor:
+        """See ``Layers``."""
+        head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
+        weight = head.weight.detach()
+        if len(hidden) > FEW_ROWS and not self.invariant:
+            return F.linear(hidden, weight)
+        out = hidden.new_empty((len(hidden), len(weight)))
+        return rms_linear(hidden, None, 0.0, weight, out, invariant=self.invariant)
+
+    @torch.inference_mode()
+    def warm(self, sizes: Sequence[PassSize]) -> None:
+        """Compile what passes of these sizes run, all kernels at the same time; capture them."""
+        if not (self.store.keys.is_cuda and runs(self.store.keys)):
+            return
+        passes = [(part, size) for size in sizes for part in Part]
+        with compiled_together():
+            for part, size in passes:
+                self.layer_pass.run(part, self._inputs_of(part, size))
+        for part, size in passes:
+            self._ready(part, size)
+
+    def _inputs_of(self, part: Part, size: PassSize) -> StepInputs:
+        key = part is Part.TRUNK, size
+        if key not in self._inputs:
+            self._inputs[key] = StepInputs(size, self.store.keys.device, embeds=key[0])
+        return self._inputs[key]
+
+    def _require(self, part: Part, step: int, planned: list[Planned]) -> None:
+        """Raise EngineInputError before the first of several passes, not among them."""
+        if len(planned) > 1:
+            for one in planned:
+                self._inputs_of(part, one.size).check(one, step)
+
+    def _run(self, part: Part, step: int, planned: Planned) -> None:
+        graph = self._ready(part, planned.size)
+        inputs = self._inputs_of(part, planned.size)
+        inputs.fill(planned, step)
+        if graph is None:
+            self.layer_pass.run(part, inputs)
+        else:
+            graph.replay()
+
+    def _ready(self, part: Part, size: PassSize) -> torch.cuda.CUDAGraph | None:
+        """The graph of a pass, captured now if it was not; None where there is to be none."""
+        if not (self._graphs and runs(self.store.keys)):
+            return None
+        key = part, size
+        if key not in self._captured:
+            self._captured[key] = self._capture(part, self._inputs_of(part, size))
+        return self._captured[key]
+
+    def _capture(self, part: Part, inputs: StepInputs) -> torch.cuda.CUDAGraph:
+        """A graph of a pass; run once before, on padding, so that what is made once is made.
+
+        Not by ``torch.cuda.graph``, which would collect garbage and empty the caches in the
+        middle of a conversation.
+        """
+        inputs.clear()
+        device = self.store.keys.device
+        current = torch.cuda.current_stream(device)
+        side = _capture_stream(device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self.layer_pass.run(part, inputs)
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                self.layer_pass.run(part, inputs)
+            finally:
+                graph.capture_end()
+        current.wait_stream(side)
+        return graph
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for a process: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device)
+
+
+def _count(stretches: list[Stretch]) -> int:
+    return sum(map(len, stretches))

@@ -1,0 +1,228 @@
+"""A stack of layers over the packed rows of one pass, by kernels; where each leaves what it makes.
+
+Letters: N packed rows, C hidden_size, H query heads, G key/value heads, D head_dim,
+I intermediate_size.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.engine.layer_weights import LayerWeights, packed_stacks
+from mosstalk.engine.sequence import Part
+from mosstalk.engine.step_inputs import StepInputs
+from mosstalk.engine.step_plan import PassLimits
+from mosstalk.engine.store import KVStore
+from mosstalk.kernels.attend_rows import attend_rows, rows_work
+from mosstalk.kernels.attend_tiles import attend_tiles, tiles_work
+from mosstalk.kernels.gate_up import gate_up
+from mosstalk.kernels.launch import ceil_div
+from mosstalk.kernels.lm_tiles import FEW_ROWS, division, kind_of
+from mosstalk.kernels.move_rows import Latest, embed_rows, gather_rows, scatter_rows
+from mosstalk.kernels.rms_linear import LinearWorkspace, rms_linear
+from mosstalk.kernels.rms_norm import rms_norm
+from mosstalk.kernels.rotate_write import rotary_table, rotate_write
+from mosstalk.model.network import LanguageModel
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), products
+    ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
+    product ``inner`` (N, I), and what was ``asked`` for (N, C).
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    qkv: Tensor
+    query: Tensor
+    mixed: Tensor
+    gates: Tensor
+    inner: Tensor
+    asked: Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: LanguageModelConfig, rows: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Rooms for ``rows`` rows; finite from the start."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        widths = (hidden, hidden, queries + 2 * keys, queries, queries, 2 * inner, inner, hidden)
+        return cls(*(torch.zeros((rows, n), device=device, dtype=dtype) for n in widths))
+
+    def first(self, rows: int) -> Self:
+        """The same for ``rows`` rows."""
+        return type(self)(*(room[:rows] for room in vars(self).values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory."""
+        return sum(room.nbytes for room in vars(self).values())
+
+
+class LayerPass:
+    """Runs the trunk or a modality block over what ``StepInputs`` describe.
+
+    ``invariant``: no row's bits depend on the rows beside it. Rooms are shared by all passes,
+    which therefore follow one another on the device.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KVStore,
+        latest: Tensor,
+        limits: PassLimits,
+        *,
+        invariant: bool,
+    ) -> None:
+        config = model.config
+        self._store, self._latest, self._limits = store, latest, limits
+        self._invariant, self._eps = invariant, config.rms_norm_eps
+        self._pad = config.modality_pad_token_id
+        self._stacks = packed_stacks(model.model)
+        self._tables = (
+            model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
+        )  # fmt: skip
+        device, dtype = store.keys.device, store.keys.dtype
+        self.rooms = Rooms.allocate(config, limits.rows, device, dtype)
+        self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
+        self._work = _work(config, limits, store, invariant=invariant)
+        layer = self._stacks[Part.TRUNK].layers[0]
+        self._workspace = _workspace(layer, limits, invariant=invariant)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the layers' weights, which are the model's own."""
+        return sum(stack.nbytes for stack in self._stacks.values())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory of rooms and tables."""
+        workspace = self._workspace.counters.nbytes + self._workspace.sums.nbytes
+        return self.rooms.nbytes + self._angles.nbytes + self._work.nbytes + workspace
+
+    def run(self, part: Part, inputs: StepInputs) -> None:
+        """Read the pass's rows with a part.
+
+        The trunk leaves its output in the store; a modality block leaves the rows that are
+        wanted, normed, in the first of ``rooms.asked``.
+        """
+        stack, rooms = self._stacks[part], self.rooms.first(inputs.size.rows)
+        if part is Part.TRUNK:
+            latest = Latest(self._latest, inputs.slots)
+            embed_rows(inputs.rows, *self._tables, self._pad, rooms.hidden, latest)
+        else:
+            gather_rows(self._store.hidden, inputs.places, rooms.hidden)
+        for number, layer in enumerate(stack.layers, stack.first):
+            self._attention(layer, number, rooms, inputs)
+            self._mlp(layer, rooms)
+        if stack.gain is None:
+            scatter_rows(rooms.hidden, inputs.places, self._store.hidden)
+        else:
+            gather_rows(rooms.hidden, inputs.wanted, rooms.normed)
+            rms_norm(rooms.normed, stack.gain, self._eps, rooms.asked)
+
+    def _attention(
+        self, layer: LayerWeights, number: int, rooms: Rooms, inputs: StepInputs
+    ) -> None:
+        self._product(rooms.hidden, layer.attention_gain, layer.qkv, rooms.qkv, rooms.normed)
+        size = inputs.size
+        keys, values = self._store.keys[number], self._store.values[number]
+        turn = (layer.query_gain, layer.key_gain), self._eps, self._angles
+        block_rows = self._store.rows_per_block
+        span = size.blocks * block_rows
+        if size.tiles:
+            rotate_write(
+                rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query
+            )
+        if size.singles:
+            single = slice(0, size.singles)
+            attend_rows(
+                rooms.qkv[single], *turn, keys, values, inputs.tables[single],
+                inputs.lengths, rooms.mixed[single],
+                block_rows=block_rows, span=span, work=self._work,
+            )  # fmt: skip
+        if size.tiles:
+            # After single rows, where their zeros may stand for want of so many.
+            attend_tiles(
+                rooms.query, keys, values, inputs.tables, inputs.tiles, rooms.mixed,
+                block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
+            )  # fmt: skip
+        self._add(rooms.mixed, layer.mixed, rooms.hidden)
+
+    def _mlp(self, layer: LayerWeights, rooms: Rooms) -> None:
+        if self._few(rooms.hidden):
+            rms_linear(
+                rooms.hidden, layer.mlp_gain, self._eps, layer.gate_up, rooms.inner,
+                gated=True, invariant=self._invariant, workspace=self._workspace,
+            )  # fmt: skip
+        else:
+            self._product(rooms.hidden, layer.mlp_gain, layer.gate_up, rooms.gates, rooms.normed)
+            gate_up(rooms.gates, rooms.inner)
+        self._add(rooms.inner, layer.down, rooms.hidden)
+
+    def _few(self, x: Tensor) -> bool:
+        """Whether a kernel multiplies these rows, which reads weights once for few of them."""
+        return self._invariant or len(x) <= FEW_ROWS
+
+    def _product(
+        self, x: Tensor, gain: Tensor, weight: Tensor, out: Tensor, normed: Tensor
+    ) -> None:
+        """out = RMSNorm(x) W^T; ``normed`` is room for what is between."""
+        if self._few(x):
+            rms_linear(
+                x, gain, self._eps, weight, out,
+                invariant=self._invariant, workspace=self._workspace,
+            )  # fmt: skip
+        else:
+            rms_norm(x, gain, self._eps, normed)
+            torch.mm(normed, weight.t(), out=out)
+
+    def _add(self, x: Tensor, weight: Tensor, hidden: Tensor) -> None:
+        """hidden += x W^T."""
+        if self._few(x):
+            rms_linear(
+                x, None, self._eps, weight, hidden,
+                residual=hidden, invariant=self._invariant, workspace=self._workspace,
+            )  # fmt: skip
+        else:
+            hidden.addmm_(x, weight.t())
+
+
+def _work(
+    config: LanguageModelConfig, limits: PassLimits, store: KVStore, *, invariant: bool
+) -> Tensor:
+    """What programs of the attention of any pass leave one another."""
+    keys = store.keys
+    shape = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    span = limits.size(1, 1, 0, limits.keys).blocks * limits.block_rows
+    numbers = tiles_work(limits.tiles, *shape, span, keys.dtype, invariant=invariant)
+    if not limits.tiled:
+        numbers = max(numbers, rows_work(limits.singles, *shape, span, keys.dtype))
+    return torch.zeros(numbers, device=keys.device)
+
+
+def _workspace(layer: LayerWeights, limits: PassLimits, *, invariant: bool) -> LinearWorkspace:
+    """What programs of the products of any pass leave one another."""
+    products = (
+        (layer.qkv, True, False), (layer.mixed, False, False),
+        (layer.gate_up, True, True), (layer.down, False, False),
+    )  # fmt: skip
+    counts = range(1, 1 + (limits.rows if invariant else min(limits.rows, FEW_ROWS)))
+    most = 0
+    for weight, normed, gated in products:
+        kind = kind_of(weight.shape[1], normed=normed, gated=gated)
+        for divided, rows in {
+            division(kind, rows, weight.dtype, invariant=invariant): rows for rows in counts
+        }.items():
+            tile = divided.tile
+            columns = ceil_div(weight.shape[0] // (1 + gated), tile.columns) * tile.columns
+            places = ceil_div(rows, tile.rows) * tile.rows * columns * (1 + gated)
+            most = max(most, places * divided.splits)
+    return LinearWorkspace(most, layer.qkv.device)

@@ -1,0 +1,66 @@
+"""What the device keeps for each running reply, by its slot."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mosstalk.config import LanguageModelConfig
+from mosstalk.conversation import SpecialIds
+
+TEXT, AUDIO, ENDED = 0, 1, 2
+"""Channels, which are modes too; and the mode of a slot that draws nothing more by itself."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """State of replies that a step changes without the host.
+
+    ``seen`` of each channel (slots, V) bool: ids that its penalty counts. ``latest`` (slots, 2)
+    int64: the row drawn last. ``mode`` (slots,) int8: TEXT, AUDIO or ENDED, what comes after
+    that row. ``halts`` (n,) int64: text ids after which nothing can be drawn before the host has
+    seen them: those that end a reply, and modality_pad, whose row depends on a put-off draw.
+    """
+
+    seen: tuple[Tensor, Tensor]
+    latest: Tensor
+    mode: Tensor
+    halts: Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: LanguageModelConfig, ids: SpecialIds, slots: int, device: torch.device
+    ) -> "Slots":
+        """State of ``slots`` replies that have not begun."""
+        text, audio = (
+            torch.zeros((slots, size), dtype=torch.bool, device=device)
+            for size in (config.vocab_size, config.audio_vocab_size)
+        )
+        halts = sorted({*ids.stop, ids.modality_pad})
+        return cls(
+            (text, audio),
+            torch.zeros((slots, 2), dtype=torch.int64, device=device),
+            torch.full((slots,), ENDED, dtype=torch.int8, device=device),
+            torch.tensor(halts, device=device),
+        )
+
+    def settle(self, at: Tensor, channel: int, drawn: Tensor, bad: Tensor, ids: SpecialIds) -> None:
+        """Note that ``drawn`` (R,) of ``channel`` completed the rows of slots ``at`` (R,).
+
+        A row of text has its audio draw put off: it gets audio_pad, and after sosp its slot is
+        in AUDIO until that draw is made up and says otherwise. Where ``drawn`` is negative
+        nothing was drawn and nothing changes, but that a ``bad`` one has ended.
+        """
+        valid = drawn >= 0
+        if channel == AUDIO:
+            row = torch.stack([torch.full_like(drawn, ids.modality_pad), drawn], dim=1)
+            after = torch.where(drawn == ids.eosp, TEXT, AUDIO)
+            self.seen[TEXT][at, ids.modality_pad] |= valid
+        else:
+            row = torch.stack([drawn, torch.full_like(drawn, ids.audio_pad)], dim=1)
+            after = torch.where(drawn == ids.sosp, AUDIO, TEXT)
+            halted = (drawn[:, None] == self.halts).any(dim=1)
+            after = torch.where(halted, ENDED, after)
+        self.latest[at] = torch.where(valid[:, None], row, self.latest[at])
+        after = torch.where(bad, ENDED, torch.where(valid, after, self.mode[at]))
+        self.mode[at] = after.to(torch.int8)

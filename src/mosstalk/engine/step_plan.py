@@ -1,0 +1,229 @@
+"""Stretches of rows laid out as one pass: which size it runs at, and what it reads.
+
+Letters as in ``step_inputs``.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mosstalk.conversation import Row
+from mosstalk.engine.packed import Stretch, in_passes
+from mosstalk.engine.sequence import Sequence
+from mosstalk.engine.step_inputs import NOTHING, PassSize, Planned
+from mosstalk.errors import EngineInputError
+from mosstalk.kernels.attend_tiles import TILE_ROWS, tiles_of
+
+Ints = npt.NDArray[np.int32]
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+"""Packed rows of a pass in which every stretch is one row."""
+MIXED_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
+KEY_BUCKETS = (1024, 4096)
+"""Rows of the longest context; beyond, the store's longest."""
+_SPARE_TILES = 8
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """The most that a pass may have: packed ``rows``, of them ``singles``, contexts of ``keys``
+    rows in blocks of ``block_rows``. ``tiled``: single rows are tiles too, so that a row is
+    attended in the same way whoever is beside it.
+    """
+
+    rows: int
+    singles: int
+    keys: int
+    block_rows: int
+    tiled: bool
+
+    @property
+    def tiles(self) -> int:
+        """The most tiles of rows."""
+        return min(self.rows, _few_tiles(self.rows) + self.singles)
+
+    def size(self, rows: int, singles: int, tiles: int, keys: int) -> PassSize:
+        """The smallest size that holds so many rows, single rows, tiles and keys."""
+        blocks = -(-_bucket(keys, KEY_BUCKETS, self.keys) // self.block_rows)
+        if not tiles:
+            count = _bucket(rows, ROW_BUCKETS, self.singles)
+            return PassSize(count, count, 0, blocks)
+        buckets = sorted({*ROW_BUCKETS, *MIXED_BUCKETS}) if self.tiled else MIXED_BUCKETS
+        count = _bucket(rows, buckets, self.rows)
+        few = min(count, _few_tiles(count))
+        room = min(count, self.singles) if singles else 0
+        return PassSize(count, room, few if tiles <= few else min(count, self.tiles), blocks)
+
+    def usual(self, keys: int = KEY_BUCKETS[0]) -> list[PassSize]:
+        """Sizes of nearly all passes with contexts of up to ``keys`` rows, smallest first."""
+        keys, tiled = min(keys, self.keys), self.tiled
+        alone = (*(n for n in ROW_BUCKETS if n < self.singles), self.singles)
+        several = (*(n for n in MIXED_BUCKETS if n < self.rows), self.rows)
+        sizes = {self.size(n, 0 if tiled else n, n if tiled else 0, keys) for n in alone}
+        for beside in (0,) if tiled else (0, 1):
+            sizes |= {self.size(n, beside, 1, keys) for n in several}
+        return sorted(sizes, key=astuple)
+
+    def lots(self, stretches: list[Stretch]) -> Iterator[list[Stretch]]:
+        """Stretches in order, cut into lots that a pass can have."""
+        for whole in in_passes(stretches, self.rows):
+            lot: list[Stretch] = []
+            singles = tiles = 0
+            for stretch in whole:
+                single = len(stretch) == 1 and not self.tiled
+                more = 0 if single else tiles_over(stretch.start, stretch.end)
+                if singles + single > self.singles or tiles + more > self.tiles:
+                    yield lot
+                    lot, singles, tiles = [], 0, 0
+                lot.append(stretch)
+                singles, tiles = singles + single, tiles + more
+            yield lot
+
+
+def tiles_over(start: int, end: int) -> int:
+    """How many tiles rows ``start`` .. ``end`` - 1 are cut into."""
+    return (end - 1) // TILE_ROWS - start // TILE_ROWS + 1
+
+
+def _few_tiles(rows: int) -> int:
+    return -(-rows // TILE_ROWS) + _SPARE_TILES
+
+
+def _bucket(wanted: int, buckets: Several[int], most: int) -> int:
+    assert wanted <= most, f"{wanted} are more than the {most} that a pass may have"
+    return next((size for size in buckets if wanted <= size < most), most)
+
+
+class Tables:
+    """Blocks of sequences as arrays, kept from pass to pass: most tables change every 16 rows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[list[int], Ints]] = {}
+        self._used: dict[int, tuple[list[int], Ints]] = {}
+
+    def of(self, sequence: Sequence) -> Ints:
+        """Blocks of a sequence, which is told by its table's content and not by its name."""
+        key = id(sequence)
+        kept = self._used.get(key) or self._known.get(key)
+        if kept is None or kept[0] != sequence.table:
+            table = list(sequence.table)
+            kept = table, np.array(table, np.int32)
+        self._used[key] = kept
+        return kept[1]
+
+    def turn(self) -> None:
+        """A pass is laid out: keep what it used, and forget what neither it nor the last did."""
+        self._known, self._used = self._used, {}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stretches in the order in which a pass has their rows: single rows first.
+
+    ``order[n]`` is which of the given packed rows the pass has at n, None if all are where
+    they were. ``tiles`` are lines as ``attend_tiles`` takes them.
+    """
+
+    limits: PassLimits
+    singles: list[Stretch]
+    longer: list[Stretch]
+    order: Ints | None
+    tiles: list[list[int]]
+
+    @classmethod
+    def of(cls, stretches: list[Stretch], limits: PassLimits) -> "Layout":
+        """Lay out a lot that the limits allow."""
+        singles = [] if limits.tiled else [s for s in stretches if len(s) == 1]
+        longer = stretches if limits.tiled else [s for s in stretches if len(s) > 1]
+        tiles: list[list[int]] = []
+        first = len(singles)
+        for item, stretch in enumerate(longer, len(singles)):
+            tiles += tiles_of(first, len(stretch), stretch.start, item)
+            first += len(stretch)
+        order = _singles_first(stretches) if singles and longer else None
+        return cls(limits, singles, longer, order, tiles)
+
+    @property
+    def size(self) -> PassSize:
+        """The size that the pass runs at."""
+        rows = len(self.singles) + sum(map(len, self.longer))
+        keys = max(s.end for s in (*self.singles, *self.longer))
+        if keys > self.limits.keys:
+            raise EngineInputError(f"a row at {keys - 1} is past the last, {self.limits.keys - 1}")
+        return self.limits.size(rows, len(self.singles), len(self.tiles), keys)
+
+    def placed(self, rows: list[int]) -> Ints:
+        """Where the pass has these of the given packed rows."""
+        given = np.array(rows, np.int32)
+        if self.order is None:
+            return given
+        back = np.empty_like(self.order)
+        back[self.order] = np.arange(len(back), dtype=np.int32)
+        return back[given]
+
+    def values(self, size: PassSize, tables: Tables) -> dict[str, Ints]:
+        """What every pass reads; see ``StepInputs``."""
+        block_rows = self.limits.block_rows
+        laid = (*self.singles, *self.longer)
+        table = np.full((len(laid), size.blocks), NOTHING, np.int32)
+        ends = [stretch.end for stretch in laid]
+        for line, stretch, end in zip(table, laid, ends, strict=True):
+            used = -(-end // block_rows)
+            line[:used] = tables.of(stretch.sequence)[:used]
+        tables.turn()
+        count = len(self.singles)
+        lengths = np.array(ends[:count], np.int32)
+        owner, positions = np.arange(count), lengths - 1
+        if self.longer:
+            spans = [np.arange(s.start, s.end, dtype=np.int32) for s in self.longer]
+            owners = np.repeat(np.arange(count, len(laid)), [len(s) for s in self.longer])
+            owner, positions = np.concatenate([owner, owners]), np.concatenate([positions, *spans])
+        block, inside = np.divmod(positions, np.int32(block_rows))
+        places = table[owner, block] * np.int32(block_rows) + inside
+        written = places.copy()
+        written[:count] = NOTHING
+        return {
+            "positions": positions,
+            "places": places,
+            "written": written,
+            "lengths": lengths,
+            "tiles": np.array(self.tiles, np.int32).reshape(-1, 4),
+            "tables": table,
+        }
+
+
+class Planner:
+    """Plans passes one after another."""
+
+    def __init__(self, limits: PassLimits) -> None:
+        self.limits = limits
+        self._tables = Tables()
+
+    def embedding(self, step: int, rows: list[Row], stretches: list[Stretch]) -> Planned:
+        """A pass of the trunk over ``rows`` of ``stretches``."""
+        layout = Layout.of(stretches, self.limits)
+        given = np.array(rows)
+        if layout.order is not None and len(given) == len(layout.order):
+            given = given[layout.order]
+        size = layout.size
+        values = layout.values(size, self._tables)
+        slots = np.full(len(given), NOTHING, np.int32)
+        if given.ndim == 2 and given.shape[1] == 2:
+            unseen = given[:, 0] < 0
+            slots[unseen] = given[unseen, 1]
+        return Planned(step, size, {"rows": given, "slots": slots} | values)
+
+    def wanting(self, step: int, stretches: list[Stretch], wanted: list[int]) -> Planned:
+        """A pass of a modality block whose outputs at packed rows ``wanted`` are asked for."""
+        layout = Layout.of(stretches, self.limits)
+        size = layout.size
+        values = layout.values(size, self._tables)
+        return Planned(step, size, {"wanted": layout.placed(wanted)} | values)
+
+
+def _singles_first(stretches: list[Stretch]) -> Ints:
+    counts = np.array([len(s) for s in stretches])
+    single = np.repeat(counts == 1, counts)
+    return np.concatenate([single.nonzero()[0], (~single).nonzero()[0]]).astype(np.int32)

@@ -1,0 +1,117 @@
+"""How the language model's matrix products are divided among programs.
+
+In 16 bit the division follows the number of rows, unless a row's bits may not depend on its
+company; in float32 there is one for any number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from mosstalk.kernels.launch import LINE_BYTES
+from mosstalk.kernels.tiles import Tile
+
+Kind = Literal["normed", "gated", "plain", "deep"]
+"""Products of a layer: q, k, v and heads; gate and up; after attention; down."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A tile, and what goes beside it.
+
+    ``splits`` programs share the channels of a tile of columns. ``ask``: for many rows, how
+    many channels of its own weights a program asks for before its turn; for one row, whose
+    first weights are taken before its turn anyway, how many programs further on the weights
+    are that it asks for. ``run``: bytes that it asks for at once. ``apart``: rows are normalised
+    by a kernel of their own, once. ``one``: for one row, which does without matrix units.
+    """
+
+    tile: Tile
+    splits: int = 1
+    ask: int = 0
+    run: int = LINE_BYTES
+    apart: bool = False
+    one: bool = False
+
+    def requests(self, channels: int, weight: torch.Tensor) -> dict[str, int]:
+        """What ``lm_parts.ask_for_rows`` is compiled for."""
+        runs = max(1, channels * weight.element_size() // self.run)
+        return {"RUNS": runs, "BULK": int(self.run > LINE_BYTES)}
+
+
+FEW_ROWS = 64
+"""Above so many rows a general library's products are faster."""
+DEEP_CHANNELS = 8192
+ANY_ROWS = 1 << 31
+
+TILES: dict[Kind, dict[int, Division]] = {
+    "normed": {
+        1: Division(Tile(1, 8, 1024, 2, 1), one=True),
+        16: Division(Tile(16, 64, 128, 4, 5), ask=512, apart=True),
+        32: Division(Tile(32, 64, 128, 4, 4), ask=512, apart=True),
+        ANY_ROWS: Division(Tile(64, 64, 64, 4, 6), splits=2, ask=512, apart=True),
+    },
+    "gated": {
+        1: Division(Tile(1, 2, 4096, 8, 1), one=True),
+        16: Division(Tile(16, 32, 128, 4, 4), apart=True),
+        32: Division(Tile(32, 32, 128, 4, 4), ask=512, apart=True),
+        ANY_ROWS: Division(Tile(64, 128, 64, 8, 4), ask=512, apart=True),
+    },
+    "plain": {
+        1: Division(Tile(1, 4, 2048, 2, 1), one=True),
+        16: Division(Tile(16, 64, 128, 4, 4), splits=2, ask=512),
+        32: Division(Tile(32, 64, 128, 4, 5), splits=2, ask=512),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 4), splits=2, ask=512),
+    },
+    "deep": {
+        1: Division(Tile(1, 2, 4096, 4, 1), one=True),
+        16: Division(Tile(16, 64, 128, 4, 4), splits=2, ask=512),
+        32: Division(Tile(32, 64, 128, 4, 5), splits=2, ask=512),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 4), splits=2, ask=512),
+    },
+}
+"""In 16 bit: by the most rows that each is for."""
+
+INVARIANT: dict[Kind, Division] = {
+    "normed": Division(Tile(64, 64, 64, 4, 5), splits=2, ask=512, apart=True),
+    "gated": Division(Tile(64, 64, 64, 4, 4), ask=512, apart=True),
+    "plain": Division(Tile(64, 64, 64, 4, 5), splits=2, ask=512),
+    "deep": Division(Tile(64, 64, 64, 4, 5), splits=2, ask=512),
+}
+"""In 16 bit where a row's bits may not depend on its company: one way to cut the channels. How
+many rows a tile has changes no sum, so that follows the number of rows.
+"""
+_TILE_ROWS = (16, 32, 64)
+
+EXACT = Division(Tile(16, 32, 32, 4, 2))
+"""In float32, for any number of rows."""
+
+
+def kind_of(channels: int, *, normed: bool, gated: bool) -> Kind:
+    """What a product of rows of so many channels is."""
+    if gated:
+        return "gated"
+    if normed:
+        return "normed"
+    return "deep" if channels > DEEP_CHANNELS else "plain"
+
+
+def division(kind: Kind, rows: int, dtype: torch.dtype, *, invariant: bool = False) -> Division:
+    """How a product of ``rows`` rows is divided, whose inputs are in ``dtype``."""
+    if dtype == torch.float32:
+        return EXACT
+    found = _invariant(kind, rows) if invariant else _by_rows(TILES[kind], rows)
+    # Before they are scaled, a row's channels times their gain may be too large for float16.
+    return replace(found, apart=found.apart or (dtype == torch.float16 and not found.one))
+
+
+def _invariant(kind: Kind, rows: int) -> Division:
+    found, most = INVARIANT[kind], _TILE_ROWS[-1]
+    tile_rows = next(size for size in _TILE_ROWS if size >= min(rows, most))
+    return replace(found, tile=replace(found.tile, rows=tile_rows))
+
+
+def _by_rows(table: Mapping[int, Division], rows: int) -> Division:
+    return next(found for limit, found in table.items() if rows <= limit)

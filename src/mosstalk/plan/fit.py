@@ -1,0 +1,198 @@
+"""Whether a model, its codec and so many conversations fit, and what to change where not.
+
+Plain arithmetic on sizes that ``sizes`` and ``measured`` give.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mosstalk.plan.measured import MIB
+from mosstalk.units import CODES_PER_SECOND
+
+BLOCK_ROWS = 16
+"""Rows in a block of the engine's pool: K and V are given out in whole ones."""
+SHORTEST_VOICE_S = 3.0
+SHORTEST_CONVERSATION_ROWS = 1024
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line of a plan."""
+
+    name: str
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What shall fit: ``rows`` of the longest conversation, ``voices_s`` seconds of all voices."""
+
+    memory_bytes: int
+    precision: str = "bf16"
+    sessions: int = 1
+    rows: int = 8192
+    voices_s: float = 7.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Bytes of what there is once, by name, and of what grows with use; see ``sizes.Rates``.
+
+    ``margin``: share of the memory that is left to others. ``trunk_saved``: bytes that an FP8
+    trunk would take less.
+    """
+
+    weights: tuple[Item, ...]
+    rooms: tuple[Item, ...]
+    row: int
+    reply_pages: int
+    vocoder_state: int
+    turn: int
+    page: int
+    page_s: float
+    margin: float
+    trunk_saved: int = 0
+
+    @property
+    def reply(self) -> int:
+        """Bytes of a reply on its way to sound."""
+        return self.reply_pages * self.page + self.vocoder_state
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``wish`` takes, and what is left for rows."""
+
+    wish: Wish
+    costs: Costs
+
+    @property
+    def items(self) -> list[Item]:
+        """Everything besides rows."""
+        wish, costs = self.wish, self.costs
+        count = f"{wish.sessions} session{'s'[: wish.sessions != 1]}"
+        return [
+            *costs.weights,
+            *costs.rooms,
+            Item("left free", self._margin, f"{costs.margin:.0%} of it"),
+            Item("replies", wish.sessions * costs.reply, count),
+            Item("turns being heard", wish.sessions * costs.turn, count),
+            Item("voices", self.voice_pages * costs.page, f"{wish.voices_s:g} s"),
+        ]
+
+    @property
+    def _margin(self) -> int:
+        return math.ceil(self.costs.margin * self.wish.memory_bytes)
+
+    @property
+    def voice_pages(self) -> int:
+        """Pages of the flow that voices take."""
+        return math.ceil(self.wish.voices_s / self.costs.page_s - 1e-9)
+
+    @property
+    def besides_rows_bytes(self) -> int:
+        """All that is not rows."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def left_bytes(self) -> int:
+        """Left for rows; below 0 where even the rest does not fit."""
+        return self.wish.memory_bytes - self.besides_rows_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows that fit, of all conversations together."""
+        return max(0, self.left_bytes) // (self.costs.row * BLOCK_ROWS) * BLOCK_ROWS
+
+    @property
+    def minutes(self) -> float:
+        """Speech of both sides that fits: every 80 ms of either is a row."""
+        return self.rows / CODES_PER_SECOND / 60
+
+    @property
+    def needed_bytes(self) -> int:
+        """With one conversation of the wished length: what must be there for a start."""
+        blocks = math.ceil(self.wish.rows / BLOCK_ROWS)
+        return self.besides_rows_bytes + blocks * BLOCK_ROWS * self.costs.row
+
+    @property
+    def fits(self) -> bool:
+        """Whether an engine would start: one conversation of the longest length has room."""
+        return self.rows >= self.wish.rows
+
+    @property
+    def full_sessions(self) -> int:
+        """Sessions that fit if each holds a conversation of the longest length."""
+        rows = math.ceil(self.wish.rows / BLOCK_ROWS) * BLOCK_ROWS
+        each = self.costs.reply + self.costs.turn + rows * self.costs.row
+        alone = replace(self, wish=replace(self.wish, sessions=0))
+        return max(0, alone.left_bytes // each)
+
+    @property
+    def flow_memory_mib(self) -> int:
+        """Memory of the flow for replies and voices, as ``serve --codec-memory`` takes it."""
+        pages = self.wish.sessions * self.costs.reply_pages + self.voice_pages
+        return math.ceil(pages * self.costs.page / MIB)
+
+
+def with_fp8(plan: Plan) -> Plan:
+    """The same with an FP8 trunk."""
+    saved, weights = plan.costs.trunk_saved, plan.costs.weights
+    changed = tuple(
+        replace(item, bytes=item.bytes - saved) if item.name == "trunk" else item
+        for item in weights
+    )
+    costs = replace(plan.costs, weights=changed, trunk_saved=0)
+    return Plan(replace(plan.wish, precision="fp8"), costs)
+
+
+def advice(plan: Plan) -> list[str]:
+    """Settings that alone would make it fit; where none would, all together or the need."""
+    alone = [words for words, changed in _changes(plan) if changed.fits]
+    if alone:
+        return alone
+    least = _least(plan)
+    if least.fits:
+        wish = least.wish
+        return [
+            f"--precision {wish.precision} --max-sessions {wish.sessions} --max-rows {wish.rows} "
+            f"--voices-s {wish.voices_s:g}, all together"
+        ]
+    return [
+        f"a GPU with more memory: at least {_least_memory(least) / _GIB:.1f} GiB with "
+        f"--precision {least.wish.precision}, one session of {least.wish.rows} rows and "
+        f"{least.wish.voices_s:g} s of voices"
+    ]
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    wish = plan.wish
+    if plan.costs.trunk_saved:
+        yield "--precision fp8", with_fp8(plan)
+    fewer = [replace(plan, wish=replace(wish, sessions=n)) for n in range(wish.sessions - 1, 0, -1)]
+    most = next((each for each in fewer if each.fits), None)
+    if most:
+        yield f"--max-sessions {most.wish.sessions}", most
+    if plan.rows >= SHORTEST_CONVERSATION_ROWS:
+        shorter = replace(plan, wish=replace(wish, rows=plan.rows))
+        yield f"--max-rows {plan.rows}", shorter
+    if wish.voices_s > SHORTEST_VOICE_S:
+        short = replace(plan, wish=replace(wish, voices_s=SHORTEST_VOICE_S))
+        yield f"--voices-s {SHORTEST_VOICE_S:g}", short
+
+
+def _least(plan: Plan) -> Plan:
+    smallest = with_fp8(plan) if plan.costs.trunk_saved else plan
+    wish = smallest.wish
+    voices = min(wish.voices_s, SHORTEST_VOICE_S)
+    rows = min(wish.rows, SHORTEST_CONVERSATION_ROWS)
+    return replace(smallest, wish=replace(wish, sessions=1, rows=rows, voices_s=voices))
+
+
+def _least_memory(plan: Plan) -> float:
+    """Memory in which it fits; the margin is a share of it."""
+    without = plan.needed_bytes - plan._margin
+    return without / (1 - plan.costs.margin)

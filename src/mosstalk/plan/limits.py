@@ -1,0 +1,146 @@
+"""What a card could do at best: bytes over its bandwidth, operations over its rates.
+
+Computed, not measured: nothing reaches these times, and nothing can be faster.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cache
+
+import torch
+
+from mosstalk.bench.ceilings import Work
+from mosstalk.bench.codec_limits import hop_work, push_work
+from mosstalk.bench.step_work import Load, layer_weights, step_work
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.sound_request import CONTEXT_S
+from mosstalk.config import LanguageModelConfig
+from mosstalk.errors import DeviceError
+from mosstalk.plan.cards import Card
+from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
+from mosstalk.units import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
+
+VOICE_CODES = 85
+"""A voice of 6.8 s: 7 s, cut to whole blocks."""
+STEP, CROWD, PROMPT = Load(1, 512), Load(64, 1000), Load(1, 0, 512)
+TURN_END = Load(1, 1000, 6)
+"""Rows that are still to be read when a turn ends: its last block and what opens the reply."""
+TALK = Load(1, 1000)
+_HEARD_ROWS, _KEPT_ROWS = 20, 750
+"""400 ms of live sound after 15 s of it."""
+_FIRST_HOP_BLOCKS = 2
+"""A trimmed voice's last block sees the reply through the look-ahead, so it is decoded with it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Milliseconds, and the share of playing time that computing takes; None: no room for it."""
+
+    step_ms: float | None
+    crowd_ms: float | None
+    prompt_ms: float | None
+    hop_ms: float
+    heard_ms: float
+    first_audio_ms: float | None
+    real_time_factor: float | None
+
+
+TITLES = {
+    "step_ms": "a step, 1 x 512 rows, ms",
+    "crowd_ms": "a step, 64 x 1000 rows, ms",
+    "prompt_ms": "512 rows of a prompt, ms",
+    "hop_ms": "a hop of 5 codes, voice of 6.8 s, ms",
+    "heard_ms": "400 ms of live sound to codes, ms",
+    "first_audio_ms": "end of turn to first audio, ms",
+    "real_time_factor": "real-time factor, one session",
+}
+SOUND = ("hop_ms", "heard_ms")
+"""The same whatever the precision of the language model."""
+assert list(TITLES) == [field.name for field in fields(Limits)]
+
+
+def limits_of(configs: Configs, card: Card, precision: str) -> Limits:
+    """The limits of one card.
+
+    First audio is the sum of what waits for one another: the last 400 ms to codes, six rows after a
+    thousand, the steps to the first hop's last code of look-ahead, and that hop.
+
+    Raises:
+        DeviceError: FP8 on a card that has no such products.
+    """
+    if precision == "fp8" and card.fp8_tflops is None:
+        raise DeviceError(f"{card.name} has no FP8 products: plan with --precision bf16")
+    sound = _sound_work(configs)
+    hop, first_hop = (_ms(work, card, card.bf16_tflops) for work in (sound.hop, sound.first_hop))
+    heard = _ms(sound.heard, card, card.fp32_tflops)
+    weights = sound.weight_bytes
+    weights += sum(part.bytes for part in language_parts(configs.model, precision))
+
+    def step(load: Load) -> float | None:
+        return _step_ms(configs.model, card, precision, load, weights)
+
+    talk, turn_end = step(TALK), step(TURN_END)
+    codes = configs.flow.chunk_size
+    steps = codes + configs.flow.pre_lookahead_len - 1
+    first = heard + turn_end + steps * talk + first_hop if talk and turn_end else None
+    factor = (codes * talk + hop) / (codes * CODE_MS) if talk else None
+    return Limits(step(STEP), step(CROWD), step(PROMPT), hop, heard, first, factor)
+
+
+@dataclass(frozen=True)
+class _SoundWork:
+    """What the codec moves and computes, whatever the card."""
+
+    hop: Work
+    first_hop: Work
+    heard: Work
+    weight_bytes: int
+
+
+@cache
+def _sound_work(configs: Configs) -> _SoundWork:
+    codec = codec_on_meta(configs)
+    return _SoundWork(
+        _hop_work(codec, 1),
+        _hop_work(codec, _FIRST_HOP_BLOCKS),
+        push_work(codec.tokenizer, _HEARD_ROWS, _KEPT_ROWS),
+        sum(part.bytes for part in codec_parts(codec)),
+    )
+
+
+def _hop_work(codec: Codec, blocks: int) -> Work:
+    """``blocks`` blocks of flow and vocoder with the usual memory of a reply."""
+    config = codec.flow.config
+    own = round(CONTEXT_S * CODES_PER_SECOND) - config.chunk_size
+    return hop_work(
+        codec,
+        SOUND_DTYPE,
+        hops=blocks,
+        voice_frames=VOICE_CODES * MEL_FRAMES_PER_CODE,
+        own_frames=own * MEL_FRAMES_PER_CODE,
+        steps=config.n_timesteps,
+    )
+
+
+def _ms(work: Work, card: Card, tflops: float) -> float:
+    return 1000 * max(
+        work.moved_bytes / (card.bandwidth_gb_s * 1e9), work.operations / (tflops * 1e12)
+    )
+
+
+def _step_ms(
+    config: LanguageModelConfig, card: Card, precision: str, load: Load, weights: int
+) -> float | None:
+    """None where all weights and the load's rows are more than the card's memory."""
+    work = step_work(config, torch.bfloat16, load)
+    row = 2 * config.num_kv_layers * config.num_key_value_heads * config.head_dim
+    rows = load.sessions * (load.kept + load.new) * row * torch.bfloat16.itemsize
+    if weights + rows > card.memory_gb * 1e9:
+        return None
+    if precision == "bf16":
+        return _ms(work, card, card.bf16_tflops)
+    assert card.fp8_tflops is not None
+    trunk = config.num_shared_layers * layer_weights(config)
+    products = 2.0 * load.sessions * load.new * trunk
+    moved_s = (work.moved_bytes - trunk) / (card.bandwidth_gb_s * 1e9)
+    slow_s = (work.operations - products) / (card.bf16_tflops * 1e12)
+    return 1000 * max(moved_s, slow_s + products / (card.fp8_tflops * 1e12))

@@ -1,0 +1,210 @@
+"""Bytes of every part of a language model and a codec, from their configs alone."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mosstalk.codec.flow import FlowDecoder
+from mosstalk.codec.flow_batch_voices import FlowOptions
+from mosstalk.codec.flow_pages import PageLayout
+from mosstalk.codec.folder import STREAMING_FLOW, Codec, read_flow_config, read_hift_config
+from mosstalk.codec.hift import HiftVocoder
+from mosstalk.codec.hift_batch_state import HiftState
+from mosstalk.codec.sound_request import CONTEXT_S
+from mosstalk.codec.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
+from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.default_models import chosen_codec, chosen_language_model
+from mosstalk.engine.store import bytes_per_row
+from mosstalk.model.checkpoint import model_shapes
+from mosstalk.synthesis.sizes import FULL
+from mosstalk.tensors import shapes_of
+from mosstalk.units import CODES_PER_SECOND
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+PRECISIONS = ("bf16", "fp8")
+SOUND_DTYPE = torch.float16
+"""Of flow and vocoder on a GPU, unless something else is asked for."""
+_WIDE, _NARROW, _QUANTIZED = 4, 2, 1
+_PARTS = {
+    "trunk": ("model.shared_block.",),
+    "text block": ("model.text_block.",),
+    "audio block": ("model.audio_block.",),
+    "embeddings": ("model.embed_tokens.", "model.audio_embed."),
+    "heads and norms": (
+        *("text_lm_head.", "audio_lm_head."),
+        *("model.text_norm.", "model.audio_norm."),
+    ),
+}
+_NOT_PACKED = ("decoder.estimator.time_mlp.", ".mlp.")
+"""Of the estimator: what makes its times, which are computed once."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights of one part: how many, and the bytes that they take on a GPU."""
+
+    name: str
+    weights: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Configs:
+    """What a plan is made for; the published sizes unless folders are given."""
+
+    model: LanguageModelConfig
+    speech: SpeechTokenizerConfig
+    flow: FlowConfig
+    hift: HiftConfig
+
+    @classmethod
+    def of(cls, model: Path | None = None, codec: Path | None = None) -> "Configs":
+        """Read the configs of these folders (or of pocket or synthetic); no weights are read.
+
+        Raises:
+            ConfigError, CheckpointError: a folder is none, or asks for other arithmetic.
+        """
+        published = LanguageModelConfig.from_dict(FULL.model)
+        language = (
+            LanguageModelConfig.from_folder(chosen_language_model(model)) if model else published
+        )
+        if codec is None:
+            speech = SpeechTokenizerConfig.from_dict(FULL.codec)
+            return cls(language, speech, FlowConfig.from_dict(FULL.flow), HiftConfig())
+        folder = chosen_codec(codec)
+        return cls(
+            language,
+            SpeechTokenizerConfig.from_folder(folder),
+            read_flow_config(folder, STREAMING_FLOW),
+            read_hift_config(folder),
+        )
+
+
+def language_parts(config: LanguageModelConfig, precision: str) -> list[Part]:
+    """The language model in bf16, or with the trunk's products in FP8.
+
+    In FP8 a product's weight is a byte, with one float32 scale for each of its outputs.
+    """
+    shapes = _language_shapes(config)
+    found = []
+    for name, stems in _PARTS.items():
+        own = {key: shape for key, shape in shapes.items() if key.startswith(stems)}
+        quantized = precision == "fp8" and name == "trunk"
+        size = sum(_language_bytes(key, shape, quantized) for key, shape in own.items())
+        found.append(Part(name, _count(own.values()), size))
+    return found
+
+
+@cache
+def _language_shapes(config: LanguageModelConfig) -> Shapes:
+    return model_shapes(config)
+
+
+def _language_bytes(name: str, shape: tuple[int, ...], quantized: bool) -> int:
+    if quantized and name.endswith("_proj.weight"):
+        return prod(shape) * _QUANTIZED + shape[0] * _WIDE
+    return prod(shape) * _NARROW
+
+
+@cache
+def codec_on_meta(configs: Configs) -> Codec:
+    """The codec's modules without memory, for counting."""
+    with torch.device("meta"):
+        return Codec(
+            Path("sizes"),
+            SpeechTokenizer(configs.speech),
+            FlowDecoder(configs.flow),
+            HiftVocoder(configs.hift),
+            configs.flow.chunk_size,
+        )
+
+
+def codec_parts(codec: Codec) -> list[Part]:
+    """The codec as it is served on a GPU.
+
+    The speech tokenizer and the flow's encoder are float32; matrices of the estimator and of the
+    vocoder's middle are float16, all else of them float32.
+    """
+    flow, vocoder = shapes_of(codec.flow), shapes_of(codec.vocoder)
+    estimator = {name: shape for name, shape in flow.items() if name.startswith("decoder.")}
+    encoder = {name: shape for name, shape in flow.items() if name not in estimator}
+    return [
+        _plain("speech tokenizer", codec.tokenizer),
+        Part("flow encoder", _count(encoder.values()), _WIDE * _count(encoder.values())),
+        Part("flow estimator", _count(estimator.values()), _estimator_bytes(estimator)),
+        Part("vocoder", _count(vocoder.values()), _vocoder_bytes(vocoder)),
+    ]
+
+
+def _plain(name: str, module: nn.Module) -> Part:
+    weights = _count(shapes_of(module).values())
+    return Part(name, weights, _WIDE * weights)
+
+
+def _estimator_bytes(shapes: Shapes) -> int:
+    kept = {
+        name: shape
+        for name, shape in shapes.items()
+        if not any(mark in name for mark in _NOT_PACKED)
+    }
+    return sum(_mixed_bytes(shape) for shape in kept.values())
+
+
+def _vocoder_bytes(shapes: Shapes) -> int:
+    middle = ("ups.", "resblocks.", "source_resblocks.", "source_downs.")
+    return sum(
+        _mixed_bytes(shape) if name.startswith(middle) else _WIDE * prod(shape)
+        for name, shape in shapes.items()
+    )
+
+
+def _mixed_bytes(shape: tuple[int, ...]) -> int:
+    """A matrix or a convolution's weight in 16 bit; norms and biases in float32."""
+    return prod(shape) * (_NARROW if len(shape) > 1 else _WIDE)
+
+
+def _count(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(map(prod, shapes))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What grows with use, in bytes: a row of conversation, a reply, a turn, a second of voice.
+
+    ``row``: K and V of all layers and the trunk's output. A reply takes ``reply_pages`` of the
+    flow's pages and ``vocoder_state``. ``turn``: what is heard of the longest segment of a turn.
+    ``page``: one block of the flow; ``page_s`` seconds of sound.
+    """
+
+    row: int
+    reply_pages: int
+    vocoder_state: int
+    turn: int
+    page: int
+    page_s: float
+
+    @classmethod
+    def of(cls, configs: Configs, context_s: float = CONTEXT_S) -> "Rates":
+        """With a reply that remembers ``context_s`` of itself besides its voice."""
+        layout = PageLayout(configs.flow, configs.flow.n_timesteps, SOUND_DTYPE)
+        blocks = FlowOptions(context_s=context_s).context_blocks(configs.flow)
+        assert blocks is not None
+        state = HiftState.empty(1, configs.hift, torch.device("meta")).tensors
+        held = sum(tensor.numel() * tensor.element_size() for tensor in state)
+        speech = configs.speech
+        heard = 2 * speech.quantize_position * speech.d_model + CONV_STRIDE * speech.num_mel_bins
+        return cls(
+            bytes_per_row(configs.model, torch.bfloat16),
+            # One page besides those in view: a hop writes before the oldest is given back.
+            blocks + 1,
+            held,
+            _WIDE * speech.max_source_positions * heard,
+            layout.bytes,
+            configs.flow.chunk_size / CODES_PER_SECOND,
+        )

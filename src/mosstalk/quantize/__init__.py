@@ -1,0 +1,1 @@
+"""Quantising a checkpoint: calibrating its inputs, measuring what it costs, writing it."""

@@ -1,0 +1,94 @@
+"""Ways of attending that ``gpu_lm_attend.py`` tries, and what stands for a product before."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mosstalk.kernels import attend_rows as by_rows
+from mosstalk.kernels.key_shares import Shares
+from mosstalk.kernels.launch import Launch, tl, triton
+from mosstalk.kernels.parts import follow, let_next_start
+from mosstalk.kernels.tiles import Tile
+
+
+class Try(NamedTuple):
+    """Constants of a kernel's file; the last two are those of single rows alone."""
+
+    shares: Shares
+    early: int = by_rows.NOTHING
+    dot: bool = True
+
+
+def row_tries() -> list[Try]:
+    """For single rows."""
+    early = (by_rows.NOTHING, by_rows.ASKED, by_rows.TAKEN)
+    found = [Try(Shares(64, 64, 64, 4, 2), when, dot) for when in early for dot in (True, False)]
+    for keys, least, most, warps, stages in (
+        (32, 32, 64, 4, 2),
+        (32, 32, 64, 2, 2),
+        (32, 64, 64, 2, 3),
+        (32, 64, 64, 4, 3),
+        (64, 64, 32, 4, 2),
+        (64, 64, 64, 2, 2),
+        (64, 64, 64, 8, 2),
+        (64, 128, 64, 4, 2),
+        (64, 128, 32, 4, 3),
+        (64, 256, 32, 4, 3),
+        (64, 512, 16, 4, 3),
+        (64, 1024, 8, 4, 3),
+        (32, 256, 32, 4, 3),
+        (32, 512, 16, 4, 4),
+        (128, 512, 16, 8, 2),
+        (128, 128, 32, 4, 2),
+        (128, 128, 64, 8, 2),
+    ):
+        shares = Shares(keys, least, most, warps, stages)
+        found += [Try(shares, when, True) for when in early[1:]]
+    found += [
+        Try(Shares(32, 32, 64, 4, 1), by_rows.TAKEN, False),
+        Try(Shares(32, 64, 64, 4, 1), by_rows.ASKED, False),
+        Try(Shares(128, 128, 64, 8, 1), by_rows.TAKEN, False),
+    ]
+    return found
+
+
+TILE_TRIES = [
+    Try(Shares(*values))
+    for values in (
+        (64, 64, 16, 4, 2),
+        (64, 128, 8, 4, 2),
+        (64, 128, 16, 4, 2),
+        (32, 32, 32, 4, 2),
+        (64, 64, 16, 8, 2),
+        (32, 64, 16, 4, 2),
+        (64, 128, 8, 4, 1),
+        (64, 128, 8, 8, 2),
+        (64, 256, 4, 4, 2),
+        (64, 128, 1, 4, 2),
+        (64, 128, 1, 4, 1),
+        (64, 128, 1, 8, 2),
+        (32, 128, 8, 4, 3),
+        (32, 128, 1, 4, 3),
+        (128, 128, 8, 8, 1),
+        (128, 128, 8, 4, 1),
+        (128, 128, 1, 8, 1),
+    )
+]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(weight, kept, numbers, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):  # type: ignore[no-untyped-def]
+    let_next_start(DEPENDENT)
+    follow(DEPENDENT)
+    total = tl.zeros((BLOCK,), tl.float32)
+    share = numbers // tl.num_programs(0)
+    for start in range(0, share, BLOCK):
+        place = tl.program_id(0) * share + start + tl.arange(0, BLOCK)
+        total += tl.load(weight + place).to(tl.float32)
+    tl.store(kept + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), total)
+
+
+def reading(weight: Tensor, kept: Tensor) -> Launch:
+    """A kernel that reads ``weight`` as a product of one row does, and little else."""
+    arguments = {"weight": weight, "kept": kept, "numbers": weight.numel()}
+    return Launch(_read, (384,), arguments, {"BLOCK": 4096}, Tile(0, 0, 0, 8, 4))

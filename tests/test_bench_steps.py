@@ -1,0 +1,77 @@
+"""``mosstalk bench step`` and ``prefill``: figures of valid runs, beside their limits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Run, refused
+
+from mosstalk.bench.step_work import Load, layer_weights, step_work
+from mosstalk.config import LanguageModelConfig
+from mosstalk.conversation import Mode
+from mosstalk.synthesis.sizes import FULL
+
+TINY = ("--random-weights", "tiny")
+
+
+def test_steps_are_timed_beside_their_limit(mosstalk: Run, tmp_path: Path) -> None:
+    page = tmp_path / "steps.html"
+    asked = ("--at", "1x20,3x9", "--steps", "5", "--errors", "24", "--json", "-", "--html", page)
+    run = mosstalk("bench", "step", *TINY, *asked)
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["format"] == "mosstalk-step-1"
+    assert document["weights"] == "synthetic"
+    assert {"device", "torch", "commit", "precision", "rates"} <= document["settings"].keys()
+    names = [row["name"] for row in document["timed"]]
+    assert names == ["1 x 1 row after 20", "3 x 1 row after 9"]
+    for row in document["timed"]:
+        assert row["valid"] == row["n"] == 5
+        assert 0 < row["min_ms"] <= row["p50_ms"] <= row["max_ms"]
+        assert row["limit_ms"] > 0
+    errors = {(row["head"], row["by"]): row for row in document["errors"]}
+    assert len(errors) == 4
+    assert max(float(row["rms"]) for row in errors.values()) < 1e-5
+    for place in (run.stderr, page.read_text()):
+        assert "real-time factor" in place
+
+
+def test_prompts_are_timed_to_their_first_row(mosstalk: Run) -> None:
+    asked = ("--rows", "30,3+25", "--runs", "2", "--mode", "text", "--json", "-")
+    run = mosstalk("bench", "prefill", *TINY, *asked)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(run.stdout)["timed"]
+    assert [row["name"] for row in rows] == ["30 rows", "3 rows after 25"]
+    assert all(row["valid"] == row["n"] == 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("step", "--at", "512"), "--at 512: give something like 1x512,64x1000"),
+        (("step", "--at", "0x5"), "--at 0x5: there must be at least one"),
+        (("prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
+        (("step", "--mode", "song"), "--mode song: choose of audio, text"),
+        (("step", "--baseline", "vllm"), "--baseline vllm: choose of graph, compile"),
+        (("step", "--baseline", "graph", "--device", "cpu"), "graph needs an NVIDIA GPU"),
+        (("step", "--random-weights", "huge"), "--random-weights huge: choose of tiny, full"),
+        (("step", "--model", "absent"), "absent: no such folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_option_is_refused(mosstalk: Run, words: tuple[str, ...], complaint: str) -> None:
+    weights = () if "--random-weights" in words or "--model" in words else TINY
+    assert complaint in refused(mosstalk("bench", *words, *weights))
+
+
+def test_the_limit_counts_each_byte_once() -> None:
+    config = LanguageModelConfig.from_dict(FULL.model)
+    step = step_work(config, torch.bfloat16, Load(1, 512))
+    # The contract's 3.26 ms at 4.29 TB/s.
+    assert step.moved_bytes / 4.29e12 == pytest.approx(3.26e-3, rel=0.01)
+    many = step_work(config, torch.bfloat16, Load(64, 1000))
+    kept = 64 * 1001 * 36 * 4096
+    assert many.moved_bytes - step.moved_bytes == pytest.approx(kept - 513 * 36 * 4096)
+    prompt = step_work(config, torch.bfloat16, Load(1, 0, 512, Mode.TEXT))
+    assert prompt.operations > 2 * 512 * 36 * layer_weights(config)

@@ -1,0 +1,329 @@
+"""Fast layers read what plain layers read, write nowhere else, and refuse what they must."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import (
+    IDS,
+    SILENT,
+    Task,
+    alone,
+    engine_core,
+    play,
+    random_tasks,
+    reference,
+    require_idle,
+    require_same,
+    wild_model,
+)
+from fast_rig import Scene, Span, read, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_engine_rows import CASES, golden, golden_reply, golden_task
+from torch import Tensor
+
+from mosstalk.engine.core import EngineCore
+from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers, suited
+from mosstalk.engine.layer_weights import packed_stacks
+from mosstalk.engine.layers import PlainLayers
+from mosstalk.engine.packed import Stretch
+from mosstalk.engine.scheduler import Work
+from mosstalk.engine.sequence import Part
+from mosstalk.engine.slots import AUDIO, TEXT
+from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
+from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
+from mosstalk.errors import EngineInputError
+from mosstalk.kernels.attend_tiles import TILE_ROWS
+from mosstalk.model.network import LanguageModel
+
+CPU = torch.device("cpu")
+MODEL = wild_model()
+BOUND = 1e-5
+both_ways = pytest.mark.parametrize("invariant", [True, False])
+spans = st.tuples(st.integers(0, 70), st.sampled_from([1, 1, 1, 2, 5, 16, 17, 40])).map(
+    lambda drawn: (drawn[0], sum(drawn))
+)
+
+
+def near(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= BOUND * expected.abs().max().clamp(min=1))
+
+
+def require_near(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert near(one, other)
+
+
+@given(
+    drawn=st.lists(spans, min_size=1, max_size=7),
+    block_rows=st.sampled_from([1, 3, 4, 16]),
+    invariant=st.booleans(),
+    small=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
+    drawn: list[Span], block_rows: int, invariant: bool, small: bool, seed: int
+) -> None:
+    expected = Scene.of(MODEL, drawn, block_rows=block_rows, seed=seed)
+    found, untouched = expected.own(), expected.own()
+    rows, singles = (19, 2) if small else (576, 64)
+    options = FastOptions(rows=rows, singles=singles, invariant=invariant)
+    outputs = read(found.fast(MODEL, options), found)
+    require_near(outputs, read(expected.plain(MODEL), expected))
+    require_near(found.written(), expected.written())
+    assert same(found.foreign(), untouched.foreign())
+
+
+@both_ways
+def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
+    scene = Scene.of(MODEL, [(8, 9), (3, 20), (0, 33)])
+    layers = scene.fast(MODEL, FastOptions(invariant=invariant))
+    read(layers, scene)  # rooms are full of other rows then
+    before = scene.own()
+    for size in (PassSize(4, 4, 0, 9), PassSize(32, 8, 10, 9), PassSize(128, 0, 16, 9)):
+        for part in Part:
+            inputs = StepInputs(size, CPU, embeds=part is Part.TRUNK)
+            with torch.inference_mode():
+                layers.layer_pass.run(part, inputs)
+            assert not layers.layer_pass.rooms.asked[: size.rows].any() or part is Part.TRUNK
+    assert same(scene.written() + scene.foreign(), before.written() + before.foreign())
+
+
+@both_ways
+@pytest.mark.parametrize("count", [1, 5, 70])
+def test_logits_are_the_heads(count: int, invariant: bool) -> None:
+    scene = Scene.of(MODEL, [(0, 3)])
+    hidden = torch.randn(count, MODEL.config.hidden_size)
+    plain, fast = scene.plain(MODEL), scene.fast(MODEL, FastOptions(invariant=invariant))
+    with torch.inference_mode():
+        for channel in (TEXT, AUDIO):
+            require_near([fast.logits(channel, hidden)], [plain.logits(channel, hidden)])
+
+
+def with_fast(core: EngineCore, options: FastOptions) -> EngineCore:
+    runner = core.runner
+    runner.layers = FastLayers(core.model, runner.store, runner.layers.latest, options)
+    return core
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
+def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
+    case, model, ids = golden(folder, "cpu")
+    runs = case.get("runs")
+    tasks = [golden_task(case, run) for run in runs]
+    options = FastOptions(rows=56, singles=16)
+    core = with_fast(engine_core(model, ids=ids, step_rows=40), options)
+    found = [alone(core, task) for task in tasks] + play(core, tasks, seed=1)
+    for request, run in zip(found, runs * 2, strict=True):
+        require_same(request, golden_reply(case, run), ids)
+    require_idle(core)
+
+
+@both_ways
+@pytest.mark.parametrize("deferral", [True, False])
+def test_prompts_kept_aside_mixed_in_one_batch(deferral: bool, invariant: bool) -> None:
+    tasks = random_tasks(seed=7, count=16)
+    options = FastOptions(rows=40, singles=6, invariant=invariant)
+    core = with_fast(engine_core(MODEL, deferral=deferral), options)
+    for request, task in zip(play(core, tasks, seed=2), tasks, strict=True):
+        require_same(request, reference(MODEL, task))
+    require_idle(core)
+
+
+def test_weights_are_packed_in_place_and_once() -> None:
+    model, truth = wild_model(), wild_model()
+    first, again = packed_stacks(model.model), packed_stacks(model.model)
+    state = truth.state_dict()
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    storages = {w.untyped_storage().data_ptr(): w.untyped_storage() for w in model.parameters()}
+    assert sum(map(len, storages.values())) == sum(w.nbytes for w in truth.parameters())
+    for part in Part:
+        for one, other in zip(first[part].layers, again[part].layers, strict=True):
+            assert one.qkv.data_ptr() == other.qkv.data_ptr()
+            assert one.gate_up.data_ptr() == other.gate_up.data_ptr()
+            assert one.qkv.untyped_storage().data_ptr() in storages
+    attention = model.model.text_block.layers[1].get_submodule("self_attn")
+    expected = torch.cat([attention.get_parameter(f"{name}_proj.weight") for name in "qkv"])
+    assert torch.equal(first[Part.TEXT].layers[1].qkv, expected)
+
+
+def test_a_packed_model_can_change_its_precision_and_be_packed_again() -> None:
+    model = wild_model()
+    packed_stacks(model.model)
+    layer = packed_stacks(model.to(torch.float16).model)[Part.TRUNK].layers[0]
+    assert layer.qkv.dtype == torch.float16
+    weights = model.model.shared_block.layers[0].parameters()
+    assert layer.nbytes == sum(weight.nbytes for weight in weights)
+
+
+def test_without_a_gpu_the_best_layers_are_plain() -> None:
+    scene = Scene.of(MODEL, [(0, 3)])
+    assert not suited(MODEL, scene.store)
+    layers = best_layers(MODEL, scene.store, scene.latest, FastOptions())
+    assert type(layers) is PlainLayers
+
+
+@given(
+    drawn=st.lists(spans, min_size=1, max_size=40),
+    rows=st.integers(1, 90),
+    singles=st.integers(1, 90),
+    tiled=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_lots_hold_all_rows_in_order_and_fit_their_pass(
+    drawn: list[Span], rows: int, singles: int, tiled: bool
+) -> None:
+    limits = PassLimits(rows, min(singles, rows), 500, 4, tiled)
+    scene = Scene.of(MODEL, drawn)
+    planner, read_rows = Planner(limits), []
+    for lot in limits.lots(scene.stretches):
+        count = sum(map(len, lot))
+        planned = planner.embedding(1, [(0, 0)] * count, lot)
+        inputs = StepInputs(planned.size, CPU, embeds=True)
+        inputs.fill(planned, 1)
+        assert planned.size.rows <= rows
+        assert planned.size.singles <= limits.singles
+        assert planned.size.tiles <= limits.tiles
+        read_rows += [(id(s.sequence), row) for s in lot for row in range(s.start, s.end)]
+        taken = [row for first, n, *_ in inputs.tiles.tolist() for row in range(first, first + n)]
+        alone = [row for row, seen in enumerate(inputs.lengths.tolist()) if seen]
+        assert sorted(taken + alone) == list(range(count))
+    expected = [(id(s.sequence), r) for s in scene.stretches for r in range(s.start, s.end)]
+    assert read_rows == expected
+
+
+@given(start=st.integers(0, 100), rows=st.integers(1, 100))
+def test_tiles_are_counted_as_they_are_cut(start: int, rows: int) -> None:
+    touched = {row // TILE_ROWS for row in range(start, start + rows)}
+    assert tiles_over(start, start + rows) == len(touched)
+
+
+SIZE = PassSize(4, 2, 3, 6)
+
+
+def good() -> dict[str, np.ndarray]:
+    return {
+        "rows": np.zeros((3, 2), np.int64),
+        "slots": np.zeros(3, np.int32),
+        "positions": np.zeros(3, np.int32),
+        "places": np.zeros(3, np.int32),
+        "written": np.zeros(3, np.int32),
+        "lengths": np.zeros(1, np.int32),
+        "tiles": np.zeros((1, 4), np.int32),
+        "tables": np.zeros((2, 6), np.int32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rows", np.zeros((3, 3), np.int64), r"'rows' has the shape \(3, 3\).*2\)"),
+        ("rows", np.zeros((3, 2), np.int32), "'rows' is int32, must be int64"),
+        ("slots", np.zeros(2, np.int32), r"'slots' has the shape \(2,\), must be \(3,\)"),
+        ("places", np.zeros(4, np.int32), r"'places' has the shape \(4,\), must be \(3,\)"),
+        ("lengths", np.zeros(3, np.int32), r"'lengths' has the shape \(3,\)"),
+        ("tiles", np.zeros((4, 4), np.int32), r"'tiles' has the shape \(4, 4\)"),
+        ("tables", np.zeros((2, 5), np.int32), r"'tables' has the shape \(2, 5\)"),
+        ("positions", np.zeros(3, np.float32), "'positions' is float32, must be int32"),
+        ("wanted", np.zeros(3, np.int32), "'wanted' is missing or not one"),
+    ],
+)
+def test_what_is_not_as_it_must_be_is_named(name: str, value: np.ndarray, message: str) -> None:
+    inputs = StepInputs(SIZE, CPU, embeds=True)
+    with pytest.raises(EngineInputError, match=message):
+        inputs.fill(Planned(7, SIZE, good() | {name: value}), 7)
+    assert (inputs.rows == -1).all()
+    inputs.fill(Planned(7, SIZE, good()), 7)
+    assert inputs.rows.tolist() == [[0, 0]] * 3 + [[-1, -1]]
+
+
+@pytest.mark.parametrize("name", good())
+def test_what_is_missing_is_named(name: str) -> None:
+    values = good()
+    del values[name]
+    with pytest.raises(EngineInputError, match=f"{name!r} is missing"):
+        StepInputs(SIZE, CPU, embeds=True).fill(Planned(7, SIZE, values), 7)
+
+
+def test_what_is_of_another_step_or_size_is_refused() -> None:
+    inputs = StepInputs(SIZE, CPU, embeds=True)
+    with pytest.raises(EngineInputError, match="of step 6, this is step 7"):
+        inputs.fill(Planned(6, SIZE, good()), 7)
+    with pytest.raises(EngineInputError, match="this pass is"):
+        inputs.fill(Planned(7, replace(SIZE, rows=8), good()), 7)
+
+
+class Stale(Planner):
+    """A planner that is a step behind."""
+
+    def embedding(self, step: int, *others: object) -> Planned:
+        return super().embedding(step - 1, *others)  # type: ignore[arg-type]
+
+
+def fast_core(model: LanguageModel) -> tuple[EngineCore, FastLayers]:
+    core = with_fast(engine_core(model), FastOptions())
+    layers = core.runner.layers
+    assert isinstance(layers, FastLayers)
+    return core, layers
+
+
+def test_a_step_refuses_before_anything_is_computed() -> None:
+    core, layers = fast_core(MODEL)
+    sequence = core.open([(1, SILENT), (2, SILENT)])
+    assert sequence.make_room(2)
+    for rows, message in (
+        ([(1.5, SILENT), (2, SILENT)], "'rows' is float64, must be int64"),
+        ([(1, SILENT, 2), (2, SILENT, 3)], r"'rows' has the shape \(2, 3\), must be \(2, 2\)"),
+    ):
+        sequence.rows[:] = rows  # type: ignore[assignment]
+        with pytest.raises(EngineInputError, match=message):
+            core.runner.step([Work(sequence, None, 0, 2, False)])
+    with pytest.raises(EngineInputError, match="has 3 rows, must have 2"):
+        layers.trunk(1, [(1, SILENT)] * 3, [Stretch(sequence, 0, 2)])
+    layers.planner = Stale(layers.limits)
+    sequence.rows[:] = [(1, SILENT), (2, SILENT)]
+    with pytest.raises(EngineInputError, match=r"of step \d+, this is step \d+"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
+    assert sequence.read == [0, 0, 0]
+    assert not core.runner.store.hidden.any()
+
+
+def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> None:
+    model = wild_model()
+    core, layers = fast_core(model)
+    longest = layers.limits.keys
+    assert longest == model.config.max_position_embeddings
+    sequence = core.open([(1, SILENT)] * (longest + 1))
+    assert sequence.make_room(longest + 1)
+    rows, stretch = [(1, SILENT)] * (longest + 1), Stretch(sequence, 0, longest + 1)
+    with pytest.raises(EngineInputError, match=f"a row at {longest} is past the last"):
+        layers.trunk(1, rows, [stretch])
+    assert not core.runner.store.hidden.any()
+    layers.trunk(1, rows[:-1], [Stretch(sequence, 0, longest)])
+    assert core.runner.store.hidden.any()
+
+
+def test_memory_is_counted() -> None:
+    model = wild_model()
+    scene = Scene.of(model, [(0, 3)])
+    layers = scene.fast(model, FastOptions(rows=64, singles=8))
+    backbone = model.model
+    blocks = (backbone.shared_block, backbone.text_block, backbone.audio_block)
+    norms = (backbone.text_norm, backbone.audio_norm)
+    expected = sum(w.nbytes for part in (*blocks, *norms) for w in part.parameters())
+    assert layers.weight_bytes == expected
+    before = layers.fixed_bytes
+    read(layers, scene)
+    assert before > layers.layer_pass.rooms.nbytes
+    assert layers.fixed_bytes > before  # descriptors of a pass
+
+
+def test_one_task_is_the_same_with_small_passes() -> None:
+    task = random_tasks(seed=3, count=1)[0]
+    core = with_fast(engine_core(MODEL), FastOptions(rows=3, singles=1))
+    require_same(alone(core, Task(task.rows, task.ask)), reference(MODEL, task), IDS)

@@ -1,0 +1,72 @@
+"""The language model's products compile for three cards, at the published sizes, without a card."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from lm_layers import EPS, HIDDEN, SHAPES, weight_of
+from test_kernels_compiled import (
+    MOST_SPILLED_BYTES,
+    SHARED_KIB,
+    compiled,
+    triton,
+    undrawn,
+    usage,
+)
+from torch import Tensor
+
+from mosstalk.kernels import gate_up, rms_linear, rms_norm
+from mosstalk.kernels.launch import Launch
+from mosstalk.kernels.lm_tiles import EXACT, INVARIANT, TILES, Division, Kind
+from mosstalk.kernels.rms_linear import LinearWorkspace
+
+
+def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
+    """One product of a layer as it would be launched."""
+    columns, channels = SHAPES[kind]
+    rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
+    workspace = LinearWorkspace(1 << 26, torch.device("meta"))
+
+    def room(width: int) -> Tensor:
+        return undrawn(rows, width, dtype=dtype)
+
+    return rms_linear.plan(
+        room(channels),
+        undrawn(channels, dtype=dtype) if normed and not divided.apart else None,
+        EPS,
+        weight_of(kind, dtype, undrawn),
+        room(columns),
+        residual=None if normed else room(columns),
+        gated=kind == "gated",
+        divided=divided,
+        workspace=workspace,
+    )
+
+
+def launches(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
+    """Every kernel of the tables, and those beside them."""
+    x, wide = undrawn(8, HIDDEN, dtype=dtype), undrawn(8, 2 * HIDDEN, dtype=dtype)
+    yield "norm", rms_norm.plan(x, undrawn(HIDDEN, dtype=dtype), EPS, x, add=x)
+    yield "gate", gate_up.plan(wide, x)
+    for kind in SHAPES:
+        if dtype == torch.float32:
+            yield f"{kind} exact", product(kind, EXACT, dtype)
+            continue
+        for divided in {*TILES[kind].values(), INVARIANT[kind]}:
+            yield f"{kind} {divided}", product(kind, divided, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("capability", SHARED_KIB)
+def test_products_fit_the_card(dtype: torch.dtype, capability: int, tmp_path: Path) -> None:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path / "cache")
+        for name, launch in launches(dtype):
+            kernel = compiled(launch, capability, dependent=capability >= 90)
+            found = usage(kernel.asm["cubin"], tmp_path)
+            print(f"{name:110} shared {kernel.metadata.shared:6} {found}")
+            assert kernel.metadata.shared <= SHARED_KIB[capability] * 1024, name
+            assert found["STACK"] + found["LOCAL"] <= MOST_SPILLED_BYTES, (name, found)

@@ -1,0 +1,83 @@
+"""The language model's products keep what ``lm_linear_claims.py`` says, interpreted or compiled.
+
+Here, too: where no kernel runs, the twins are the network's own layers.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+
+from mosstalk.kernels.gate_up import gate_up
+from mosstalk.kernels.rms_linear import rms_linear
+from mosstalk.kernels.rms_norm import rms_norm
+from mosstalk.model.network import RMSNorm
+
+CLAIMS = ROOT / "tests" / "lm_linear_claims.py"
+
+
+def kept(folder: Path, *, interpret: bool) -> None:
+    """Run the claims in a process of their own and check that there are some, all kept.
+
+    Triton is an interpreter or a compiler for the whole of a process.
+    """
+    pytest.importorskip("triton", reason="Triton is there on Linux alone")
+    report = folder / "claims.xml"
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CLAIMS))
+    run = subprocess.run(
+        [*words, f"--junitxml={report}"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": str(int(interpret))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.exists(), run.stdout + run.stderr
+    outcomes = list(ElementTree.parse(report).iter("testcase"))
+    assert outcomes
+    broken = {one.get("name"): [part.get("message") for part in one] for one in outcomes}
+    assert {name: messages for name, messages in broken.items() if messages} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_interpreted_kernels_equal_their_twins(tmp_path: Path) -> None:
+    kept(tmp_path, interpret=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
+    kept(tmp_path, interpret=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_twins_of_norm_and_gate_are_the_networks(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gain = (torch.randn(*size, generator=generator).to(dtype) for size in ((5, 64), (64,)))
+    norm = RMSNorm(64, 1e-6).to(dtype)
+    norm.weight.data = gain
+    with torch.inference_mode():
+        assert torch.equal(rms_norm(x, gain, 1e-6, torch.empty_like(x)), norm(x))
+        gate, up = x.chunk(2, dim=1)
+        assert torch.equal(gate_up(x, torch.empty_like(gate)), F.silu(gate) * up)
+
+
+def test_the_twin_in_float32_is_a_layer_of_the_network() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, residual = (
+        torch.randn(*size, generator=generator) for size in ((5, 64), (48, 64), (5, 48))
+    )
+    norm = RMSNorm(64, 1e-6)
+    norm.weight.data = torch.randn(64, generator=generator)
+    with torch.inference_mode():
+        expected = residual + F.linear(norm(x), weight)
+        found = rms_linear(x, norm.weight, 1e-6, weight, residual, residual=residual)
+        assert found is residual
+        assert torch.equal(found, expected)

@@ -1,0 +1,113 @@
+"""Draws on the device: the kernels keep what ``lm_pick_claims.py`` says, and so does the twin."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from conftest import ROOT
+from lm_pick_cases import Draws, copied, draws
+
+from mosstalk.kernels.pick_parts import FREE
+from mosstalk.kernels.pick_plain import pick_ids_twin
+
+CPU = torch.device("cpu")
+VOCABULARY = 500
+ROWS = 200
+
+
+def claimed(folder: Path, interpret: bool) -> dict[str, list[str | None]]:
+    """Run the claims in a process of their own; return what each that was broken says."""
+    report = folder / "claims.xml"
+    claims = str(ROOT / "tests" / "lm_pick_claims.py")
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", claims)
+    run = subprocess.run(
+        [*words, "--timeout=600", f"--junitxml={report}"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": str(int(interpret))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.exists(), run.stdout + run.stderr
+    outcomes = list(ElementTree.parse(report).iter("testcase"))
+    assert len(outcomes) > 10
+    broken = {
+        str(outcome.get("name")): [
+            part.get("message") for part in outcome if part.tag in ("failure", "error")
+        ]
+        for outcome in outcomes
+    }
+    return {name: messages for name, messages in broken.items() if messages}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_interpreted_kernels_draw_as_the_twin_and_the_engine_do(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is there on Linux alone")
+    assert claimed(tmp_path, interpret=True) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_compiled_kernels_draw_as_the_twin_and_the_engine_do(tmp_path: Path) -> None:
+    assert claimed(tmp_path, interpret=False) == {}
+
+
+def drawn_by_twin(case: Draws) -> Draws:
+    """The same draws, made by the twin."""
+    found = replace(
+        case, state=copied(case.state), ids=case.ids.clone(), bad=torch.ones_like(case.bad)
+    )
+    pick_ids_twin(
+        found.logits, found.state, found.settings, found.ids, found.bad,
+        channel=found.channel, last_id=found.last_id,
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_twin_draws_what_the_engine_draws_for_any_top_k(dtype: torch.dtype) -> None:
+    case = draws(ROWS, VOCABULARY, dtype, CPU, last_id=VOCABULARY - 9)
+    top_k = case.settings.top_k.clone()
+    top_k[::3] = 0
+    top_k[1::3] *= 4
+    case = replace(case, settings=replace(case.settings, top_k=top_k))
+    found = drawn_by_twin(case)
+    assert found.ids.tolist() == case.expected().tolist()
+    assert not found.bad.any()
+
+
+def test_the_twin_remembers_what_it_drew_and_nothing_else() -> None:
+    case = draws(ROWS, VOCABULARY, torch.float32, CPU)
+    slots = case.settings.slots.clone()
+    slots[::4] = -1
+    logits = case.logits.clone()
+    logits[1, 7] = float("nan")
+    case = replace(case, logits=logits, settings=replace(case.settings, slots=slots))
+    found = drawn_by_twin(case)
+    seen, latest = case.state.seen.clone(), torch.full((ROWS + 2, 2), -7)
+    for row in range(2, ROWS):
+        if row % 4:
+            seen[slots[row], found.ids[row]] = True
+            latest[slots[row], case.channel] = found.ids[row]
+    assert torch.equal(found.state.seen, seen)
+    assert found.state.latest is not None
+    assert torch.equal(found.state.latest, latest)
+    assert found.bad.tolist() == [row % 4 == 0 or row == 1 for row in range(ROWS)]
+
+
+def test_where_nobody_draws_the_twin_writes_nothing() -> None:
+    case = draws(5, VOCABULARY, torch.float32, CPU)
+    nobody = torch.full_like(case.settings.slots, -1)
+    never = torch.full_like(case.settings.never, FREE)
+    case = replace(case, settings=replace(case.settings, slots=nobody, never=never))
+    found = drawn_by_twin(case)
+    assert (found.ids == -9).all()
+    assert torch.equal(found.state.seen, case.state.seen)
+    assert found.state.latest is not None
+    assert (found.state.latest == -7).all()
