@@ -105,6 +105,7 @@ def measure_baseline(name: str, model: LanguageModel, load: Load, runs: int) -> 
 
 def _in_a_graph(model: LanguageModel, load: Load) -> Callable[[], Tensor]:
     step, side = PlainStep(model, load), torch.cuda.Stream(model.device)
+    side.wait_stream(torch.cuda.current_stream(model.device))
     with torch.cuda.stream(side):
         step.compute()
     torch.cuda.synchronize(model.device)

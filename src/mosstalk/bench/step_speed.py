@@ -1,7 +1,6 @@
 """How long the engine's steps take: rows one by one, and prompts."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +10,9 @@ from mosstalk.bench.timed import Timed
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.device import synchronize
 from mosstalk.engine.core import Ask, EngineCore, EngineOptions
-from mosstalk.engine.request import Request
+from mosstalk.engine.request import Request, State
+from mosstalk.engine.sequence import Sequence
+from mosstalk.errors import BenchError
 from mosstalk.model.generate import Limits
 from mosstalk.model.network import LanguageModel
 from mosstalk.model.sampling import SamplingOptions
@@ -76,16 +77,23 @@ def _sized(options: EngineOptions, load: Load, steps: int) -> EngineOptions:
 
 
 def _walk(core: EngineCore, load: Load, steps: int) -> Walk:
-    """All sessions read their rows, then step together."""
+    """All sessions read their rows; once all have been read, they step together."""
     rows = prompts(core.model, core.ids, load, load.sessions, load.kept)
-    asked = [_ask(core, part, load.mode, steps, seed) for seed, part in enumerate(rows)]
+    sequences = [core.open(part) for part in rows]
+    for sequence in sequences:
+        core.listen(sequence)
     cold_ms = _step_ms(core)
+    while any(sequence.unread for sequence in sequences):
+        core.step()
+    asked = [_ask(core, part, load.mode, steps, seed) for seed, part in enumerate(sequences)]
     while min(len(request.reply.rows) for request in asked) < _WARM_UPS:
         core.step()
     synchronize(core.model.device)
     # One was launched before the clock began, as each launches the next one before it ends.
     core.step()
     times = [_step_ms(core) for _ in range(steps)]
+    if any(request.state is not State.RUNNING for request in asked):
+        raise BenchError(f"{load.name}: a reply ended before the last timed step")
     core.run()
     for request in asked:
         core.close(request.sequence)
@@ -119,12 +127,12 @@ def _prompts(core: EngineCore, load: Load, runs: int) -> Walk:
     return Walk(times[0], times, rows)
 
 
-def _ask(core: EngineCore, rows: list[Row], mode: Mode, steps: int, seed: int) -> Request:
+def _ask(core: EngineCore, sequence: Sequence, mode: Mode, steps: int, seed: int) -> Request:
     """A reply that stays in ``mode`` for long enough."""
     part = "speech" if mode is Mode.AUDIO else "text"
     length = steps + _WARM_UPS + 4
     ask = Ask(SamplingOptions(seed=seed), Limits(length), Script.parse(f"{part}:{length}"))
-    return core.submit(core.open(rows), ask)
+    return core.submit(sequence, ask)
 
 
 def _rows_of(request: Request) -> list[Row]:
@@ -133,7 +141,7 @@ def _rows_of(request: Request) -> list[Row]:
 
 def prompts(
     model: LanguageModel, ids: SpecialIds, load: Load, count: int, rows: int
-) -> Sequence[list[Row]]:
+) -> list[list[Row]]:
     """Random rows in the load's mode, those of each its own."""
     random = torch.Generator().manual_seed(_SEED)
     if load.mode is Mode.AUDIO:

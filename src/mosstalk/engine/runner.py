@@ -126,8 +126,7 @@ class Runner:
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
         ids = {"text": np.array([row[TEXT] for row in rows]), "audio": np.array(audio, np.int64)}
         for seen, known in zip(self._slots.seen, self._staging.put(ids).values(), strict=True):
-            seen[request.slot].zero_()
-            seen[request.slot, known] = True
+            seen[request.slot].zero_().index_fill_(0, known, True)
 
     def penalised_ids(self, request: Request) -> tuple[set[int], set[int]]:
         """Text and audio ids that the repetition penalty of a running request counts as seen."""
