@@ -113,7 +113,7 @@ def _in_a_graph(model: LanguageModel, load: Load) -> Callable[[], Tensor]:
     with torch.cuda.graph(graph):
         logits = step.compute()
 
-    def replay() -> Tensor:
+    def replay(_held: PlainStep = step) -> Tensor:
         graph.replay()
         return logits
 
