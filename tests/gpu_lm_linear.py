@@ -1,6 +1,6 @@
 """Checks, times and tunes the language model's products on this machine's GPU.
 
-    python tests/gpu_lm_linear.py [--rows 1,8,32,64] [--claims 0]
+    python tests/gpu_lm_linear.py [--rows 1,8,32,64] [--claims 0] [--fp8]
 
 Weights are cold: those of all layers in turn. Divisions are tried one product at a time, the
 best few then within a whole step's products; tables for ``kernels/lm_tiles.py`` come last.
@@ -326,10 +326,17 @@ def tries_for(rows: int) -> dict[int, list[Try]]:
 def main() -> None:
     """All sections in turn."""
     options = argparse.ArgumentParser()
-    options.add_argument("--rows", default="1,8,32,64")
+    options.add_argument("--rows", help="1,8,32,64; in FP8 1,8,64")
     options.add_argument("--claims", type=int, default=1)
+    options.add_argument("--fp8", action="store_true", help="weights in FP8: gpu_lm_fp8.py")
     given = options.parse_args()
-    every = [int(rows) for rows in given.rows.split(",")]
+    rows_asked = given.rows or ("1,8,64" if given.fp8 else "1,8,32,64")
+    every = [int(rows) for rows in rows_asked.split(",")]
+    if given.fp8:
+        import gpu_lm_fp8
+
+        gpu_lm_fp8.main(every, check=bool(given.claims))
+        return
     tries = {rows: [one for few in tries_for(rows).values() for one in few] for rows in every}
     unique = list(dict.fromkeys(one for few in tries.values() for one in few))
     workers = max(1, min(14, (os.cpu_count() or 2) - 3))

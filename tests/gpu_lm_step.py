@@ -1,12 +1,15 @@
 """Times of the language model's step at its published size, on a GPU.
 
-    python tests/gpu_lm_step.py
+    python tests/gpu_lm_step.py [--fp8 [all]] [--calibrated]
 
-Random weights in bfloat16. Of every load: the device's time of trunk, audio block and audio head
-(median of runs queued one after another), beside the bytes that they must read over a copy's
-bandwidth, and the host's time to queue them; then which kernels took how long.
+Random weights in bfloat16; with ``--fp8`` the trunk's (``all``: every layer's) are quantised in
+place, rows by themselves or, ``--calibrated``, by a number. Of every load: the device's time of
+trunk, audio block and audio head (median of runs queued one after another), beside the bytes that
+they must read over a copy's bandwidth, and the host's time to queue them; then which kernels
+took how long.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -33,6 +36,7 @@ from mosstalk.engine.slots import AUDIO
 from mosstalk.engine.step_plan import Layout
 from mosstalk.engine.store import KVStore
 from mosstalk.model.network import LanguageModel
+from mosstalk.model.quantization import Quantization, quantize_in_place
 from mosstalk.synthesis.direct_language import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
 
@@ -74,14 +78,33 @@ class Case:
         layers.logits(AUDIO, layers.block(step, Part.AUDIO, self.stretches, self.wanted))
 
 
+def asked() -> Quantization | None:
+    """What is to be quantised."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--fp8", nargs="?", const="shared", choices=("shared", "all"))
+    options.add_argument("--calibrated", action="store_true")
+    given = options.parse_args()
+    if given.fp8 is None:
+        return None
+    return Quantization(given.fp8, "calibrated" if given.calibrated else "row")
+
+
 def main() -> None:
+    record = asked()
     device = pick_device("cuda" if torch.cuda.is_available() else "cpu")
     small = device.type == "cpu"
     dtype = torch.float32 if small else torch.bfloat16
     say("drawing weights")
     model = random_language_model(TINY if small else FULL, device, dtype)
+    if record is not None:
+        say(f"quantising: {record.scheme}, {record.blocks}, by {record.activations}")
+        # Rows are normed or nearly so: 0.02 reaches 9.
+        scale = torch.tensor(0.02, device=device)
+        names = record.products(model.config)
+        quantize_in_place(model, record, {name: scale.clone() for name in names})
     ceilings = measure_ceilings(device, dtype)
-    print(f"{device}, torch {torch.__version__}, random weights: {ceilings.describe()}")
+    kind = "" if record is None else f" in {record.scheme}, {record.blocks}"
+    print(f"{device}, torch {torch.__version__}, random weights{kind}: {ceilings.describe()}")
     pool = BlockPool(sum(ld.sessions * (ld.kept + ld.new + 15) for ld in LOADS.values()) // 16, 16)
     store = KVStore.allocate(model.config, pool, device, dtype)
     for part in (store.keys, store.values, store.hidden):
@@ -92,7 +115,7 @@ def main() -> None:
     for invariant in (None, True):
         say(f"batch-invariant: {bool(invariant)}")
         layers = FastLayers(model, store, latest, FastOptions(invariant=invariant))
-        measure(layers, cases, model, ceilings)
+        measure(layers, cases, model, ceilings, record)
 
 
 def say(what: str) -> None:
@@ -101,7 +124,11 @@ def say(what: str) -> None:
 
 @torch.inference_mode()
 def measure(
-    layers: FastLayers, cases: dict[str, Case], model: LanguageModel, ceilings: Ceilings
+    layers: FastLayers,
+    cases: dict[str, Case],
+    model: LanguageModel,
+    ceilings: Ceilings,
+    record: Quantization | None,
 ) -> None:
     sizes = [Layout.of(case.stretches, layers.limits).size for case in cases.values()]
     layers.warm(sizes)
@@ -113,7 +140,7 @@ def measure(
             print(f"{name:22} left out: out of time")
             continue
         device_ms, host_ms = timed(partial(case.queue, layers), model.device)
-        work = step_work(model.config, model.dtype, case.load)
+        work = step_work(model.config, model.dtype, case.load, record)
         limit = ceilings.limit_ms(work.moved_bytes, work.operations)
         speed = work.moved_bytes / device_ms / 1e6
         print(

@@ -30,6 +30,7 @@ TYPES = {
     torch.int64: "*i64",
     torch.int8: "*i8",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 ITEMS = {torch.float16: 1, torch.bfloat16: 32, torch.float32: 2}
 """In 16 bit one precision for few rows, one for many; float32 divides both alike."""
@@ -89,7 +90,6 @@ ONE_OF_EACH = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ITEMS, ids=str)

@@ -16,10 +16,23 @@ from test_kernels_compiled import (
 )
 from torch import Tensor
 
+from mosstalk.kernels import fp8_linear as fp8_linears
+from mosstalk.kernels import fp8_rows as rows_in_fp8
 from mosstalk.kernels import gate_up, rms_linear, rms_norm
 from mosstalk.kernels.launch import Launch
-from mosstalk.kernels.lm_tiles import EXACT, INVARIANT, TILES, Division, Kind
+from mosstalk.kernels.lm_tiles import (
+    EXACT,
+    FP8_INVARIANT,
+    FP8_TILES,
+    INVARIANT,
+    TILES,
+    Division,
+    Kind,
+)
 from mosstalk.kernels.rms_linear import LinearWorkspace
+from mosstalk.model.fp8 import E4M3, Fp8Weight
+
+WITHOUT_FP8 = 80
 
 
 def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
@@ -70,3 +83,52 @@ def test_products_fit_the_card(dtype: torch.dtype, capability: int, tmp_path: Pa
             print(f"{name:110} shared {kernel.metadata.shared:6} {found}")
             assert kernel.metadata.shared <= SHARED_KIB[capability] * 1024, name
             assert found["STACK"] + found["LOCAL"] <= MOST_SPILLED_BYTES, (name, found)
+
+
+def fp8_product(kind: Kind, divided: Division) -> Launch:
+    """One product of a layer in FP8 as it would be launched, in a model in bfloat16."""
+    columns, channels = SHAPES[kind]
+    rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
+    wide = columns * (2 if kind == "gated" else 1)
+    return fp8_linears.plan(
+        undrawn(rows, channels, dtype=E4M3),
+        undrawn(rows),
+        Fp8Weight(undrawn(wide, channels, dtype=E4M3), undrawn(wide)),
+        undrawn(rows, columns, dtype=torch.bfloat16),
+        residual=None if normed else undrawn(rows, columns, dtype=torch.bfloat16),
+        gated=kind == "gated",
+        divided=divided,
+        workspace=LinearWorkspace(1 << 26, torch.device("meta")),
+    )
+
+
+def fp8_launches() -> Iterator[tuple[str, Launch]]:
+    """Every product in FP8, and what rounds its rows."""
+    for channels in sorted({channels for _, channels in SHAPES.values()}):
+        for rows in (1, 512):
+            x = undrawn(rows, channels, dtype=torch.bfloat16)
+            for gain in (None, undrawn(channels, dtype=torch.bfloat16)):
+                plan = rows_in_fp8.plan(
+                    x, gain, EPS, undrawn(rows, channels, dtype=E4M3), undrawn(rows)
+                )
+                yield f"{rows} rows of {channels}, normed {gain is not None}", plan
+    for kind in SHAPES:
+        for divided in dict.fromkeys((*FP8_TILES[kind].values(), FP8_INVARIANT[kind])):
+            yield f"{kind} {divided}", fp8_product(kind, divided)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", [card for card in SHARED_KIB if card > WITHOUT_FP8])
+def test_products_in_fp8_fit_the_card_and_are_its_own(capability: int, tmp_path: Path) -> None:
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path / "cache")
+        for name, launch in fp8_launches():
+            kernel = compiled(launch, capability, dependent=capability >= 90)
+            found = usage(kernel.asm["cubin"], tmp_path)
+            print(f"{name:110} shared {kernel.metadata.shared:6} {found}")
+            assert kernel.metadata.shared <= SHARED_KIB[capability] * 1024, name
+            assert found["STACK"] + found["LOCAL"] <= MOST_SPILLED_BYTES, (name, found)
+            units = ".f32.e4m3.e4m3" in kernel.asm["ptx"]
+            assert units == (launch.constants.get("SCALED", False)), name
+            assert launch.constants.get("SOFT", False) is False

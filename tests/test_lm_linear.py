@@ -22,14 +22,14 @@ from mosstalk.model.network import RMSNorm
 CLAIMS = ROOT / "tests" / "lm_linear_claims.py"
 
 
-def kept(folder: Path, *, interpret: bool) -> None:
+def kept(folder: Path, *, interpret: bool, claims: Path = CLAIMS) -> None:
     """Run the claims in a process of their own and check that there are some, all kept.
 
     Triton is an interpreter or a compiler for the whole of a process.
     """
     pytest.importorskip("triton", reason="Triton is there on Linux alone")
     report = folder / "claims.xml"
-    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CLAIMS))
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(claims))
     run = subprocess.run(
         [*words, f"--junitxml={report}"],
         cwd=ROOT,

@@ -8,6 +8,7 @@ what is heard is noise.
 from pathlib import Path
 
 from mosstalk.atomic import new_folder
+from mosstalk.build.folder import built_engine, is_built
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.settings import cache_folder
 
@@ -69,27 +70,34 @@ def _synthetic_folder() -> Path:
 
 
 def require_pair(model: Path | None, codec: Path | None) -> None:
-    """Raise ConfigError unless these are both folders, neither, or a name alone."""
-    if (model is None) is (codec is None) or (model and _is_name(model)):
+    """Raise ConfigError unless both are folders, or neither, or one has both: a name, a build."""
+    if (model is None) is (codec is None) or (model and (_is_name(model) or is_built(model))):
         return
     raise ConfigError(
         "--model and --codec belong together: give both folders, or neither, or "
-        f"{' or '.join(f'--model {name}' for name in NAMES)} alone"
+        f"{', '.join(f'--model {name}' for name in NAMES)} or a folder that mosstalk build made "
+        "alone"
     )
 
 
 def chosen_model(model: Path | None, codec: Path | None) -> Folders:
-    """Folders that ``--model`` and ``--codec`` stand for: both, neither, or one of ``NAMES``.
+    """Folders that ``--model`` and ``--codec`` stand for.
+
+    Both, neither, or alone one of ``NAMES`` or a folder that ``mosstalk build`` made.
 
     Raises:
         ConfigError: one folder was given without the other.
-        CheckpointError: the pocket model was asked for and is not there.
+        CheckpointError: the pocket model was asked for and is not there, or a built folder is
+            of another version.
         OutputError: the cache folder cannot be written.
     """
     require_pair(model, codec)
     if model is None:
         return default_model()
-    return (model, codec) if codec else _named(model)
+    if codec:
+        return model, codec
+    built = built_engine(model)
+    return (built.model, built.codec) if built else _named(model)
 
 
 def chosen_codec(codec: Path | None) -> Path:
@@ -100,6 +108,9 @@ def chosen_codec(codec: Path | None) -> Path:
     """
     if codec is None:
         return default_model()[1]
+    built = built_engine(codec)
+    if built:
+        return built.codec
     return _named(codec)[1] if _is_name(codec) else codec
 
 
@@ -111,6 +122,9 @@ def chosen_language_model(model: Path | None) -> Path:
     """
     if model is None:
         return default_model()[0]
+    built = built_engine(model)
+    if built:
+        return built.model
     return _named(model)[0] if _is_name(model) else model
 
 

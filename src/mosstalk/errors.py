@@ -77,6 +77,10 @@ class DeviceError(MosstalkError):
     """A device or precision was asked for that this machine does not have."""
 
 
+class BuildError(MosstalkError):
+    """What was built does not compute what it must; the message names the part."""
+
+
 class BenchError(MosstalkError):
     """A measurement lacks what it needs: a judge, a voice, or sentences."""
 

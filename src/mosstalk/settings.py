@@ -34,6 +34,11 @@ def environment_of_a_child() -> dict[str, str]:
     return {"MALLOC_ARENA_MAX": "2"} | os.environ
 
 
+def keep_kernels_in(folder: Path) -> None:
+    """Have Triton keep compiled kernels there, in this process and its children."""
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+
+
 def threads_were_chosen() -> bool:
     """Whether the user said how many threads torch shall use."""
     return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))

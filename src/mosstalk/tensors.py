@@ -265,6 +265,17 @@ def _read(name: str, stored: StoredTensor, device: torch.device, dtype: torch.dt
     return converted
 
 
+def embedding(count: int, width: int) -> nn.Embedding:
+    """``nn.Embedding``, but for one thing: on the meta device its weight is not drawn.
+
+    There torch would draw it by a reference that imports its compiler, which takes 2 s.
+    """
+    weight = torch.empty(count, width)
+    if not weight.is_meta:
+        nn.init.normal_(weight)
+    return nn.Embedding.from_pretrained(weight, freeze=False)
+
+
 def _all_finite(value: Tensor) -> bool:
     if value.dtype == torch.float8_e4m3fn:
         # torch cannot say. This format has no infinity, and NaN in all bits but the sign.

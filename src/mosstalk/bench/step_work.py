@@ -7,8 +7,10 @@ import torch
 from mosstalk.bench.ceilings import Work
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
+from mosstalk.model.quantization import Quantization
 
 _KEYS_AND_VALUES = 2
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,24 @@ def layer_weights(config: LanguageModelConfig) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
-def step_work(config: LanguageModelConfig, dtype: torch.dtype, load: Load) -> Work:
-    """Weights and kept rows read once, new rows through trunk and one block, a head each."""
+def layer_channels(config: LanguageModelConfig) -> int:
+    """Columns that the products of one layer write: each has a scale where it is quantised."""
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    attention = queries + _KEYS_AND_VALUES * keys + config.hidden_size
+    return attention + 2 * config.intermediate_size + config.hidden_size
+
+
+def step_work(
+    config: LanguageModelConfig,
+    dtype: torch.dtype,
+    load: Load,
+    record: Quantization | None = None,
+) -> Work:
+    """Weights and kept rows read once, new rows through trunk and one block, a head each.
+
+    Of layers that ``record`` says are in FP8 a weight is a byte, and a channel has its scale.
+    """
     layers = config.num_shared_layers + config.num_modality_layers
     vocabulary = config.audio_vocab_size if load.mode is Mode.AUDIO else config.vocab_size
     head = config.hidden_size * vocabulary
@@ -51,7 +69,20 @@ def step_work(config: LanguageModelConfig, dtype: torch.dtype, load: Load) -> Wo
     seen = load.kept + (load.new + 1) / 2
     queries = config.num_attention_heads * config.head_dim
     attention = layers * load.sessions * load.new * seen * 2 * _KEYS_AND_VALUES * queries
+    others = head + kept_row * load.sessions * (load.kept + load.new)
     return Work(
-        dtype.itemsize * (weights + head + kept_row * load.sessions * (load.kept + load.new)),
+        dtype.itemsize * (weights + others) - _saved_bytes(config, dtype, record),
         2.0 * load.sessions * (load.new * weights + head) + attention,
     )
+
+
+def _saved_bytes(
+    config: LanguageModelConfig, dtype: torch.dtype, record: Quantization | None
+) -> int:
+    """What weights in FP8 are fewer than in ``dtype``."""
+    if record is None:
+        return 0
+    layers = config.num_shared_layers
+    layers += config.num_modality_layers if record.blocks == "all" else 0
+    fewer = (dtype.itemsize - 1) * layer_weights(config)
+    return layers * (fewer - _SCALE_BYTES * layer_channels(config))

@@ -6,8 +6,10 @@ import typer
 
 from mosstalk.cli import (
     bench,
+    build,
     chat,
     checkpoint,
+    engine,
     machine,
     plan,
     replay,
@@ -31,9 +33,11 @@ app.command("serve")(serve.serve)
 app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
+app.command("build")(build.build)
 app.command("doctor")(machine.doctor)
 app.command("report")(machine.report)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(engine.app, name="engine")
 app.add_typer(voice.app, name="voice")
 app.add_typer(bench.app, name="bench")
 

@@ -5,12 +5,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mosstalk.cli import bench_report
+from mosstalk.cli import bench_report, bench_start
 from mosstalk.cli import options as opt
 from mosstalk.cli.common import reported
 
 app = typer.Typer(help="Measure what the project publishes.", no_args_is_help=True)
 app.command("report")(bench_report.report)
+app.command("start")(bench_start.start)
 
 Sentences: TypeAlias = Annotated[
     Path | None,

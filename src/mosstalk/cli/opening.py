@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mosstalk.build.start import take_kernels
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.config import LanguageModelConfig
 from mosstalk.default_models import Folders, chosen_model
@@ -108,6 +109,7 @@ class ChosenModel:
     def load(self) -> Pipeline:
         """Read the weights, in float32 on a CPU and as stored on a GPU unless asked otherwise."""
         device = pick_device(self.request.device)
+        take_kernels(self.request.model, device)
         dtype = pick_dtype(self.request.dtype) if self.request.dtype else None
         if dtype is None and device.type == "cpu":
             dtype = pick_dtype("float32")

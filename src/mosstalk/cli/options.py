@@ -27,8 +27,9 @@ Out: TypeAlias = Annotated[
 Model: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of the language model, together with --codec; or alone one of the names "
-        "pocket (the small model that ships with mosstalk) and synthetic (tiny, random weights). "
+        help="Folder of the language model, together with --codec; or alone a folder that "
+        "mosstalk build made, or one of the names pocket (the small model that ships with "
+        "mosstalk) and synthetic (tiny, random weights). "
         "Default: pocket where it is there, else synthetic."
     ),
 ]

@@ -22,7 +22,19 @@ DefaultVoice: TypeAlias = Annotated[
     typer.Option(help="The voice of sessions that ask for none: one of the codec's, or a file."),
 ]
 MaxSessions: TypeAlias = Annotated[
-    int, typer.Option(help="Sessions at a time; more are refused at once.")
+    int | None,
+    typer.Option(
+        help="Sessions at a time; more are refused at once. Default: those that the --model folder "
+        "was built for, else 64."
+    ),
+]
+MaxRows: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of the longest conversation that must fit, 12.5 a second of both sides. "
+        "Default: those that the --model folder was built for, else the model's context.",
+        min=1,
+    ),
 ]
 KvGib: TypeAlias = Annotated[
     float | None,
@@ -116,7 +128,8 @@ def serve(
     batch_invariant: opt.BatchInvariant = False,
     graphs: opt.Graphs = True,
     vad: DetectorName = "auto",
-    max_sessions: MaxSessions = 64,
+    max_sessions: MaxSessions = None,
+    max_rows: MaxRows = None,
     kv_gib: KvGib = None,
     system: DefaultSystem = None,
     temperature: DefaultTemperature = None,

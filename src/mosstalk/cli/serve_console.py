@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mosstalk.build.settings import as_built
 from mosstalk.cli.common import one_of
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.default_models import require_pair
@@ -24,6 +25,7 @@ from mosstalk.vad.turns import TurnDetection
 
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
+_USUAL_SESSIONS = 64
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -48,7 +50,8 @@ class ServeRequest:
     batch_invariant: bool
     graphs: bool
     vad: str
-    max_sessions: int
+    max_sessions: int | None
+    max_rows: int | None
     kv_gib: float | None
     system: str | None
     temperature: float | None
@@ -94,7 +97,8 @@ def options_of(request: ServeRequest) -> ServeOptions:
     if request.transcriber:
         require_transcriber(request.transcriber)
     for name in ("drain_timeout", "watchdog", "max_sessions"):
-        if getattr(request, name) <= 0:
+        value = getattr(request, name)
+        if value is not None and value <= 0:
             raise OptionError(f"--{name.replace('_', '-')} must be above 0")
     log = LogStyle(request.log_format, request.log_level.upper())
     return ServeOptions(
@@ -124,7 +128,7 @@ def shown(options: ServeOptions) -> dict[str, Any]:
 
 def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
     voice = Path(request.voice)
-    return WorkerOptions(
+    options = WorkerOptions(
         model=request.model,
         codec=request.codec,
         sound=SoundRequest(
@@ -138,13 +142,13 @@ def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
         ),
         device=request.device,
         dtype=request.dtype,
-        sessions=request.max_sessions,
         memory_bytes=None if request.kv_gib is None else int(request.kv_gib * _GIB),
         detector=request.vad,
         voices={voice.stem: voice.resolve()} if voice.is_file() else {},
         log=log,
         batch_invariant=request.batch_invariant,
     )
+    return as_built(options, request.max_sessions, request.max_rows, _USUAL_SESSIONS)
 
 
 def _defaults(request: ServeRequest) -> SessionSettings:

@@ -23,6 +23,7 @@ from mosstalk.engine.core import EngineOptions
 from mosstalk.errors import OptionError
 from mosstalk.model.checkpoint import load_language_model
 from mosstalk.model.network import LanguageModel
+from mosstalk.model.quantization import Quantization
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
@@ -181,16 +182,16 @@ def _measure(
 
 
 def _limited(row: Timed, model: LanguageModel, load: Load, ceilings: Ceilings) -> Timed:
-    work = step_work(model.config, model.dtype, load)
+    work = step_work(model.config, model.dtype, load, Quantization.of(model.config))
     limit = ceilings.limit_ms(work.moved_bytes, work.operations)
     return Timed(row.name, row.cold_ms, row.warm_ups, row.runs_ms, row.wrong, limit)
 
 
 def _rates(model: LanguageModel, rows: Sequence[tuple[Load, Timed]], loads: Loads) -> Table:
     """What a median step moves and computes in a second, and how near it is to the limit."""
-    lines = []
+    lines, record = [], Quantization.of(model.config)
     for load, row in rows:
-        work, seconds = step_work(model.config, model.dtype, load), row.p50_ms / 1000
+        work, seconds = step_work(model.config, model.dtype, load, record), row.p50_ms / 1000
         lines.append(
             (
                 row.name,

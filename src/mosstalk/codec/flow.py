@@ -19,6 +19,7 @@ from mosstalk.codec.flow_encoder import FlowEncoder
 from mosstalk.codec.flow_estimator import Estimator
 from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
+from mosstalk.tensors import embedding
 
 NOISE_FRAMES = 15_000
 """Frames in one block of the fixed noise: 300 s."""
@@ -81,7 +82,7 @@ class FlowDecoder(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
-        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.input_embedding = embedding(config.vocab_size, config.input_size)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bins)
         self.encoder = FlowEncoder(config)
         self.encoder_proj = nn.Linear(config.input_size, config.mel_bins)

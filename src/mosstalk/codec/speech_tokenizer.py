@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mosstalk.codec.features import WHISPER_HOP, whisper_log_mel
 from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.tensors import embedding
 
 CONV_STRIDE = 2
 """Frames of the features in one row of the encoder, which is thus 20 ms."""
@@ -88,9 +89,9 @@ class Encoder(nn.Module):
         width = config.d_model
         self.conv1 = nn.Conv1d(config.num_mel_bins, width, 3)
         self.conv2 = nn.Conv1d(width, width, 3, stride=CONV_STRIDE)
-        self.embed_positions = nn.Embedding(config.max_source_positions, width)
+        self.embed_positions = embedding(config.max_source_positions, width)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.quantize_position))
-        self.codebook = nn.Embedding(config.quantize_vocab_size, width)
+        self.codebook = embedding(config.quantize_vocab_size, width)
         self.pool = config.pooling_kernel_size
 
     def forward(self, log_mel: Tensor) -> Tensor:

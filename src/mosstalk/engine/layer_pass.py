@@ -12,17 +12,14 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.layer_weights import LayerWeights, packed_stacks
+from mosstalk.engine.products import Between, Products
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import StepInputs
 from mosstalk.engine.step_plan import PassLimits
 from mosstalk.engine.store import KVStore
 from mosstalk.kernels.attend_rows import attend_rows, rows_work
 from mosstalk.kernels.attend_tiles import attend_tiles, tiles_work
-from mosstalk.kernels.gate_up import gate_up
-from mosstalk.kernels.launch import ceil_div
-from mosstalk.kernels.lm_tiles import FEW_ROWS, division, kind_of
 from mosstalk.kernels.move_rows import Latest, embed_rows, gather_rows, scatter_rows
-from mosstalk.kernels.rms_linear import LinearWorkspace, rms_linear
 from mosstalk.kernels.rms_norm import rms_norm
 from mosstalk.kernels.rotate_write import rotary_table, rotate_write
 from mosstalk.model.network import LanguageModel
@@ -60,6 +57,11 @@ class Rooms:
         return type(self)(*(room[:rows] for room in vars(self).values()))
 
     @property
+    def between(self) -> Between:
+        """Those that products need for themselves."""
+        return Between(self.normed, self.gates)
+
+    @property
     def nbytes(self) -> int:
         """Their memory."""
         return sum(room.nbytes for room in vars(self).values())
@@ -93,8 +95,8 @@ class LayerPass:
         self.rooms = Rooms.allocate(config, limits.rows, device, dtype)
         self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, limits, store, invariant=invariant)
-        layer = self._stacks[Part.TRUNK].layers[0]
-        self._workspace = _workspace(layer, limits, invariant=invariant)
+        layers = [layer for stack in self._stacks.values() for layer in stack.layers]
+        self._products = Products(layers, self._eps, limits.rows, invariant=invariant)
 
     @property
     def weight_bytes(self) -> int:
@@ -104,8 +106,8 @@ class LayerPass:
     @property
     def fixed_bytes(self) -> int:
         """Memory of rooms and tables."""
-        workspace = self._workspace.counters.nbytes + self._workspace.sums.nbytes
-        return self.rooms.nbytes + self._angles.nbytes + self._work.nbytes + workspace
+        own = self.rooms.nbytes + self._angles.nbytes + self._work.nbytes
+        return own + self._products.fixed_bytes
 
     def run(self, part: Part, inputs: StepInputs) -> None:
         """Read the pass's rows with a part.
@@ -131,7 +133,8 @@ class LayerPass:
     def _attention(
         self, layer: LayerWeights, number: int, rooms: Rooms, inputs: StepInputs
     ) -> None:
-        self._product(rooms.hidden, layer.attention_gain, layer.qkv, rooms.qkv, rooms.normed)
+        room = rooms.between
+        self._products.normed(rooms.hidden, layer.attention_gain, layer.qkv, rooms.qkv, room)
         size = inputs.size
         keys, values = self._store.keys[number], self._store.values[number]
         turn = (layer.query_gain, layer.key_gain), self._eps, self._angles
@@ -154,45 +157,12 @@ class LayerPass:
                 rooms.query, keys, values, inputs.tables, inputs.tiles, rooms.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        self._add(rooms.mixed, layer.mixed, rooms.hidden)
+        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room)
 
     def _mlp(self, layer: LayerWeights, rooms: Rooms) -> None:
-        if self._few(rooms.hidden):
-            rms_linear(
-                rooms.hidden, layer.mlp_gain, self._eps, layer.gate_up, rooms.inner,
-                gated=True, invariant=self._invariant, workspace=self._workspace,
-            )  # fmt: skip
-        else:
-            self._product(rooms.hidden, layer.mlp_gain, layer.gate_up, rooms.gates, rooms.normed)
-            gate_up(rooms.gates, rooms.inner)
-        self._add(rooms.inner, layer.down, rooms.hidden)
-
-    def _few(self, x: Tensor) -> bool:
-        """Whether a kernel multiplies these rows, which reads weights once for few of them."""
-        return self._invariant or len(x) <= FEW_ROWS
-
-    def _product(
-        self, x: Tensor, gain: Tensor, weight: Tensor, out: Tensor, normed: Tensor
-    ) -> None:
-        """out = RMSNorm(x) W^T; ``normed`` is room for what is between."""
-        if self._few(x):
-            rms_linear(
-                x, gain, self._eps, weight, out,
-                invariant=self._invariant, workspace=self._workspace,
-            )  # fmt: skip
-        else:
-            rms_norm(x, gain, self._eps, normed)
-            torch.mm(normed, weight.t(), out=out)
-
-    def _add(self, x: Tensor, weight: Tensor, hidden: Tensor) -> None:
-        """hidden += x W^T."""
-        if self._few(x):
-            rms_linear(
-                x, None, self._eps, weight, hidden,
-                residual=hidden, invariant=self._invariant, workspace=self._workspace,
-            )  # fmt: skip
-        else:
-            hidden.addmm_(x, weight.t())
+        room = rooms.between
+        self._products.gated(rooms.hidden, layer.mlp_gain, layer.gate_up, rooms.inner, room)
+        self._products.added(rooms.inner, layer.down, rooms.hidden, room)
 
 
 def _work(
@@ -206,23 +176,3 @@ def _work(
     if not limits.tiled:
         numbers = max(numbers, rows_work(limits.singles, *shape, span, keys.dtype))
     return torch.zeros(numbers, device=keys.device)
-
-
-def _workspace(layer: LayerWeights, limits: PassLimits, *, invariant: bool) -> LinearWorkspace:
-    """What programs of the products of any pass leave one another."""
-    products = (
-        (layer.qkv, True, False), (layer.mixed, False, False),
-        (layer.gate_up, True, True), (layer.down, False, False),
-    )  # fmt: skip
-    counts = range(1, 1 + (limits.rows if invariant else min(limits.rows, FEW_ROWS)))
-    most = 0
-    for weight, normed, gated in products:
-        kind = kind_of(weight.shape[1], normed=normed, gated=gated)
-        for divided, rows in {
-            division(kind, rows, weight.dtype, invariant=invariant): rows for rows in counts
-        }.items():
-            tile = divided.tile
-            columns = ceil_div(weight.shape[0] // (1 + gated), tile.columns) * tile.columns
-            places = ceil_div(rows, tile.rows) * tile.rows * columns * (1 + gated)
-            most = max(most, places * divided.splits)
-    return LinearWorkspace(most, layer.qkv.device)

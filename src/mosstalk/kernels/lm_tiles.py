@@ -1,6 +1,6 @@
 """How the language model's matrix products are divided among programs.
 
-In 16 bit the division follows the number of rows, unless a row's bits may not depend on its
+In 16 and 8 bit the division follows the number of rows, unless a row's bits may not depend on its
 company; in float32 there is one for any number.
 """
 
@@ -57,7 +57,7 @@ TILES: dict[Kind, dict[int, Division]] = {
         1: Division(Tile(1, 2, 4096, 8, 1), one=True),
         16: Division(Tile(16, 32, 128, 4, 4), apart=True),
         32: Division(Tile(32, 32, 128, 4, 4), ask=512, apart=True),
-        ANY_ROWS: Division(Tile(64, 128, 64, 8, 4), ask=512, apart=True),
+        ANY_ROWS: Division(Tile(64, 64, 64, 4, 4), ask=512, apart=True),
     },
     "plain": {
         1: Division(Tile(1, 4, 2048, 2, 1), one=True),
@@ -85,6 +85,43 @@ many rows a tile has changes no sum, so that follows the number of rows.
 """
 _TILE_ROWS = (16, 32, 64)
 
+FP8_TILES: dict[Kind, dict[int, Division]] = {
+    "normed": {
+        1: Division(Tile(1, 8, 2048, 2, 1), one=True),
+        16: Division(Tile(16, 64, 256, 4, 4), ask=1024),
+        32: Division(Tile(32, 64, 256, 4, 4), ask=1024),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+    },
+    "gated": {
+        1: Division(Tile(1, 4, 4096, 8, 1), one=True),
+        16: Division(Tile(16, 64, 128, 4, 4), ask=1024),
+        32: Division(Tile(32, 64, 128, 4, 4), ask=1024),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 4), ask=1024),
+    },
+    "plain": {
+        1: Division(Tile(1, 4, 4096, 2, 1), one=True),
+        16: Division(Tile(16, 64, 256, 4, 4), splits=2, ask=1024),
+        32: Division(Tile(32, 64, 256, 4, 4), splits=2, ask=1024),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+    },
+    "deep": {
+        1: Division(Tile(1, 4, 4096, 4, 1), one=True),
+        16: Division(Tile(16, 64, 256, 4, 4), splits=2, ask=1024),
+        32: Division(Tile(32, 64, 256, 4, 4), splits=2, ask=1024),
+        ANY_ROWS: Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+    },
+}
+"""In E4M3; rows are always made so by a kernel of their own. 64 columns are the least of which
+Hopper's matrix units multiply 8 bits as such.
+"""
+FP8_INVARIANT: dict[Kind, Division] = {
+    "normed": Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+    "gated": Division(Tile(64, 64, 128, 4, 4), ask=1024),
+    "plain": Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+    "deep": Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
+}
+"""In E4M3 where a row's bits may not depend on its company."""
+
 EXACT = Division(Tile(16, 32, 32, 4, 2))
 """In float32, for any number of rows."""
 
@@ -99,16 +136,20 @@ def kind_of(channels: int, *, normed: bool, gated: bool) -> Kind:
 
 
 def division(kind: Kind, rows: int, dtype: torch.dtype, *, invariant: bool = False) -> Division:
-    """How a product of ``rows`` rows is divided, whose inputs are in ``dtype``."""
+    """How a product of ``rows`` rows is divided, whose weights are in ``dtype``."""
     if dtype == torch.float32:
         return EXACT
-    found = _invariant(kind, rows) if invariant else _by_rows(TILES[kind], rows)
+    if dtype == torch.float8_e4m3fn:
+        if invariant:
+            return _invariant(FP8_INVARIANT[kind], rows)
+        return _by_rows(FP8_TILES[kind], rows)
+    found = _invariant(INVARIANT[kind], rows) if invariant else _by_rows(TILES[kind], rows)
     # Before they are scaled, a row's channels times their gain may be too large for float16.
     return replace(found, apart=found.apart or (dtype == torch.float16 and not found.one))
 
 
-def _invariant(kind: Kind, rows: int) -> Division:
-    found, most = INVARIANT[kind], _TILE_ROWS[-1]
+def _invariant(found: Division, rows: int) -> Division:
+    most = _TILE_ROWS[-1]
     tile_rows = next(size for size in _TILE_ROWS if size >= min(rows, most))
     return replace(found, tile=replace(found.tile, rows=tile_rows))
 

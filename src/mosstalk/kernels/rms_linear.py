@@ -17,6 +17,8 @@ from mosstalk.kernels.rms_norm import normalised, rms_norm
 _MOST_COUNTERS = 4096
 _MOST_PROGRAMS = 400
 """Where there are so many tiles of columns, none share one."""
+_FP8_SIDE = 32
+"""The fewest channels that matrix units multiply in 8 bits."""
 
 
 class LinearWorkspace:
@@ -97,21 +99,25 @@ def plan(
     gated: bool = False,
     divided: Division,
     workspace: LinearWorkspace | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> Launch:
-    """The kernel that does what ``rms_linear`` says, rows being normalised if ``apart`` says so."""
+    """The kernel that does what ``rms_linear`` says, rows being normalised if ``apart`` says so.
+
+    ``scales`` (R,) and (N,), or (2N,) where gated, in float32: of rows and weights in E4M3.
+    """
     rows, columns, channels = _sizes(x, gain, weight, out, residual, gated)
     if divided.one:
         return rms_linear_one.plan(x, gain, eps, weight, out, residual, gated, divided)
     tile = divided.tile
-    inner = min(tile.inner, power_of_two(channels))
+    inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)
     # Whatever the rows are, so that they do not decide in which order channels are summed.
     splits = max(1, min(divided.splits, ceil_div(channels, inner), _MOST_PROGRAMS // tiles))
-    assert gain is None or splits == 1, "rows of shared channels are normalised apart"
+    assert gain is None or (splits == 1 and scales is None), (
+        "rows of shared channels are normalised apart"
+    )
     grid = (ceil_div(rows, tile.rows), tiles, splits)
     counters, sums = _shared(workspace, divided, grid, 1 + gated, x.device)
-    whole = channels % inner == 0
-    span = divided.ask if whole and channels % (splits * max(divided.ask, 1)) == 0 else 0
     return Launch(
         _rms_linear,
         grid,
@@ -119,6 +125,8 @@ def plan(
             "x": x,
             "gain": gain,
             "weight": weight,
+            "row_scale": scales[0] if scales else None,
+            "channel_scale": scales[1] if scales else None,
             "residual": residual,
             "out": out,
             "counters": counters,
@@ -135,17 +143,28 @@ def plan(
             "NORM": gain is not None,
             "GATED": int(gated),
             "ADD": residual is not None,
-            "WHOLE": whole,
-            "SPLITS": splits,
-            "SHARE": ceil_div(ceil_div(channels, splits), inner) * inner,
-            "ROWS": tile.rows,
-            "COLUMNS": tile.columns,
-            "INNER": inner,
-            "ASK": span,
-            **divided.requests(span, weight),
+            "SCALED": scales is not None,
+            **_sides(divided, weight, inner, splits),
         },
         tile,
     )
+
+
+def _sides(divided: Division, weight: Tensor, inner: int, splits: int) -> dict[str, int]:
+    """What the division says, by the kernel's constants."""
+    channels, tile = weight.shape[1], divided.tile
+    whole = channels % inner == 0
+    span = divided.ask if whole and channels % (splits * max(divided.ask, 1)) == 0 else 0
+    return {
+        "WHOLE": whole,
+        "SPLITS": splits,
+        "SHARE": ceil_div(ceil_div(channels, splits), inner) * inner,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "INNER": inner,
+        "ASK": span,
+        **divided.requests(span, weight),
+    }
 
 
 def _sizes(
@@ -192,6 +211,8 @@ def _rms_linear(
     x,
     gain,
     weight,
+    row_scale,
+    channel_scale,
     residual,
     out,
     counters,
@@ -206,6 +227,7 @@ def _rms_linear(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
+    SCALED: tl.constexpr,
     WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -224,12 +246,14 @@ def _rms_linear(
     begin = tl.program_id(2) * SHARE
     # Columns past the last take its weights: no mask is then in the way of wide copies.
     known = tl.minimum(column, N - 1)
+    sizes, upper_sizes = _channel_sizes(channel_scale, known, N, SCALED, GATED)
     if DEPENDENT and ASK > 0:
         ask_for_rows(weight, known, begin, K, ASK, RUNS, BULK)
         if GATED:
             ask_for_rows(weight + N * K, known, begin, K, ASK, RUNS, BULK)
     follow(DEPENDENT)
     here = row < rows
+    row_sizes = tl.load(row_scale + row, mask=here, other=0.0) if SCALED else row
     inside = (column < N)[:, None] & here[None, :]
     beside = residual + row[None, :] * add_stride + column[:, None] if ADD else residual
     stream = _added(beside, inside, ROWS, COLUMNS, ADD and SPLITS == 1)
@@ -239,6 +263,9 @@ def _rms_linear(
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     upper = total
     squares = tl.zeros((ROWS,), tl.float32)
+    # In 8 bits matrix units may add in fewer than float32's: after so many channels the sum is
+    # taken out of them and added in float32.
+    within: tl.constexpr = INNER if SCALED else None
     for start in range(begin, tl.minimum(K, begin + SHARE), INNER):
         left = start + inner < K
         a = tl.load(ours + start, mask=here[:, None] if WHOLE else here[:, None] & left, other=0.0)
@@ -248,10 +275,12 @@ def _rms_linear(
             factor = tl.load(gain + start + inner, mask=left, other=0.0)
             a = (wide * factor.to(tl.float32)[None, :]).to(a.dtype)
         w = _weights(theirs + start, left, WHOLE)
-        total = tl.dot(w, tl.trans(a), total, input_precision="ieee")
+        total = tl.dot(w, tl.trans(a), total, input_precision="ieee", max_num_imprecise_acc=within)
         if GATED:
             w = _weights(theirs + N * K + start, left, WHOLE)
-            upper = tl.dot(w, tl.trans(a), upper, input_precision="ieee")
+            upper = tl.dot(
+                w, tl.trans(a), upper, input_precision="ieee", max_num_imprecise_acc=within
+            )
     last = True
     if SPLITS > 1:
         total, upper, last = _joined(total, upper, counters, sums, GATED, ROWS, COLUMNS)
@@ -263,9 +292,25 @@ def _rms_linear(
             scale = (1.0 / tl.sqrt(squares / K + eps))[None, :]
             total *= scale
             upper *= scale
+        total = _scaled(total, row_sizes, sizes, SCALED)
+        upper = _scaled(upper, row_sizes, upper_sizes, SCALED)
         total = silu(total) * upper if GATED else total
         place = out + row[None, :] * out_stride + column[:, None]
         tl.store(place, (total + stream).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _channel_sizes(scale, column, N: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr):
+    """Scales of columns (COLUMNS,), and of the upper ones; where there are none, anything."""
+    sizes = tl.load(scale + column) if SCALED else column
+    upper = tl.load(scale + N + column) if SCALED and GATED else sizes
+    return sizes, upper
+
+
+@triton.jit
+def _scaled(total, row_sizes, sizes, SCALED: tl.constexpr):
+    """Sums (COLUMNS, ROWS) times the scales of rows and of columns, where there are any."""
+    return total * row_sizes[None, :] * sizes[:, None] if SCALED else total
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.model.cache import KVCache
+from mosstalk.tensors import embedding
 
 
 class Logits(NamedTuple):
@@ -158,8 +159,8 @@ class Backbone(nn.Module):
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         shared, modality = config.num_shared_layers, config.num_modality_layers
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.audio_embed = nn.Embedding(config.audio_vocab_size, config.hidden_size)
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
+        self.audio_embed = embedding(config.audio_vocab_size, config.hidden_size)
         self.shared_block = Block(config, shared, 0)
         self.text_block = Block(config, modality, shared)
         self.audio_block = Block(config, modality, shared + modality)

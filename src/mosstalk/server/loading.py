@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from mosstalk.build.start import require_room, settings_named, take_kernels
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.default_models import chosen_model, is_shipped
@@ -51,33 +52,44 @@ class Loaded:
 
 
 def load(options: WorkerOptions, progress: Progress) -> Loaded:
-    """Read everything; raises as ``chosen_model``, ``pick_device`` and ``Host.load`` do."""
+    """Read everything; raises as ``chosen_model``, ``pick_device`` and ``Host.load`` do.
+
+    A folder that ``mosstalk build`` made brings its compiled kernels.
+
+    Raises:
+        DeviceError: it cannot fit; says which settings to change.
+    """
     model, codec = chosen_model(options.model, options.codec)
     device = pick_device(options.device)
+    take_kernels(options.model, device)
     dtype = pick_dtype(options.dtype) if options.dtype else None
     if dtype is None and device.type == "cpu":
         dtype = pick_dtype("float32")
+    require_room(options, model, codec, device, dtype)
     detector = _detector(options.detector)
     engine = EngineOptions(
         limits=SchedulerLimits(slots=options.sessions),
         graphs=options.sound.graphs,
         batch_invariant=options.batch_invariant,
     )
-    host = Host.load(
-        model,
-        codec,
-        HostOptions(
-            options.sessions,
-            engine=engine,
-            decoder=DecoderOptions.of(options.sound, device, options.sessions),
-            voices=options.voices,
-        ),
-        device=device,
-        dtype=dtype,
-        memory_bytes=options.memory_bytes,
-        detector=detector,
-        progress=progress,
+    settings = HostOptions(
+        options.sessions,
+        context_rows=options.context_rows,
+        engine=engine,
+        decoder=DecoderOptions.of(options.sound, device, options.sessions),
+        voices=options.voices,
     )
+    with settings_named(options, model, codec, device):
+        host = Host.load(
+            model,
+            codec,
+            settings,
+            device=device,
+            dtype=dtype,
+            memory_bytes=options.memory_bytes,
+            detector=detector,
+            progress=progress,
+        )
     fit_threads(device, [host.engine.core.model])
     faults = faults_folder()
     steps = watch_steps(host.engine.core, Faults(faults) if faults else None)

@@ -27,7 +27,8 @@ class WorkerOptions:
     """What a worker loads and how much it may take on.
 
     ``model`` and ``codec`` are as ``chosen_model`` takes them; ``voices`` are files by the name
-    that sessions ask for. ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``.
+    that sessions ask for. ``context_rows`` of one conversation must fit: None are the model's.
+    ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``.
     """
 
     model: Path | None = None
@@ -37,6 +38,7 @@ class WorkerOptions:
     sound: SoundRequest = field(default_factory=SoundRequest)
     sessions: int = 64
     memory_bytes: int | None = None
+    context_rows: int | None = None
     detector: str = "auto"
     voices: Mapping[str, Path] = field(default_factory=dict)
     log: LogStyle = field(default_factory=LogStyle)

@@ -44,6 +44,7 @@ class HostOptions:
     """
 
     sessions: int = 64
+    context_rows: int | None = None
     in_turn: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
@@ -111,15 +112,32 @@ class Host:
             ConfigError, CheckpointError: see ``Pipeline.load``.
             DeviceError: not one conversation fits.
         """
-        options = options or HostOptions()
         pipeline = Pipeline.load(model, codec, device=device, dtype=dtype, progress=progress)
+        return cls.around(pipeline, options, memory_bytes=memory_bytes, detector=detector)
+
+    @classmethod
+    def around(
+        cls,
+        pipeline: Pipeline,
+        options: HostOptions | None = None,
+        *,
+        memory_bytes: int | None = None,
+        detector: Detector | None = None,
+        decoder: SpeechDecoder | None = None,
+    ) -> "Host":
+        """``load`` of a pipeline that is there; ``decoder`` is one that was made of its codec.
+
+        Raises:
+            DeviceError: not one conversation fits.
+        """
+        options = options or HostOptions()
         parts = pipeline.codec
         fit_threads(
             pipeline.model.device, (pipeline.model, parts.tokenizer, parts.flow, parts.vocoder)
         )
         if memory_bytes is None and pipeline.model.device.type == "cpu":
             memory_bytes = _MEMORY_ON_A_CPU
-        decoder = _decoder_of(parts, options)
+        decoder = decoder or _decoder_of(parts, options)
         spare = (
             _needed_later(parts, options.sessions) if pipeline.model.device.type == "cuda" else 0
         )
@@ -128,6 +146,7 @@ class Host:
             pipeline.ids,
             options.engine,
             memory_bytes=memory_bytes,
+            context_rows=options.context_rows,
             spare_bytes=spare,
         )
         return cls(pipeline, replace(options, engine=engine), detector=detector, decoder=decoder)

@@ -29,6 +29,8 @@ from mosstalk.verify.compare import Check, Comparer
 
 _COMPANY = 3
 """Replies that are made beside those of a case, with other codes."""
+_PAGES = 512
+"""More than a case's replies and those beside them ever hold; the default takes gigabytes."""
 
 
 def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
@@ -38,7 +40,7 @@ def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iter
     runs = [(prefix, run) for prefix, run in runs if case.weights == case.folder or "hops" in run]
     # On a CPU replies lie side by side in float32; pages, as on a GPU, are verified there too.
     for label, paged in _ways(device, compare):
-        batched = BatchedFlow(flow, FlowOptions(dtype=compare.dtype, paged=paged))
+        batched = BatchedFlow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
         for prefix, run in runs:
             reply = batched.open(voice)
             yield from check_hops(case, reply, prefix, f"{label}.", run, compare)

@@ -1,0 +1,1 @@
+"""From two checkpoints to one folder that starts at once: converted, compiled, checked, planned."""

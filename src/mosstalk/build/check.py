@@ -1,0 +1,182 @@
+"""Whether what serves computes what the reference does, on the card and in the built precision.
+
+The engine is held against the plain network with the same weights, the codec's batched decoder
+against the plain one: on the spot, because kernels are compiled for this card alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mosstalk.bench.step_speed import prompts
+from mosstalk.bench.step_work import Load
+from mosstalk.codec.decoder import SpeechStream
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.speech_decoder import Saying, SpeechDecoder
+from mosstalk.codec.voices import Voice, list_voices
+from mosstalk.conversation import Mode, Row
+from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.errors import BuildError, PoisonedError
+from mosstalk.model.generate import Generation, Limits, Step
+from mosstalk.model.network import LanguageModel, Logits
+from mosstalk.model.sampling import SamplingOptions
+from mosstalk.synthesis.direct import random_voice
+from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
+
+FLOAT32_BOUND = 1e-3
+QUANTIZED_BOUND = 0.2
+"""Relative norms. An input that lies between two 8-bit numbers may be rounded to either."""
+LEAD = 4.0
+"""Where rows part, the plain network's lead of its own id, over the spread of its logits, is at
+most so many bounds: each of the two logits may be off by one of them, and by twice that rarely."""
+REPLY_ROWS = 12
+_PROMPTS = ((Mode.TEXT, 24), (Mode.AUDIO, 40), (Mode.AUDIO, 300))
+"""In which mode, and rows: less than a tile, a few blocks, more than a pass of single rows."""
+_GREEDY = SamplingOptions(temperature=0.0, repetition_penalty=1.0)
+_CHANNELS = ("text", "audio")
+_VOICE_S = 3.2
+_WINDOW = 1024
+_CODES, _SEED = 20, 5
+"""Codes of a reply that are said: at least two hops."""
+
+
+def bound_of(model: LanguageModel) -> float:
+    """The largest relative norm of an error of logits that passes."""
+    if any(weight.dtype == torch.float8_e4m3fn for weight in model.parameters()):
+        return QUANTIZED_BOUND
+    return LOW_PRECISION.get(model.dtype, FLOAT32_BOUND)
+
+
+def require(checks: list[Check]) -> None:
+    """Raise BuildError naming the first check that does not hold."""
+    failed = next((check for check in checks if not check.passed), None)
+    if failed:
+        raise BuildError(
+            f"check failed: {failed.name}: error {failed.error:.3g}, at most {failed.bound:.3g} "
+            f"is rounding {failed.note}".rstrip()
+            + "; nothing was written. Run mosstalk verify --path fast, and report it"
+        )
+
+
+def as_values(checks: list[Check]) -> list[dict[str, Any]]:
+    """For documents."""
+    return [vars(check) | {"passed": check.passed} for check in checks]
+
+
+@torch.inference_mode()
+def check_language(core: EngineCore) -> Iterator[Check]:
+    """Logits of prompts, and greedy replies to them, by the engine and by the plain network."""
+    model, limit = core.model, core.pool.size * core.pool.rows
+    bound = bound_of(model)
+    for mode, rows in _PROMPTS:
+        if rows + REPLY_ROWS >= min(limit, model.config.max_position_embeddings):
+            continue
+        prompt = prompts(model, core.ids, Load(1, rows, mode=mode), 1, rows)[0]
+        name = f"{rows} rows of {mode.name.lower()}"
+        found, plain = _engine_logits(core, prompt), _plain_logits(model, prompt)
+        for channel, one, other in zip(_CHANNELS, found, plain, strict=True):
+            yield Check(
+                f"{name}, {channel} head", _apart(one, other), bound, note="relative norm of logits"
+            )
+        yield _check_reply(core, prompt, f"{name}, greedy reply", LEAD * bound)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    centred = expected - expected.mean(dim=1, keepdim=True)
+    return float((found - expected).norm() / centred.norm().clamp_min(1e-12))
+
+
+def _plain_logits(model: LanguageModel, rows: list[Row]) -> Logits:
+    logits = model(torch.tensor([rows], device=model.device), model.new_cache())
+    return Logits(*(part[0].float() for part in logits))
+
+
+def _engine_logits(core: EngineCore, rows: list[Row]) -> Logits:
+    sequence = core.open(rows)
+    assert sequence.make_room(len(rows)), "nothing else is in the pool"
+    found = core.runner.logits(sequence)
+    kept = Logits(found.text.clone(), found.audio.clone())
+    core.close(sequence)
+    return kept
+
+
+def _check_reply(core: EngineCore, prompt: list[Row], name: str, bound: float) -> Check:
+    """Equal rows, or a near tie where they part: after that both go their own ways."""
+    limits = Limits(REPLY_ROWS)
+    plain = list(Generation(core.model, core.model.new_cache(), prompt, core.ids, _GREEDY, limits))
+    request = core.submit(core.open(prompt), Ask(_GREEDY, limits, whole_rows=True))
+    core.run()
+    core.close(request.sequence)
+    if isinstance(request.error, PoisonedError):
+        return Check(name, float("inf"), bound, note=str(request.error))
+    rows = request.reply.rows
+    for place, (step, row) in enumerate(zip(plain, rows, strict=False)):
+        if step.row != row:
+            note = f"rows are equal up to row {place} of {len(plain)}; the lead there"
+            return Check(name, _lead(step, row), bound, note=note)
+    same = len(plain) == len(rows)
+    return Check(name, 0.0 if same else float("inf"), bound, note=f"{len(rows)} rows are equal")
+
+
+def _lead(step: Step, row: Row) -> float:
+    """By how much the plain network prefers its ids to the engine's, in spreads of its logits."""
+    leads = [
+        float((logits[own] - logits[other]) / logits.std())
+        for logits, own, other in zip(
+            (step.text_logits, step.audio_logits), step.row, row, strict=True
+        )
+        if own != other
+    ]
+    return max(map(abs, leads))
+
+
+def a_voice(codec: Codec) -> Voice:
+    """A voice of the codec's folder; a random one where it has none, as the published codec."""
+    names = list_voices(codec.folder / "voices")
+    if not names:
+        return random_voice(codec, _VOICE_S)
+    return codec.voice("default" if "default" in names else names[0])
+
+
+@torch.inference_mode()
+def plain_hops(codec: Codec, voice: Voice) -> list[Tensor]:
+    """Sound (n,) of a reply's first hops by the plain decoder, which keeps nothing."""
+    return [sound.cpu() for sound in SpeechStream(codec, voice, cached=False).push(_codes(codec))]
+
+
+def check_codec(
+    decoder: SpeechDecoder,
+    codec: Codec,
+    voice: Voice,
+    plain: list[Tensor],
+    dtype: torch.dtype | None = None,
+) -> list[Check]:
+    """The same hops by the decoder that serves, in ``dtype`` (by default the flow's).
+
+    In 16 bit magnitudes of short-time spectra are compared: partials drift against one another
+    when a pitch is rounded, which is not heard.
+    """
+    reply, codes, checks = decoder.open(voice), _codes(codec), list[Check]()
+    compare = Comparer(dtype or decoder.flow.options.dtype)
+    for hop, expected in enumerate(plain, 1):
+        said = codes[len(reply.flow.codes) : reply.codes_needed]
+        found = decoder.say_one(Saying(reply, said))
+        if not compare.exact:
+            found, expected = _magnitudes(found.cpu()), _magnitudes(expected)
+        checks.append(compare.tensor(f"codec, hop {hop}", found, expected, wave=True))
+    decoder.close(reply)
+    return checks
+
+
+def _magnitudes(sound: Tensor) -> Tensor:
+    """Of the short-time spectrum (bins, frames) of a sound (n,)."""
+    window = torch.hann_window(_WINDOW)
+    return torch.stft(sound, _WINDOW, window=window, return_complex=True).abs()
+
+
+def _codes(codec: Codec) -> list[int]:
+    limit = min(codec.flow.config.vocab_size, codec.tokenizer.config.quantize_vocab_size)
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randint(limit, (_CODES,), generator=generator).tolist()

@@ -1,0 +1,304 @@
+"""``mosstalk build``: every step from two checkpoints to one folder, in order."""
+
+import asyncio
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mosstalk.build.check import (
+    a_voice,
+    as_values,
+    check_codec,
+    check_language,
+    plain_hops,
+    require,
+)
+from mosstalk.build.describe import architecture, dtypes, engine_facts
+from mosstalk.build.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
+from mosstalk.build.kernel_cache import kernels_in, relocate, use_kernels
+from mosstalk.build.machine import machine_of
+from mosstalk.build.peaks import Peaks
+from mosstalk.build.warm import warm_draws, warm_host, warm_layers
+from mosstalk.build.weights import (
+    PRECISIONS,
+    check_source,
+    copy_folder,
+    digests,
+    write_model,
+    write_random,
+)
+from mosstalk.codec.folder import Codec
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.codec.voices import Voice, list_voices, save_voice
+from mosstalk.device import fit_threads
+from mosstalk.documents import as_text
+from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.engine.fast_layers import FastLayers
+from mosstalk.engine.scheduler import SchedulerLimits
+from mosstalk.engine.store import bytes_per_row
+from mosstalk.errors import DeviceError, OptionError
+from mosstalk.model.fp8 import require_fp8
+from mosstalk.pipeline import Pipeline
+from mosstalk.plan.fit import Plan, Wish, advice
+from mosstalk.plan.make import plan_of
+from mosstalk.plan.sizes import Configs
+from mosstalk.quantize.write import digest_of
+from mosstalk.session.host import Host, HostOptions
+from mosstalk.synthesis.sizes import NAMED
+from mosstalk.tensors import Progress
+from mosstalk.verify.compare import Check
+
+Say = Callable[[str], None]
+_SOURCE = ".source"
+_GIB = 2**30
+_CHECK_BLOCKS = 64
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build, for whom: ``model`` and ``codec`` are None where ``random`` names sizes."""
+
+    model: Path | None
+    codec: Path | None
+    precision: str
+    sessions: int
+    rows: int
+    voices_s: float
+    device: torch.device
+    random: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for what means nothing."""
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
+        if self.random is not None and self.random not in NAMED:
+            raise OptionError(f"--random-weights {self.random}: choose of {', '.join(NAMED)}")
+
+
+@dataclass
+class Build:
+    """One build into the empty folder ``part``, which is going to be called ``out``."""
+
+    request: BuildRequest
+    part: Path
+    out: Path
+    tell: Progress
+    say: Say
+    times_s: dict[str, float] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    _fast: bool = False
+
+    def run(self) -> dict[str, Any]:
+        """Do every step; what ``engine.json`` says.
+
+        Raises:
+            OptionError, ConfigError, CheckpointError: the sources cannot be built so.
+            DeviceError: the device lacks FP8, or memory; says what to change.
+            BuildError: what was built does not compute what it must.
+            OutputError: the disk cannot take it.
+        """
+        self._peaks = Peaks(self.request.device)
+        started = time.perf_counter()
+        model, codec = self._sources()
+        plan = self._planned(model, codec)
+        with self._step(f"weights in {self.request.precision}"):
+            how = write_model(model, self.part / MODEL, self.request.precision, self.tell)
+            copy_folder(codec, self.part / CODEC, self.tell)
+            self._drop_drawn_source()
+        self.say(f"  model {how}, codec copied")
+        self._compile_and_check(plan)
+        with self._step("hashes"):
+            files = {name: digests(self.part / name, self.tell) for name in (MODEL, CODEC)}
+        self.times_s["all"] = time.perf_counter() - started
+        for lent in self.part.glob(".*.safetensors"):
+            lent.unlink()
+        values = self._values(plan, files)
+        relocate(self.part / CACHE, self.out.resolve() / CACHE)
+        (self.part / ENGINE_FILE).write_text(as_text(values))
+        return values
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        self.tell(name, 0, 1)
+        start = time.perf_counter()
+        yield
+        took = time.perf_counter() - start
+        self.times_s[name] = took
+        self._peaks.look()
+        self.say(f"{name:<24} {took:8.1f} s")
+
+    def _sources(self) -> tuple[Path, Path]:
+        request = self.request
+        if request.precision == "fp8":
+            require_fp8(request.device)
+        if request.random:
+            drawn = self.part / _SOURCE
+            with self._step("random weights"):
+                write_random(drawn, NAMED[request.random], request.device, self.tell)
+            if request.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return drawn / MODEL, drawn / CODEC
+        assert request.model, "folders or random weights"
+        assert request.codec, "folders or random weights"
+        return request.model, request.codec
+
+    def _drop_drawn_source(self) -> None:
+        shutil.rmtree(self.part / _SOURCE, ignore_errors=True)
+
+    def _planned(self, model: Path, codec: Path) -> Plan:
+        """What it is going to take; on a GPU it must fit before anything is written.
+
+        Raises:
+            DeviceError: it does not fit.
+        """
+        request = self.request
+        config = check_source(model, request.precision)
+        if request.rows > config.max_position_embeddings:
+            raise OptionError(
+                f"--max-rows {request.rows}: the model's context is "
+                f"{config.max_position_embeddings} rows"
+            )
+        memory = 0
+        if request.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(request.device).total_memory
+        wish = Wish(memory, request.precision, request.sessions, request.rows, request.voices_s)
+        plan = plan_of(Configs.of(model, codec), wish)
+        if memory and not plan.fits:
+            raise DeviceError(
+                f"does not fit: {plan.needed_bytes / _GIB:.1f} GiB are needed and the GPU has "
+                f"{memory / _GIB:.1f}: change {'; or '.join(advice(plan))}"
+            )
+        return plan
+
+    def _compile_and_check(self, plan: Plan) -> None:
+        """Load what was written as a start does, run all of it once, and hold it to the plain."""
+        request = self.request
+        on_gpu = request.device.type == "cuda"
+        if on_gpu:
+            use_kernels(self.part / CACHE)
+        else:
+            (self.part / CACHE).mkdir()
+            self.say("  on a CPU there are no kernels to compile")
+        with self._step("loading"):
+            pipeline = Pipeline.load(
+                self.part / MODEL, self.part / CODEC, device=request.device,
+                dtype=None if on_gpu else torch.float32, progress=self.tell,
+            )  # fmt: skip
+            codec = pipeline.codec
+            parts = (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder)
+            fit_threads(request.device, parts)
+        voice = a_voice(codec)
+        options = host_options(request, plan, self._voices(codec, voice))
+        decoder = SpeechDecoder(codec, options.decoder)
+        with self._step("check of the codec"):
+            self.checks += check_codec(decoder, codec, voice, plain_hops(codec, voice))
+            require(self.checks)
+        decoder.release_float32()
+        with self._step("check of the model"):
+            self._check_model(pipeline)
+        with self._step("compiling" if on_gpu else "a first reply"):
+            host = Host.around(
+                pipeline, options, memory_bytes=self._budget(pipeline), decoder=decoder
+            )
+            graphs = warm_layers(host.engine.core)
+            warm_draws(host.engine.core)
+            asyncio.run(warm_host(host))
+            self._fast = isinstance(host.engine.core.runner.layers, FastLayers)
+        if on_gpu:
+            self._say_compiled(graphs)
+
+    def _voices(self, codec: Codec, voice: Voice) -> dict[str, Path]:
+        """A voice to warm up with where the codec has no default one, as the published codec."""
+        if _DEFAULT in list_voices(codec.folder / "voices"):
+            return {}
+        lent = self.part / f".{_DEFAULT}.safetensors"
+        save_voice(voice, lent)
+        return {_DEFAULT: lent}
+
+    def _check_model(self, pipeline: Pipeline) -> None:
+        """In a small pool of its own: what a start sizes would leave the plain network no room."""
+        limits = SchedulerLimits(slots=self.request.sessions)
+        options = EngineOptions(blocks=_CHECK_BLOCKS, limits=limits)
+        self.checks += check_language(EngineCore(pipeline.model, pipeline.ids, options))
+        require(self.checks)
+        if self.request.device.type == "cuda":
+            gc.collect()  # the pool that it was checked with
+            torch.cuda.empty_cache()
+
+    def _budget(self, pipeline: Pipeline) -> int | None:
+        """On a CPU as much as was asked for; on a GPU what is left is measured."""
+        if self.request.device.type == "cuda":
+            return None
+        row = bytes_per_row(pipeline.model.config, pipeline.model.dtype)
+        return (self.request.rows + 2 * EngineOptions.block_rows) * row
+
+    def _say_compiled(self, graphs: int) -> None:
+        found = kernels_in(self.part / CACHE)
+        self.say(
+            f"  {found.count} kernels, {found.bytes / 2**20:.1f} MiB with all that belongs to "
+            f"them; {graphs} graphs of the model captured"
+        )
+
+    def _values(self, plan: Plan, files: dict[str, dict[str, str]]) -> dict[str, Any]:
+        request, on_gpu = self.request, self.request.device.type == "cuda"
+        configs = Configs.of(self.part / MODEL, self.part / CODEC)
+        kind = configs.model.weights_kind
+        return {
+            "format": FORMAT,
+            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "weights": kind,
+            "precision": request.precision,
+            "machine": machine_of(request.device, kind),
+            "architecture": architecture(configs.model),
+            "dtypes": dtypes(self.part, request.device),
+            "engine": engine_facts(fast=self._fast),
+            "settings": {
+                "max_sessions": request.sessions,
+                "max_rows": request.rows,
+                "voices_s": request.voices_s,
+                "codec_memory_mib": plan.flow_memory_mib if on_gpu else None,
+            },
+            "plan": _plan_values(plan),
+            "checked_in": "as stored" if on_gpu else "float32",
+            "checks": as_values(self.checks),
+            "kernels": asdict(kernels_in(self.part / CACHE)),
+            "times_s": self.times_s,
+            "peaks_bytes": self._peaks.as_values(),
+            "digests": {name: digest_of(each) for name, each in files.items()},
+            "files": files,
+        }
+
+
+def host_options(request: BuildRequest, plan: Plan, voices: dict[str, Path]) -> HostOptions:
+    """As a start from the folder has them."""
+    memory = plan.flow_memory_mib if request.device.type == "cuda" else None
+    sound = DecoderOptions.of(SoundRequest(memory_mib=memory), request.device, request.sessions)
+    engine = EngineOptions(limits=SchedulerLimits(slots=request.sessions))
+    return HostOptions(
+        request.sessions, context_rows=request.rows, engine=engine, decoder=sound, voices=voices
+    )
+
+
+def _plan_values(plan: Plan) -> dict[str, Any]:
+    """Of a GPU; without one nothing is said to fit or not to."""
+    known = bool(plan.wish.memory_bytes)
+    wish = replace(plan.wish, memory_bytes=plan.wish.memory_bytes or 0)
+    return {
+        "wish": asdict(wish),
+        "items": [asdict(item) for item in plan.items],
+        "row_bytes": plan.costs.row,
+        "needed_bytes": plan.needed_bytes,
+        "fits": plan.fits if known else None,
+        "rows": plan.rows if known else None,
+        "sessions": plan.full_sessions if known else None,
+    }

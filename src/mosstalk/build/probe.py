@@ -1,0 +1,85 @@
+"""A start in a process of its own, timed: ``python -m mosstalk.build.probe FOLDER DEVICE SINCE``.
+
+Prints one line of json: seconds of every part, from SINCE, when the process was asked for (on
+``time.time``), to the first sound of a reply.
+"""
+
+import time
+
+_FIRST_LINE = time.time(), time.perf_counter()
+
+import asyncio  # noqa: E402
+import json  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+
+def main() -> None:
+    """Start as ``mosstalk serve`` does, ask once, and say what it took."""
+    from mosstalk.build.folder import BuiltEngine
+    from mosstalk.build.kernel_cache import kernels_in
+    from mosstalk.build.peaks import Peaks
+    from mosstalk.build.settings import as_built
+    from mosstalk.device import pick_device
+    from mosstalk.server.loading import load
+    from mosstalk.server.messages import BY_HAND, WorkerOptions
+
+    folder, device = Path(sys.argv[1]), sys.argv[2]
+    cache = BuiltEngine.read(folder).cache
+    before, marks = kernels_in(cache).count, [("imports", time.perf_counter())]
+    options = WorkerOptions(model=folder, device=device, detector=BY_HAND)
+    peaks = Peaks(pick_device(device))
+    loaded = load(as_built(options, None, None, 1), lambda *_: None)
+    marks.append(("weights", time.perf_counter()))
+    first_reply_ms = asyncio.run(_first_audio(loaded.host, marks))
+    peaks.look()
+    parts_s = {"process": _FIRST_LINE[0] - float(sys.argv[3])} | _parts(marks)
+    found: dict[str, Any] = {
+        "parts_s": parts_s,
+        "first_audio_s": sum(parts_s.values()),
+        "commit_to_first_audio_ms": first_reply_ms,
+        "compiled": kernels_in(cache).count - before,
+        "peaks_bytes": peaks.as_values(),
+    }
+    print(json.dumps(found))
+
+
+async def _first_audio(host: Any, marks: list[tuple[str, float]]) -> float:
+    """Warm up, ask, and wait for sound; milliseconds from asking to it."""
+    from mosstalk.session.commands import CreateResponse, CreateText
+    from mosstalk.session.events import AudioDelta, ErrorRaised
+    from mosstalk.session.settings import ReplyLimits, SessionSettings
+
+    async with host:
+        await host.warm_up()
+        marks.append(("warming up", time.perf_counter()))
+        kind = host.engine.core.model.config.weights_kind
+        settings = SessionSettings(
+            turn_detection=None,
+            limits=ReplyLimits(longest_s=2.0),
+            script="speech:25" if kind == "synthetic" else None,
+        )
+        async with await host.open(settings) as session:
+            asked = time.perf_counter()
+            session.do(CreateText("user", "Good morning."))
+            session.do(CreateResponse())
+            async for event in session:
+                if isinstance(event, ErrorRaised):
+                    raise SystemExit(f"no reply: {event.message}")
+                if isinstance(event, AudioDelta):
+                    break
+            marks.append(("first audio", time.perf_counter()))
+    return 1000 * (marks[-1][1] - asked)
+
+
+def _parts(marks: list[tuple[str, float]]) -> dict[str, float]:
+    parts, last = {}, _FIRST_LINE[1]
+    for name, at in marks:
+        parts[name] = at - last
+        last = at
+    return parts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a built folder is like here and now: its files, and whether its kernels serve."""
+
+from dataclasses import dataclass
+
+from mosstalk.build.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
+from mosstalk.build.kernel_cache import Kernels, kernels_in
+from mosstalk.build.machine import foreign, machine_of
+from mosstalk.checkpoint.restartable import sha256
+from mosstalk.device import pick_device
+from mosstalk.tensors import Progress
+
+
+@dataclass(frozen=True)
+class Report:
+    """``foreign``: what of the machine is not as at the build; ``problems``: what is wrong."""
+
+    engine: BuiltEngine
+    kernels: Kernels
+    foreign: list[str]
+    problems: list[str]
+
+
+def report_of(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> Report:
+    """Look at a built folder; ``hashes``: read every byte of model and codec."""
+    here = machine_of(pick_device("auto"), str(engine.values["weights"]))
+    kernels = kernels_in(engine.cache)
+    strange = foreign(engine.values["machine"], here)
+    if engine.values["kernels"]["count"] > kernels.count:
+        lost = engine.values["kernels"]["count"] - kernels.count
+        strange.append(f"{lost} compiled kernels are gone from {engine.cache.name}/")
+    return Report(engine, kernels, strange, _problems(engine, hashes=hashes, tell=tell))
+
+
+def _problems(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> list[str]:
+    found = []
+    for part in (MODEL, CODEC):
+        for name, digest in engine.values["files"][part].items():
+            path = engine.folder / part / name
+            if not path.is_file():
+                found.append(f"{part}/{name} is missing: build it again")
+            elif hashes and sha256(path, tell) != digest:
+                found.append(
+                    f"{part}/{name} is not the file that {ENGINE_FILE} was made of: build it again"
+                )
+    return found

@@ -1,0 +1,408 @@
+"""Checks, times and tunes the language model's products in FP8: ``gpu_lm_linear.py --fp8``.
+
+Claims against ``model.fp8`` at the published sizes; then divisions, one product at a time with
+cold weights, the best few then within all products of 36 layers, rows rounded by their own
+kernel as in a step. A table for ``FP8_TILES`` of ``kernels/lm_tiles.py`` comes last.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from gpu_lm_linear import (
+    BEST,
+    TIMED_BYTES,
+    Try,
+    copied_gb_per_s,
+    drawn,
+    milliseconds,
+    relative,
+    say,
+    workspace_on,
+    written,
+)
+from lm_fp8_candidates import CANDIDATES
+from lm_layers import EPS, HIDDEN, LAYERS, QKV, SHAPES, Draw
+from lm_linear_candidates import KINDS
+from torch import Tensor
+
+from mosstalk.device import pick_device
+from mosstalk.kernels import lm_tiles
+from mosstalk.kernels.fp8_linear import (
+    fp8_library,
+    fp8_linear,
+    fp8_linear_twin,
+    library_takes,
+    plan,
+)
+from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
+from mosstalk.kernels.launch import SWITCHES, compiled_together
+from mosstalk.kernels.lm_tiles import Division, Kind
+from mosstalk.kernels.rms_linear import LinearWorkspace
+from mosstalk.model.fp8 import E4M3, Fp8Weight
+
+BRAIN = torch.bfloat16
+BOUND = 3e-3
+"""Rounding to bfloat16 makes 1.1e-3 of it, sums of fewer bits at most 2^-10, SwiGLU twice that."""
+ROUNDED_OTHERWISE = 0.02
+"""Of numbers in 8 bits, those that the norm's rounding to bfloat16 moves."""
+MANY_ROWS = 512
+Weights = dict[Kind, list[Fp8Weight]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a layer, all but its weights; rows are rounded by ``rounded``."""
+
+    kind: Kind
+    x: Tensor
+    gain: Tensor | None
+    q: Tensor
+    scale: Tensor
+    out: Tensor
+    residual: Tensor | None
+    workspace: LinearWorkspace
+
+    @classmethod
+    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: LinearWorkspace) -> "Product":
+        columns, channels = SHAPES[kind]
+        normed = kind in ("normed", "gated")
+        return cls(
+            kind,
+            draw(rows, channels, dtype=BRAIN),
+            1 + 0.3 * draw(channels, dtype=BRAIN) if normed else None,
+            torch.zeros(rows, channels, dtype=torch.uint8, device=workspace.sums.device).view(E4M3),
+            draw(rows).abs(),
+            draw(rows, columns, dtype=BRAIN),
+            None if normed else draw(rows, columns, dtype=BRAIN),
+            workspace,
+        )
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {"residual": self.residual, "gated": self.kind == "gated"}
+
+    def rounded(self, fixed: Tensor | None = None) -> "Product":
+        fp8_rows(self.x, self.gain, EPS, self.q, self.scale, fixed=fixed)
+        return self
+
+    def run(self, weight: Fp8Weight, *, invariant: bool = False) -> Tensor:
+        return fp8_linear(
+            self.q, self.scale, weight, self.out,
+            **self.how, invariant=invariant, workspace=self.workspace,
+        )  # fmt: skip
+
+    def run_divided(self, weight: Fp8Weight, divided: Division) -> Tensor:
+        self.planned(weight, divided).run()
+        return self.out
+
+    def planned(self, weight: Fp8Weight, divided: Division) -> Any:
+        return plan(
+            self.q, self.scale, weight, self.out,
+            **self.how, divided=divided, workspace=self.workspace,
+        )  # fmt: skip
+
+    def expected(self, weight: Fp8Weight) -> Tensor:
+        out = torch.empty(self.out.shape, device=self.x.device)
+        return fp8_linear_twin(self.q, self.scale, weight, out, **self.how)
+
+
+def weight_of(kind: Kind, draw: Draw) -> Fp8Weight:
+    columns, channels = SHAPES[kind]
+    wide = columns * (2 if kind == "gated" else 1)
+    return Fp8Weight.of(draw(wide, channels, dtype=BRAIN).mul_(channels**-0.5))
+
+
+def undrawn_weight(kind: Kind, device: torch.device) -> Fp8Weight:
+    columns, channels = SHAPES[kind]
+    wide = columns * (2 if kind == "gated" else 1)
+    q = torch.empty(wide, channels, dtype=E4M3, device=device)
+    return Fp8Weight(q, torch.empty(wide, device=device))
+
+
+def bytes_of(kind: Kind) -> int:
+    """Bytes of one product's weights and scales."""
+    columns, channels = SHAPES[kind]
+    return (channels + 4) * columns * (2 if kind == "gated" else 1)
+
+
+def shown(us: float, kind: Kind, copy: float) -> str:
+    rate = bytes_of(kind) / us / 1e3
+    return f"{us:7.2f} us {rate:5.0f} GB/s {100 * rate / copy:5.1f} %"
+
+
+def compile_some(tries: list[Try]) -> list[str]:
+    """Compile for Triton's cache on disk; what could not be."""
+    device = torch.device("cuda")
+    workspace, failed = workspace_on(device), []
+
+    def draw(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*size, device=device, dtype=dtype)
+
+    for kind, divided in tries:
+        try:
+            product = Product.of(kind, divided.tile.rows, draw, workspace)
+            product.planned(undrawn_weight(kind, device), divided).compile()
+        except Exception as fault:
+            failed.append(f"{kind} {divided}: {type(fault).__name__} {str(fault)[:100]}")
+    return failed
+
+
+def claims(draw: Draw, workspace: LinearWorkspace) -> None:
+    """Rows and products against their twins; rows against their company; a library's product."""
+    cases = [
+        (kind, rows, inv) for kind in KINDS for rows in (1, 8, 32, 64) for inv in (False, True)
+    ]
+    weights = {kind: weight_of(kind, draw) for kind in KINDS}
+    with compiled_together():
+        for kind, rows, invariant in cases:
+            product = Product.of(kind, rows, draw, workspace)
+            product.rounded().run(weights[kind], invariant=invariant)
+            product.rounded(product.scale[0])
+        for kind in KINDS:
+            Product.of(kind, 200, draw, workspace).rounded().run(weights[kind], invariant=True)
+    say("compiled for claims")
+    wrong, worst = 0, dict.fromkeys(KINDS, 0.0)
+    for kind, rows, invariant in cases:
+        product = Product.of(kind, rows, draw, workspace)
+        wrong += wrong_rows(product)
+        product.rounded()
+        expected = product.expected(weights[kind])
+        error = relative(product.run(weights[kind], invariant=invariant), expected)
+        worst[kind] = max(worst[kind], error)
+        if not error <= BOUND:
+            wrong += 1
+            say(f"WRONG {kind} {rows} invariant {invariant}: {error:.2e}")
+    for kind in KINDS:
+        wrong += company(kind, weights[kind], draw, workspace)
+        wrong += wrong_library(kind, weights[kind], draw, workspace)
+    wrong += int(workspace.counters.count_nonzero())
+    found = ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
+    say(f"{len(cases)} products checked, {wrong} wrong; furthest off: {found}; bound {BOUND}")
+
+
+def wrong_rows(product: Product) -> int:
+    """Whether rows are rounded otherwise than the twin does it, by themselves or by a number."""
+    wrong = 0
+    for fixed in (None, torch.tensor(0.004, device=product.x.device)):
+        q, scale = torch.empty_like(product.q), torch.empty_like(product.scale)
+        fp8_rows_twin(product.x, product.gain, EPS, q, scale, fixed=fixed)
+        product.rounded(fixed)
+        share = float((product.q.float() != q.float()).float().mean())
+        limit = ROUNDED_OTHERWISE if product.gain is not None else 0.0
+        if share > limit or not torch.allclose(product.scale, scale, rtol=2**-7, atol=0):
+            wrong += 1
+            say(f"WRONG rows of {product.kind}, fixed {fixed is not None}: {share:.1e} differ")
+    return wrong
+
+
+def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+    """How many numbers of rows change an invariant row's bits."""
+    product = Product.of(kind, 200, draw, workspace).rounded()
+    whole = product.run(weight, invariant=True).clone()
+    wrong = 0
+    for rows in (1, 3, 16, 64, 65, 130):
+        few = replace(
+            product,
+            x=product.x[:rows],
+            q=torch.empty_like(product.q[:rows]),
+            scale=torch.empty_like(product.scale[:rows]),
+            out=torch.empty_like(product.out[:rows]),
+            residual=None if product.residual is None else product.residual[:rows],
+        ).rounded()
+        wrong += not torch.equal(few.run(weight, invariant=True), whole[:rows])
+    if wrong:
+        say(f"WRONG {kind}: rows depend on company in {wrong} cases")
+    return wrong
+
+
+def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+    """Whether a library's product of many rows is wrong; prints its time, and bfloat16's."""
+    if not library_takes(weight, BRAIN):
+        say(f"WRONG {kind}: torch has no product of scaled rows here")
+        return 1
+    product = Product.of(kind, MANY_ROWS, draw, workspace).rounded()
+    out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=product.x.device)
+    expected = fp8_linear_twin(product.q, product.scale, weight, torch.empty_like(out))
+    error = relative(fp8_library(product.q, product.scale, weight, out), expected)
+    wide = weight.dequantized().to(BRAIN)
+    several = 8
+    ours = milliseconds([lambda: fp8_library(product.q, product.scale, weight, out)] * several)
+    rows = milliseconds([lambda: product.rounded()] * several)
+    plain = milliseconds([lambda: torch.mm(product.x, wide.t(), out=out)] * several)
+    say(
+        f"{MANY_ROWS} rows {kind}: {1000 * ours / several:.1f} us, rounding rows "
+        f"{1000 * rows / several:.1f} us; in bfloat16 {1000 * plain / several:.1f} us; {error:.1e}"
+    )
+    if error > 2 * BOUND:
+        say(f"WRONG {kind}: torch's product is {error:.1e} off")
+    return int(error > 2 * BOUND)
+
+
+class Bench(NamedTuple):
+    """What all sections use."""
+
+    weights: Weights
+    draw: Draw
+    workspace: LinearWorkspace
+    copy: float
+
+
+def product_us(weights: list[Fp8Weight], kind: Kind, run: Callable[[Fp8Weight], object]) -> float:
+    """Time of one of a kind's products, of all layers' weights in turn."""
+    count = max(8, min(len(weights), TIMED_BYTES // bytes_of(kind)))
+    return 1000 * milliseconds([partial(run, weight) for weight in weights[:count]]) / count
+
+
+def sweep(rows: int, tries: list[Try], bench: Bench) -> dict[Kind, list[Division]]:
+    """The best divisions of each kind, best first."""
+    best: dict[Kind, list[Division]] = {}
+    for kind in KINDS:
+        product = Product.of(kind, rows, bench.draw, bench.workspace).rounded()
+        rounding = 1000 * milliseconds([product.rounded] * 20) / 20
+        found = [pair for one in tries if one.kind == kind for pair in tried(one, product, bench)]
+        found.sort(key=lambda pair: pair[0])
+        say(f"rows {rows} {kind} {SHAPES[kind]}, {len(found)} tried; rounding {rounding:.2f} us")
+        for taken, divided in [*found[:5], *found[-1:]]:
+            print(f"    {shown(taken, kind, bench.copy)}  {written(divided)}")
+        best[kind] = [divided for _, divided in found[:BEST]]
+    return best
+
+
+def tried(one: Try, product: Product, bench: Bench) -> list[tuple[float, Division]]:
+    """Its time in microseconds, if it is right."""
+    kind, divided = one
+    weights = bench.weights[kind]
+    try:
+        error = relative(product.run_divided(weights[0], divided), product.expected(weights[0]))
+        if error <= BOUND:
+            run = partial(product.run_divided, divided=divided)
+            return [(product_us(weights, kind, run), divided)]
+        say(f"WRONG {kind} {divided}: {error:.1e}")
+    except Exception as fault:
+        say(f"{kind} {divided}: {type(fault).__name__} {str(fault)[:100]}")
+    return []
+
+
+class Chain:
+    """All products of a step one after another, without attention, each with its own weights."""
+
+    def __init__(self, rows: int, bench: Bench) -> None:
+        draw, device = bench.draw, bench.workspace.sums.device
+        self.weights, self.workspace = bench.weights, bench.workspace
+        self.stream = draw(rows, HIDDEN, dtype=BRAIN)
+        self.qkv = draw(rows, QKV, dtype=BRAIN)
+        self.active = draw(rows, SHAPES["deep"][1], dtype=BRAIN)
+        self.gain = 1 + 0.3 * draw(HIDDEN, dtype=BRAIN)
+        self.q = torch.zeros(self.active.numel(), dtype=torch.uint8, device=device).view(E4M3)
+        self.scale = torch.ones(rows, device=device)
+
+    def runs(self, *, invariant: bool = False, rounds: bool = True) -> Sequence[Callable[[], None]]:
+        """One call for each layer; without ``rounds`` rows are what was left in their room."""
+        return [partial(self.layer, n, invariant, rounds) for n in range(LAYERS)]
+
+    def layer(self, n: int, invariant: bool, rounds: bool) -> None:
+        """One layer; what attention would mix is its queries themselves."""
+        w = {kind: weights[n] for kind, weights in self.weights.items()}
+        how: dict[str, Any] = {"invariant": invariant, "workspace": self.workspace}
+
+        def rounded(x: Tensor, gain: Tensor | None) -> tuple[Tensor, Tensor]:
+            q = self.q[: x.numel()].view(x.shape)
+            if rounds:
+                fp8_rows(x, gain, EPS, q, self.scale)
+            return q, self.scale
+
+        stream = self.stream
+        fp8_linear(*rounded(stream, self.gain), w["normed"], self.qkv, **how)
+        mixed = rounded(self.qkv[:, :HIDDEN], None)
+        fp8_linear(*mixed, w["plain"], stream, residual=stream, **how)
+        fp8_linear(*rounded(stream, self.gain), w["gated"], self.active, gated=True, **how)
+        fp8_linear(*rounded(self.active, None), w["deep"], stream, residual=stream, **how)
+
+
+@contextmanager
+def table(best: dict[Kind, Division]) -> Iterator[None]:
+    """These divisions for any number of rows."""
+    before = dict(lm_tiles.FP8_TILES)
+    lm_tiles.FP8_TILES.update({kind: {lm_tiles.ANY_ROWS: found} for kind, found in best.items()})
+    try:
+        yield
+    finally:
+        lm_tiles.FP8_TILES.update(before)
+
+
+def chained(rows: int, best: dict[Kind, list[Division]], bench: Bench) -> dict[Kind, Division]:
+    """The best of the best within a whole step; prints its times."""
+    chain = Chain(rows, bench)
+    chosen = {kind: few[0] for kind, few in best.items()}
+    limit = sum(bytes_of(kind) for kind in KINDS) * LAYERS / bench.copy / 1e6
+
+    def timed(given: dict[Kind, Division], **how: bool) -> float:
+        chain.stream.normal_()
+        with table(given):
+            return milliseconds(chain.runs(**how))
+
+    least = timed(chosen)
+    for kind in KINDS:
+        for divided in best[kind][1:]:
+            now = timed(chosen | {kind: divided})
+            if now < least:
+                least, chosen = now, chosen | {kind: divided}
+    SWITCHES.dependent = False
+    without = timed(chosen)
+    SWITCHES.dependent = True
+    least, fixed = timed(chosen), timed(chosen, invariant=True)
+    alone = timed(chosen, rounds=False)
+    say(
+        f"rows {rows} x {LAYERS} layers: {least:.3f} ms ({100 * limit / least:.1f} % of copy), "
+        f"products alone {alone:.3f}, without dependent launches {without:.3f}, "
+        f"invariant {fixed:.3f}; limit {limit:.3f} ms"
+    )
+    return chosen
+
+
+def tries_for(rows: int) -> list[Try]:
+    """One row may be done by tiles of more, too."""
+    limit = next(limit for limit in CANDIDATES if rows <= limit)
+    limits = (1, 16) if limit == 1 else (limit,)
+    return [
+        Try(kind, divided)
+        for each in limits
+        for kind in KINDS
+        for divided in CANDIDATES[each][kind]
+    ]
+
+
+def main(every: list[int], *, check: bool) -> None:
+    """All sections in turn, for these numbers of rows."""
+    tries = {rows: tries_for(rows) for rows in every}
+    unique = list(dict.fromkeys(one for few in tries.values() for one in few))
+    workers = max(1, min(14, (os.cpu_count() or 2) - 3))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers) as pool, torch.inference_mode():
+        lots = [unique[n :: 4 * workers] for n in range(4 * workers)]
+        compiling = pool.map_async(compile_some, lots, chunksize=1)
+        device = pick_device("cuda")
+        draw, workspace = drawn(device), workspace_on(device)
+        say(torch.cuda.get_device_name(device), torch.__version__, f"{len(unique)} divisions")
+        if check:
+            claims(draw, workspace)
+        for fault in (fault for lot in compiling.get() for fault in lot):
+            say("NOT COMPILED", fault)
+        say("compiled")
+        copy = copied_gb_per_s(device)
+        say(f"a copy: {copy:.0f} GB/s read and written")
+        weights: Weights = {kind: [weight_of(kind, draw) for _ in range(LAYERS)] for kind in KINDS}
+        bench = Bench(weights, draw, workspace, copy)
+        chosen = {rows: chained(rows, sweep(rows, tries[rows], bench), bench) for rows in every}
+    for kind in KINDS:
+        print(f'    "{kind}": {{')
+        for rows, found in chosen.items():
+            print(f"        {rows}: {written(found[kind])},")
+        print("    },")
+    say("done")

@@ -1,0 +1,319 @@
+"""Built folders: made whole or not at all, answering as their sources, looked at, refused."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from conftest import Checkpoint, Run, command_environment, refused
+from typer.testing import CliRunner
+
+from mosstalk import Pipeline
+from mosstalk.build.check import bound_of, check_codec, check_language, plain_hops, require
+from mosstalk.build.folder import BuiltEngine
+from mosstalk.build.leftovers import at_work, clear_leftovers
+from mosstalk.build.machine import foreign, machine_of
+from mosstalk.build.settings import as_built
+from mosstalk.build.start import require_room, room_refusal
+from mosstalk.cli import app
+from mosstalk.codec.hift_batch import HiftOptions
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.default_models import chosen_codec, chosen_language_model, chosen_model
+from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.errors import BuildError, CheckpointError, DeviceError
+from mosstalk.model.checkpoint import load_language_model
+from mosstalk.plan.sizes import Configs
+from mosstalk.server.loading import load
+from mosstalk.server.messages import BY_HAND, WorkerOptions
+
+GIB = 2**30
+LIMITS = ("--max-sessions", "3", "--max-rows", "600")
+
+
+def command(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """Run a command in this process."""
+    line = [str(word) for word in words]
+    result = CliRunner().invoke(app, line, catch_exceptions=False)
+    return subprocess.CompletedProcess(line, result.exit_code, result.stdout, result.stderr)
+
+
+def build(tiny: Checkpoint, out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return command("build", tiny.model, tiny.codec, out, *LIMITS, "--device", "cpu", *words)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, built in bf16; nobody changes it."""
+    out = tmp_path_factory.mktemp("built") / "engine"
+    run = build(tiny, out)
+    assert run.returncode == 0, run.stderr
+    assert "there are no kernels to compile" in run.stdout
+    assert "peak host memory" in run.stdout
+    return out
+
+
+def answer(here: Run, out: Path, *words: str | Path) -> tuple[list[float], dict[str, Any]]:
+    run = here("chat", "--text", "Hello", "--out", out, "--json", *words)
+    assert run.returncode == 0, run.stderr
+    samples, _ = soundfile.read(out)
+    document: dict[str, Any] = json.loads(run.stdout)
+    return samples.tolist(), document
+
+
+def test_a_built_folder_answers_as_its_sources(built: Path, here: Run, tiny: Checkpoint) -> None:
+    words = ("--script", "speech:12", "--device", "cpu")
+    found, _ = answer(here, Path("built.wav"), "--model", built, *words)
+    expected, _ = answer(
+        here, Path("own.wav"), "--model", tiny.model, "--codec", tiny.codec, *words
+    )
+    assert found == expected
+    assert len(found) > 0
+
+
+def test_an_fp8_folder_answers_as_its_quantised_source(
+    here: Run, tiny: Checkpoint, tmp_path: Path
+) -> None:
+    assert build(tiny, tmp_path / "fp8", "--precision", "fp8").returncode == 0
+    quantised = command("checkpoint", "quantize", tiny.model, tmp_path / "q", "--device", "cpu")
+    assert quantised.returncode == 0
+    words = ("--script", "speech:8", "--device", "cpu")
+    found, _ = answer(here, Path("a.wav"), "--model", tmp_path / "fp8", *words)
+    source = ("--model", tmp_path / "q", "--codec", tiny.codec)
+    assert found == answer(here, Path("b.wav"), *source, *words)[0]
+    values = BuiltEngine.read(tmp_path / "fp8").values
+    assert values["dtypes"]["shared block"] == "bfloat16, float32, float8_e4m3fn"
+    assert values["dtypes"]["audio block"] == "bfloat16"
+
+    bf16 = command("build", tmp_path / "q", tiny.codec, tmp_path / "no", "--device", "cpu")
+    assert "is quantised" in refused(bf16)
+
+
+def test_a_codec_without_voices_is_built_as_well(tiny: Checkpoint, tmp_path: Path) -> None:
+    sources = tiny.copy(tmp_path)
+    shutil.rmtree(sources.codec / "voices")
+    run = build(sources, tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    assert left_in(tmp_path / "out") == ["cache", "codec", "engine.json", "model"]
+    assert not (tmp_path / "out" / "codec" / "voices").exists()
+
+
+def test_a_second_build_is_refused_and_changes_nothing(built: Path, tiny: Checkpoint) -> None:
+    before = (built / "engine.json").read_bytes()
+    assert "exists already" in refused(build(tiny, built))
+    assert (built / "engine.json").read_bytes() == before
+    assert left_in(built.parent) == ["engine"]
+
+
+def begun(tiny: Checkpoint, out: Path) -> "subprocess.Popen[bytes]":
+    """A build in a process of its own; its first line says that it has written something."""
+    words = ["build", tiny.model, tiny.codec, out, "--device", "cpu"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "mosstalk.cli", *map(str, words)],
+        env=command_environment(out.parent / "cache"),
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_ended_mid_way_a_build_leaves_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("terminated", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    with begun(tiny, folders[0] / "out") as terminated, begun(tiny, folders[1] / "out") as killed:
+        for run in (terminated, killed):
+            assert run.stdout
+            assert b"weights" in run.stdout.readline()
+        terminated.send_signal(signal.SIGTERM)
+        assert clear_leftovers(folders[1] / "out") == 0, "its maker is at work"
+        assert len(left_in(folders[1])) == 1
+        killed.kill()
+    assert terminated.returncode == 143
+    assert left_in(folders[0]) == []
+    # Nothing can tidy up after SIGKILL; the next build of that name does.
+    assert "out" not in left_in(folders[1])
+    assert clear_leftovers(folders[1] / "out") == 1
+    assert left_in(folders[1]) == []
+
+
+def test_folders_that_others_make_are_no_leftovers(tmp_path: Path) -> None:
+    part = tmp_path / ".out.abc.part"
+    part.mkdir()
+    with at_work(part):
+        pass
+    assert clear_leftovers(tmp_path / "out") == 0
+    assert part.is_dir()
+
+
+def test_inspect_says_what_it_is(built: Path) -> None:
+    run = command("engine", "inspect", built, "--hashes")
+    assert run.returncode == 0, run.stdout
+    for words in (
+        "4 shared + 2 text + 2 audio = 8 KV layers",
+        "paged, always",
+        "packed, always",
+        "verified on",
+        "3 sessions, 600 rows",
+        f"torch {torch.__version__}",
+        "sound",
+    ):
+        assert words in run.stdout
+    document = json.loads(command("engine", "inspect", built, "--json").stdout)
+    assert document["weights"] == "synthetic"
+    assert document["problems"] == []
+    assert all(check["passed"] for check in document["checks"])
+
+
+def test_inspect_names_what_was_changed_or_is_gone(built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engine"
+    shutil.copytree(built, out)
+    (out / "codec" / "flow" / "hift.pt").unlink()
+    config = out / "model" / "config.json"
+    config.write_text(config.read_text() + " ")
+    run = command("engine", "inspect", out, "--hashes")
+    assert run.returncode == 1
+    assert "codec/flow/hift.pt is missing" in run.stdout
+    assert "model/config.json is not the file" in run.stdout
+    assert "model/config.json" not in command("engine", "inspect", out).stdout
+
+    values = json.loads((out / "engine.json").read_text())
+    (out / "engine.json").write_text(json.dumps(values | {"format": "mosstalk-engine-9"}))
+    assert "mosstalk-engine-9" in refused(command("engine", "inspect", out))
+    with pytest.raises(CheckpointError, match="build it again"):
+        chosen_model(out, None)
+    (out / "engine.json").write_text("{")
+    assert "damaged" in refused(command("engine", "inspect", out))
+
+
+def test_a_foreign_cache_is_named() -> None:
+    here = machine_of(torch.device("cpu"), "synthetic")
+    card = {"card": "NVIDIA H200", "capability": "9.0", "torch": "2.11", "triton": "3.6.0"}
+    assert foreign(here, here) == []
+    assert foreign(here | card, here | card) == []
+    other = foreign(here | card, here | card | {"card": "NVIDIA L4", "capability": "8.9"})
+    assert other == [
+        "card is NVIDIA L4 here, and NVIDIA H200 where it was built",
+        "capability is 8.9 here, and 9.0 where it was built",
+    ]
+    newer = foreign(here | card, here | card | {"triton": "3.7.0"})
+    assert newer == ["triton is 3.7.0 here, and 3.6.0 where it was built"]
+    assert "no GPU here" in foreign(here | card, here)[0]
+    assert "without a GPU" in foreign(here, here | card)[0]
+
+
+def test_a_built_folder_stands_for_model_and_codec_and_settings(built: Path) -> None:
+    assert chosen_model(built, None) == (built / "model", built / "codec")
+    assert chosen_language_model(built) == built / "model"
+    assert chosen_codec(built) == built / "codec"
+    asked = WorkerOptions(model=built)
+    own = as_built(asked, None, None, 64)
+    assert (own.sessions, own.context_rows) == (3, 600)
+    chosen = as_built(asked, 2, 100, 64)
+    assert (chosen.sessions, chosen.context_rows) == (2, 100)
+    other = as_built(WorkerOptions(), None, None, 64)
+    assert (other.sessions, other.context_rows) == (64, None)
+
+
+def test_a_start_that_cannot_fit_is_refused_with_the_setting(built: Path, tiny: Checkpoint) -> None:
+    options = WorkerOptions(model=built, device="cpu", detector=BY_HAND, memory_bytes=100_000)
+    options = as_built(options, None, None, 64)
+    said = r"may have 600: give --kv-gib (0\.\d+), or --max-rows \d+"
+    with pytest.raises(DeviceError, match=said) as refusal:
+        load(options, lambda *_: None)
+    advised = float(str(refusal.value).split("give --kv-gib ")[1].split(",")[0])
+    loaded = load(replace(options, memory_bytes=int(advised * GIB)), lambda *_: None)
+    pool = loaded.host.engine.core.pool
+    assert 600 <= pool.size * pool.rows < 2 * 600
+
+    plain = WorkerOptions(model=tiny.model, codec=tiny.codec, memory_bytes=100_000)
+    with pytest.raises(DeviceError, match="one conversation may have 10240"):
+        require_room(plain, tiny.model, tiny.codec, torch.device("cpu"), torch.float32)
+
+
+def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
+    options = replace(WorkerOptions(), sessions=1, context_rows=8192)
+    published = Configs.of()
+    assert room_refusal(options, published, 24 * GIB) is None
+    refusal = room_refusal(options, published, 18 * GIB)
+    assert refusal
+    assert "18.0 GiB of the GPU are free" in refusal
+    assert "mosstalk build --precision fp8" in refusal
+    crowd = room_refusal(replace(options, sessions=64), published, 24 * GIB)
+    assert crowd
+    assert "--max-sessions" in crowd
+
+
+def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "choose of bf16, fp8" in refused(build(tiny, out, "--precision", "int4"))
+    assert "give MODEL CODEC OUT" in refused(command("build", tiny.model, out))
+    random = command("build", tiny.model, tiny.codec, out, "--random-weights", "tiny")
+    assert "in place of MODEL and CODEC" in refused(random)
+    assert "choose of tiny, full" in refused(command("build", out, "--random-weights", "huge"))
+    assert "no such folder" in refused(command("build", tmp_path / "x", tiny.codec, out))
+    assert "no such folder" in refused(command("build", tiny.model, tmp_path / "x", out))
+    words = ("--max-rows", "20000", "--device", "cpu")
+    assert "10240 rows" in refused(command("build", tiny.model, tiny.codec, out, *words))
+    assert "has no engine.json" in refused(command("engine", "inspect", tiny.model))
+    assert left_in(tmp_path) == []
+
+
+def test_a_spoiled_engine_does_not_pass(tiny: Checkpoint, pipeline: Pipeline) -> None:
+    model = load_language_model(tiny.model, device=torch.device("cpu"), dtype=torch.float32)
+    core = EngineCore(model, pipeline.ids, EngineOptions(blocks=64))
+    sound = list(check_language(core))
+    require(sound)
+    assert max(check.error for check in sound) <= bound_of(model)
+    core.runner.layers.model = load_language_model(
+        tiny.model, device=torch.device("cpu"), dtype=torch.float32
+    )
+    product = core.runner.layers.model.get_submodule("model.shared_block.layers.2.mlp.down_proj")
+    product.get_parameter("weight").mul_(1.05)
+    with pytest.raises(BuildError, match=r"check failed: 24 rows of text, text head.* verify"):
+        require(list(check_language(core)))
+
+
+def test_a_spoiled_decoder_does_not_pass(pipeline: Pipeline) -> None:
+    codec, voice = pipeline.codec, pipeline.codec.voice("default")
+    plain = plain_hops(codec, voice)
+    assert len(plain) >= 2
+    require(check_codec(SpeechDecoder(codec), codec, voice, plain))
+    decoder = SpeechDecoder(codec)
+    plain[1] = plain[1] * 1.05
+    with pytest.raises(BuildError, match="check failed: codec, hop 2"):
+        require(check_codec(decoder, codec, voice, plain))
+
+
+def test_a_decoder_in_16_bit_is_held_to_its_spectrum(pipeline: Pipeline) -> None:
+    codec, voice = pipeline.codec, pipeline.codec.voice("default")
+    plain = plain_hops(codec, voice)
+    options = DecoderOptions(hift=HiftOptions(dtype="bfloat16"))
+    decoder = SpeechDecoder(codec, options)
+    checks = check_codec(decoder, codec, voice, plain, torch.bfloat16)
+    require(checks)
+    assert all(check.error > 0 for check in checks)
+    shifted = [torch.roll(sound, 700) for sound in plain]
+    with pytest.raises(BuildError, match="codec, hop 1"):
+        require(check_codec(decoder, codec, voice, shifted, torch.bfloat16))
+
+
+def test_a_start_is_timed_beside_the_disk(built: Path, tmp_path: Path) -> None:
+    target = tmp_path / "starts.json"
+    words = ("--device", "cpu", "--runs", "1", "--json", target)
+    run = command("bench", "start", built, *words)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(target.read_text())
+    assert found["disk"]["bytes"] == found["weight_bytes"] > 0
+    (start,) = found["starts"]
+    assert start["first_audio_s"] == pytest.approx(sum(start["parts_s"].values()))
+    assert start["compiled"] == 0
+    assert "start 1" in run.stdout
