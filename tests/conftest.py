@@ -80,8 +80,11 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def mosstalk(cache_folder: Path, tmp_path: Path) -> Run:
-    """Run the ``mosstalk`` command as a real process in ``tmp_path``."""
+def process(cache_folder: Path, tmp_path: Path) -> Run:
+    """Run the ``mosstalk`` command as a real process in ``tmp_path``.
+
+    Starting one takes seconds: for what only a process shows. ``mosstalk`` says the rest.
+    """
 
     def run(*words: str | Path, timeout: float = 100) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -93,6 +96,21 @@ def mosstalk(cache_folder: Path, tmp_path: Path) -> Run:
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def mosstalk(cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the ``mosstalk`` command in this process, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in command_environment(cache_folder).items():
+        monkeypatch.setenv(name, value)
+
+    def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+        line = [str(word) for word in words]
+        result = CliRunner().invoke(app, line, catch_exceptions=False)
+        return subprocess.CompletedProcess(line, result.exit_code, result.stdout, result.stderr)
 
     return run
 

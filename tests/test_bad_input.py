@@ -368,6 +368,7 @@ def test_code_hidden_in_a_weights_file_is_not_run(
         (("--temperature", "nan"), "temperature ... nan"),
         (("--top-k", "-1"), "top_k must be 0 (off) or more ... -1"),
         (("--top-p", "0"), "top_p must be above 0 and at most 1 ... 0.0"),
+        (("--top-p", "2"), "top_p must be above 0 and at most 1 ... 2.0"),
         (("--repetition-penalty", "0"), "repetition_penalty must be above 0"),
         (("--max-rows", "0"), "at least 1, not 0"),
         (("--dtype", "int8"), "'int8' ... float32, bfloat16, float16, float64"),
@@ -382,18 +383,5 @@ def test_an_option_without_a_meaning_is_refused(
     assert_says(refuse("--text", "hi", *words), said)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        pytest.param((), "nothing to answer", id="no-turn"),
-        pytest.param(("--speech", "none.wav"), "none.wav: no such file", id="audio"),
-        pytest.param((*TYPED, "--top-p", "2"), "top_p", id="sampling"),
-        pytest.param((*TYPED, "--voice", "bob"), "unknown voice", id="voice"),
-        pytest.param((*TYPED, "--model", "none", "--codec", "none"), "none", id="checkpoint"),
-        pytest.param((*TYPED, "--out", "answer.mp3"), "answer.mp3", id="output"),
-    ],
-)
-def test_a_process_ends_with_one_line_and_exit_code_2(
-    mosstalk: Run, tmp_path: Path, words: tuple[str, ...], said: str
-) -> None:
-    assert_says(refusal(mosstalk, tmp_path, *words), said)
+def test_a_process_ends_with_one_line_and_exit_code_2(process: Run, tmp_path: Path) -> None:
+    assert "none.wav: no such file" in refusal(process, tmp_path, "--speech", "none.wav")

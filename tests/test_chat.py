@@ -140,9 +140,9 @@ def test_the_answer_is_24_khz_mono_1920_samples_a_code(main_job: MainJob) -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
-    main_job: MainJob, mosstalk: Run, tmp_path: Path
+    main_job: MainJob, process: Run, tmp_path: Path
 ) -> None:
-    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
+    again = process("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
     assert again.returncode == 0
     assert (tmp_path / "answer.wav").read_bytes() == main_job.answer.read_bytes()
 

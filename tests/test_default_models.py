@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +16,73 @@ import mosstalk as library
 from mosstalk.default_models import chosen_codec, chosen_model, synthetic_model
 from mosstalk.errors import ConfigError
 
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from mosstalk.cli import app
 
-def installed(site: Path, cache: Path) -> Run:
-    """``mosstalk`` as a process whose package is the one in ``site``."""
-
-    def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "mosstalk.cli", *map(str, words)],
-            cwd=site.parent,
-            env=command_environment(cache) | {"PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
+for line in sys.stdin:
+    words, cache = json.loads(line)
+    ran = CliRunner().invoke(app, words, env={"MOSSTALK_CACHE": cache}, catch_exceptions=False)
+    print(json.dumps([ran.exit_code, ran.stdout, ran.stderr]), flush=True)
+"""
+"""Runs command after command, because a process each would import torch each time."""
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
+@contextmanager
+def installed(site: Path, usual_cache: Path) -> Iterator[Run]:
+    """``mosstalk`` in a process whose package is the one in ``site``."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMANDS],
+        cwd=site.parent,
+        env=command_environment(usual_cache) | {"PYTHONPATH": str(site)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+
+        def run(
+            *words: str | Path, cache: Path = usual_cache
+        ) -> "subprocess.CompletedProcess[str]":
+            assert process.stdin
+            assert process.stdout
+            line = [str(word) for word in words]
+            print(json.dumps((line, str(cache))), file=process.stdin, flush=True)
+            return subprocess.CompletedProcess(line, *json.loads(process.stdout.readline()))
+
+        yield run
+
+
+def bare_site(folder: Path) -> Path:
     """A folder with the package as it is without weights of its own."""
-    target = tmp_path / "site" / "mosstalk"
-    ignored = shutil.ignore_patterns("pocket", "__pycache__")
-    shutil.copytree(ROOT / "src" / "mosstalk", target, ignore=ignored)
-    return target.parent
+    ignored = shutil.ignore_patterns("pocket")
+    shutil.copytree(ROOT / "src" / "mosstalk", folder / "site" / "mosstalk", ignore=ignored)
+    return folder / "site"
 
 
-@pytest.fixture
-def pocket(site: Path, tiny: Checkpoint) -> Path:
-    """The folder of a model that ships with that package: its config says that it is trained."""
-    folder = site / "mosstalk" / "pocket"
+@pytest.fixture(scope="module")
+def bare(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The commands of a package without a model."""
+    with installed(bare_site(tmp_path_factory.mktemp("bare")), cache_folder) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def pocket(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that ships with a package: its config says that it is trained."""
+    folder = bare_site(tmp_path_factory.mktemp("shipped")) / "mosstalk" / "pocket"
     tiny.copy(folder)
     config = folder / "model" / "config.json"
     values = json.loads(config.read_text()) | {"mosstalk_weights": "pocket"}
     config.write_text(json.dumps(values))
     return folder
+
+
+@pytest.fixture(scope="module")
+def shipped(pocket: Path, cache_folder: Path) -> Iterator[Run]:
+    """The commands of a package with that model."""
+    with installed(pocket.parent.parent, cache_folder) as run:
+        yield run
 
 
 def names(folder: Path) -> set[str]:
@@ -61,52 +95,47 @@ def document(run: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("pocket")
 def test_a_model_that_ships_is_the_default_of_every_task_and_nothing_is_forced(
-    site: Path, cache_folder: Path
+    shipped: Run,
 ) -> None:
-    run = installed(site, cache_folder)
     for words in (("speak", "Hi."), ("transcribe", QUESTION), ("chat", "--text", "hi")):
-        ran = run(*words, "--max-rows", "6", "--json")
+        ran = shipped(*words, "--max-rows", "6", "--json")
         found = document(ran)
         assert (found["weights"], found["script"]) == ("pocket", None)
         assert ran.stderr.lstrip().startswith("The weights are mosstalk-pocket's, a small model")
 
 
-@pytest.mark.usefixtures("pocket")
-def test_the_synthetic_model_is_there_by_its_name(site: Path, cache_folder: Path) -> None:
-    found = document(installed(site, cache_folder)("speak", "Hi.", "--json", *SYNTHETIC))
+def test_the_synthetic_model_is_there_by_its_name(shipped: Run) -> None:
+    found = document(shipped("speak", "Hi.", "--json", *SYNTHETIC))
     assert (found["weights"], found["script"]) == ("synthetic", "speech:75")
 
 
 def test_a_voice_made_with_a_codec_that_ships_stays_out_of_the_package(
-    pocket: Path, site: Path, cache_folder: Path
+    pocket: Path, shipped: Run
 ) -> None:
-    run, before = installed(site, cache_folder), names(pocket)
-    listed = document(run("voice", "list", "--json"))
+    before = names(pocket)
+    listed = document(shipped("voice", "list", "--json"))
     assert Path(listed["folder"]) == pocket / "codec" / "voices"
-    created = run("voice", "create", "ada", QUESTION)
+    created = shipped("voice", "create", "ada", QUESTION)
     assert created.returncode == 0, created.stderr
     assert "-> ada.safetensors" in created.stdout
     assert names(pocket) == before
     words = created.stdout.partition("try: mosstalk ")[2].split()
-    assert run(*words, "--max-rows", "6").returncode == 0
+    assert shipped(*words, "--max-rows", "6").returncode == 0
 
 
-@pytest.mark.usefixtures("pocket")
-def test_with_a_model_that_ships_no_cache_is_needed(site: Path) -> None:
-    run = installed(site, Path("/proc/no-cache"))
-    doctor = run("doctor")
+def test_with_a_model_that_ships_no_cache_is_needed(shipped: Run) -> None:
+    nowhere = Path("/proc/no-cache")
+    doctor = shipped("doctor", cache=nowhere)
     assert doctor.returncode == 0
     assert "without it: --model synthetic does not run" in doctor.stdout
-    assert run("speak", "Hi.", "--max-rows", "6").returncode == 0
+    assert shipped("speak", "Hi.", "--max-rows", "6", cache=nowhere).returncode == 0
 
 
-def test_without_one_the_synthetic_model_is_the_default(site: Path, cache_folder: Path) -> None:
-    run = installed(site, cache_folder)
-    found = document(run("speak", "Hi.", "--json", "--script", "speech:5"))
+def test_without_one_the_synthetic_model_is_the_default(bare: Run) -> None:
+    found = document(bare("speak", "Hi.", "--json", "--script", "speech:5"))
     assert found["weights"] == "synthetic"
-    assert "holds no pocket model" in refused(run("transcribe", QUESTION, "--model", "pocket"))
+    assert "holds no pocket model" in refused(bare("transcribe", QUESTION, "--model", "pocket"))
 
 
 # Names and folders.

@@ -75,8 +75,8 @@ def test_other_seeds_draw_other_rows_on_the_gpu_too(on_gpu: Pipeline) -> None:
     assert first.conversation.rows != second.conversation.rows
 
 
-def test_chat_answers_on_the_gpu_in_the_stored_precision(mosstalk: Run, tmp_path: Path) -> None:
-    run = mosstalk("chat", "--speech", QUESTION, "--out", "a.wav", "--device", "cuda", *SYNTHETIC)
+def test_chat_answers_on_the_gpu_in_the_stored_precision(process: Run, tmp_path: Path) -> None:
+    run = process("chat", "--speech", QUESTION, "--out", "a.wav", "--device", "cuda", *SYNTHETIC)
     assert run.returncode == 0, run.stderr
     assert "model bfloat16, codec float32 on cuda" in run.stdout
     assert "MiB device" in run.stdout

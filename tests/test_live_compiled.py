@@ -62,7 +62,6 @@ def launches(rows: int) -> dict[str, Launch]:
     }  # fmt: skip
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rows", STREAMS)

@@ -66,9 +66,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_same_seed_and_sizes_give_the_same_bytes_in_another_process(
-    mosstalk: Run, tiny: Checkpoint, tmp_path: Path
+    process: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:
-    run = mosstalk("checkpoint", "synthesize", "random")
+    run = process("checkpoint", "synthesize", "random")
     assert run.returncode == 0
     assert run.stderr == ""
     files = hashes(tmp_path / "random")

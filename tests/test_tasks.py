@@ -65,9 +65,9 @@ def shown(text: str) -> str:
 
 
 def test_text_becomes_a_sound_file_and_says_whose_weights_spoke(
-    mosstalk: Run, tmp_path: Path
+    process: Run, tmp_path: Path
 ) -> None:
-    run = mosstalk("speak", "Good morning.", "--out", "m.wav", "--script", "speech:6", *SYNTHETIC)
+    run = process("speak", "Good morning.", "--out", "m.wav", "--script", "speech:6", *SYNTHETIC)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("The weights of this model are random: what you will hear is")
     assert "read     'Good morning.': 0.48 s, stop after 8 steps" in run.stdout
@@ -210,8 +210,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
 # Writing down.
 
 
-def test_the_text_alone_goes_to_stdout_and_figures_aside(mosstalk: Run, pipeline: Pipeline) -> None:
-    run = mosstalk("transcribe", QUESTION, "--script", "text:9", *SYNTHETIC)
+def test_the_text_alone_goes_to_stdout_and_figures_aside(process: Run, pipeline: Pipeline) -> None:
+    run = process("transcribe", QUESTION, "--script", "text:9", *SYNTHETIC)
     assert run.returncode == 0
     text = wrote(pipeline, read_audio(QUESTION, RATE).samples, 9)
     assert run.stdout == f"{shown(text)}\n"

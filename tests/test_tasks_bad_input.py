@@ -102,7 +102,7 @@ def test_what_cannot_be_read_aloud_is_refused_and_the_older_file_stays(
         pytest.param(("transcribe", QUESTION, "--model", "a", "--codec", "b"), "a", id="model"),
     ],
 )
-def test_a_process_ends_with_one_line_and_exit_code_2(
+def test_it_is_refused_with_one_line_and_exit_code_2(
     mosstalk: Run, words: tuple[str | Path, ...], said: str
 ) -> None:
     model = () if "--model" in words else SYNTHETIC

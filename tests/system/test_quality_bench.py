@@ -40,9 +40,9 @@ def noise(speech: Samples) -> Samples:
     return (draw * speech.std()).astype(np.float32)
 
 
-def test_the_bench_tells_speech_from_random_weights(mosstalk: Run, tmp_path: Path) -> None:
+def test_the_bench_tells_speech_from_random_weights(process: Run, tmp_path: Path) -> None:
     require_program("festival")
-    run = mosstalk(
+    run = process(
         *("bench", "quality", *SYNTHETIC, "--limit", "3", "--beside", "flite-slt"),
         *("--json", "all.json", "--html", "page.html"),
         timeout=500,
@@ -62,21 +62,21 @@ def test_the_bench_tells_speech_from_random_weights(mosstalk: Run, tmp_path: Pat
     assert (tmp_path / "page.html").read_text().count("<audio") == 3 * 4
 
 
-def test_a_json_document_on_stdout_stands_alone(mosstalk: Run) -> None:
+def test_a_json_document_on_stdout_stands_alone(process: Run) -> None:
     require_program("festival")
-    run = mosstalk("bench", "judges", "--limit", "1", "--json", "-", timeout=200)
+    run = process("bench", "judges", "--limit", "1", "--json", "-", timeout=200)
     assert run.returncode == 0, run.stderr
     assert [row["name"] for row in json.loads(run.stdout)["speech"]] == ["teacher", "noise alone"]
     assert "Speech: words" in run.stderr
 
 
-def test_recordings_take_the_place_of_festival(mosstalk: Run, tmp_path: Path) -> None:
+def test_recordings_take_the_place_of_festival(process: Run, tmp_path: Path) -> None:
     folder = tmp_path / "teacher"
     folder.mkdir()
     shutil.copy(QUESTION, folder)
     said = "Which folder should I save this message to?"
     (folder / "transcripts.txt").write_text(f"question.flac\t{said}\n")
-    run = mosstalk(
+    run = process(
         *("bench", "quality", *SYNTHETIC, "--recordings", folder, "--json", "all.json"),
         *("--people", folder),
         timeout=300,
@@ -89,10 +89,10 @@ def test_recordings_take_the_place_of_festival(mosstalk: Run, tmp_path: Path) ->
 
 
 def test_without_festival_what_needs_the_teacher_is_skipped_by_name(
-    mosstalk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    run = mosstalk("bench", "quality", *SYNTHETIC, "--limit", "1", "--json", "-", timeout=300)
+    run = process("bench", "quality", *SYNTHETIC, "--limit", "1", "--json", "-", timeout=300)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert [row["name"] for row in found["speech"]] == ["read aloud"]

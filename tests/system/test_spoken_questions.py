@@ -62,9 +62,9 @@ def converted(source: Path, target: Path, *options: str) -> Path:
 
 
 @pytest.mark.parametrize("speaker", SPEAKERS)
-def test_a_spoken_question_is_answered(mosstalk: Run, tmp_path: Path, speaker: str) -> None:
+def test_a_spoken_question_is_answered(process: Run, tmp_path: Path, speaker: str) -> None:
     run_program(tmp_path, *SPEAKERS[speaker])
-    run = mosstalk("chat", "--speech", "question.wav", "--script", "speech:5")
+    run = process("chat", "--speech", "question.wav", "--script", "speech:5")
     assert run.returncode == 0, run.stderr
     heard = re.search(r"heard +question.wav: (\S+) s .* = (\d+) codes", run.stdout)
     assert heard is not None
@@ -110,10 +110,10 @@ def test_one_of_eight_channels_is_heard_like_the_original(
 
 
 def test_a_format_that_libsndfile_lacks_is_told_with_what_to_do(
-    mosstalk: Run, question: Path, tmp_path: Path
+    process: Run, question: Path, tmp_path: Path
 ) -> None:
     path = converted(question, tmp_path / "question.amr-nb")
-    run = mosstalk("chat", "--speech", path, "--script", "speech:5")
+    run = process("chat", "--speech", path, "--script", "speech:5")
     line = refused(run)
     assert "question.amr-nb: not a readable sound file" in line
     assert "convert it to wav or flac" in line

@@ -102,9 +102,9 @@ def test_a_user_ends_a_reply_within_half_a_second(
     assert row.interrupted <= 1
 
 
-def test_the_command_simulates_calls(mosstalk: Run, tmp_path: Path) -> None:
+def test_the_command_simulates_calls(process: Run, tmp_path: Path) -> None:
     require_program("festival")
-    run = mosstalk("bench", "vad", "--clips", "4", "--calls", "1", "--json", "all.json")
+    run = process("bench", "vad", "--clips", "4", "--calls", "1", "--json", "all.json")
     assert run.returncode == 0, run.stderr
     assert "Interruptions, in simulated rooms" in run.stdout
     found = json.loads((tmp_path / "all.json").read_text())

@@ -74,6 +74,7 @@ class RestartableFolder:
         else:
             shutil.rmtree(self.part, ignore_errors=True)
         self.part.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
         self._save_state()
         return len(self.notes)
 
@@ -100,6 +101,13 @@ class RestartableFolder:
     def discard(self) -> None:
         """Remove everything written so far."""
         shutil.rmtree(self.part, ignore_errors=True)
+
+    def _remove_unfinished(self) -> None:
+        """Remove what was being written: safetensors does so under a name that it makes up."""
+        finished = {self.part / name for name in self.notes}
+        for path in self.part.rglob("*"):
+            if path.is_file() and path not in finished:
+                path.unlink()
 
     def _read_state(self) -> dict[str, Any]:
         try:
