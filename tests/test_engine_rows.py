@@ -47,6 +47,14 @@ SWITCHES = {
 switches = pytest.mark.parametrize(
     ("deferral", "share", "late"), SWITCHES.values(), ids=SWITCHES.keys()
 )
+# Slow: with every size, one switch at a time; the other tests have each at one size.
+switches_of_sizes = pytest.mark.parametrize(
+    ("deferral", "share", "late"),
+    [
+        pytest.param(*on, id=name, marks=[] if name in ("all", "none") else pytest.mark.slow)
+        for name, on in SWITCHES.items()
+    ],
+)
 
 
 def golden(folder: Path, device: str) -> tuple[Case, LanguageModel, SpecialIds]:
@@ -97,7 +105,7 @@ def test_prompts_kept_aside_mixed_in_one_batch(
     require_idle(core)
 
 
-@switches
+@switches_of_sizes
 @pytest.mark.parametrize("block_rows", [1, 3, 16])
 @pytest.mark.parametrize("step_rows", [1, 7])
 def test_any_size_of_block_and_step(

@@ -188,6 +188,7 @@ def test_nothing_that_was_said_is_in_the_logs(server: Server) -> None:
     assert done["figures"]["commit_to_first_audio_ms"] > 0
 
 
+@pytest.mark.slow  # half a minute of clients; each of their ways is a test of its own
 def test_talking_interrupting_and_vanishing_for_a_while_leaves_nothing(server: Server) -> None:
     state = asyncio.run(soak(server, 0.1, 3, hands_free=False))
     assert state.errors == []
