@@ -131,10 +131,10 @@ def test_an_answer_that_takes_longer_than_the_drain_is_cut_and_so_is_all_at_a_se
         assert server.wait(10) == 128 + signal.SIGTERM
 
 
+# Slow: a step that raises, and one that never ends, end the worker as a killed one ends.
 @pytest.mark.parametrize(
-    # A step that raises ends the worker as a killed one ends.
     "how",
-    ["killed", pytest.param("step", marks=pytest.mark.slow), "stuck"],
+    ["killed", *(pytest.param(how, marks=pytest.mark.slow) for how in ("step", "stuck"))],
 )
 def test_a_worker_that_dies_is_told_to_all_and_ends_the_server_with_70(
     how: str, cache_folder: Path, tmp_path: Path
