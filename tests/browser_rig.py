@@ -154,7 +154,11 @@ def ratio_db(wanted: Sound, heard: Sound) -> float:
     """How much louder a sound is than what differs from it where it is found."""
     size = 1 << (len(heard) + len(wanted)).bit_length()
     match = np.fft.irfft(np.fft.rfft(heard, size) * np.conj(np.fft.rfft(wanted, size)))
-    place = int(np.argmax(match[: len(heard) - len(wanted)]))
+    until = np.cumsum(np.append(0.0, heard.astype(np.float64) ** 2))
+    power = (until[len(wanted) :] - until[: -len(wanted)])[:-1]
+    # Other sounds may be louder, so what counts is the part of a place's power that is the sound.
+    alike = match[: len(power)] / np.sqrt(np.maximum(power, 1e-3 * power.max()))
+    place = int(np.argmax(alike))
     found = heard[place : place + len(wanted)].astype(np.float64)
     return max(_ratio_db(_later(wanted, eighth / 8), found) for eighth in range(-4, 5))
 
