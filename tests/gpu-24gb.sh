@@ -9,6 +9,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON="${PYTHON:-python3}"
 OUT="${OUT:-/tmp}"
-for precision in bf16 fp8; do
-    "$PYTHON" tests/gpu_24gb.py --precision "$precision" --json "$OUT/24gb-$precision.json"
-done
+# In bf16 it fits only with the text embeddings in the host's memory.
+"$PYTHON" tests/gpu_24gb.py --precision bf16 --embeddings host --json "$OUT/24gb-bf16.json"
+"$PYTHON" tests/gpu_24gb.py --precision fp8 --json "$OUT/24gb-fp8.json"

@@ -41,6 +41,7 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.store import bytes_per_row
 from mosstalk.model.checkpoint import empty_model
 from mosstalk.model.fp8 import Fp8Linear, Fp8Weight
+from mosstalk.model.host_table import keep_table_on_host
 from mosstalk.model.network import LanguageModel
 from mosstalk.model.quantization import Quantization, replace_product
 from mosstalk.model.tokenizer import TextTokenizer
@@ -145,7 +146,7 @@ def pipeline_of(sizes: Sizes, device: torch.device, precision: str, folder: Path
     return Pipeline(model, tokenizer, random_codec(sizes, device), ids)
 
 
-def host_of(pipeline: Pipeline, precision: str, folder: Path) -> Host:
+def host_of(pipeline: Pipeline, precision: str, embeddings: str, folder: Path) -> Host:
     """For one session, with memory for one conversation and one voice."""
     codec, device = pipeline.codec, pipeline.model.device
     voice = folder / "voice.safetensors"
@@ -153,7 +154,7 @@ def host_of(pipeline: Pipeline, precision: str, folder: Path) -> Host:
     configs = Configs(
         pipeline.model.config, codec.tokenizer.config, codec.flow.config, codec.vocoder.config
     )
-    plan = plan_of(configs, Wish(CAP_BYTES, precision, 1, ROWS, VOICE_S + 0.4))
+    plan = plan_of(configs, Wish(CAP_BYTES, precision, 1, ROWS, VOICE_S + 0.4, embeddings))
     memory = plan.flow_memory_mib if device.type == "cuda" else None
     print(f"plan: {plan.needed_bytes / GIB:.2f} GiB for {ROWS} rows, fits: {plan.fits}")
     options = HostOptions(
@@ -208,12 +209,15 @@ def measure(chosen: argparse.Namespace, cap: Cap | None, started: float) -> dict
         pipeline = pipeline_of(sizes, device, chosen.precision, Path(folder))
         peaks.look()
         print(f"weights drawn after {time.perf_counter() - started:.1f} s")
-        host = host_of(pipeline, chosen.precision, Path(folder))
+        if chosen.embeddings == "host":
+            keep_table_on_host(pipeline.model)
+        host = host_of(pipeline, chosen.precision, chosen.embeddings, Path(folder))
         done = asyncio.run(run(host))
     peaks.look()
     timings = done.timings
     settings = machine_facts(device, "synthetic") | {
         "precision": chosen.precision,
+        "embeddings": chosen.embeddings,
         "cap_gib": "none" if cap is None else f"{cap.free / GIB:.2f}, held by another process",
     }
     figures: dict[str, object] = {
@@ -230,6 +234,7 @@ def main() -> None:
     """Cap, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--embeddings", choices=("device", "host"), default="device")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=sorted(NAMED), default="full")
     parser.add_argument("--json", type=Path)

@@ -31,6 +31,7 @@ from mosstalk.errors import CheckpointError, TextError
 from mosstalk.model.checkpoint import load_language_model
 from mosstalk.model.defaults import Defaults, read_defaults
 from mosstalk.model.generate import Generation, Limits, Step
+from mosstalk.model.host_table import keep_table_on_host
 from mosstalk.model.network import LanguageModel
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.model.tokenizer import TextTokenizer
@@ -93,19 +94,24 @@ class Pipeline:
         dtype: torch.dtype | None = torch.float32,
         progress: Progress | None = None,
         sound: SoundRequest | None = None,
+        embeddings: str = "device",
     ) -> "Pipeline":
         """Read a model folder and a codec folder.
 
         ``dtype`` is the language model's, None for the stored one. The codec runs in float32 but
-        for what ``sound`` asks of flow and vocoder; without it they are exact.
+        for what ``sound`` asks of flow and vocoder; without it they are exact. ``embeddings``
+        "host" keeps those of text in the host's memory.
 
         Raises:
             ConfigError, CheckpointError: a folder is no checkpoint, is damaged, or the two do
                 not fit each other.
+            DeviceError: see ``load_language_model`` and ``keep_table_on_host``.
         """
         model, codec, device = Path(model), Path(codec), torch.device(device)
         defaults = read_defaults(model)
         network = load_language_model(model, device=device, dtype=dtype, progress=progress)
+        if embeddings == "host":
+            keep_table_on_host(network)
         tokenizer = TextTokenizer.from_folder(model, network.config.vocab_size)
         ids = SpecialIds.of(network.config, tokenizer.special)
         loaded = load_codec(codec, device=device, progress=progress)

@@ -131,7 +131,8 @@ def _certain(options: WorkerOptions, configs: Configs, free_bytes: int) -> Plan:
     """Without what nobody can compute: graphs, rooms of libraries, a margin."""
     precision = "fp8" if Quantization.of(configs.model) else "bf16"
     rows = options.context_rows or configs.model.max_position_embeddings
-    plan = plan_of(configs, Wish(free_bytes, precision, options.sessions, rows, _VOICES_S))
+    wish = Wish(free_bytes, precision, options.sessions, rows, _VOICES_S, options.embeddings)
+    plan = plan_of(configs, wish)
     return Plan(plan.wish, replace(plan.costs, rooms=(), margin=0.0))
 
 

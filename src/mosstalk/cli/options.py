@@ -227,6 +227,14 @@ CodecMemory: TypeAlias = Annotated[
 Graphs: TypeAlias = Annotated[
     bool, typer.Option(help="Replay CUDA graphs, or launch kernel by kernel.")
 ]
+Embeddings: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="device|host",
+        help="Where the table of text embeddings is: in the GPU's memory, or in the host's, which "
+        "saves the published model 1.16 GiB of the GPU's.",
+    ),
+]
 BatchInvariant: TypeAlias = Annotated[
     bool,
     typer.Option(

@@ -45,6 +45,7 @@ def plan(
     max_sessions: MaxSessions = 1,
     max_rows: MaxRows = 8192,
     voices_s: VoicesS = 7.0,
+    embeddings: opt.Embeddings = "device",
     model: opt.ModelAlone = None,
     codec: opt.CodecAlone = None,
     json: opt.AsJson = False,
@@ -66,7 +67,8 @@ def plan(
         from mosstalk.cli.plan_console import PlanRequest, run_plan
 
         request = PlanRequest(
-            gpu_memory, tuple(gpu or ()), precision, max_sessions, max_rows, voices_s, model, codec
-        )
+            gpu_memory, tuple(gpu or ()), precision, max_sessions, max_rows, voices_s,
+            embeddings, model, codec,
+        )  # fmt: skip
         if not run_plan(request, as_json=json):
             raise typer.Exit(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.bench.tables import NONE, Table
+from mosstalk.cli.common import one_of
 from mosstalk.documents import as_text
 from mosstalk.errors import OptionError
 from mosstalk.plan.cards import Card, cards
@@ -36,6 +37,7 @@ class PlanRequest:
     sessions: int
     rows: int
     voices_s: float
+    embeddings: str
     model: Path | None
     codec: Path | None
 
@@ -62,6 +64,7 @@ def run_plan(request: PlanRequest, *, as_json: bool) -> bool:
     """
     if request.precision not in (None, *PRECISIONS):
         raise OptionError(f"--precision {request.precision}: choose of {', '.join(PRECISIONS)}")
+    one_of("--embeddings", request.embeddings, "device", "host")
     if not request.gpu_memory and not request.gpus:
         raise OptionError("give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help")
     chosen = cards(list(request.gpus))
@@ -87,7 +90,9 @@ def _published(request: PlanRequest) -> bool:
 def _wish(request: PlanRequest, configs: Configs, memory: int) -> Wish:
     quantized = _QUANTIZATION_KEY in configs.model.extra
     precision = request.precision or ("fp8" if quantized else "bf16")
-    return Wish(memory, precision, request.sessions, request.rows, request.voices_s)
+    return Wish(
+        memory, precision, request.sessions, request.rows, request.voices_s, request.embeddings
+    )
 
 
 def _limits(configs: Configs, card: Card, precision: str | None) -> dict[str, Limits | None]:
@@ -191,6 +196,7 @@ def _verdict(plan: Plan) -> str:
         return (
             f"fits; mosstalk serve --max-sessions {wish.sessions} "
             f"--codec-memory {plan.flow_memory_mib} --kv-gib {int(kv_gib * 100) / 100:.2f}"
+            + (" --embeddings host" if wish.embeddings == "host" else "")
         )
     lines = [
         f"does not fit: {_gib(plan.needed_bytes)} GiB are needed for one conversation of "

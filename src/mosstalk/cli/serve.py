@@ -126,6 +126,7 @@ def serve(
     codec_dtype: opt.SoundDtype = None,
     codec_memory: opt.CodecMemory = None,
     batch_invariant: opt.BatchInvariant = False,
+    embeddings: opt.Embeddings = "device",
     graphs: opt.Graphs = True,
     vad: DetectorName = "auto",
     max_sessions: MaxSessions = None,

@@ -28,13 +28,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Wish:
-    """What shall fit: ``rows`` of the longest conversation, ``voices_s`` seconds of all voices."""
+    """What shall fit: ``rows`` of the longest conversation, ``voices_s`` seconds of all voices.
+
+    ``embeddings``: "host" where those of text are in the host's memory, else "device".
+    """
 
     memory_bytes: int
     precision: str = "bf16"
     sessions: int = 1
     rows: int = 8192
     voices_s: float = 7.0
+    embeddings: str = "device"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Costs:
     """Bytes of what there is once, by name, and of what grows with use; see ``sizes.Rates``.
 
     ``margin``: share of the memory that is left to others. ``trunk_saved``: bytes that an FP8
-    trunk would take less.
+    trunk would take less. ``text_table``: bytes of the text embeddings, while they are counted.
     """
 
     weights: tuple[Item, ...]
@@ -55,6 +59,7 @@ class Costs:
     page_s: float
     margin: float
     trunk_saved: int = 0
+    text_table: int = 0
 
     @property
     def reply(self) -> int:
@@ -140,13 +145,25 @@ class Plan:
 
 def with_fp8(plan: Plan) -> Plan:
     """The same with an FP8 trunk."""
-    saved, weights = plan.costs.trunk_saved, plan.costs.weights
-    changed = tuple(
-        replace(item, bytes=item.bytes - saved) if item.name == "trunk" else item
-        for item in weights
-    )
-    costs = replace(plan.costs, weights=changed, trunk_saved=0)
+    weights = _without(plan.costs, "trunk", plan.costs.trunk_saved)
+    costs = replace(plan.costs, weights=weights, trunk_saved=0)
     return Plan(replace(plan.wish, precision="fp8"), costs)
+
+
+def with_table_on_host(plan: Plan) -> Plan:
+    """The same with the text embeddings in the host's memory."""
+    weights = _without(plan.costs, "embeddings", plan.costs.text_table, "; the text's elsewhere")
+    costs = replace(plan.costs, weights=weights, text_table=0)
+    return Plan(replace(plan.wish, embeddings="host"), costs)
+
+
+def _without(costs: Costs, name: str, saved: int, note: str = "") -> tuple[Item, ...]:
+    return tuple(
+        replace(item, bytes=item.bytes - saved, note=item.note + note)
+        if item.name == name
+        else item
+        for item in costs.weights
+    )
 
 
 def advice(plan: Plan) -> list[str]:
@@ -158,18 +175,21 @@ def advice(plan: Plan) -> list[str]:
     if least.fits:
         wish = least.wish
         return [
-            f"--precision {wish.precision} --max-sessions {wish.sessions} --max-rows {wish.rows} "
+            f"--precision {wish.precision} --embeddings {wish.embeddings} "
+            f"--max-sessions {wish.sessions} --max-rows {wish.rows} "
             f"--voices-s {wish.voices_s:g}, all together"
         ]
     return [
         f"a GPU with more memory: at least {_least_memory(least) / _GIB:.1f} GiB with "
-        f"--precision {least.wish.precision}, one session of {least.wish.rows} rows and "
-        f"{least.wish.voices_s:g} s of voices"
+        f"--precision {least.wish.precision} --embeddings {least.wish.embeddings}, one session of "
+        f"{least.wish.rows} rows and {least.wish.voices_s:g} s of voices"
     ]
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
     wish = plan.wish
+    if plan.costs.text_table:
+        yield "--embeddings host", with_table_on_host(plan)
     if plan.costs.trunk_saved:
         yield "--precision fp8", with_fp8(plan)
     fewer = [replace(plan, wish=replace(wish, sessions=n)) for n in range(wish.sessions - 1, 0, -1)]
@@ -186,6 +206,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 def _least(plan: Plan) -> Plan:
     smallest = with_fp8(plan) if plan.costs.trunk_saved else plan
+    smallest = with_table_on_host(smallest) if smallest.costs.text_table else smallest
     wish = smallest.wish
     voices = min(wish.voices_s, SHORTEST_VOICE_S)
     rows = min(wish.rows, SHORTEST_CONVERSATION_ROWS)

@@ -3,15 +3,24 @@
 from functools import cache
 
 from mosstalk.engine.sizing import MARGIN
-from mosstalk.plan.fit import Costs, Item, Plan, Wish, with_fp8
+from mosstalk.plan.fit import Costs, Item, Plan, Wish, with_fp8, with_table_on_host
 from mosstalk.plan.measured import measured
-from mosstalk.plan.sizes import Configs, Part, Rates, codec_on_meta, codec_parts, language_parts
+from mosstalk.plan.sizes import (
+    Configs,
+    Part,
+    Rates,
+    codec_on_meta,
+    codec_parts,
+    language_parts,
+    text_table_bytes,
+)
 
 
 def plan_of(configs: Configs, wish: Wish) -> Plan:
     """What ``wish`` takes of a GPU, with this model and codec."""
     plan = Plan(wish, _costs(configs))
-    return with_fp8(plan) if wish.precision == "fp8" else plan
+    plan = with_fp8(plan) if wish.precision == "fp8" else plan
+    return with_table_on_host(plan) if wish.embeddings == "host" else plan
 
 
 @cache
@@ -28,6 +37,7 @@ def _costs(configs: Configs) -> Costs:
         **vars(Rates.of(configs)),
         margin=MARGIN,
         trunk_saved=saved,
+        text_table=text_table_bytes(configs.model),
     )
 
 

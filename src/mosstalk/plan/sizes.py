@@ -101,6 +101,11 @@ def language_parts(config: LanguageModelConfig, precision: str) -> list[Part]:
     return found
 
 
+def text_table_bytes(config: LanguageModelConfig) -> int:
+    """Of the text embeddings, which need not be in the GPU's memory."""
+    return _NARROW * config.vocab_size * config.hidden_size
+
+
 @cache
 def _language_shapes(config: LanguageModelConfig) -> Shapes:
     return model_shapes(config)

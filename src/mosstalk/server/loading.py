@@ -89,6 +89,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
             memory_bytes=options.memory_bytes,
             detector=detector,
             progress=progress,
+            embeddings=options.embeddings,
         )
     fit_threads(device, [host.engine.core.model])
     faults = faults_folder()

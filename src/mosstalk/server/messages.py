@@ -28,7 +28,8 @@ class WorkerOptions:
 
     ``model`` and ``codec`` are as ``chosen_model`` takes them; ``voices`` are files by the name
     that sessions ask for. ``context_rows`` of one conversation must fit: None are the model's.
-    ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``.
+    ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``. ``embeddings`` is as
+    ``Pipeline.load`` takes it.
     """
 
     model: Path | None = None
@@ -43,6 +44,7 @@ class WorkerOptions:
     voices: Mapping[str, Path] = field(default_factory=dict)
     log: LogStyle = field(default_factory=LogStyle)
     batch_invariant: bool = False
+    embeddings: str = "device"
 
 
 # From the front to the worker.

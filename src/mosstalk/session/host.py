@@ -102,17 +102,20 @@ class Host:
         memory_bytes: int | None = None,
         detector: Detector | None = None,
         progress: Progress | None = None,
+        embeddings: str = "device",
     ) -> "Host":
         """Read a model folder and a codec folder, and size the engine's pool.
 
         ``memory_bytes`` is what K and V may take: by default what a GPU has left, on a CPU
-        256 MiB.
+        256 MiB. ``embeddings`` is as ``Pipeline.load`` takes it.
 
         Raises:
             ConfigError, CheckpointError: see ``Pipeline.load``.
             DeviceError: not one conversation fits.
         """
-        pipeline = Pipeline.load(model, codec, device=device, dtype=dtype, progress=progress)
+        pipeline = Pipeline.load(
+            model, codec, device=device, dtype=dtype, progress=progress, embeddings=embeddings
+        )
         return cls.around(pipeline, options, memory_bytes=memory_bytes, detector=detector)
 
     @classmethod
