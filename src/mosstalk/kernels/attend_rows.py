@@ -248,7 +248,7 @@ def kept_places(
 
 
 @triton.jit
-def _ask_for_kept(
+def ask_for_kept(
     keys, values, table, g, begin, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     KEYS: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
@@ -339,7 +339,7 @@ def _attend_rows(
         first_keys = kept(keys, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
         first_values = kept(values, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
     if EARLY == 1 and DEPENDENT:
-        _ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
+        ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
     channel = tl.arange(0, WIDTH)
     real = (channel < D)[None, :]
     cos, sin = rotations(angles + old.to(tl.int64) * D, D, WIDTH)

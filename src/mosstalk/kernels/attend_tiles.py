@@ -6,7 +6,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.kernels.attend_rows import LOG2_E, kept, mixed_twin, places_of
+from mosstalk.kernels.attend_rows import (
+    ASKED,
+    LOG2_E,
+    NOTHING,
+    ask_for_kept,
+    kept,
+    mixed_twin,
+    places_of,
+)
 from mosstalk.kernels.key_shares import (
     Room,
     Shares,
@@ -17,7 +25,7 @@ from mosstalk.kernels.key_shares import (
     room_numbers,
     see,
 )
-from mosstalk.kernels.launch import Launch, power_of_two, runs, tl, triton
+from mosstalk.kernels.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
 from mosstalk.kernels.parts import follow, let_next_start
 
 TILE_ROWS = 16
@@ -29,7 +37,10 @@ EXACT = Shares(16, 128, 8, 8, 1)
 """In 16 bit, and in float32, where keys are shared."""
 WHOLE = Shares(64, 128, 1, 4, 2)
 """In 16 bit where there are enough tiles, so that each takes all of its keys."""
-_JOINED_ROWS = 8
+JOINED_ROWS = 8
+"""Queries whose splits' sums are joined at a time."""
+EARLY = NOTHING
+"""Whether a program asks for its keys and values before its turn (``ASKED``)."""
 _SHORT_TILES = 128
 
 
@@ -183,9 +194,11 @@ def plan(
             "KEYS": shares.keys,
             "TILE": TILE_ROWS,
             "QUERIES": queries,
-            "JOINED": _JOINED_ROWS,
-            "AT_ONCE": joined_at_once(shares.most, _JOINED_ROWS),
+            "JOINED": JOINED_ROWS,
+            "AT_ONCE": joined_at_once(shares.most, JOINED_ROWS),
             "WIDTH": power_of_two(channels),
+            "ASK": EARLY == ASKED,
+            "LINE": LINE_BYTES // keys.element_size(),
         },
         shares.tile,
         short=count <= _SHORT_TILES,
@@ -230,6 +243,8 @@ def _attend_tiles(
     JOINED: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
+    ASK: tl.constexpr,
+    LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     let_next_start(DEPENDENT)
@@ -252,6 +267,9 @@ def _attend_tiles(
     begin = split * share
     end = tl.minimum(seen, begin + share)
     table += item * blocks
+    if ASK and DEPENDENT:
+        # Rows that are written only now come into the cache by being written.
+        ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
     line = tl.arange(0, ROWS)
     row, member = line // QUERIES, line % QUERIES
     channel = tl.arange(0, WIDTH)[None, :]
