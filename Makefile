@@ -48,7 +48,8 @@ setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
-	$(pytest) -m "system or slow"
+	$(pytest) -n auto --dist loadfile -m "slow and not system"
+	$(pytest) -m system
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix

@@ -20,6 +20,7 @@ from mosstalk.errors import BenchError
 SMALL = ("--random-weights", "tiny", "--hops", "3", "--replies", "1,2", "--rounds", "1")
 
 
+@pytest.mark.slow  # its parts are measured one by one below
 def test_it_measures_hops_pushes_and_memory_of_random_weights(
     mosstalk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,6 +281,7 @@ def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None
     assert only_line(project.set_up("--extras", "dev,voices").stdout).startswith("ready:")
 
 
+@pytest.mark.slow
 def test_a_package_installed_alone_comes_without_what_it_asks_for(project: Project) -> None:
     refused = project.set_up("--extras", "judges")
     assert "loner==1.5" in refused.stderr
@@ -293,6 +294,7 @@ def test_a_package_installed_alone_comes_without_what_it_asks_for(project: Proje
     assert "loner==1.5" in packages.stdout
 
 
+@pytest.mark.slow
 def test_set_up_repairs_what_an_interrupted_run_left(project: Project) -> None:
     process = subprocess.Popen(
         project.command(),

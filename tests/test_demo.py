@@ -9,6 +9,7 @@ import soundfile
 from conftest import ROOT, command_environment
 
 
+@pytest.mark.slow  # its three commands have tests of their own
 @pytest.mark.timeout(300)
 def test_the_demo_leaves_sound_to_hear_and_says_what_to_expect(
     cache_folder: Path, tmp_path: Path

@@ -193,7 +193,7 @@ def sliced_replies(draw: st.DrawFn, longest: int = 40) -> list[list[int]]:
     return [codes[start:end] for start, end in pairwise([0, *cuts, len(codes)])]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(pieces=sliced_replies(), prompt=st.integers(0, 23))
 def test_streamed_frames_are_those_of_the_whole_reply(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
