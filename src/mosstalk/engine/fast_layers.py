@@ -17,7 +17,6 @@ from mosstalk.engine.layer_weights import packable
 from mosstalk.engine.layers import Layers, PlainLayers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.slots import AUDIO
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner
 from mosstalk.engine.store import KVStore
@@ -25,6 +24,7 @@ from mosstalk.errors import EngineInputError
 from mosstalk.graphs import STEPPING, captured
 from mosstalk.kernels.launch import compiled_together, runs
 from mosstalk.kernels.lm_tiles import FEW_ROWS
+from mosstalk.kernels.pick_parts import AUDIO
 from mosstalk.kernels.rms_linear import rms_linear
 from mosstalk.model.network import LanguageModel
 

@@ -13,20 +13,16 @@ from torch import Tensor
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.request import Request
-from mosstalk.engine.slots import AUDIO, TEXT, Slots
+from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
 from mosstalk.kernels.launch import runs
 from mosstalk.kernels.pick_ids import pick_ids
-from mosstalk.kernels.pick_parts import DrawSettings, DrawState, few
+from mosstalk.kernels.pick_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
 from mosstalk.kernels.settle_modes import ModeIds, settle_modes
 from mosstalk.model.sampling import NEVER
 from mosstalk.rng import gumbel_rows
 from mosstalk.script import StepRule
 
-FREE = -1
-"""No id is forced."""
-NOT_DRAWN = -2
-"""What stands for the id of a row that drew none."""
 _MOST_IDS = 1 << 32
 """More than any vocabulary: a larger top_k is none."""
 

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-
-TEXT, AUDIO, ENDED = 0, 1, 2
-"""Channels, which are modes too; and the mode of a slot that draws nothing more by itself."""
+from mosstalk.kernels.pick_parts import AUDIO, ENDED, TEXT
 
 
 @dataclass(frozen=True)
