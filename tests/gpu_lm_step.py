@@ -32,9 +32,9 @@ from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.layers import Layers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.engine.slots import AUDIO
 from mosstalk.engine.step_plan import Layout
 from mosstalk.engine.store import KVStore
+from mosstalk.kernels.pick_parts import AUDIO
 from mosstalk.model.network import LanguageModel
 from mosstalk.model.quantization import Quantization, quantize_in_place
 from mosstalk.synthesis.direct_language import random_language_model

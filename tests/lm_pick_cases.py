@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mosstalk.engine.inputs import Inputs
 from mosstalk.engine.sampler import draw
 from mosstalk.kernels.pick_ids import pick_ids
 from mosstalk.kernels.pick_parts import AUDIO, FREE, DrawSettings, DrawState
@@ -47,9 +46,8 @@ class Draws:
 
     def expected(self) -> Tensor:
         """The ids of the engine's own draws on the general path."""
-        inputs = Inputs(0, dict(vars(self.settings)))
         seen = self.state.seen
-        return draw(self.logits.float(), seen, inputs, self.channel, last_id=self.last_id).ids
+        return draw(self.logits, seen, self.settings, self.channel, last_id=self.last_id).ids
 
 
 def copied(state: DrawState) -> DrawState:

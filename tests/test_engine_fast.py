@@ -32,11 +32,11 @@ from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.slots import AUDIO, TEXT
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
 from mosstalk.errors import EngineInputError
 from mosstalk.kernels.attend_tiles import TILE_ROWS
+from mosstalk.kernels.pick_parts import AUDIO, TEXT
 from mosstalk.model.network import LanguageModel
 
 CPU = torch.device("cpu")

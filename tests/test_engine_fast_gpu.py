@@ -25,10 +25,10 @@ from mosstalk.engine.core import EngineCore
 from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers
 from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.slots import AUDIO, TEXT
 from mosstalk.engine.step_inputs import PassSize, StepInputs
 from mosstalk.engine.step_plan import MIXED_BUCKETS
 from mosstalk.kernels.launch import SWITCHES
+from mosstalk.kernels.pick_parts import AUDIO, TEXT
 from mosstalk.model.network import LanguageModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -14,6 +14,7 @@ from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed, run_timed
 from mosstalk.conversation import Mode
 from mosstalk.errors import BenchError, OptionError
+from mosstalk.graphs import STEPPING, captured
 from mosstalk.model.network import DecoderLayer, LanguageModel, rotary_tables, rotate
 
 NAMES = ("graph", "compile", "transformers")
@@ -104,18 +105,16 @@ def measure_baseline(name: str, model: LanguageModel, load: Load, runs: int) -> 
 
 
 def _in_a_graph(model: LanguageModel, load: Load) -> Callable[[], Tensor]:
-    step, side = PlainStep(model, load), torch.cuda.Stream(model.device)
-    side.wait_stream(torch.cuda.current_stream(model.device))
-    with torch.cuda.stream(side):
-        step.compute()
-    torch.cuda.synchronize(model.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = step.compute()
+    step, found = PlainStep(model, load), list[Tensor]()
+
+    def compute() -> None:
+        found[:] = [step.compute()]
+
+    graph = captured(compute, model.device, STEPPING, None)
 
     def replay(_held: PlainStep = step) -> Tensor:
         graph.replay()
-        return logits
+        return found[0]
 
     return replay
 

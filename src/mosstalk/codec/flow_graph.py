@@ -18,7 +18,7 @@ from mosstalk.codec.flow_batch_estimator import PagedEstimator, Rooms
 from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_pages import PageLayout, PageStore
-from mosstalk.codec.graphs import DECODING, captured
+from mosstalk.graphs import DECODING, captured
 from mosstalk.kernels.launch import compiled_together, runs
 
 Rows = npt.NDArray[np.int32]

@@ -15,10 +15,10 @@ from torch import Tensor
 from mosstalk.config import FlowConfig
 from mosstalk.errors import EngineInputError
 from mosstalk.kernels.attend_groups import MEMBERS, NOBODY, groups_of
+from mosstalk.pinned import PinnedRing
 
 NOTHING = -1
 _NOT_ONE_EACH = ("codes", "table", "groups")
-_HOST_COPIES = 8
 _ALIGNED = 32
 """Numbers of 4 bytes from whose multiples on every input begins: kernels are compiled for
 aligned inputs, and again for others."""
@@ -91,13 +91,9 @@ class PassInputs:
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         for name, shape in self._shapes.items():
             setattr(self, name, self._buffer[self._places[name]].view(shape))
-        pinned = device.type == "cuda"
-        self._hosts = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
-            for _ in range(_HOST_COPIES if pinned else 1)
-        ]
-        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
-        self._turn = 0
+        self._hosts = PinnedRing(
+            device, lambda pinned: torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
+        )
 
     def fill(self, values: dict[str, npt.NDArray[np.int32]]) -> None:
         """Copy one pass's descriptors to the device, in stream order and without waiting.
@@ -108,23 +104,16 @@ class PassInputs:
         if values.keys() != self._shapes.keys():
             wrong = min(values.keys() ^ self._shapes.keys())
             raise EngineInputError(f"flow input {wrong!r} is missing or not one of a pass's")
-        self._turn = (self._turn + 1) % len(self._hosts)
-        copied = self._copied[self._turn]
-        if copied is not None:
-            copied.synchronize()  # eight passes ago: done long since
-        host = self._hosts[self._turn]
-        flat = host.numpy()
-        for name, shape in self._shapes.items():
-            value = values[name]
-            if value.shape != shape or value.dtype != np.int32:
-                raise EngineInputError(
-                    f"flow input {name!r} is {value.dtype} {value.shape}, must be int32 {shape}"
-                )
-            flat[self._places[name]] = value.reshape(-1)
-        self._buffer.copy_(host, non_blocking=True)
-        if self._buffer.is_cuda:
-            event = self._copied[self._turn] = copied or torch.cuda.Event()
-            event.record()
+        with self._hosts.turn() as host:
+            flat = host.numpy()
+            for name, shape in self._shapes.items():
+                value = values[name]
+                if value.shape != shape or value.dtype != np.int32:
+                    raise EngineInputError(
+                        f"flow input {name!r} is {value.dtype} {value.shape}, must be int32 {shape}"
+                    )
+                flat[self._places[name]] = value.reshape(-1)
+            self._buffer.copy_(host, non_blocking=True)
 
 
 def descriptors(

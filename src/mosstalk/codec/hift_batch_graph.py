@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.graphs import DECODING, captured
 from mosstalk.codec.hift_batch_step import HiftStep
+from mosstalk.graphs import DECODING, captured
 
 _WARM_UPS = 3
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, floored
-from mosstalk.codec.graphs import LISTENING, captured
 from mosstalk.codec.live_encoder import Attention, LiveEncoder
 from mosstalk.codec.live_inputs import Named, NamedBuffer
 from mosstalk.codec.live_segment import FRAMES_BEFORE, Floats, LiveSegment
 from mosstalk.codec.speech_tokenizer import CONV_STRIDE
+from mosstalk.graphs import LISTENING, captured
 from mosstalk.kernels.attend_long import Items, attend_long, splits_for
 from mosstalk.kernels.halves import Halves, takes
 

@@ -5,7 +5,6 @@ Letters: W wanted rows, C hidden_size, V ids of a channel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ from mosstalk.engine.layer_weights import packable
 from mosstalk.engine.layers import Layers, PlainLayers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.slots import AUDIO
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner
 from mosstalk.engine.store import KVStore
 from mosstalk.errors import EngineInputError
+from mosstalk.graphs import STEPPING, captured
 from mosstalk.kernels.launch import compiled_together, runs
 from mosstalk.kernels.lm_tiles import FEW_ROWS
+from mosstalk.kernels.pick_parts import AUDIO
 from mosstalk.kernels.rms_linear import rms_linear
 from mosstalk.model.network import LanguageModel
 
@@ -195,31 +195,17 @@ class FastLayers(Layers):
     def _capture(self, part: Part, inputs: StepInputs) -> torch.cuda.CUDAGraph:
         """A graph of a pass; run once before, on padding, so that what is made once is made.
 
-        Not by ``torch.cuda.graph``, which would collect garbage and empty the caches in the
-        middle of a conversation.
+        Caches stay as they are: this may be in the middle of a conversation.
         """
         inputs.clear()
-        device = self.store.keys.device
-        current = torch.cuda.current_stream(device)
-        side = _capture_stream(device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            self.layer_pass.run(part, inputs)
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                self.layer_pass.run(part, inputs)
-            finally:
-                graph.capture_end()
-        current.wait_stream(side)
-        return graph
-
-
-@cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for a process: libraries keep a workspace for each stream."""
-    return torch.cuda.Stream(device)
+        return captured(
+            lambda: self.layer_pass.run(part, inputs),
+            self.store.keys.device,
+            STEPPING,
+            self._pool,
+            empty_caches=False,
+        )
 
 
 def _count(stretches: list[Stretch]) -> int:

@@ -14,9 +14,9 @@ from mosstalk.conversation import Row
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.packed import Packed, Stretch, run_block
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.slots import AUDIO
 from mosstalk.engine.staging import Staging
 from mosstalk.engine.store import KVStore
+from mosstalk.kernels.pick_parts import AUDIO
 from mosstalk.model.network import LanguageModel
 
 NOT_SEEN = -1

@@ -25,7 +25,6 @@ from mosstalk.engine.packed import Stretch, in_passes
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sampler import (
     DRAW_SPECS,
-    NOT_DRAWN,
     Draw,
     Drawn,
     draw_inputs,
@@ -34,9 +33,10 @@ from mosstalk.engine.sampler import (
 )
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
-from mosstalk.engine.slots import AUDIO, TEXT, Slots
+from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
 from mosstalk.engine.store import KVStore
+from mosstalk.kernels.pick_parts import AUDIO, NOT_DRAWN, TEXT
 from mosstalk.model.network import LanguageModel, Logits
 
 _MODES = (Mode.TEXT, Mode.AUDIO)

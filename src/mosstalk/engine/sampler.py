@@ -13,20 +13,16 @@ from torch import Tensor
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.request import Request
-from mosstalk.engine.slots import AUDIO, TEXT, Slots
+from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
 from mosstalk.kernels.launch import runs
 from mosstalk.kernels.pick_ids import pick_ids
-from mosstalk.kernels.pick_parts import DrawSettings, DrawState, few
-from mosstalk.kernels.settle_modes import ModeIds, settle_modes
+from mosstalk.kernels.pick_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
+from mosstalk.kernels.pick_plain import penalised, safely
 from mosstalk.model.sampling import NEVER
 from mosstalk.rng import gumbel_rows
 from mosstalk.script import StepRule
 
-FREE = -1
-"""No id is forced."""
-NOT_DRAWN = -2
-"""What stands for the id of a row that drew none."""
 _MOST_IDS = 1 << 32
 """More than any vocabulary: a larger top_k is none."""
 
@@ -140,38 +136,6 @@ def draw_rows(
     have one row. ``few_only``: ``few_ids`` holds, so that kernels can draw where there are any.
     Nothing waits for the device.
     """
-    if few_only and runs(logits):
-        return _picked(logits, slots, inputs, channel, ids, masked=masked, completes=completes)
-    at = inputs["slots"]
-    drawn = draw(
-        logits.float(),
-        slots.seen[channel],
-        inputs,
-        channel,
-        last_id=ids.eosp if channel == AUDIO else None,
-        greedy_only=greedy_only,
-    )
-    if masked:
-        active = ~inputs["late"] | (slots.mode[at] == channel)
-        drawn = Drawn(torch.where(active, drawn.ids, NOT_DRAWN), drawn.bad & active)
-    seen, chosen = slots.seen[channel], drawn.ids.clamp(min=0)
-    seen[at, chosen] |= drawn.ids >= 0
-    if completes:
-        slots.settle(at, channel, drawn.ids, drawn.bad, ids)
-    return drawn
-
-
-def _picked(
-    logits: Tensor,
-    slots: Slots,
-    inputs: Inputs,
-    channel: int,
-    ids: SpecialIds,
-    *,
-    masked: bool,
-    completes: bool,
-) -> Drawn:
-    """``draw_rows`` by kernels: three launches, and few operations beside them."""
     at, late = inputs["slots"], inputs["late"]
     settings = DrawSettings(**{name: inputs[name] for name in DrawSettings.__annotations__})
     state = DrawState(slots.seen[channel])
@@ -179,63 +143,60 @@ def _picked(
         # What the host knows of its slots is set; the rest is what the row before left.
         slots.mode[at] = torch.where(late, slots.mode[at], channel).to(slots.mode.dtype)
         state = DrawState(slots.seen[channel], slots.latest, slots.mode)
-    chosen = torch.empty_like(at)
+    last_id = ids.eosp if channel == AUDIO else None
     bad = torch.zeros((len(at), 2), dtype=torch.bool, device=at.device)
-    pick_ids(
-        logits, state, settings, chosen, bad[:, channel], channel=channel,
-        last_id=ids.eosp if channel == AUDIO else None, masked=masked and completes,
-    )  # fmt: skip
-    drawn = Drawn(chosen, bad[:, channel])
+    if few_only and runs(logits):
+        chosen = torch.empty_like(at)
+        pick_ids(
+            logits, state, settings, chosen, bad[:, channel],
+            channel=channel, last_id=last_id, masked=masked and completes,
+        )  # fmt: skip
+    else:
+        drawn = draw(
+            logits, state.seen, settings, channel, last_id=last_id, greedy_only=greedy_only
+        )
+        active = ~late | (slots.mode[at] == channel)
+        chosen = torch.where(active, drawn.ids, NOT_DRAWN)
+        bad[:, channel] = drawn.bad & active
+        state.seen[at, drawn.ids] |= active
+        if state.latest is not None:
+            latest = state.latest[:, channel]
+            latest[at] = torch.where(active, drawn.ids, latest[at])
     if completes:
-        text = DrawState(slots.seen[TEXT], slots.latest, slots.mode)
-        whole = torch.where((chosen < 0) & ~drawn.bad, -1, at)
-        special = ModeIds(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
-        settle_modes(text, whole, bad, slots.halts, special, put_off=True)
-    return drawn
+        slots.settle(at, channel, chosen, bad, ids)
+    return Drawn(chosen, bad[:, channel])
 
 
 def draw(
     logits: Tensor,
     seen: Tensor,
-    inputs: Inputs,
+    settings: DrawSettings,
     channel: int,
     *,
     last_id: int | None = None,
     greedy_only: bool = False,
 ) -> Drawn:
-    """Draw an id for each row of ``logits`` (R, V) float32, raw.
+    """Draw an id for each row of ``logits`` (R, V), raw.
 
     ``seen`` (slots, V) bool is the history that the penalty reads; ``last_id`` the largest id
     that may be drawn; ``greedy_only`` says that no row is sampled, which saves sorting and
     noise. Nothing waits for the device.
     """
     bad = ~logits.isfinite().all(dim=1)
-    logits = logits.clone()
-    if last_id is not None:
-        logits[:, last_id + 1 :] = NEVER
-    logits = _without(logits, inputs["never"])
-    penalty = inputs["penalty"][:, None]
-    penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-    logits = torch.where(seen[inputs["slots"]], penalised, logits)
+    last_id = logits.shape[1] - 1 if last_id is None else last_id
+    logits = penalised(logits, seen, settings, last_id)
     ids = logits.argmax(dim=1)
     if not greedy_only:
-        ids = torch.where(inputs["temperature"] == 0, ids, _sampled(logits, inputs, channel))
-    forced = inputs["forced"]
+        ids = torch.where(settings.temperature == 0, ids, _sampled(logits, settings, channel))
+    forced = settings.forced
     return Drawn(torch.where(forced == FREE, ids, forced), bad)
 
 
-def _sampled(logits: Tensor, inputs: Inputs, channel: int) -> Tensor:
+def _sampled(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor:
     """An id for each row by the Gumbel-max trick, from penalised ``logits`` (R, V)."""
-    warped = warp_rows(logits, inputs["temperature"], inputs["top_k"], inputs["tail"])
-    noise = gumbel_rows(inputs["seeds"], channel, inputs["steps"], logits.shape[1])
+    warped = warp_rows(logits, settings.temperature, settings.top_k, settings.tail)
+    noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
     return torch.where(warped > NEVER, warped.double() + noise, NEVER).argmax(dim=1)
-
-
-def _without(logits: Tensor, never: Tensor) -> Tensor:
-    """``logits`` (R, V) with the ids of ``never`` (R, n) at -inf; ``FREE`` names none."""
-    padded = torch.cat([logits, logits.new_zeros(logits.shape[0], 1)], dim=1)
-    places = torch.where(never == FREE, logits.shape[1], never)
-    return padded.scatter(1, places, NEVER)[:, :-1]
 
 
 def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) -> Tensor:
@@ -243,8 +204,7 @@ def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) 
 
     ``tail`` is 1 - top_p, taken in double precision and rounded once, as the reference does.
     """
-    safe = torch.where(temperature == 0, 1.0, temperature)
-    logits = logits / safe[:, None]
+    logits = logits / safely(temperature)[:, None]
     descending, order = logits.sort(dim=1, descending=True, stable=True)
     width = logits.shape[1]
     edge = descending.gather(

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-
-TEXT, AUDIO, ENDED = 0, 1, 2
-"""Channels, which are modes too; and the mode of a slot that draws nothing more by itself."""
+from mosstalk.kernels.pick_parts import ENDED, TEXT, DrawState
+from mosstalk.kernels.settle_modes import ModeIds, settle_modes
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,12 @@ class Slots:
     def settle(self, at: Tensor, channel: int, drawn: Tensor, bad: Tensor, ids: SpecialIds) -> None:
         """Note that ``drawn`` (R,) of ``channel`` completed the rows of slots ``at`` (R,).
 
-        A row of text has its audio draw put off: it gets audio_pad, and after sosp its slot is
-        in AUDIO until that draw is made up and says otherwise. Where ``drawn`` is negative
-        nothing was drawn and nothing changes, but that a ``bad`` one has ended.
+        The slots are in that mode, and ``latest`` has what was drawn. A row of text has its
+        audio draw put off: it gets audio_pad, and after sosp its slot is in AUDIO until that
+        draw is made up and says otherwise. Where ``drawn`` is negative nothing was drawn and
+        nothing changes, but that a ``bad`` one, (R, 2) by channel, has ended.
         """
-        valid = drawn >= 0
-        if channel == AUDIO:
-            row = torch.stack([torch.full_like(drawn, ids.modality_pad), drawn], dim=1)
-            after = torch.where(drawn == ids.eosp, TEXT, AUDIO)
-            self.seen[TEXT][at, ids.modality_pad] |= valid
-        else:
-            row = torch.stack([drawn, torch.full_like(drawn, ids.audio_pad)], dim=1)
-            after = torch.where(drawn == ids.sosp, AUDIO, TEXT)
-            halted = (drawn[:, None] == self.halts).any(dim=1)
-            after = torch.where(halted, ENDED, after)
-        self.latest[at] = torch.where(valid[:, None], row, self.latest[at])
-        after = torch.where(bad, ENDED, torch.where(valid, after, self.mode[at]))
-        self.mode[at] = after.to(torch.int8)
+        text = DrawState(self.seen[TEXT], self.latest, self.mode)
+        whole = torch.where((drawn < 0) & ~bad[:, channel], -1, at)
+        special = ModeIds(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
+        settle_modes(text, whole, bad, self.halts, special, put_off=True)

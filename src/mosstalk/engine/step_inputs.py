@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from mosstalk.errors import EngineInputError
+from mosstalk.pinned import PinnedRing
 
 Values = Mapping[str, npt.NDArray[Any]]
 NOTHING = -1
-_HOST_COPIES = 8
 _ALIGNED_BYTES = 128
 """Every input begins at a multiple: kernels are compiled for aligned inputs, and again for
 others."""
@@ -113,14 +113,12 @@ class StepInputs:
         for name, field in self._fields.items():
             part = self._buffer[places[name]].view(_DTYPES[field.dtype])
             setattr(self, name, part.view(field.shape))
-        pinned = device.type == "cuda"
-        self._hosts = [
-            torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
-            for _ in range(_HOST_COPIES if pinned else 1)
-        ]
-        self._views = [self._host_views(host.numpy(), places) for host in self._hosts]
-        self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
-        self._turn = 0
+
+        def host(pinned: bool) -> tuple[Tensor, dict[str, npt.NDArray[Any]]]:
+            buffer = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
+            return buffer, self._host_views(buffer.numpy(), places)
+
+        self._hosts = PinnedRing(device, host)
         self.clear()
 
     @property
@@ -176,21 +174,14 @@ class StepInputs:
             counts[field.count] = value.shape[0]
 
     def _copy(self, values: Values) -> None:
-        self._turn = (self._turn + 1) % len(self._hosts)
-        copied = self._copied[self._turn]
-        if copied is not None:
-            copied.synchronize()  # eight passes ago: done long since
-        views = self._views[self._turn]
-        for name, field in self._fields.items():
-            value, view = values[name], views[name]
-            count = value.shape[0]
-            view[:count] = value
-            if field.padding is not None and count < field.shape[0]:
-                view[count:] = field.padding
-        self._buffer.copy_(self._hosts[self._turn], non_blocking=True)
-        if self._buffer.is_cuda:
-            event = self._copied[self._turn] = copied or torch.cuda.Event()
-            event.record()
+        with self._hosts.turn() as (host, views):
+            for name, field in self._fields.items():
+                value, view = values[name], views[name]
+                count = value.shape[0]
+                view[:count] = value
+                if field.padding is not None and count < field.shape[0]:
+                    view[count:] = field.padding
+            self._buffer.copy_(host, non_blocking=True)
 
     def _host_views(
         self, flat: npt.NDArray[np.uint8], places: dict[str, slice]

@@ -1,15 +1,17 @@
 """Capturing CUDA graphs, so that all of a process leave as little behind as they can."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import RLock
 from typing import Any
 
 import torch
 
-DECODING, LISTENING = "decoding", "listening"
+DECODING, LISTENING, STEPPING = "decoding", "listening", "stepping"
 """What graphs are for that are captured on one stream."""
+_ERRORS = "thread_local"
+"""Only what the capturing thread must not do is an error: others go on with their work."""
 _one_at_a_time = RLock()
 
 
@@ -35,20 +37,42 @@ def _beside(device: torch.device, use: str) -> Iterator[torch.cuda.Stream]:
         current.wait_stream(stream)
 
 
+@contextmanager
+def _at_once(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """``torch.cuda.graph`` without the wait for the device and the emptying of caches before it."""
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode=_ERRORS)
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
 def captured(
-    compute: Callable[[], None], device: torch.device, use: str, pool: Any, warm_ups: int = 1
+    compute: Callable[[], None],
+    device: torch.device,
+    use: str,
+    pool: Any,
+    warm_ups: int = 1,
+    *,
+    empty_caches: bool = True,
 ) -> torch.cuda.CUDAGraph:
     """``compute`` as a graph, after as many calls as libraries need to make what they keep.
 
     ``pool``: torch's handle of memory that graphs share which never run at the same time, from
-    ``torch.cuda.graph_pool_handle``. Other threads may be at work on the device meanwhile.
+    ``torch.cuda.graph_pool_handle``; None is memory of its own. ``empty_caches``: wait for the
+    device and return what memory is free to it before, as ``torch.cuda.graph`` does; to be
+    turned off in the middle of a conversation. Other threads may be at work on the device
+    meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
     with _beside(device, use) as stream:
         with torch.cuda.stream(stream):
             for _ in range(warm_ups):
                 compute()
-        capturing = torch.cuda.graph(graph, pool, stream=stream, capture_error_mode="thread_local")
+        capturing: AbstractContextManager[None] = _at_once(graph, pool, stream)
+        if empty_caches:
+            capturing = torch.cuda.graph(graph, pool, stream=stream, capture_error_mode=_ERRORS)
         with capturing:
             compute()
     return graph
