@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mosstalk.atomic import write_whole
 from mosstalk.bench.ceilings import Ceilings, measure_ceilings
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
@@ -15,10 +15,10 @@ from mosstalk.bench.step_speed import measure_prompts, measure_steps
 from mosstalk.bench.step_work import Load, step_work
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
+from mosstalk.cli.measured_output import Outputs, measured_document, print_found
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.default_models import chosen_language_model
 from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.engine.core import EngineOptions
 from mosstalk.errors import OptionError
 from mosstalk.model.checkpoint import load_language_model
@@ -110,33 +110,23 @@ def _pairs(words: str, between: str, option: str, example: str) -> list[tuple[in
     return pairs
 
 
-def run_steps(request: StepRequest, loads: Loads, json: str | None, html: Path | None) -> None:
+def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
     """Measure, print tables, write the document and the page.
 
     Raises:
         OptionError: an option that means nothing.
         BenchError: a run whose rows were not right; no time is printed.
     """
-    for target in (json if json != STANDARD_OUTPUT else None, html):
-        if target:
-            require_target(Path(target))
-    with human_text_on_stderr(json == STANDARD_OUTPUT):
+    to.require()
+    with to.text_for_people():
         model, ids = _opened(request)
         with progress_bar() as tell:
             found = _measure(model, ids, request, loads, tell)
-        _print(found)
-    document = {
-        "format": FORMAT,
-        "settings": found.settings,
-        "weights": found.settings["weights"],
-        "timed": found.timed,
-        "errors": found.errors,
-    }
-    deliver(document, json)
-    if html:
-        label = f"{found.settings['device']}, weights: {found.settings['weights']}"
-        page = tables_page("mosstalk steps", label, found.tables, (), found.settings)
-        write_whole(html, page.encode())
+        print_found(found.settings, found.tables)
+    to.write(
+        measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
+        partial(tables_page, "mosstalk steps", found.settings, found.tables),
+    )
 
 
 def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
@@ -229,11 +219,3 @@ def _engine_facts(model: LanguageModel, options: EngineOptions) -> str:
         return "plain torch"
     graphs = "in CUDA graphs" if options.graphs else "launched one by one"
     return f"kernels {graphs}{', batch-invariant' if options.batch_invariant else ''}"
-
-
-def _print(found: StepSpeed) -> None:
-    width = max(map(len, found.settings))
-    for name, value in found.settings.items():
-        print(f"{name:<{width}} {value}")
-    for table in found.tables:
-        print(f"\n{table.as_text()}")
