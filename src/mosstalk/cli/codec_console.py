@@ -26,7 +26,7 @@ from mosstalk.device import fit_threads, pick_device
 from mosstalk.errors import OptionError
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct import random_codec, random_voice
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 
 FORMAT = "mosstalk-codec-1"
 _VOICES_S = (7.0, 27.0)
@@ -86,9 +86,7 @@ def _opened(request: CodecRequest) -> tuple[Codec, dict[str, Voice], str]:
     """The codec, voices by name, and the kind of weights."""
     device = pick_device(request.device)
     if request.random:
-        if request.random not in NAMED:
-            raise OptionError(f"--random-weights {request.random}: choose of {', '.join(NAMED)}")
-        codec = random_codec(NAMED[request.random], device)
+        codec = random_codec(named_sizes(request.random), device)
         voices = [random_voice(codec, seconds) for seconds in _VOICES_S]
         return codec, {f"voice of {seconds_of(v):.1f} s": v for v in voices}, "synthetic"
     folder = chosen_codec(request.codec)

@@ -27,7 +27,7 @@ from mosstalk.model.quantization import Quantization
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.tensors import Progress
 from mosstalk.units import CODE_MS
 
@@ -132,10 +132,9 @@ def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
 def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
     device = pick_device(request.device)
     if request.random:
-        if request.random not in NAMED:
-            raise OptionError(f"--random-weights {request.random}: choose of {', '.join(NAMED)}")
+        sizes = named_sizes(request.random)
         dtype = pick_dtype(request.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
-        model = random_language_model(NAMED[request.random], device, dtype)
+        model = random_language_model(sizes, device, dtype)
         return model, special_ids(model.config)
     folder = chosen_language_model(request.model)
     kind = request.dtype or ("float32" if device.type == "cpu" else None)
