@@ -5,33 +5,37 @@ cold weights, the best few then within all products of 36 layers, rows rounded b
 kernel as in a step. A table for ``FP8_TILES`` of ``kernels/lm_tiles.py`` comes last.
 """
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import lm_layers
 import torch
-from gpu_lm_linear import (
+from lm_fp8_candidates import CANDIDATES
+from lm_layers import EPS, HIDDEN, LAYERS, QKV, SHAPES, Draw, weight_shape
+from lm_linear_candidates import KINDS
+from lm_timing import (
     BEST,
-    TIMED_BYTES,
+    Bench,
+    Table,
     Try,
-    copied_gb_per_s,
-    drawn,
+    better,
+    compiled,
     milliseconds,
     relative,
+    replaced,
     say,
+    tries_for,
+    tune,
+    undrawn,
+    without_dependent_launches,
     workspace_on,
     written,
+    wrong_in_company,
 )
-from lm_fp8_candidates import CANDIDATES
-from lm_layers import EPS, HIDDEN, LAYERS, QKV, SHAPES, Draw
-from lm_linear_candidates import KINDS
 from torch import Tensor
 
-from mosstalk.device import pick_device
 from mosstalk.kernels import lm_tiles
 from mosstalk.kernels.fp8_linear import (
     fp8_library,
@@ -41,7 +45,7 @@ from mosstalk.kernels.fp8_linear import (
     plan,
 )
 from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
-from mosstalk.kernels.launch import SWITCHES, compiled_together
+from mosstalk.kernels.launch import compiled_together
 from mosstalk.kernels.lm_tiles import Division, Kind
 from mosstalk.kernels.rms_linear import LinearWorkspace
 from mosstalk.model.fp8 import E4M3, Fp8Weight
@@ -52,7 +56,6 @@ BOUND = 3e-3
 ROUNDED_OTHERWISE = 0.02
 """Of numbers in 8 bits, those that the norm's rounding to bfloat16 moves."""
 MANY_ROWS = 512
-Weights = dict[Kind, list[Fp8Weight]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,17 @@ class Product:
         fp8_rows(self.x, self.gain, EPS, self.q, self.scale, fixed=fixed)
         return self
 
+    def first(self, rows: int) -> "Product":
+        """Of the first so many rows alone, rounded anew."""
+        return replace(
+            self,
+            x=self.x[:rows],
+            q=torch.empty_like(self.q[:rows]),
+            scale=torch.empty_like(self.scale[:rows]),
+            out=torch.empty_like(self.out[:rows]),
+            residual=None if self.residual is None else self.residual[:rows],
+        ).rounded()
+
     def run(self, weight: Fp8Weight, *, invariant: bool = False) -> Tensor:
         return fp8_linear(
             self.q, self.scale, weight, self.out,
@@ -113,44 +127,31 @@ class Product:
 
 
 def weight_of(kind: Kind, draw: Draw) -> Fp8Weight:
-    columns, channels = SHAPES[kind]
-    wide = columns * (2 if kind == "gated" else 1)
-    return Fp8Weight.of(draw(wide, channels, dtype=BRAIN).mul_(channels**-0.5))
+    return Fp8Weight.of(lm_layers.weight_of(kind, BRAIN, draw))
 
 
 def undrawn_weight(kind: Kind, device: torch.device) -> Fp8Weight:
-    columns, channels = SHAPES[kind]
-    wide = columns * (2 if kind == "gated" else 1)
+    wide, channels = weight_shape(kind)
     q = torch.empty(wide, channels, dtype=E4M3, device=device)
     return Fp8Weight(q, torch.empty(wide, device=device))
 
 
 def bytes_of(kind: Kind) -> int:
     """Bytes of one product's weights and scales."""
-    columns, channels = SHAPES[kind]
-    return (channels + 4) * columns * (2 if kind == "gated" else 1)
-
-
-def shown(us: float, kind: Kind, copy: float) -> str:
-    rate = bytes_of(kind) / us / 1e3
-    return f"{us:7.2f} us {rate:5.0f} GB/s {100 * rate / copy:5.1f} %"
+    wide, channels = weight_shape(kind)
+    return (channels + 4) * wide
 
 
 def compile_some(tries: list[Try]) -> list[str]:
     """Compile for Triton's cache on disk; what could not be."""
     device = torch.device("cuda")
-    workspace, failed = workspace_on(device), []
+    draw, workspace = undrawn(device), workspace_on(device)
 
-    def draw(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*size, device=device, dtype=dtype)
+    def compile_one(one: Try) -> None:
+        product = Product.of(one.kind, one.divided.tile.rows, draw, workspace)
+        product.planned(undrawn_weight(one.kind, device), one.divided).compile()
 
-    for kind, divided in tries:
-        try:
-            product = Product.of(kind, divided.tile.rows, draw, workspace)
-            product.planned(undrawn_weight(kind, device), divided).compile()
-        except Exception as fault:
-            failed.append(f"{kind} {divided}: {type(fault).__name__} {str(fault)[:100]}")
-    return failed
+    return compiled(tries, compile_one)
 
 
 def claims(draw: Draw, workspace: LinearWorkspace) -> None:
@@ -205,17 +206,7 @@ def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspac
     """How many numbers of rows change an invariant row's bits."""
     product = Product.of(kind, 200, draw, workspace).rounded()
     whole = product.run(weight, invariant=True).clone()
-    wrong = 0
-    for rows in (1, 3, 16, 64, 65, 130):
-        few = replace(
-            product,
-            x=product.x[:rows],
-            q=torch.empty_like(product.q[:rows]),
-            scale=torch.empty_like(product.scale[:rows]),
-            out=torch.empty_like(product.out[:rows]),
-            residual=None if product.residual is None else product.residual[:rows],
-        ).rounded()
-        wrong += not torch.equal(few.run(weight, invariant=True), whole[:rows])
+    wrong = wrong_in_company(product, weight, whole)
     if wrong:
         say(f"WRONG {kind}: rows depend on company in {wrong} cases")
     return wrong
@@ -244,55 +235,24 @@ def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWo
     return int(error > 2 * BOUND)
 
 
-class Bench(NamedTuple):
-    """What all sections use."""
-
-    weights: Weights
-    draw: Draw
-    workspace: LinearWorkspace
-    copy: float
-
-
-def product_us(weights: list[Fp8Weight], kind: Kind, run: Callable[[Fp8Weight], object]) -> float:
-    """Time of one of a kind's products, of all layers' weights in turn."""
-    count = max(8, min(len(weights), TIMED_BYTES // bytes_of(kind)))
-    return 1000 * milliseconds([partial(run, weight) for weight in weights[:count]]) / count
-
-
-def sweep(rows: int, tries: list[Try], bench: Bench) -> dict[Kind, list[Division]]:
+def sweep(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> dict[Kind, list[Division]]:
     """The best divisions of each kind, best first."""
     best: dict[Kind, list[Division]] = {}
     for kind in KINDS:
         product = Product.of(kind, rows, bench.draw, bench.workspace).rounded()
         rounding = 1000 * milliseconds([product.rounded] * 20) / 20
-        found = [pair for one in tries if one.kind == kind for pair in tried(one, product, bench)]
-        found.sort(key=lambda pair: pair[0])
+        found = bench.best(tries, product)
         say(f"rows {rows} {kind} {SHAPES[kind]}, {len(found)} tried; rounding {rounding:.2f} us")
         for taken, divided in [*found[:5], *found[-1:]]:
-            print(f"    {shown(taken, kind, bench.copy)}  {written(divided)}")
+            print(f"    {bench.shown(taken, kind)}  {written(divided)}")
         best[kind] = [divided for _, divided in found[:BEST]]
     return best
-
-
-def tried(one: Try, product: Product, bench: Bench) -> list[tuple[float, Division]]:
-    """Its time in microseconds, if it is right."""
-    kind, divided = one
-    weights = bench.weights[kind]
-    try:
-        error = relative(product.run_divided(weights[0], divided), product.expected(weights[0]))
-        if error <= BOUND:
-            run = partial(product.run_divided, divided=divided)
-            return [(product_us(weights, kind, run), divided)]
-        say(f"WRONG {kind} {divided}: {error:.1e}")
-    except Exception as fault:
-        say(f"{kind} {divided}: {type(fault).__name__} {str(fault)[:100]}")
-    return []
 
 
 class Chain:
     """All products of a step one after another, without attention, each with its own weights."""
 
-    def __init__(self, rows: int, bench: Bench) -> None:
+    def __init__(self, rows: int, bench: Bench[Fp8Weight]) -> None:
         draw, device = bench.draw, bench.workspace.sums.device
         self.weights, self.workspace = bench.weights, bench.workspace
         self.stream = draw(rows, HIDDEN, dtype=BRAIN)
@@ -325,37 +285,20 @@ class Chain:
         fp8_linear(*rounded(self.active, None), w["deep"], stream, residual=stream, **how)
 
 
-@contextmanager
-def table(best: dict[Kind, Division]) -> Iterator[None]:
-    """These divisions for any number of rows."""
-    before = dict(lm_tiles.FP8_TILES)
-    lm_tiles.FP8_TILES.update({kind: {lm_tiles.ANY_ROWS: found} for kind, found in best.items()})
-    try:
-        yield
-    finally:
-        lm_tiles.FP8_TILES.update(before)
-
-
-def chained(rows: int, best: dict[Kind, list[Division]], bench: Bench) -> dict[Kind, Division]:
+def chained(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> Table:
     """The best of the best within a whole step; prints its times."""
+    best = sweep(rows, tries, bench)
     chain = Chain(rows, bench)
-    chosen = {kind: few[0] for kind, few in best.items()}
-    limit = sum(bytes_of(kind) for kind in KINDS) * LAYERS / bench.copy / 1e6
+    first = {kind: few[0] for kind, few in best.items()}
+    limit = bench.limit_ms(LAYERS)
 
-    def timed(given: dict[Kind, Division], **how: bool) -> float:
+    def timed(given: Table, **how: bool) -> float:
         chain.stream.normal_()
-        with table(given):
+        with replaced(lm_tiles.FP8_TILES, given):
             return milliseconds(chain.runs(**how))
 
-    least = timed(chosen)
-    for kind in KINDS:
-        for divided in best[kind][1:]:
-            now = timed(chosen | {kind: divided})
-            if now < least:
-                least, chosen = now, chosen | {kind: divided}
-    SWITCHES.dependent = False
-    without = timed(chosen)
-    SWITCHES.dependent = True
+    chosen = better(best, timed, first, timed(first))
+    without = without_dependent_launches(timed, chosen)
     least, fixed = timed(chosen), timed(chosen, invariant=True)
     alone = timed(chosen, rounds=False)
     say(
@@ -366,43 +309,13 @@ def chained(rows: int, best: dict[Kind, list[Division]], bench: Bench) -> dict[K
     return chosen
 
 
-def tries_for(rows: int) -> list[Try]:
-    """One row may be done by tiles of more, too."""
-    limit = next(limit for limit in CANDIDATES if rows <= limit)
-    limits = (1, 16) if limit == 1 else (limit,)
-    return [
-        Try(kind, divided)
-        for each in limits
-        for kind in KINDS
-        for divided in CANDIDATES[each][kind]
-    ]
+def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Fp8Weight]:
+    """With weights of all layers."""
+    weights = {kind: [weight_of(kind, draw) for _ in range(LAYERS)] for kind in KINDS}
+    return Bench(weights, draw, workspace, copy, bytes_of, BOUND)
 
 
 def main(every: list[int], *, check: bool) -> None:
     """All sections in turn, for these numbers of rows."""
-    tries = {rows: tries_for(rows) for rows in every}
-    unique = list(dict.fromkeys(one for few in tries.values() for one in few))
-    workers = max(1, min(14, (os.cpu_count() or 2) - 3))
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers) as pool, torch.inference_mode():
-        lots = [unique[n :: 4 * workers] for n in range(4 * workers)]
-        compiling = pool.map_async(compile_some, lots, chunksize=1)
-        device = pick_device("cuda")
-        draw, workspace = drawn(device), workspace_on(device)
-        say(torch.cuda.get_device_name(device), torch.__version__, f"{len(unique)} divisions")
-        if check:
-            claims(draw, workspace)
-        for fault in (fault for lot in compiling.get() for fault in lot):
-            say("NOT COMPILED", fault)
-        say("compiled")
-        copy = copied_gb_per_s(device)
-        say(f"a copy: {copy:.0f} GB/s read and written")
-        weights: Weights = {kind: [weight_of(kind, draw) for _ in range(LAYERS)] for kind in KINDS}
-        bench = Bench(weights, draw, workspace, copy)
-        chosen = {rows: chained(rows, sweep(rows, tries[rows], bench), bench) for rows in every}
-    for kind in KINDS:
-        print(f'    "{kind}": {{')
-        for rows, found in chosen.items():
-            print(f"        {rows}: {written(found[kind])},")
-        print("    },")
-    say("done")
+    tries = {rows: tries_for(rows, CANDIDATES) for rows in every}
+    tune(tries, compile_some, claims if check else None, bench_of, chained)

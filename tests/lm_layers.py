@@ -1,7 +1,7 @@
 """Layers of the language model at the published sizes, for what times and compiles products."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,15 @@ class Product:
             workspace,
         )
 
+    def first(self, rows: int) -> "Product":
+        """Of the first so many rows alone, written elsewhere."""
+        return replace(
+            self,
+            x=self.x[:rows],
+            out=torch.empty_like(self.out[:rows]),
+            residual=None if self.residual is None else self.residual[:rows],
+        )
+
     @property
     def how(self) -> dict[str, Any]:
         """What goes by name."""
@@ -86,17 +95,22 @@ class Product:
         return rms_linear_twin(self.x, self.gain, EPS, weight, out, **self.how)
 
 
+def weight_shape(kind: Kind) -> tuple[int, int]:
+    """Rows of one product's weights, and channels."""
+    columns, channels = SHAPES[kind]
+    return columns * (2 if kind == "gated" else 1), channels
+
+
 def weight_of(kind: Kind, dtype: torch.dtype, draw: Draw) -> Tensor:
     """Weights of one product."""
-    columns, channels = SHAPES[kind]
-    wide = columns * (2 if kind == "gated" else 1)
+    wide, channels = weight_shape(kind)
     return draw(wide, channels, dtype=dtype).mul_(channels**-0.5)
 
 
 def bytes_of(kind: Kind) -> int:
     """Bytes of one product's weights in 16 bit."""
-    columns, channels = SHAPES[kind]
-    return 2 * channels * columns * (2 if kind == "gated" else 1)
+    wide, channels = weight_shape(kind)
+    return 2 * channels * wide
 
 
 Weights = dict[Kind, list[Tensor]]

@@ -1,13 +1,10 @@
 """The vocoder's kernels, without a GPU: interpreted, and compiled for the cards they are for."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from claims_rig import outcomes_of, require_kept
 
 triton = pytest.importorskip("triton")
 
@@ -46,17 +43,8 @@ TYPES = {"f": "*fp32", "h": "*fp16", "d": "*fp64", "l": "*i64", "i": "i32", "s":
 
 
 @pytest.mark.slow
-def test_what_is_claimed_of_the_kernels_holds_in_the_interpreter() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", ROOT / "tests" / "hift_kernel_claims.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "skipped" not in run.stdout
+def test_what_is_claimed_of_the_kernels_holds_in_the_interpreter(tmp_path: Path) -> None:
+    require_kept(outcomes_of("hift_kernel_claims.py", tmp_path, interpret=True))
 
 
 @pytest.mark.slow

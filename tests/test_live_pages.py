@@ -2,14 +2,12 @@
 
 import copy
 import gc
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from claims_rig import outcomes_of, require_kept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
@@ -292,15 +290,5 @@ def test_a_step_never_reads_what_another_left(buffer: NamedBuffer) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_claimed_with_the_kernel_holds_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", ROOT / "tests" / "live_kernel_claims.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert "skipped" not in run.stdout
+def test_what_is_claimed_with_the_kernel_holds_in_the_interpreter(tmp_path: Path) -> None:
+    require_kept(outcomes_of("live_kernel_claims.py", tmp_path, interpret=True))

@@ -7,27 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
-from test_lm_linear import kept
+from claims_rig import outcomes_of, require_kept
 
 from mosstalk.kernels.fp8_linear import fp8_linear, library_takes
 from mosstalk.kernels.fp8_rows import fp8_rows
 from mosstalk.model.fp8 import E4M3, Fp8Linear, Fp8Weight
 from mosstalk.model.network import RMSNorm
 
-CLAIMS = ROOT / "tests" / "lm_fp8_claims.py"
+CLAIMS = "lm_fp8_claims.py"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interpreted_kernels_equal_their_twins(tmp_path: Path) -> None:
-    kept(tmp_path, interpret=True, claims=CLAIMS)
+    require_kept(outcomes_of(CLAIMS, tmp_path, interpret=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
-    kept(tmp_path, interpret=False, claims=CLAIMS)
+    require_kept(outcomes_of(CLAIMS, tmp_path, interpret=False))
 
 
 @pytest.mark.parametrize("calibrated", [False, True])

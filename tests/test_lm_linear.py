@@ -3,58 +3,31 @@
 Here, too: where no kernel runs, the twins are the network's own layers.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from claims_rig import outcomes_of, require_kept
 
 from mosstalk.kernels.gate_up import gate_up
 from mosstalk.kernels.rms_linear import rms_linear
 from mosstalk.kernels.rms_norm import rms_norm
 from mosstalk.model.network import RMSNorm
 
-CLAIMS = ROOT / "tests" / "lm_linear_claims.py"
-
-
-def kept(folder: Path, *, interpret: bool, claims: Path = CLAIMS) -> None:
-    """Run the claims in a process of their own and check that there are some, all kept.
-
-    Triton is an interpreter or a compiler for the whole of a process.
-    """
-    pytest.importorskip("triton", reason="Triton is there on Linux alone")
-    report = folder / "claims.xml"
-    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(claims))
-    run = subprocess.run(
-        [*words, f"--junitxml={report}"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": str(int(interpret))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert report.exists(), run.stdout + run.stderr
-    outcomes = list(ElementTree.parse(report).iter("testcase"))
-    assert outcomes
-    broken = {one.get("name"): [part.get("message") for part in one] for one in outcomes}
-    assert {name: messages for name, messages in broken.items() if messages} == {}
+CLAIMS = "lm_linear_claims.py"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_interpreted_kernels_equal_their_twins(tmp_path: Path) -> None:
-    kept(tmp_path, interpret=True)
+    require_kept(outcomes_of(CLAIMS, tmp_path, interpret=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
-    kept(tmp_path, interpret=False)
+    require_kept(outcomes_of(CLAIMS, tmp_path, interpret=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,5 +1,7 @@
 """What a hop and a push of the codec must at least move and compute, from the models' sizes."""
 
+from functools import cache
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -9,6 +11,7 @@ from mosstalk.codec.folder import Codec
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import KEPT_FRAMES
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.config import HiftConfig
 
 _BRANCHES = 2
 _KEYS_AND_VALUES = 2
@@ -47,14 +50,19 @@ def flow_work(
 
 def vocoder_work(vocoder: HiftVocoder, dtype: torch.dtype, hops: int) -> Work:
     """HiFT on the kept frames and those of one block of 20, counted on one run."""
-    config, frames = vocoder.config, KEPT_FRAMES + 20
+    weights = sum(weight.numel() for weight in vocoder.parameters())
+    return Work(weights * dtype.itemsize, hops * _vocoder_operations(vocoder.config))
+
+
+@cache
+def _vocoder_operations(config: HiftConfig) -> int:
+    """Counted on another vocoder of these sizes: one in use may lie anywhere, and in parts."""
+    frames = KEPT_FRAMES + 20
     mel = torch.zeros(1, config.in_channels, frames)
     source = torch.zeros(1, frames * config.samples_per_frame)
-    # Another of its sizes: this one may lie anywhere, and in parts.
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         HiftVocoder(config)(mel, source)
-    weights = sum(weight.numel() for weight in vocoder.parameters())
-    return Work(weights * dtype.itemsize, hops * counter.get_total_flops())
+    return counter.get_total_flops()
 
 
 def push_work(tokenizer: SpeechTokenizer, rows: int, kept_rows: int) -> Work:

@@ -12,22 +12,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-s
 END = "</body>\n</html>\n"
 
 
-def tables_page(
-    title: str,
-    label: str,
-    tables: Iterable[Table],
-    skipped: Iterable[str],
-    settings: Mapping[str, Any],
-) -> str:
-    """A page of tables alone; ``label`` stands below its heading."""
-    parts = (
-        head(title, label),
-        *map(table_html, tables),
-        skipped_html(skipped),
-        settings_html(settings),
-        END,
-    )
-    return "\n".join(part for part in parts if part)
+def tables_page(title: str, settings: Mapping[str, Any], tables: Iterable[Table]) -> str:
+    """A page of tables alone, with what they were measured on below its heading."""
+    label = f"{settings['device']}, weights: {settings['weights']}"
+    parts = (head(title, label), *map(table_html, tables), settings_html(settings), END)
+    return "\n".join(parts)
 
 
 def head(title: str, label: str) -> str:

@@ -53,7 +53,7 @@ from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.quantize.write import digest_of
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.tensors import Progress
 from mosstalk.verify.compare import Check
 
@@ -81,8 +81,8 @@ class BuildRequest:
         """Raise OptionError for what means nothing."""
         if self.precision not in PRECISIONS:
             raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
-        if self.random is not None and self.random not in NAMED:
-            raise OptionError(f"--random-weights {self.random}: choose of {', '.join(NAMED)}")
+        if self.random is not None:
+            named_sizes(self.random)
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Build:
         if request.random:
             drawn = self.part / _SOURCE
             with self._step("random weights"):
-                write_random(drawn, NAMED[request.random], request.device, self.tell)
+                write_random(drawn, named_sizes(request.random), request.device, self.tell)
             if request.device.type == "cuda":
                 torch.cuda.empty_cache()
             return drawn / MODEL, drawn / CODEC

@@ -168,7 +168,8 @@ def quality(
         sound = SoundRequest(
             flow_context, flow_steps, codec_dtype, vocoder=vocoder, vocoder_folder=vocoder_dir
         )
-        from mosstalk.cli.bench_console import Judged, Material, Outputs, run_quality
+        from mosstalk.cli.bench_console import Judged, Material, run_quality
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.cli.opening import ModelRequest
 
         run_quality(
@@ -195,7 +196,8 @@ def judges(
     figures are worth. No checkpoint is needed.
     """
     with reported():
-        from mosstalk.cli.bench_console import Material, Outputs, run_judges
+        from mosstalk.cli.bench_console import Material, run_judges
+        from mosstalk.cli.measured_output import Outputs
 
         run_judges(
             Material(sentences, limit, recordings, None, tuple(voice or ())),
@@ -222,9 +224,10 @@ def vad(
     named and left out.
     """
     with reported():
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.cli.vad_console import run_vad
 
-        run_vad(tuple(detectors or ()), clips, calls, json)
+        run_vad(tuple(detectors or ()), clips, calls, Outputs(json))
 
 
 @app.command("codec")
@@ -263,14 +266,14 @@ def codec(
     """
     with reported():
         from mosstalk.cli.codec_console import CodecRequest, Loads, run_codec
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.codec.sound_request import SoundRequest
 
         run_codec(
             CodecRequest(codec, random_weights, voice, device),
             SoundRequest(flow_context, flow_steps, dtype, memory, graphs, vocoder, vocoder_dir),
             Loads(tuple(part or ()), replies, hops, streams, rounds),
-            json,
-            html,
+            Outputs(json, html),
         )
 
 
@@ -305,6 +308,7 @@ def step(
     of an untimed run: else no time is printed and the exit code is 1.
     """
     with reported():
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.cli.step_console import (
             Loads,
             StepRequest,
@@ -315,7 +319,8 @@ def step(
 
         options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
         loads = Loads(parse_loads(at, mode), steps, False, tuple(baseline or ()), errors)
-        run_steps(StepRequest(model, random_weights, device, dtype, options), loads, json, html)
+        request = StepRequest(model, random_weights, device, dtype, options)
+        run_steps(request, loads, Outputs(json, html))
 
 
 @app.command("prefill")
@@ -350,6 +355,7 @@ def prefill(
     exit code is 1.
     """
     with reported():
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.cli.step_console import (
             Loads,
             StepRequest,
@@ -360,4 +366,5 @@ def prefill(
 
         options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
         loads = Loads(parse_prompts(rows, mode), runs, True, tuple(baseline or ()))
-        run_steps(StepRequest(model, random_weights, device, dtype, options), loads, json, html)
+        request = StepRequest(model, random_weights, device, dtype, options)
+        run_steps(request, loads, Outputs(json, html))

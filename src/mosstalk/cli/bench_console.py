@@ -3,13 +3,13 @@
 import os
 import platform
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mosstalk.atomic import write_whole
 from mosstalk.bench import intervals
 from mosstalk.bench.document import document_of
 from mosstalk.bench.judging import Panel
@@ -20,8 +20,8 @@ from mosstalk.bench.sentences import HELD_OUT, read_sentences
 from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import Way
 from mosstalk.bench.voices import find_synthetic_voice
+from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.cli.opening import ChosenModel, ModelRequest
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import OptionError
 from mosstalk.figures import model_facts
 from mosstalk.progress import progress_bar
@@ -52,19 +52,11 @@ class Judged:
     seed: int
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where the document and the page go; ``json`` may be ``-`` for standard output."""
-
-    json: str | None
-    html: Path | None
-
-
 def run_quality(judged: Judged, material: Material, to: Outputs) -> None:
     """Judge a checkpoint; print tables, and write the document and the page."""
-    _require_targets(to)
+    to.require()
     wanted = _wanted(material)
-    with human_text_on_stderr(to.json == STANDARD_OUTPUT):
+    with to.text_for_people():
         panel = Panel()
         way = _load(judged)
         with progress_bar() as tell:
@@ -76,22 +68,15 @@ def run_quality(judged: Judged, material: Material, to: Outputs) -> None:
 
 def run_judges(material: Material, to: Outputs) -> None:
     """Judge the teacher, noise and other voices; no checkpoint is needed."""
-    _require_targets(to)
+    to.require()
     wanted = _wanted(material)
-    with human_text_on_stderr(to.json == STANDARD_OUTPUT):
+    with to.text_for_people():
         panel = Panel()
         with progress_bar() as tell:
             quality = measure_voices(wanted, panel, tell)
         quality.settings = _settings(material, wanted, panel)
         _print(quality)
     _write(quality, to)
-
-
-def _require_targets(to: Outputs) -> None:
-    if to.json and to.json != STANDARD_OUTPUT:
-        require_target(Path(to.json))
-    if to.html:
-        require_target(to.html)
 
 
 def _wanted(material: Material) -> Wanted:
@@ -158,15 +143,8 @@ def _versions() -> dict[str, str]:
 
 
 def _print(quality: Quality) -> None:
-    for name, value in quality.settings.items():
-        print(f"{name:<22} {value}")
-    for table in tables_of(quality):
-        print(f"\n{table.as_text()}")
-    for line in quality.skipped:
-        print(f"\nnot measured: {line}")
+    print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
 
 
 def _write(quality: Quality, to: Outputs) -> None:
-    deliver(document_of(quality), to.json)
-    if to.html:
-        write_whole(to.html, quality_page(quality).encode())
+    to.write(document_of(quality), partial(quality_page, quality))

@@ -31,6 +31,7 @@ def start(
     the disk gave them.
     """
     with reported():
+        from mosstalk.cli.measured_output import Outputs
         from mosstalk.cli.start_console import run_starts
 
-        run_starts(folder, device, runs, json)
+        run_starts(folder, device, runs, Outputs(json))

@@ -18,7 +18,7 @@ from mosstalk.device import pick_device
 from mosstalk.documents import as_text, human_text_on_stderr
 from mosstalk.errors import CheckpointError, OptionError, OutputError
 from mosstalk.progress import progress_bar
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 
 _USUAL_ROWS = 8192
 _GIB = 2**30
@@ -76,7 +76,7 @@ def _request(asked: Asked) -> BuildRequest:
     if asked.rows:
         return request
     if asked.random:
-        config = LanguageModelConfig.from_dict(NAMED[asked.random].model)
+        config = LanguageModelConfig.from_dict(named_sizes(asked.random).model)
     else:
         assert model
         config = LanguageModelConfig.from_folder(model)

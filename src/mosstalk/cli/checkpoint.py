@@ -148,7 +148,8 @@ def quantize(
     in memory while it writes; OUT is there whole or not at all.
     """
     with reported():
-        from mosstalk.cli.quantize_console import Outputs, Running, run_quantize
+        from mosstalk.cli.measured_output import Outputs
+        from mosstalk.cli.quantize_console import Running, run_quantize
         from mosstalk.cli.quantize_console import Scheme as Asked
 
         run_quantize(

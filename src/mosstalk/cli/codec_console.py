@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mosstalk.atomic import write_whole
 from mosstalk.bench.codec_speed import (
     MORE_PARTS,
     PARTS,
     Asked,
-    CodecSpeed,
     measure_codec,
     memory_table,
     seconds_of,
 )
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
+from mosstalk.cli.measured_output import Outputs, measured_document, print_found
 from mosstalk.codec.folder import Codec, load_codec
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
@@ -24,11 +23,10 @@ from mosstalk.codec.voices import Voice
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.default_models import chosen_codec
 from mosstalk.device import fit_threads, pick_device
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import OptionError
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct import random_codec, random_voice
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 
 FORMAT = "mosstalk-codec-1"
 _VOICES_S = (7.0, 27.0)
@@ -55,19 +53,15 @@ class Loads:
     rounds: int
 
 
-def run_codec(
-    request: CodecRequest, sound: SoundRequest, loads: Loads, json: str | None, html: Path | None
-) -> None:
+def run_codec(request: CodecRequest, sound: SoundRequest, loads: Loads, to: Outputs) -> None:
     """Measure, print tables, write the document and the page.
 
     Raises:
         OptionError: a part or a number that means nothing.
         BenchError: a run whose output was not right; no time is printed.
     """
-    for target in (json if json != STANDARD_OUTPUT else None, html):
-        if target:
-            require_target(Path(target))
-    with human_text_on_stderr(json == STANDARD_OUTPUT):
+    to.require()
+    with to.text_for_people():
         codec, voices, weights = _opened(request)
         asked = _asked(sound, loads, codec)
         with progress_bar() as tell:
@@ -75,17 +69,24 @@ def run_codec(
         found.settings = _settings(codec, voices, weights, asked) | found.settings
         if found.memory:
             found.tables.append(memory_table(found.memory))
-        _print(found)
-    _write(found, json, html)
+        print_found(found.settings, found.tables)
+    to.write(
+        measured_document(
+            FORMAT,
+            found.settings,
+            timed=found.timed,
+            memory_mb=found.memory,
+            curves=found.curves,
+        ),
+        partial(tables_page, "mosstalk codec", found.settings, found.tables),
+    )
 
 
 def _opened(request: CodecRequest) -> tuple[Codec, dict[str, Voice], str]:
     """The codec, voices by name, and the kind of weights."""
     device = pick_device(request.device)
     if request.random:
-        if request.random not in NAMED:
-            raise OptionError(f"--random-weights {request.random}: choose of {', '.join(NAMED)}")
-        codec = random_codec(NAMED[request.random], device)
+        codec = random_codec(named_sizes(request.random), device)
         voices = [random_voice(codec, seconds) for seconds in _VOICES_S]
         return codec, {f"voice of {seconds_of(v):.1f} s": v for v in voices}, "synthetic"
     folder = chosen_codec(request.codec)
@@ -134,27 +135,3 @@ def _settings(codec: Codec, voices: dict[str, Voice], weights: str, asked: Asked
         "graphs": "on" if flow.graphs and codec.device.type == "cuda" else "off",
         "voices": ", ".join(voices),
     }
-
-
-def _print(found: CodecSpeed) -> None:
-    width = max(map(len, found.settings))
-    for name, value in found.settings.items():
-        print(f"{name:<{width}} {value}")
-    for table in found.tables:
-        print(f"\n{table.as_text()}")
-
-
-def _write(found: CodecSpeed, json: str | None, html: Path | None) -> None:
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "settings": found.settings,
-        "weights": found.settings["weights"],
-        "timed": found.timed,
-        "memory_mb": found.memory,
-        "curves": found.curves,
-    }
-    deliver(document, json)
-    if html:
-        label = f"{found.settings['device']}, weights: {found.settings['weights']}"
-        page = tables_page("mosstalk codec", label, found.tables, (), found.settings)
-        write_whole(html, page.encode())

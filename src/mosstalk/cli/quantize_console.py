@@ -3,18 +3,19 @@
 import shutil
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mosstalk.atomic import new_folder, write_whole
+from mosstalk.atomic import new_folder
 from mosstalk.bench.machine import machine_facts
 from mosstalk.cli.common import one_of
+from mosstalk.cli.measured_output import Outputs, print_settings, print_tables
 from mosstalk.conversation import SpecialIds
 from mosstalk.default_models import NAMES, chosen_model
 from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.model.checkpoint import load_language_model
 from mosstalk.model.defaults import read_defaults
 from mosstalk.model.network import LanguageModel
@@ -63,25 +64,6 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Where the report goes; ``json`` may be ``-`` for standard output."""
-
-    json: str | None
-    html: Path | None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything has to be measured."""
-        return bool(self.json or self.html)
-
-    def require(self) -> None:
-        """Raise OutputError for a place where nothing can be written."""
-        for target in (self.json if self.json != STANDARD_OUTPUT else None, self.html):
-            if target:
-                require_target(Path(target))
-
-
-@dataclass(frozen=True)
 class Found:
     """What running the model gave: scales for the record, and figures for the report."""
 
@@ -97,7 +79,7 @@ def run_quantize(folder: Path, out: Path, scheme: Scheme, running: Running, to: 
     to.require()
     model, codec = _parts(folder)
     source = Source.open(model)
-    with human_text_on_stderr(to.json == STANDARD_OUTPUT):
+    with to.text_for_people():
         started = time.perf_counter()
         with new_folder(out) as part, progress_bar() as tell:
             hashes = source.hashes(tell)
@@ -112,9 +94,10 @@ def run_quantize(folder: Path, out: Path, scheme: Scheme, running: Running, to: 
                 shutil.copytree(codec, part / "codec")
         _print(folder, out, found, written, time.perf_counter() - started)
     if found.measured:
-        deliver(document_of(found.record, found.settings, found.measured), to.json)
-        if to.html:
-            write_whole(to.html, page_of(found.settings, found.measured).encode())
+        to.write(
+            document_of(found.record, found.settings, found.measured),
+            partial(page_of, found.settings, found.measured),
+        )
 
 
 def _parts(folder: Path) -> tuple[Path, Path | None]:
@@ -186,13 +169,11 @@ def _measured(
 
 
 def _print(folder: Path, out: Path, found: Found, written: Written, seconds: float) -> None:
-    for name, value in found.settings.items():
-        print(f"{name:<14} {value}")
+    print_settings(found.settings, width=14)
     if found.measured:
         if found.settings["weights"] == "synthetic":
             print(PLUMBING)
-        for table in tables_of(found.measured)[:2]:
-            print(f"\n{table.as_text()}")
+        print_tables(tables_of(found.measured)[:2])
         print()
     before, after = (size / 2**20 for size in (written.bytes_before, written.bytes_after))
     print(

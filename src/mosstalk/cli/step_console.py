@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mosstalk.atomic import write_whole
 from mosstalk.bench.ceilings import Ceilings, measure_ceilings
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
@@ -15,10 +15,10 @@ from mosstalk.bench.step_speed import measure_prompts, measure_steps
 from mosstalk.bench.step_work import Load, step_work
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
+from mosstalk.cli.measured_output import Outputs, measured_document, print_found
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.default_models import chosen_language_model
 from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.engine.core import EngineOptions
 from mosstalk.errors import OptionError
 from mosstalk.model.checkpoint import load_language_model
@@ -27,7 +27,7 @@ from mosstalk.model.quantization import Quantization
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
-from mosstalk.synthesis.sizes import NAMED
+from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.tensors import Progress
 from mosstalk.units import CODE_MS
 
@@ -110,42 +110,31 @@ def _pairs(words: str, between: str, option: str, example: str) -> list[tuple[in
     return pairs
 
 
-def run_steps(request: StepRequest, loads: Loads, json: str | None, html: Path | None) -> None:
+def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
     """Measure, print tables, write the document and the page.
 
     Raises:
         OptionError: an option that means nothing.
         BenchError: a run whose rows were not right; no time is printed.
     """
-    for target in (json if json != STANDARD_OUTPUT else None, html):
-        if target:
-            require_target(Path(target))
-    with human_text_on_stderr(json == STANDARD_OUTPUT):
+    to.require()
+    with to.text_for_people():
         model, ids = _opened(request)
         with progress_bar() as tell:
             found = _measure(model, ids, request, loads, tell)
-        _print(found)
-    document = {
-        "format": FORMAT,
-        "settings": found.settings,
-        "weights": found.settings["weights"],
-        "timed": found.timed,
-        "errors": found.errors,
-    }
-    deliver(document, json)
-    if html:
-        label = f"{found.settings['device']}, weights: {found.settings['weights']}"
-        page = tables_page("mosstalk steps", label, found.tables, (), found.settings)
-        write_whole(html, page.encode())
+        print_found(found.settings, found.tables)
+    to.write(
+        measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
+        partial(tables_page, "mosstalk steps", found.settings, found.tables),
+    )
 
 
 def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
     device = pick_device(request.device)
     if request.random:
-        if request.random not in NAMED:
-            raise OptionError(f"--random-weights {request.random}: choose of {', '.join(NAMED)}")
+        sizes = named_sizes(request.random)
         dtype = pick_dtype(request.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
-        model = random_language_model(NAMED[request.random], device, dtype)
+        model = random_language_model(sizes, device, dtype)
         return model, special_ids(model.config)
     folder = chosen_language_model(request.model)
     kind = request.dtype or ("float32" if device.type == "cpu" else None)
@@ -229,11 +218,3 @@ def _engine_facts(model: LanguageModel, options: EngineOptions) -> str:
         return "plain torch"
     graphs = "in CUDA graphs" if options.graphs else "launched one by one"
     return f"kernels {graphs}{', batch-invariant' if options.batch_invariant else ''}"
-
-
-def _print(found: StepSpeed) -> None:
-    width = max(map(len, found.settings))
-    for name, value in found.settings.items():
-        print(f"{name:<{width}} {value}")
-    for table in found.tables:
-        print(f"\n{table.as_text()}")

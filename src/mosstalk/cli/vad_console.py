@@ -4,8 +4,6 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +24,8 @@ from mosstalk.bench.vad import (
 )
 from mosstalk.bench.vad_clips import clip_of, sounds_of, sounds_without_speech, speakers
 from mosstalk.bench.voices import TEACHER, read_aloud
+from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.codec.audio import Samples
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
 from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import progress_bar
 from mosstalk.tensors import Progress
@@ -53,22 +51,20 @@ class _Results:
         return [*whole, barge_in_table(self.barge_in)] if self.barge_in else whole
 
 
-def run_vad(kinds: Sequence[str], clips: int, calls: int, json: str | None) -> None:
+def run_vad(kinds: Sequence[str], clips: int, calls: int, to: Outputs) -> None:
     """Measure detectors; print tables, and write the document.
 
     Raises:
         DetectorError: a detector that was asked for, or every one, is not installed.
     """
-    if json and json != STANDARD_OUTPUT:
-        require_target(Path(json))
-    with human_text_on_stderr(json == STANDARD_OUTPUT):
+    to.require()
+    with to.text_for_people():
         results = _Results()
         detectors = [open_detector(kind) for kind in kinds] or _installed(results)
         with progress_bar() as tell:
             _measure(detectors, clips, calls, results, tell)
-        _print(results)
-    document: dict[str, Any] = {"format": FORMAT, **asdict(results)}
-    deliver(document, json)
+        print_found(results.settings, results.tables(), results.skipped, width=12)
+    to.write({"format": FORMAT, **asdict(results)})
 
 
 def _installed(results: _Results) -> list[Detector]:
@@ -127,12 +123,3 @@ def _both_sides(
         return assistant, [s for s in sounds if not any(np.array_equal(s, a) for a in assistant)]
     results.settings["assistant"] = reading.name
     return list(sounds_of(reading)), sounds
-
-
-def _print(results: _Results) -> None:
-    for name, value in results.settings.items():
-        print(f"{name:<12} {value}")
-    for table in results.tables():
-        print(f"\n{table.as_text()}")
-    for line in results.skipped:
-        print(f"\nnot measured: {line}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
-from mosstalk.errors import ConfigError
+from mosstalk.errors import ConfigError, OptionError
 
 PUBLISHED_MODEL: dict[str, Any] = {
     "architectures": ["MossSpeechForCausalLM"],
@@ -131,6 +131,17 @@ TINY = Sizes(
 )
 
 NAMED = {"tiny": TINY, "full": FULL}
+
+
+def named_sizes(word: str) -> Sizes:
+    """The sizes that ``--random-weights`` names.
+
+    Raises:
+        OptionError: it names none.
+    """
+    if word not in NAMED:
+        raise OptionError(f"--random-weights {word}: choose of {', '.join(NAMED)}")
+    return NAMED[word]
 
 
 def parse_sizes(words: list[str]) -> Sizes:
