@@ -28,14 +28,6 @@ _QUALITY = "HQ"
 _MOST = 32
 """Windows in one batch."""
 
-WHY_NOT_CODES = (
-    "BigVGAN cannot speak the model's codes, nor the flow's mels as they are: a code is a choice "
-    "among thousands of sounds, not a spectrum, and only the flow knows what it sounds like in a "
-    "voice; and BigVGAN-v2 was trained on mels of other bands, windows and frame rates, so a "
-    "fitted linear map stands between."
-)
-"""What ``--help`` says of the choice of a vocoder."""
-
 
 @dataclass(frozen=True)
 class BigVganOptions:
@@ -105,11 +97,6 @@ class BatchedBigVgan:
         self._flow = torch.zeros(rows, FLOW_MEL.bins, HISTORY, device=self.device)
         self._mel = torch.zeros(rows, self.spec.bins, kept, device=self.device)
         self._most = _MOST if self.device.type == "cuda" else 1
-
-    @property
-    def sample_rate(self) -> int:
-        """Samples a second of the sound."""
-        return OUTPUT_RATE
 
     def open(self, seed: int = 0) -> VocoderReply:
         """Begin a reply; nothing in its sound is random, so ``seed`` changes nothing.

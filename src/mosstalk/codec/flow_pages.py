@@ -15,7 +15,6 @@ from torch import Tensor
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, ConfigError
 
-SCRATCH = 0
 BRANCHES = 2
 TAIL = 2
 RETRY_AFTER_S = 1.0

@@ -87,11 +87,6 @@ class BatchedHift:
         self._most = BUCKETS[-1] if on_gpu else 1
         self._held = KEPT_FRAMES * self.config.samples_per_frame
 
-    @property
-    def sample_rate(self) -> int:
-        """Samples a second of the sound."""
-        return self.config.sampling_rate
-
     def open(self, seed: int = 0) -> VocoderReply:
         """Begin a reply; its noise is a function of ``seed`` and the sample alone.
 

@@ -49,10 +49,6 @@ class VocoderFigures:
 class StreamingVocoder(Protocol):
     """Turns mel frames into sound for many replies at once."""
 
-    @property
-    def sample_rate(self) -> int:
-        """Samples a second of what ``push`` returns."""
-
     def open(self, seed: int = 0) -> VocoderReply:
         """Begin a reply; what is random in its sound depends on ``seed`` alone.
 

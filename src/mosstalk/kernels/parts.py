@@ -280,11 +280,3 @@ def bias_at(bias, column, N: tl.constexpr, BIAS: tl.constexpr):
     else:
         shown = tl.zeros_like(column).to(tl.float32)
     return shown[None, :]
-
-
-@triton.jit
-def biased(total, bias, column, N: tl.constexpr, BIAS: tl.constexpr):
-    """``total`` plus the bias of its columns, where there is one."""
-    if BIAS:
-        total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
-    return total

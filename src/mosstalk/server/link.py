@@ -181,11 +181,6 @@ class EngineLink:
         return State.READY if self.ready.done() else State.LOADING
 
     @property
-    def process_id(self) -> int | None:
-        """The worker's."""
-        return self._process.pid if self._process else None
-
-    @property
     def sessions(self) -> list[RemoteSession]:
         """Those that are open."""
         return list(self._sessions.values())

@@ -22,11 +22,6 @@ class Line:
     def __post_init__(self) -> None:
         self._talk = self.engine.talk(Conversation(self.ids, self.encode))
 
-    @property
-    def known_rows(self) -> int:
-        """How many rows the engine was told."""
-        return len(self._known)
-
     def same_as(self, rows: list[Row]) -> int:
         """How many leading rows the engine was told as they are."""
         return common_rows(self._known, rows)
