@@ -141,7 +141,7 @@ def measure(
             continue
         device_ms, host_ms = timed(partial(case.queue, layers), model.device)
         work = step_work(model.config, model.dtype, case.load, record)
-        limit = ceilings.limit_ms(work.moved_bytes, work.operations)
+        limit = ceilings.limit_ms(work)
         speed = work.moved_bytes / device_ms / 1e6
         print(
             f"{name:22} {device_ms:8.3f} {limit:9.3f} {limit / device_ms:6.1%} {speed:6,.0f} "

@@ -9,7 +9,7 @@ from conftest import Run, refused
 
 from mosstalk import Pipeline
 from mosstalk.bench import codec_hops
-from mosstalk.bench.ceilings import measure_ceilings
+from mosstalk.bench.ceilings import Work, measure_ceilings
 from mosstalk.bench.codec_hops import Crowd
 from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, timed_table
@@ -92,8 +92,8 @@ def test_a_crowd_is_timed_early_and_late() -> None:
 
 def test_limits_are_measured_rates() -> None:
     rates = measure_ceilings(torch.device("cpu"), torch.float32)
-    assert rates.limit_ms(rates.bytes_per_s, 0) == pytest.approx(1000)
-    assert rates.limit_ms(0, rates.flops_per_s / 2) == pytest.approx(500)
+    assert rates.limit_ms(Work(rates.bytes_per_s, 0)) == pytest.approx(1000)
+    assert rates.limit_ms(Work(0, rates.flops_per_s / 2)) == pytest.approx(500)
     assert "GB/s" in rates.describe()
 
 

@@ -47,12 +47,36 @@ def test_prompts_are_timed_to_their_first_row(mosstalk: Run) -> None:
     assert all(row["valid"] == row["n"] == 2 for row in rows)
 
 
+def test_in_fp8_its_error_stands_beside_the_plain_ones(mosstalk: Run, tmp_path: Path) -> None:
+    asked = ("--precision", "fp8", "--at", "1x20", "--steps", "3", "--errors", "24")
+    run = mosstalk("bench", "step", *TINY, *asked, "--json", tmp_path / "fp8.json")
+    assert run.returncode == 0, run.stderr
+    document = json.loads((tmp_path / "fp8.json").read_text())
+    assert document["settings"]["precision"] == "float32, shared block in fp8"
+    errors = {(row["head"], row["by"]): float(row["rms"]) for row in document["errors"]}
+    for head in ("text", "audio"):
+        assert errors[head, "plain torch, float32"] == 0
+        in_fp8 = [errors[head, f"{by}, float32, shared block in fp8"]
+                  for by in ("plain torch", "the engine")]  # fmt: skip
+        assert 0.01 < in_fp8[0] < 0.2
+        assert in_fp8[1] == pytest.approx(in_fp8[0], rel=0.05)
+
+
+def test_what_is_in_fp8_cannot_be_measured_in_bf16(mosstalk: Run, tmp_path: Path) -> None:
+    quantized = tmp_path / "fp8"
+    run = mosstalk("checkpoint", "quantize", "synthetic", quantized, "--scheme", "fp8")
+    assert run.returncode == 0, run.stderr
+    run = mosstalk("bench", "step", "--model", quantized / "model", "--precision", "bf16")
+    assert "is in fp8; name the folder before it" in refused(run)
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (("step", "--at", "512"), "--at 512: give something like 1x512,64x1000"),
         (("step", "--at", "0x5"), "--at 0x5: there must be at least one"),
         (("prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
+        (("step", "--precision", "fp16"), "--precision must be bf16 or fp8, not 'fp16'"),
         (("step", "--mode", "song"), "--mode song: choose of audio, text"),
         (("step", "--baseline", "vllm"), "--baseline vllm: choose of graph, compile"),
         (("step", "--baseline", "graph", "--device", "cpu"), "graph needs an NVIDIA GPU"),
@@ -91,3 +115,4 @@ def test_a_weight_in_fp8_is_a_byte_and_its_channel_has_a_scale() -> None:
     assert plain.moved_bytes - shared.moved_bytes == 32 * saved
     assert plain.moved_bytes - every.moved_bytes == 36 * saved
     assert plain.operations == every.operations
+    assert (plain.fp8, shared.fp8) == (0, 2 * 32 * layer_weights(config))

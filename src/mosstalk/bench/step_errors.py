@@ -1,9 +1,11 @@
 """How far logits lie from those of float32: the engine's, and plain torch's in the same precision.
 
-Both get the same rows and the same weights, of which the float32 reference has an exact copy.
+All get the same rows and the same weights, of which the float32 reference has an exact copy, taken
+before they are quantised.
 """
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,18 +21,37 @@ _ONE_BY_ONE = 16
 """Rows at the end that the engine reads one by one, as it does when it replies."""
 
 
+@dataclass(frozen=True)
+class Reference:
+    """``rows`` of a conversation, their logits in float32, and plain torch's in ``kind``."""
+
+    rows: list[Row]
+    truth: Logits
+    plain: Logits
+    kind: str
+
+
 @torch.inference_mode()
-def error_table(
-    model: LanguageModel, ids: SpecialIds, options: EngineOptions, rows: int
-) -> tuple[Table, list[dict[str, float | str]]]:
-    """A row for each head and way; ``rows`` of a conversation, the same for all."""
+def reference_of(model: LanguageModel, ids: SpecialIds, rows: int) -> Reference:
+    """Before the model's weights are packed or quantised."""
     given = prompts(model, ids, Load(1, rows), 1, rows)[0]
     truth = _plain(copy.deepcopy(model).float(), given)
-    plain, found = _plain(model, given), _engine(model, ids, options, given)
+    return Reference(given, truth, _plain(model, given), str(model.dtype).removeprefix("torch."))
+
+
+@torch.inference_mode()
+def error_table(
+    model: LanguageModel, ids: SpecialIds, options: EngineOptions, against: Reference, kind: str
+) -> tuple[Table, list[dict[str, float | str]]]:
+    """A row for each head and way of computing; the model is in ``kind`` by now."""
+    ways = {f"plain torch, {against.kind}": against.plain}
+    if kind != against.kind:
+        ways[f"plain torch, {kind}"] = _plain(model, against.rows)
+    ways[f"the engine, {kind}"] = _engine(model, ids, options, against.rows)
     figures = [
-        _errors(getattr(logits, head), getattr(truth, head)) | {"head": head, "by": by}
+        _errors(getattr(logits, head), getattr(against.truth, head)) | {"head": head, "by": by}
         for head in Logits._fields
-        for by, logits in (("plain torch", plain), ("the engine", found))
+        for by, logits in ways.items()
     ]
     cells = tuple(
         (
@@ -41,9 +62,8 @@ def error_table(
         )
         for row in figures
     )
-    kind = str(model.dtype).removeprefix("torch.")
     note = (
-        f"{rows} rows in {kind}, the last {_ONE_BY_ONE} of them read one by one by the engine. "
+        f"{len(against.rows)} rows, the last {_ONE_BY_ONE} of them read one by one by the engine. "
         "rms: of the error over that of the float32 logits about their mean; max: largest error; "
         "top-1: share of rows whose largest logit is float32's."
     )

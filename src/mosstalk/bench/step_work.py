@@ -59,7 +59,8 @@ def step_work(
 ) -> Work:
     """Weights and kept rows read once, new rows through trunk and one block, a head each.
 
-    Of layers that ``record`` says are in FP8 a weight is a byte, and a channel has its scale.
+    Of layers that ``record`` says are in FP8 a weight is a byte, a channel has its scale, and
+    products are of numbers in E4M3.
     """
     layers = config.num_shared_layers + config.num_modality_layers
     vocabulary = config.audio_vocab_size if load.mode is Mode.AUDIO else config.vocab_size
@@ -70,19 +71,17 @@ def step_work(
     queries = config.num_attention_heads * config.head_dim
     attention = layers * load.sessions * load.new * seen * 2 * _KEYS_AND_VALUES * queries
     others = head + kept_row * load.sessions * (load.kept + load.new)
+    quantized = _quantized_layers(config, record)
+    saved = (dtype.itemsize - 1) * layer_weights(config) - _SCALE_BYTES * layer_channels(config)
     return Work(
-        dtype.itemsize * (weights + others) - _saved_bytes(config, dtype, record),
+        dtype.itemsize * (weights + others) - quantized * saved,
         2.0 * load.sessions * (load.new * weights + head) + attention,
+        2.0 * load.sessions * load.new * quantized * layer_weights(config),
     )
 
 
-def _saved_bytes(
-    config: LanguageModelConfig, dtype: torch.dtype, record: Quantization | None
-) -> int:
-    """What weights in FP8 are fewer than in ``dtype``."""
+def _quantized_layers(config: LanguageModelConfig, record: Quantization | None) -> int:
+    """Of the layers that a step reads."""
     if record is None:
         return 0
-    layers = config.num_shared_layers
-    layers += config.num_modality_layers if record.blocks == "all" else 0
-    fewer = (dtype.itemsize - 1) * layer_weights(config)
-    return layers * (fewer - _SCALE_BYTES * layer_channels(config))
+    return config.num_shared_layers + (config.num_modality_layers if record.blocks == "all" else 0)

@@ -117,6 +117,14 @@ Baselines: TypeAlias = Annotated[
         "layers, one operation after another). May be repeated.",
     ),
 ]
+StepPrecision: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bf16|fp8",
+        help="fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
+        "Default: as the model is.",
+    ),
+]
 ErrorRows: TypeAlias = Annotated[
     int,
     typer.Option(
@@ -291,6 +299,7 @@ def step(
     errors: ErrorRows = 0,
     batch_invariant: opt.BatchInvariant = False,
     graphs: opt.Graphs = True,
+    precision: StepPrecision = None,
     device: opt.Device = "auto",
     dtype: opt.ModelDtype = None,
     json: JsonFile = None,
@@ -319,7 +328,7 @@ def step(
 
         options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
         loads = Loads(parse_loads(at, mode), steps, False, tuple(baseline or ()), errors)
-        request = StepRequest(model, random_weights, device, dtype, options)
+        request = StepRequest(model, random_weights, device, dtype, options, precision)
         run_steps(request, loads, Outputs(json, html))
 
 
@@ -339,6 +348,7 @@ def prefill(
     baseline: Baselines = None,
     batch_invariant: opt.BatchInvariant = False,
     graphs: opt.Graphs = True,
+    precision: StepPrecision = None,
     device: opt.Device = "auto",
     dtype: opt.ModelDtype = None,
     json: JsonFile = None,
@@ -366,5 +376,5 @@ def prefill(
 
         options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
         loads = Loads(parse_prompts(rows, mode), runs, True, tuple(baseline or ()))
-        request = StepRequest(model, random_weights, device, dtype, options)
+        request = StepRequest(model, random_weights, device, dtype, options, precision)
         run_steps(request, loads, Outputs(json, html))

@@ -6,15 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mosstalk.bench.ceilings import Ceilings, measure_ceilings
+from mosstalk.bench.ceilings import Ceilings, Work, measure_ceilings
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
 from mosstalk.bench.step_baselines import measure_baseline
-from mosstalk.bench.step_errors import error_table
+from mosstalk.bench.step_errors import Reference, error_table, reference_of
 from mosstalk.bench.step_speed import measure_prompts, measure_steps
 from mosstalk.bench.step_work import Load, step_work
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
+from mosstalk.build.start import take_kernels
+from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.default_models import chosen_language_model
@@ -22,8 +24,9 @@ from mosstalk.device import fit_threads, pick_device, pick_dtype
 from mosstalk.engine.core import EngineOptions
 from mosstalk.errors import OptionError
 from mosstalk.model.checkpoint import load_language_model
+from mosstalk.model.fp8 import require_fp8
 from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization
+from mosstalk.model.quantization import Quantization, quantize_in_place
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
@@ -37,13 +40,18 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class StepRequest:
-    """Which model: a folder, or random weights of a named size; where and how it runs."""
+    """Which model: a folder, or random weights of a named size; where and how it runs.
+
+    ``precision`` "fp8" quantises the shared block's products first, unless they are; None leaves
+    them as they are.
+    """
 
     model: Path | None
     random: str | None
     device: str
     dtype: str | None
     options: EngineOptions
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,28 @@ class Loads:
     prompts: bool
     baselines: Sequence[str]
     error_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is measured; ``record``: how it is quantised."""
+
+    model: LanguageModel
+    ids: SpecialIds
+    record: Quantization | None
+
+    @property
+    def precision(self) -> str:
+        """Of its weights, for people."""
+        kind = str(self.model.dtype).removeprefix("torch.")
+        if self.record is None:
+            return kind
+        quantized = "shared block" if self.record.blocks == "shared" else "all blocks"
+        return f"{kind}, {quantized} in fp8"
+
+    def work(self, load: Load) -> Work:
+        """What a step must move and compute."""
+        return step_work(self.model.config, self.model.dtype, load, self.record)
 
 
 @dataclass
@@ -121,7 +151,9 @@ def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
     with to.text_for_people():
         model, ids = _opened(request)
         with progress_bar() as tell:
-            found = _measure(model, ids, request, loads, tell)
+            against = reference_of(model, ids, loads.error_rows) if loads.error_rows else None
+            record = _quantized(model, request)
+            found = _measure(Subject(model, ids, record), request, loads, against, tell)
         print_found(found.settings, found.tables)
     to.write(
         measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
@@ -131,12 +163,14 @@ def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
 
 def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
     device = pick_device(request.device)
+    one_of("--precision", request.precision or "bf16", "bf16", "fp8")
     if request.random:
         sizes = named_sizes(request.random)
         dtype = pick_dtype(request.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
         model = random_language_model(sizes, device, dtype)
         return model, special_ids(model.config)
     folder = chosen_language_model(request.model)
+    take_kernels(request.model, device)
     kind = request.dtype or ("float32" if device.type == "cpu" else None)
     model = load_language_model(folder, device=device, dtype=pick_dtype(kind) if kind else None)
     fit_threads(device, (model,))
@@ -144,11 +178,33 @@ def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
     return model, SpecialIds.of(model.config, tokenizer.special)
 
 
+def _quantized(model: LanguageModel, request: StepRequest) -> Quantization | None:
+    """How the model is quantised, by now.
+
+    Raises:
+        OptionError: bf16 was asked for and the model is in fp8.
+        DeviceError: fp8 was asked for and the device has none.
+    """
+    record = Quantization.of(model.config)
+    if record and request.precision == "bf16":
+        raise OptionError(f"--precision bf16: {request.model} is in fp8; name the folder before it")
+    if record is None and request.precision == "fp8":
+        require_fp8(model.device)
+        record = Quantization()
+        quantize_in_place(model, record)
+    return record
+
+
 def _measure(
-    model: LanguageModel, ids: SpecialIds, request: StepRequest, loads: Loads, tell: Progress
+    subject: Subject,
+    request: StepRequest,
+    loads: Loads,
+    against: Reference | None,
+    tell: Progress,
 ) -> StepSpeed:
-    ceilings = measure_ceilings(model.device, model.dtype)
-    found = StepSpeed(_settings(model, request, ceilings))
+    model, ids = subject.model, subject.ids
+    ceilings = measure_ceilings(model.device, model.dtype, fp8=subject.record is not None)
+    found = StepSpeed(_settings(subject, request, ceilings))
     measure: Callable[..., Timed] = measure_prompts if loads.prompts else measure_steps
     rows = list[tuple[Load, Timed]]()
     ways = 1 + len(loads.baselines)
@@ -158,29 +214,28 @@ def _measure(
         for place, name in enumerate(loads.baselines, 1):
             tell(f"{load.name}, {name}", ways * number + place, ways * len(loads.loads))
             rows.append((load, measure_baseline(name, model, load, loads.runs)))
-    limited = [(load, _limited(row, model, load, ceilings)) for load, row in rows]
+    limited = [(load, _limited(row, subject, load, ceilings)) for load, row in rows]
     title = "Prompts, to their reply's first row" if loads.prompts else "Steps"
     found.tables.append(timed_table(title, [row for _, row in limited]))
-    found.tables.append(_rates(model, limited, loads))
+    found.tables.append(_rates(subject, limited, loads))
     found.timed = [row.figures() for _, row in limited]
-    if loads.error_rows:
+    if against:
         tell("errors", 0, 1)
-        table, found.errors = error_table(model, ids, request.options, loads.error_rows)
+        table, found.errors = error_table(model, ids, request.options, against, subject.precision)
         found.tables.append(table)
     return found
 
 
-def _limited(row: Timed, model: LanguageModel, load: Load, ceilings: Ceilings) -> Timed:
-    work = step_work(model.config, model.dtype, load, Quantization.of(model.config))
-    limit = ceilings.limit_ms(work.moved_bytes, work.operations)
+def _limited(row: Timed, subject: Subject, load: Load, ceilings: Ceilings) -> Timed:
+    limit = ceilings.limit_ms(subject.work(load))
     return Timed(row.name, row.cold_ms, row.warm_ups, row.runs_ms, row.wrong, limit)
 
 
-def _rates(model: LanguageModel, rows: Sequence[tuple[Load, Timed]], loads: Loads) -> Table:
+def _rates(subject: Subject, rows: Sequence[tuple[Load, Timed]], loads: Loads) -> Table:
     """What a median step moves and computes in a second, and how near it is to the limit."""
-    lines, record = [], Quantization.of(model.config)
+    lines = []
     for load, row in rows:
-        work, seconds = step_work(model.config, model.dtype, load, record), row.p50_ms / 1000
+        work, seconds = subject.work(load), row.p50_ms / 1000
         lines.append(
             (
                 row.name,
@@ -202,11 +257,12 @@ def _rates(model: LanguageModel, rows: Sequence[tuple[Load, Timed]], loads: Load
     return Table("Rates", note, columns, tuple(lines))
 
 
-def _settings(model: LanguageModel, request: StepRequest, ceilings: Ceilings) -> dict[str, str]:
+def _settings(subject: Subject, request: StepRequest, ceilings: Ceilings) -> dict[str, str]:
+    model = subject.model
     weights = "synthetic" if request.random else model.config.weights_kind
     return machine_facts(model.device, weights) | {
         "sizes": request.random or str(request.model or "the default model's"),
-        "precision": str(model.dtype).removeprefix("torch."),
+        "precision": subject.precision,
         "engine": _engine_facts(model, request.options),
         "rates": ceilings.describe(),
     }

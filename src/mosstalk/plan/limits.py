@@ -8,13 +8,14 @@ from functools import cache
 
 import torch
 
-from mosstalk.bench.ceilings import Work
+from mosstalk.bench.ceilings import Ceilings, Work
 from mosstalk.bench.codec_limits import hop_work, push_work
-from mosstalk.bench.step_work import Load, layer_weights, step_work
+from mosstalk.bench.step_work import Load, step_work
 from mosstalk.codec.folder import Codec
 from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import DeviceError
+from mosstalk.model.quantization import Quantization
 from mosstalk.plan.cards import Card
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
 from mosstalk.units import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
@@ -70,8 +71,9 @@ def limits_of(configs: Configs, card: Card, precision: str) -> Limits:
     if precision == "fp8" and card.fp8_tflops is None:
         raise DeviceError(f"{card.name} has no FP8 products: plan with --precision bf16")
     sound = _sound_work(configs)
-    hop, first_hop = (_ms(work, card, card.bf16_tflops) for work in (sound.hop, sound.first_hop))
-    heard = _ms(sound.heard, card, card.fp32_tflops)
+    half, single = _best(card, card.bf16_tflops), _best(card, card.fp32_tflops)
+    hop, first_hop = (half.limit_ms(work) for work in (sound.hop, sound.first_hop))
+    heard = single.limit_ms(sound.heard)
     weights = sound.weight_bytes
     weights += sum(part.bytes for part in language_parts(configs.model, precision))
 
@@ -121,26 +123,20 @@ def _hop_work(codec: Codec, blocks: int) -> Work:
     )
 
 
-def _ms(work: Work, card: Card, tflops: float) -> float:
-    return 1000 * max(
-        work.moved_bytes / (card.bandwidth_gb_s * 1e9), work.operations / (tflops * 1e12)
-    )
+def _best(card: Card, tflops: float) -> Ceilings:
+    """What the vendor says, where what is not in FP8 runs at ``tflops``."""
+    fp8_per_s = card.fp8_tflops * 1e12 if card.fp8_tflops else None
+    return Ceilings(card.bandwidth_gb_s * 1e9, tflops * 1e12, torch.bfloat16, fp8_per_s)
 
 
 def _step_ms(
     config: LanguageModelConfig, card: Card, precision: str, load: Load, weights: int
 ) -> float | None:
     """None where all weights and the load's rows are more than the card's memory."""
-    work = step_work(config, torch.bfloat16, load)
+    record = Quantization() if precision == "fp8" else None
+    work = step_work(config, torch.bfloat16, load, record)
     row = 2 * config.num_kv_layers * config.num_key_value_heads * config.head_dim
     rows = load.sessions * (load.kept + load.new) * row * torch.bfloat16.itemsize
     if weights + rows > card.memory_gb * 1e9:
         return None
-    if precision == "bf16":
-        return _ms(work, card, card.bf16_tflops)
-    assert card.fp8_tflops is not None
-    trunk = config.num_shared_layers * layer_weights(config)
-    products = 2.0 * load.sessions * load.new * trunk
-    moved_s = (work.moved_bytes - trunk) / (card.bandwidth_gb_s * 1e9)
-    slow_s = (work.operations - products) / (card.bf16_tflops * 1e12)
-    return 1000 * max(moved_s, slow_s + products / (card.fp8_tflops * 1e12))
+    return _best(card, card.bf16_tflops).limit_ms(work)
