@@ -26,9 +26,7 @@ from gpu_lm_linear import (
     workspace_on,
     written,
 )
-from lm_fp8_candidates import CANDIDATES
 from lm_layers import EPS, HIDDEN, LAYERS, QKV, SHAPES, Draw
-from lm_linear_candidates import KINDS
 from torch import Tensor
 
 from mosstalk.device import pick_device
@@ -42,7 +40,8 @@ from mosstalk.kernels.fp8_linear import (
 )
 from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
 from mosstalk.kernels.launch import SWITCHES, compiled_together
-from mosstalk.kernels.lm_tiles import Division, Kind
+from mosstalk.kernels.lm_candidates import FP8_CANDIDATES
+from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
 from mosstalk.kernels.rms_linear import LinearWorkspace
 from mosstalk.model.fp8 import E4M3, Fp8Weight
 
@@ -368,13 +367,13 @@ def chained(rows: int, best: dict[Kind, list[Division]], bench: Bench) -> dict[K
 
 def tries_for(rows: int) -> list[Try]:
     """One row may be done by tiles of more, too."""
-    limit = next(limit for limit in CANDIDATES if rows <= limit)
+    limit = next(limit for limit in FP8_CANDIDATES if rows <= limit)
     limits = (1, 16) if limit == 1 else (limit,)
     return [
         Try(kind, divided)
         for each in limits
         for kind in KINDS
-        for divided in CANDIDATES[each][kind]
+        for divided in FP8_CANDIDATES[each][kind]
     ]
 
 
