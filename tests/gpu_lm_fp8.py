@@ -12,9 +12,7 @@ from typing import Any
 
 import lm_layers
 import torch
-from lm_fp8_candidates import CANDIDATES
 from lm_layers import EPS, HIDDEN, LAYERS, QKV, SHAPES, Draw, weight_shape
-from lm_linear_candidates import KINDS
 from lm_timing import (
     BEST,
     Bench,
@@ -46,7 +44,8 @@ from mosstalk.kernels.fp8_linear import (
 )
 from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
 from mosstalk.kernels.launch import compiled_together
-from mosstalk.kernels.lm_tiles import Division, Kind
+from mosstalk.kernels.lm_candidates import FP8_CANDIDATES
+from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
 from mosstalk.kernels.rms_linear import LinearWorkspace
 from mosstalk.model.fp8 import E4M3, Fp8Weight
 
@@ -317,5 +316,5 @@ def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Fp8We
 
 def main(every: list[int], *, check: bool) -> None:
     """All sections in turn, for these numbers of rows."""
-    tries = {rows: tries_for(rows, CANDIDATES) for rows in every}
+    tries = {rows: tries_for(rows, FP8_CANDIDATES) for rows in every}
     tune(tries, compile_some, claims if check else None, bench_of, chained)

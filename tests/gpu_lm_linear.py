@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 import torch.nn.functional as F
 from lm_layers import EPS, LAYERS, SHAPES, Chain, Draw, Product, Weights, bytes_of, weight_of
-from lm_linear_candidates import CANDIDATES, KINDS
 from lm_timing import (
     BEST,
     Bench,
@@ -42,7 +41,8 @@ from torch import Tensor
 from mosstalk.kernels import lm_tiles
 from mosstalk.kernels.gate_up import gate_up, gate_up_twin
 from mosstalk.kernels.launch import compiled_together
-from mosstalk.kernels.lm_tiles import Division, Kind
+from mosstalk.kernels.lm_candidates import CANDIDATES
+from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
 from mosstalk.kernels.rms_linear import LinearWorkspace
 from mosstalk.kernels.rms_norm import rms_norm, rms_norm_twin
 

@@ -15,13 +15,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from lm_layers import Draw
-from lm_linear_candidates import KINDS
 from torch import Tensor
 
 from mosstalk.device import pick_device
 from mosstalk.kernels import lm_tiles
 from mosstalk.kernels.launch import SWITCHES
-from mosstalk.kernels.lm_tiles import Division, Kind
+from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
 from mosstalk.kernels.rms_linear import LinearWorkspace
 
 TIMED_BYTES = 4_000_000_000
@@ -193,7 +192,7 @@ def without_dependent_launches(timed: Callable[[Table], float], chosen: Table) -
     return without
 
 
-def tries_for(rows: int, candidates: dict[int, dict[Kind, list[Division]]]) -> list[Try]:
+def tries_for(rows: int, candidates: Mapping[int, Mapping[Kind, list[Division]]]) -> list[Try]:
     """One row may be done by tiles of more, too."""
     limit = next(limit for limit in candidates if rows <= limit)
     limits = (1, 16) if limit == 1 else (limit,)

@@ -58,7 +58,7 @@ def built(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "engine"
     run = build(tiny, out)
     assert run.returncode == 0, run.stderr
-    assert "there are no kernels to compile" in run.stdout
+    assert "there are no kernels to compile, and none to tune" in run.stdout
     assert "peak host memory" in run.stdout
     return out
 
@@ -164,11 +164,13 @@ def test_inspect_says_what_it_is(built: Path) -> None:
         "verified on",
         "3 sessions, 600 rows",
         f"torch {torch.__version__}",
+        "the package's: not tuned",
         "sound",
     ):
         assert words in run.stdout
     document = json.loads(command("engine", "inspect", built, "--json").stdout)
     assert document["weights"] == "synthetic"
+    assert document["tiles"] is None
     assert document["problems"] == []
     assert all(check["passed"] for check in document["checks"])
 
@@ -185,7 +187,15 @@ def test_inspect_names_what_was_changed_or_is_gone(built: Path, tmp_path: Path) 
     assert "model/config.json is not the file" in run.stdout
     assert "model/config.json" not in command("engine", "inspect", out).stdout
 
+    (out / "tiles.json").write_text("{")
+    assert "tiles.json: damaged" in command("engine", "inspect", out).stdout
+    (out / "tiles.json").unlink()
     values = json.loads((out / "engine.json").read_text())
+    tuned = {"lines": 16, "replaced": 2, "tried": 112, "dropped": 0, "gain": {"1": 0.031}}
+    (out / "engine.json").write_text(json.dumps(values | {"tiles": tuned}))
+    found = command("engine", "inspect", out).stdout
+    assert "2 of 16 replaced, 112 tried; time of all layers' products at 1 row: -3.1%" in found
+    assert "tiles.json is missing" in found
     (out / "engine.json").write_text(json.dumps(values | {"format": "mosstalk-engine-9"}))
     assert "mosstalk-engine-9" in refused(command("engine", "inspect", out))
     with pytest.raises(CheckpointError, match="build it again"):

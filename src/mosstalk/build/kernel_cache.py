@@ -11,10 +11,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
 
 from mosstalk.atomic import write_whole
+from mosstalk.kernels.launch import forget_compiled, triton
 from mosstalk.settings import cache_folder, keep_kernels_in
 
 _LISTS = "*/__grp__*"
@@ -47,6 +52,22 @@ def use_kernels(cache: Path) -> Path:
     relocate(cache, cache)
     keep_kernels_in(cache)
     return cache
+
+
+@contextmanager
+def kernels_apart(cache: Path) -> Iterator[None]:
+    """What is compiled within the block goes to a folder of its own, beside ``cache`` and removed
+    after it, and is forgotten in this process: from then on Triton keeps kernels in ``cache``.
+    """
+    if torch.cuda.is_available():
+        triton.runtime.driver.active.get_current_target()  # its library is made once a process
+    with TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}-") as apart:
+        keep_kernels_in(Path(apart))
+        try:
+            yield
+        finally:
+            forget_compiled()
+            keep_kernels_in(cache)
 
 
 def relocate(cache: Path, to: Path) -> int:

@@ -23,9 +23,11 @@ from mosstalk.build.check import (
 )
 from mosstalk.build.describe import architecture, dtypes, engine_facts
 from mosstalk.build.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
-from mosstalk.build.kernel_cache import kernels_in, relocate, use_kernels
+from mosstalk.build.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
 from mosstalk.build.machine import machine_of
 from mosstalk.build.peaks import Peaks
+from mosstalk.build.tiles import describe
+from mosstalk.build.tune import tune_into
 from mosstalk.build.warm import warm_draws, warm_host, warm_layers
 from mosstalk.build.weights import (
     PRECISIONS,
@@ -42,11 +44,13 @@ from mosstalk.codec.voices import Voice, list_voices, save_voice
 from mosstalk.device import fit_threads
 from mosstalk.documents import as_text
 from mosstalk.engine.core import EngineCore, EngineOptions
-from mosstalk.engine.fast_layers import FastLayers
+from mosstalk.engine.fast_layers import FastLayers, suited_to
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.store import bytes_per_row
 from mosstalk.errors import DeviceError, OptionError
+from mosstalk.kernels.lm_tiles import use_tuned
 from mosstalk.model.fp8 import require_fp8
+from mosstalk.model.network import LanguageModel
 from mosstalk.pipeline import Pipeline
 from mosstalk.plan.fit import Plan, Wish, advice
 from mosstalk.plan.make import plan_of
@@ -76,6 +80,7 @@ class BuildRequest:
     voices_s: float
     device: torch.device
     random: str | None = None
+    tune: bool = True
 
     def __post_init__(self) -> None:
         """Raise OptionError for what means nothing."""
@@ -97,6 +102,7 @@ class Build:
     times_s: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     _fast: bool = False
+    _tiles: dict[str, Any] | None = None
 
     def run(self) -> dict[str, Any]:
         """Do every step; what ``engine.json`` says.
@@ -188,7 +194,7 @@ class Build:
             use_kernels(self.part / CACHE)
         else:
             (self.part / CACHE).mkdir()
-            self.say("  on a CPU there are no kernels to compile")
+            self.say("  on a CPU there are no kernels to compile, and none to tune")
         with self._step("loading"):
             pipeline = Pipeline.load(
                 self.part / MODEL, self.part / CODEC, device=request.device,
@@ -197,6 +203,9 @@ class Build:
             codec = pipeline.codec
             parts = (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder)
             fit_threads(request.device, parts)
+        if on_gpu:
+            with self._step("tuning"):
+                self._tune(pipeline.model)
         voice = a_voice(codec)
         options = host_options(request, plan, self._voices(codec, voice))
         decoder = SpeechDecoder(codec, options.decoder)
@@ -216,6 +225,14 @@ class Build:
             self._fast = isinstance(host.engine.core.runner.layers, FastLayers)
         if on_gpu:
             self._say_compiled(graphs)
+
+    def _tune(self, model: LanguageModel) -> None:
+        """Before anything is checked, so that what was found is checked too."""
+        use_tuned({})
+        if self.request.tune and suited_to(model, model.text_lm_head.weight):
+            with kernels_apart((self.part / CACHE).resolve()):
+                self._tiles = tune_into(self.part, model, self.tell, self.say)
+        self.say(f"  tiles: {describe(self._tiles)}")
 
     def _voices(self, codec: Codec, voice: Voice) -> dict[str, Path]:
         """A voice to warm up with where the codec has no default one, as the published codec."""
@@ -272,6 +289,7 @@ class Build:
             "checked_in": "as stored" if on_gpu else "float32",
             "checks": as_values(self.checks),
             "kernels": asdict(kernels_in(self.part / CACHE)),
+            "tiles": self._tiles,
             "times_s": self.times_s,
             "peaks_bytes": self._peaks.as_values(),
             "digests": {name: digest_of(each) for name, each in files.items()},

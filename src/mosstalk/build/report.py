@@ -1,12 +1,16 @@
 """What a built folder is like here and now: its files, and whether its kernels serve."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mosstalk.build.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
 from mosstalk.build.kernel_cache import Kernels, kernels_in
 from mosstalk.build.machine import foreign, machine_of
+from mosstalk.build.tiles import TILES_FILE, tiles_for
 from mosstalk.checkpoint.restartable import sha256
 from mosstalk.device import pick_device
+from mosstalk.errors import CheckpointError
 from mosstalk.tensors import Progress
 
 
@@ -28,7 +32,19 @@ def report_of(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> Report:
     if engine.values["kernels"]["count"] > kernels.count:
         lost = engine.values["kernels"]["count"] - kernels.count
         strange.append(f"{lost} compiled kernels are gone from {engine.cache.name}/")
-    return Report(engine, kernels, strange, _problems(engine, hashes=hashes, tell=tell))
+    problems = _problems(engine, hashes=hashes, tell=tell) + _tile_problems(engine, here)
+    return Report(engine, kernels, strange, problems)
+
+
+def _tile_problems(engine: BuiltEngine, here: Mapping[str, Any]) -> list[str]:
+    path = engine.folder / TILES_FILE
+    if engine.values.get("tiles") and not path.is_file():
+        return [f"{TILES_FILE} is missing: the package's tiles are used; build it again"]
+    try:
+        tiles_for(path, here)
+    except CheckpointError as error:
+        return [str(error)]
+    return []
 
 
 def _problems(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> list[str]:

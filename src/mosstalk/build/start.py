@@ -1,19 +1,22 @@
 """Starting: a built folder's kernels, and whether all of it fits."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mosstalk.build.folder import BuiltEngine, built_engine
 from mosstalk.build.kernel_cache import use_kernels
 from mosstalk.build.machine import foreign, machine_of
+from mosstalk.build.tiles import TILES_FILE, tiles_for
 from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.store import bytes_per_row
 from mosstalk.errors import DeviceError
+from mosstalk.kernels.lm_tiles import use_tuned
 from mosstalk.model.quantization import Quantization
 from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice
 from mosstalk.plan.make import plan_of
@@ -32,17 +35,36 @@ _SERVED = {
 
 
 def take_kernels(model: Path | None, device: torch.device) -> BuiltEngine | None:
-    """Use the compiled kernels of a built folder; what it is, None for any other folder.
+    """Use the compiled kernels of a built folder, and the tiles that were found for them; what it
+    is, None for any other folder.
 
-    Kernels of another card or version are of no use, and are compiled anew beside them.
+    Kernels of another card or version are of no use, and are compiled anew beside them; nor are
+    its tiles, in place of which the package's are used. To be called before a model is loaded.
+
+    Raises:
+        CheckpointError: the folder is damaged.
     """
     built = built_engine(model)
+    use_tuned({})
     if built and device.type == "cuda":
         use_kernels(built.cache)
         here = machine_of(device, str(built.values["weights"]))
         for line in foreign(built.values["machine"], here):
             _LOG.warning("%s: %s; kernels are compiled anew", built.folder, line)
+        take_tiles(built.folder / TILES_FILE, here)
     return built
+
+
+def take_tiles(path: Path, here: Mapping[str, Any]) -> None:
+    """Divide products as the file says, where it was made for the machine ``here``.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    divisions, strange = tiles_for(path, here)
+    if strange:
+        _LOG.warning("%s: %s; the package's tiles are used", path, strange)
+    use_tuned(divisions)
 
 
 def require_room(

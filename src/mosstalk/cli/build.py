@@ -42,6 +42,14 @@ RandomWeights: TypeAlias = Annotated[
         "CODEC, to measure with.",
     ),
 ]
+Tune: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tune/--no-tune",
+        help="Time divisions of the language model's products on this GPU, and keep those that "
+        "are faster than the package's own.",
+    ),
+]
 
 
 def build(
@@ -51,6 +59,7 @@ def build(
     max_rows: MaxRows = None,
     voices_s: VoicesS = 40.0,
     random_weights: RandomWeights = None,
+    tune: Tune = True,
     device: opt.Device = "auto",
     json: opt.AsJson = False,
 ) -> None:
@@ -60,16 +69,24 @@ def build(
 
     Then: mosstalk serve --model engine
 
-    It converts or quantises the model, copies the codec, compiles the kernels
-    for this GPU into the folder, holds engine and codec against the plain
-    reference, plans the memory, and writes engine.json. OUT is there whole or
-    not at all. On a CPU there is nothing to compile. Printed are the time of
-    every step, and the most memory taken of the host and of the GPU.
+    It converts or quantises the model, copies the codec, tunes the kernels for
+    this GPU (--no-tune: takes the package's tiles) and compiles them into the
+    folder, holds engine and codec against the plain reference, plans the
+    memory, and writes engine.json. OUT is there whole or not at all. On a CPU
+    there is nothing to tune or to compile. Printed are the time of every step,
+    and the most memory taken of the host and of the GPU.
     """
     with reported():
         from mosstalk.cli.build_console import Asked, run_build
 
         asked = Asked(
-            tuple(folders), precision, max_sessions, max_rows, voices_s, random_weights, device
+            tuple(folders),
+            precision,
+            max_sessions,
+            max_rows,
+            voices_s,
+            random_weights,
+            device,
+            tune,
         )
         run_build(asked, as_json=json)

@@ -37,6 +37,7 @@ class Asked:
     voices_s: float
     random: str | None
     device: str
+    tune: bool
 
 
 def run_build(asked: Asked, *, as_json: bool) -> None:
@@ -71,7 +72,7 @@ def _request(asked: Asked) -> BuildRequest:
     model, codec = _sources(asked)
     request = BuildRequest(
         model, codec, asked.precision, asked.sessions, asked.rows or _USUAL_ROWS, asked.voices_s,
-        device, asked.random,
+        device, asked.random, asked.tune,
     )  # fmt: skip
     if asked.rows:
         return request

@@ -5,6 +5,7 @@ from typing import Any
 
 from mosstalk.build.folder import BuiltEngine
 from mosstalk.build.report import Report, report_of
+from mosstalk.build.tiles import describe
 from mosstalk.documents import as_text
 from mosstalk.progress import progress_bar
 
@@ -63,6 +64,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("verified on", f"{on}, {values['checked_in']}, {values['built']}, {versions}{driver}"),
         *((f"  {check['name']}", _check_line(check)) for check in values["checks"]),
         ("kernels", f"{report.kernels.count}, {report.kernels.bytes / 2**20:.1f} MiB"),
+        ("tiles", describe(values.get("tiles"))),
     ]
     lines += [("foreign", f"{line}; what is compiled anew is kept") for line in report.foreign]
     lines += [("PROBLEM", line) for line in report.problems]

@@ -47,7 +47,11 @@ class FastOptions:
 
 def suited(model: LanguageModel, store: KVStore) -> bool:
     """Whether kernels run where the store is, in its dtype, upon these weights."""
-    keys = store.keys
+    return suited_to(model, store.keys)
+
+
+def suited_to(model: LanguageModel, keys: Tensor) -> bool:
+    """``suited`` to a store whose keys are on this one's device and in its dtype."""
     if not keys.is_cuda or not runs(keys) or keys.dtype not in _DTYPES:
         return False
     if not packable(model.model, keys.dtype):

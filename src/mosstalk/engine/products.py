@@ -14,7 +14,6 @@ from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix
 from mosstalk.kernels.fp8_linear import fp8_library, fp8_linear, library_takes
 from mosstalk.kernels.fp8_rows import fp8_rows
 from mosstalk.kernels.gate_up import gate_up
-from mosstalk.kernels.launch import ceil_div
 from mosstalk.kernels.lm_tiles import FEW_ROWS, Kind, division, kind_of
 from mosstalk.kernels.rms_linear import LinearWorkspace, rms_linear
 from mosstalk.kernels.rms_norm import rms_norm
@@ -156,7 +155,5 @@ def _most_sums(
     counts = range(1, most_rows + 1)
     most = 0
     for divided, rows in {division(kind, n, dtype, invariant=invariant): n for n in counts}.items():
-        tile = divided.tile
-        wide = ceil_div(columns, tile.columns) * tile.columns * (2 if kind == "gated" else 1)
-        most = max(most, ceil_div(rows, tile.rows) * tile.rows * wide * divided.splits)
+        most = max(most, divided.sums(rows, columns, 2 if kind == "gated" else 1))
     return most

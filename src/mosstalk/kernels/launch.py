@@ -1,6 +1,7 @@
 """Whether kernels run, and how one is launched."""
 
 import os
+import sys
 from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ try:
     tl = triton.language
 
     INSTALLED = True
+    CompileError: type[Exception] = triton.TritonError
 except ImportError:
     INSTALLED = False
+    CompileError = RuntimeError
 
     class _Absent:
         """Lets kernels be defined where Triton is not installed."""
@@ -114,15 +117,29 @@ def at_once(size: Tile, channels: int) -> dict[str, int]:
     return {"AT_ONCE": int(size.inner >= power_of_two(channels)), "GROUPS": size.groups}
 
 
+def forget_compiled() -> None:
+    """Have all kernels looked up on the disk anew at their next launch, and compiled if need be.
+
+    Graphs that hold them must not be replayed any more.
+    """
+    if not INSTALLED:
+        return
+    modules = [module for name, module in sys.modules.items() if name.startswith(__package__)]
+    for value in (value for module in modules for value in vars(module).values()):
+        if isinstance(value, triton.JITFunction):
+            value.device_caches.clear()
+
+
 Variant = tuple[Hashable, ...]
 _gathered: ContextVar[dict[Variant, "Launch"] | None] = ContextVar("gathered", default=None)
 
 
 @contextmanager
-def compiled_together() -> Iterator[None]:
+def compiled_together(*, strict: bool = True) -> Iterator[None]:
     """Kernels that this thread launches within are not run, but compiled when it ends, at once.
 
-    A flow has some 60 variants of them, which one after another take half a minute.
+    A flow has some 60 variants of them, which one after another take half a minute. Without
+    ``strict`` what cannot be compiled raises where it is launched, and not here.
     """
     found: dict[Variant, Launch] = {}
     token = _gathered.set(found)
@@ -134,7 +151,7 @@ def compiled_together() -> Iterator[None]:
         return
     with (
         ThreadPoolExecutor(min(len(found), os.cpu_count() or 1)) as threads,
-        triton.AsyncCompileMode(threads),
+        triton.AsyncCompileMode(threads, ignore_errors=not strict),
     ):
         for launch in found.values():
             launch.compile()

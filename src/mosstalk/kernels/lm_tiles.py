@@ -1,20 +1,23 @@
 """How the language model's matrix products are divided among programs.
 
 In 16 and 8 bit the division follows the number of rows, unless a row's bits may not depend on its
-company; in float32 there is one for any number.
+company; in float32 there is one for any number. Those that follow the number of rows may be
+replaced by what was found faster on a card (``use_tuned``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from mosstalk.kernels.launch import LINE_BYTES
+from mosstalk.kernels.launch import LINE_BYTES, ceil_div
 from mosstalk.kernels.tiles import Tile
 
 Kind = Literal["normed", "gated", "plain", "deep"]
-"""Products of a layer: q, k, v and heads; gate and up; after attention; down."""
+"""Products of a layer: q, k, v; gate and up; after attention, and heads; down."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,21 @@ class Division:
         runs = max(1, channels * weight.element_size() // self.run)
         return {"RUNS": runs, "BULK": int(self.run > LINE_BYTES)}
 
+    def sums(self, rows: int, columns: int, parts: int) -> int:
+        """The most numbers that programs leave one another, of ``parts`` results (R, N) each."""
+        tile = self.tile
+        wide = ceil_div(columns, tile.columns) * tile.columns * parts
+        return ceil_div(rows, tile.rows) * tile.rows * wide * self.splits
+
 
 FEW_ROWS = 64
 """Above so many rows a general library's products are faster."""
 DEEP_CHANNELS = 8192
 ANY_ROWS = 1 << 31
+LIMITS = (1, 16, 32, ANY_ROWS)
+"""The most rows that each line of a table is for."""
+Key = tuple[torch.dtype, Kind, int]
+"""A line of the tables: in what the weights are, the kind of product, and the most rows."""
 
 TILES: dict[Kind, dict[int, Division]] = {
     "normed": {
@@ -126,6 +139,44 @@ EXACT = Division(Tile(16, 32, 32, 4, 2))
 """In float32, for any number of rows."""
 
 
+_TUNED: dict[Key, Division] = {}
+"""In place of the package's own."""
+
+
+def package_division(key: Key) -> Division:
+    """The package's own for a line of the tables."""
+    dtype, kind, limit = key
+    return _table(dtype)[kind][limit]
+
+
+def tuned_divisions() -> dict[Key, Division]:
+    """What stands in place of the package's own now."""
+    return dict(_TUNED)
+
+
+def use_tuned(divisions: Mapping[Key, Division]) -> None:
+    """Have ``division`` give these, and the package's own for all other lines, from now on.
+
+    To be called before a model is loaded: an engine makes room for what the tables say then, and
+    keeps in a captured pass what they said when it was captured. All models of a process share
+    the tables, so the last that was started decides how those before it divide what they have
+    not captured yet; where that takes more room than they made, a product makes its own.
+    """
+    _TUNED.clear()
+    _TUNED.update(divisions)
+
+
+@contextmanager
+def tuned_as(divisions: Mapping[Key, Division]) -> Iterator[None]:
+    """``use_tuned`` within a block; what was so before is so after it."""
+    before = tuned_divisions()
+    use_tuned(divisions)
+    try:
+        yield
+    finally:
+        use_tuned(before)
+
+
 def kind_of(channels: int, *, normed: bool, gated: bool) -> Kind:
     """What a product of rows of so many channels is."""
     if gated:
@@ -142,8 +193,8 @@ def division(kind: Kind, rows: int, dtype: torch.dtype, *, invariant: bool = Fal
     if dtype == torch.float8_e4m3fn:
         if invariant:
             return _invariant(FP8_INVARIANT[kind], rows)
-        return _by_rows(FP8_TILES[kind], rows)
-    found = _invariant(INVARIANT[kind], rows) if invariant else _by_rows(TILES[kind], rows)
+        return _by_rows(kind, rows, dtype)
+    found = _invariant(INVARIANT[kind], rows) if invariant else _by_rows(kind, rows, dtype)
     # Before they are scaled, a row's channels times their gain may be too large for float16.
     return replace(found, apart=found.apart or (dtype == torch.float16 and not found.one))
 
@@ -154,5 +205,11 @@ def _invariant(found: Division, rows: int) -> Division:
     return replace(found, tile=replace(found.tile, rows=tile_rows))
 
 
-def _by_rows(table: Mapping[int, Division], rows: int) -> Division:
-    return next(found for limit, found in table.items() if rows <= limit)
+def _by_rows(kind: Kind, rows: int, dtype: torch.dtype) -> Division:
+    table = _table(dtype)[kind]
+    limit, own = next((most, found) for most, found in table.items() if rows <= most)
+    return _TUNED.get((dtype, kind, limit), own)
+
+
+def _table(dtype: torch.dtype) -> Mapping[Kind, Mapping[int, Division]]:
+    return FP8_TILES if dtype == torch.float8_e4m3fn else TILES

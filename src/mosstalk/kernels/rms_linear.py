@@ -199,9 +199,9 @@ def _shared(
         return None, None
     tiles = grid[0] * grid[1]
     numbers = tiles * grid[2] * parts * divided.tile.rows * divided.tile.columns
-    if workspace is None:
+    # One that was made before other divisions were found for the card may be too small.
+    if workspace is None or workspace.sums.numel() < numbers:
         workspace = LinearWorkspace(numbers, device)
-    assert workspace.sums.numel() >= numbers
     assert workspace.counters.numel() >= tiles
     return workspace.counters, workspace.sums
 
