@@ -102,10 +102,12 @@ def test_an_fp8_folder_answers_as_its_quantised_source(
 def test_a_codec_without_voices_is_built_as_well(tiny: Checkpoint, tmp_path: Path) -> None:
     sources = tiny.copy(tmp_path)
     shutil.rmtree(sources.codec / "voices")
-    run = build(sources, tmp_path / "out")
+    run = build(sources, tmp_path / "out", "--embeddings", "host")
     assert run.returncode == 0, run.stderr
     assert left_in(tmp_path / "out") == ["cache", "codec", "engine.json", "model"]
     assert not (tmp_path / "out" / "codec" / "voices").exists()
+    start = as_built(WorkerOptions(model=tmp_path / "out"), None, None, 64)
+    assert start.embeddings == "host"
 
 
 def test_a_second_build_is_refused_and_changes_nothing(built: Path, tiny: Checkpoint) -> None:
@@ -226,11 +228,11 @@ def test_a_built_folder_stands_for_model_and_codec_and_settings(built: Path) -> 
     assert chosen_codec(built) == built / "codec"
     asked = WorkerOptions(model=built)
     own = as_built(asked, None, None, 64)
-    assert (own.sessions, own.context_rows) == (3, 600)
-    chosen = as_built(asked, 2, 100, 64)
-    assert (chosen.sessions, chosen.context_rows) == (2, 100)
+    assert (own.sessions, own.context_rows, own.embeddings) == (3, 600, "device")
+    chosen = as_built(asked, 2, 100, 64, "host")
+    assert (chosen.sessions, chosen.context_rows, chosen.embeddings) == (2, 100, "host")
     other = as_built(WorkerOptions(), None, None, 64)
-    assert (other.sessions, other.context_rows) == (64, None)
+    assert (other.sessions, other.context_rows, other.embeddings) == (64, None, "device")
 
 
 def test_a_start_that_cannot_fit_is_refused_with_the_setting(built: Path, tiny: Checkpoint) -> None:

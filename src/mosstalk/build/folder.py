@@ -76,6 +76,11 @@ class BuiltEngine:
         return int(self.values["settings"]["max_rows"])
 
     @property
+    def embeddings(self) -> str:
+        """Where the table of text embeddings shall be: ``device`` or ``host``."""
+        return str(self.values["settings"].get("embeddings", "device"))
+
+    @property
     def flow_memory_mib(self) -> int | None:
         """Memory of a GPU for voices and replies; None where it was built on a CPU."""
         found = self.values["settings"]["codec_memory_mib"]

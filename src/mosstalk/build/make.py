@@ -81,11 +81,14 @@ class BuildRequest:
     device: torch.device
     random: str | None = None
     tune: bool = True
+    embeddings: str = "device"
 
     def __post_init__(self) -> None:
         """Raise OptionError for what means nothing."""
         if self.precision not in PRECISIONS:
             raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
+        if self.embeddings not in ("device", "host"):
+            raise OptionError(f"--embeddings {self.embeddings}: choose of device, host")
         if self.random is not None:
             named_sizes(self.random)
 
@@ -177,7 +180,10 @@ class Build:
         memory = 0
         if request.device.type == "cuda":
             memory = torch.cuda.get_device_properties(request.device).total_memory
-        wish = Wish(memory, request.precision, request.sessions, request.rows, request.voices_s)
+        wish = Wish(
+            memory, request.precision, request.sessions, request.rows, request.voices_s,
+            request.embeddings,
+        )  # fmt: skip
         plan = plan_of(Configs.of(model, codec), wish)
         if memory and not plan.fits:
             raise DeviceError(
@@ -199,6 +205,7 @@ class Build:
             pipeline = Pipeline.load(
                 self.part / MODEL, self.part / CODEC, device=request.device,
                 dtype=None if on_gpu else torch.float32, progress=self.tell,
+                embeddings=request.embeddings,
             )  # fmt: skip
             codec = pipeline.codec
             parts = (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder)
@@ -283,6 +290,7 @@ class Build:
                 "max_sessions": request.sessions,
                 "max_rows": request.rows,
                 "voices_s": request.voices_s,
+                "embeddings": request.embeddings,
                 "codec_memory_mib": plan.flow_memory_mib if on_gpu else None,
             },
             "plan": _plan_values(plan),

@@ -7,16 +7,23 @@ from mosstalk.server.messages import WorkerOptions
 
 
 def as_built(
-    options: WorkerOptions, sessions: int | None, rows: int | None, usual_sessions: int
+    options: WorkerOptions,
+    sessions: int | None,
+    rows: int | None,
+    usual_sessions: int,
+    embeddings: str | None = None,
 ) -> WorkerOptions:
-    """``options`` with these sessions and rows; what is None is taken from a built folder.
+    """``options`` with these; what is None is taken from a built folder.
 
-    So is the decoder's memory on a GPU. Of another folder there are ``usual_sessions``, and the
-    longest conversation is the model's context.
+    So is the decoder's memory on a GPU. Of another folder there are ``usual_sessions``, the
+    longest conversation is the model's context, and embeddings are on the device.
     """
     built = built_engine(options.model)
     if built is None:
-        return replace(options, sessions=sessions or usual_sessions, context_rows=rows)
+        return replace(
+            options, sessions=sessions or usual_sessions, context_rows=rows,
+            embeddings=embeddings or "device",
+        )  # fmt: skip
     sound = options.sound
     if sound.memory_mib is None and (sessions or built.sessions) == built.sessions:
         sound = replace(sound, memory_mib=built.flow_memory_mib)
@@ -25,4 +32,5 @@ def as_built(
         sessions=sessions or built.sessions,
         context_rows=rows or built.rows,
         sound=sound,
+        embeddings=embeddings or built.embeddings,
     )

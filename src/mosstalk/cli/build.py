@@ -60,6 +60,7 @@ def build(
     voices_s: VoicesS = 40.0,
     random_weights: RandomWeights = None,
     tune: Tune = True,
+    embeddings: opt.Embeddings = "device",
     device: opt.Device = "auto",
     json: opt.AsJson = False,
 ) -> None:
@@ -88,5 +89,6 @@ def build(
             random_weights,
             device,
             tune,
+            embeddings,
         )
         run_build(asked, as_json=json)

@@ -38,6 +38,7 @@ class Asked:
     random: str | None
     device: str
     tune: bool
+    embeddings: str
 
 
 def run_build(asked: Asked, *, as_json: bool) -> None:
@@ -72,7 +73,7 @@ def _request(asked: Asked) -> BuildRequest:
     model, codec = _sources(asked)
     request = BuildRequest(
         model, codec, asked.precision, asked.sessions, asked.rows or _USUAL_ROWS, asked.voices_s,
-        device, asked.random, asked.tune,
+        device, asked.random, asked.tune, asked.embeddings,
     )  # fmt: skip
     if asked.rows:
         return request

@@ -60,6 +60,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         *((f"{name}", dtype) for name, dtype in values["dtypes"].items()),
         *values["engine"].items(),
         ("built for", f"{settings['max_sessions']} sessions, {settings['max_rows']} rows each"),
+        ("text embeddings", f"in the {settings.get('embeddings', 'device')}'s memory"),
         ("plan", _plan_line(values["plan"])),
         ("verified on", f"{on}, {values['checked_in']}, {values['built']}, {versions}{driver}"),
         *((f"  {check['name']}", _check_line(check)) for check in values["checks"]),

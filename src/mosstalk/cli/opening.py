@@ -109,14 +109,15 @@ class ChosenModel:
     def load(self) -> Pipeline:
         """Read the weights, in float32 on a CPU and as stored on a GPU unless asked otherwise."""
         device = pick_device(self.request.device)
-        take_kernels(self.request.model, device)
+        built = take_kernels(self.request.model, device)
         dtype = pick_dtype(self.request.dtype) if self.request.dtype else None
         if dtype is None and device.type == "cpu":
             dtype = pick_dtype("float32")
         with loading() as (_, tell):
             pipeline = Pipeline.load(
-                *self.folders, device=device, dtype=dtype, progress=tell, sound=self.request.sound
-            )
+                *self.folders, device=device, dtype=dtype, progress=tell,
+                sound=self.request.sound, embeddings=built.embeddings if built else "device",
+            )  # fmt: skip
         codec = pipeline.codec
         fit_threads(device, (pipeline.model, codec.tokenizer, codec.flow, codec.vocoder))
         return pipeline

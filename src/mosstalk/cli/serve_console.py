@@ -48,7 +48,7 @@ class ServeRequest:
     codec_dtype: str | None
     codec_memory: int | None
     batch_invariant: bool
-    embeddings: str
+    embeddings: str | None
     graphs: bool
     vad: str
     max_sessions: int | None
@@ -93,7 +93,8 @@ def options_of(request: ServeRequest) -> ServeOptions:
     """
     require_pair(request.model, request.codec)
     one_of("--vad", request.vad, "auto", "silero", "webrtc", BY_HAND)
-    one_of("--embeddings", request.embeddings, "device", "host")
+    if request.embeddings:
+        one_of("--embeddings", request.embeddings, "device", "host")
     one_of("--log-format", request.log_format, "text", "json")
     one_of("--log-level", request.log_level, *_LEVELS)
     if request.transcriber:
@@ -149,9 +150,10 @@ def _worker(request: ServeRequest, log: LogStyle) -> WorkerOptions:
         voices={voice.stem: voice.resolve()} if voice.is_file() else {},
         log=log,
         batch_invariant=request.batch_invariant,
-        embeddings=request.embeddings,
     )
-    return as_built(options, request.max_sessions, request.max_rows, _USUAL_SESSIONS)
+    return as_built(
+        options, request.max_sessions, request.max_rows, _USUAL_SESSIONS, request.embeddings
+    )
 
 
 def _defaults(request: ServeRequest) -> SessionSettings:
