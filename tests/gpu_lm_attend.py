@@ -1,6 +1,6 @@
 """Checks, times and tunes the kernels around the language model's attention on a GPU.
 
-    python tests/gpu_lm_attend.py [--claims 0] [--seconds 75]
+    python tests/gpu_lm_attend.py [--claims 0] [--seconds 75] [--only tiles]
 
 Keys and values are cold: those of as many layers as outgrow the cache, in turn. ``alone`` is a
 kernel among its like; ``after`` is what it adds behind one that reads 50 MB of weights, as the
@@ -151,15 +151,20 @@ def tiles_scene(rows: int, before: int, span: int) -> Scene:
     )  # fmt: skip
 
 
-SCENES: list[Callable[[], Scene]] = [
-    partial(rows_scene, 1, 512, 512),
-    partial(rows_scene, 1, 8192, 8192),
-    partial(rows_scene, 8, 1000, 1024),
-    partial(rows_scene, 64, 1000, 1024),
-    partial(tiles_scene, 512, 0, 512),
-    partial(tiles_scene, 6, 1000, 1024),
-]
-SMALL_SCENES: list[Callable[[], Scene]] = [
+Scenes = list[Callable[[], Scene]]
+SCENES: dict[str, Scenes] = {
+    "rows": [
+        partial(rows_scene, 1, 512, 512),
+        partial(rows_scene, 1, 8192, 8192),
+        partial(rows_scene, 8, 1000, 1024),
+        partial(rows_scene, 64, 1000, 1024),
+    ],
+    "tiles": [
+        partial(tiles_scene, 512, 0, 512),
+        partial(tiles_scene, 6, 1000, 1024),
+    ],
+}
+SMALL_SCENES: Scenes = [
     partial(rows_scene, 1, 128, 512),
     partial(tiles_scene, 6, 100, 512),
 ]
@@ -267,12 +272,12 @@ def show(scene: Scene, results: list[Found], copied: float) -> None:
         print(f"    {times} {shown(found.one)}{' now' if found in now else ''}")
 
 
-def sweep(seconds: float, weights: Weights, copied: float) -> None:
+def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> None:
     """Every try in every scene, as far as time goes; the best of each, and for all."""
     until = time.monotonic() + seconds
     total: dict[tuple[Any, Try], list[float]] = {}
-    for number, make in enumerate(SCENES):
-        end = time.monotonic() + (until - time.monotonic()) / (len(SCENES) - number)
+    for number, make in enumerate(scenes):
+        end = time.monotonic() + (until - time.monotonic()) / (len(scenes) - number)
         scene = make()
         expected = scene.twin().double()
         results: list[Found] = []
@@ -369,12 +374,15 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--claims", type=int, default=1)
     options.add_argument("--seconds", type=float, default=60, help="of the sweep")
+    options.add_argument("--only", choices=sorted(SCENES))
     given = options.parse_args()
     device = pick_device("cuda")
     say(torch.cuda.get_device_name(device), torch.__version__, triton.__version__, os.cpu_count())
     if given.claims:
         claims()
-    tries = [(0, one) for one in row_tries()] + [(1, one) for one in TILE_TRIES]
+    kinds = [given.only] if given.only else list(SCENES)
+    tries = [(0, one) for one in row_tries() if "rows" in kinds]
+    tries += [(1, one) for one in TILE_TRIES if "tiles" in kinds]
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         faults = pool.map(compile_one, tries, chunksize=1)
     for fault in filter(None, faults):
@@ -385,7 +393,7 @@ def main() -> None:
         weights = some_weights()
         rate = 2 * WEIGHT_NUMBERS / weights.us / 1000
         say(f"copy {copied:.0f} GB/s; 50 MB of weights {weights.us:.2f} us ({rate:.0f} GB/s)")
-        sweep(given.seconds, weights, copied)
+        sweep(given.seconds, weights, copied, [scene for kind in kinds for scene in SCENES[kind]])
         other_kernels(weights)
     say("done")
 
