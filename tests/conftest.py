@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,12 @@ GOLDENS = ROOT / "tests" / "goldens"
 QUESTION = ROOT / "assets" / "question.flac"
 SYNTHETIC = ("--model", "synthetic")
 """Asks a command for the tiny random model, whatever the default one is."""
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what tests start, in the background of a shell too, where it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
