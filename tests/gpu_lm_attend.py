@@ -293,9 +293,9 @@ def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> No
         for found in results:
             total.setdefault((scene.module, found.one), []).append(found.after - best)
     for module in (by_rows, by_tiles):
-        scenes = max([0, *(len(worse) for (where, _), worse in total.items() if where is module)])
+        most = max([0, *(len(worse) for (where, _), worse in total.items() if where is module)])
         whole = [(sum(worse), one) for (where, one), worse in total.items()
-                 if where is module and len(worse) == scenes]  # fmt: skip
+                 if where is module and len(worse) == most]  # fmt: skip
         print(f"{module.__name__}, us behind the best of each, all in all:")
         for worse, one in sorted(whole, key=lambda pair: pair[0])[:BEST]:
             print(f"    {worse:7.2f} {shown(one)}")
