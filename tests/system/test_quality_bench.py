@@ -86,6 +86,11 @@ def test_recordings_take_the_place_of_festival(process: Run, tmp_path: Path) -> 
     assert [line["text"] for line in found["sentences"]] == [said]
     assert found["settings"]["teacher"] == "recordings given"
     assert "people: teacher" in {row["group"] for row in found["transcripts"]}
+    run = process("bench", "compare", "all.json", "all.json", "--json")
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(run.stdout)["words"]
+    assert {"heard: teacher", "written down: people: teacher"} <= {row["name"] for row in rows}
+    assert all(row["difference"]["value"] == 0 for row in rows)
 
 
 def test_without_festival_what_needs_the_teacher_is_skipped_by_name(

@@ -48,7 +48,7 @@ def _words(quality: Quality) -> Iterator[Table]:
     rows = [
         (
             *(row.name, str(row.n), f"{row.seconds:.0f}"),
-            *(_percent(row.words), _points(row.words_over_teacher), _percent(row.phonemes)),
+            *(percent(row.words), points(row.words_over_teacher), percent(row.phonemes)),
         )
         for row in quality.speech
     ]
@@ -88,9 +88,9 @@ def _transcripts(quality: Quality) -> Iterator[Table]:
             row.group,
             str(row.n),
             f"{row.seconds:.0f}",
-            _percent(row.own),
-            _percent(row.judge),
-            _points(row.over_judge),
+            percent(row.own),
+            percent(row.judge),
+            points(row.over_judge),
         )
         for row in quality.transcripts
     ]
@@ -134,7 +134,7 @@ def _streaming(quality: Quality) -> Iterator[Table]:
         "once.",
         ("", "mean", "worst"),
         (
-            ("WER, points", _points(row.words), NONE),
+            ("WER, points", points(row.words), NONE),
             ("naturalness", _score(row.naturalness, signed=True), NONE),
             ("LSD from one another, dB", *_mean_and(row.lsd_db, "highest", 1)),
             (f"seam jump, {row.seams.n} seams", *_mean_and(row.seams, "highest", 2)),
@@ -172,11 +172,13 @@ def _artefacts(quality: Quality) -> Iterator[Table]:
     )
 
 
-def _percent(rate: Estimate | None) -> str:
+def percent(rate: Estimate | None) -> str:
+    """A rate, a fraction, in percent, with the ends of its interval."""
     return _with_ends(rate, 100, 1, signed=False)
 
 
-def _points(rate: Estimate | None) -> str:
+def points(rate: Estimate | None) -> str:
+    """A difference of rates in points of percent, with its sign and its interval."""
     return _with_ends(rate, 100, 1, signed=True)
 
 

@@ -1,0 +1,45 @@
+"""``mosstalk bench compare``."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from mosstalk.cli import options as opt
+from mosstalk.cli.common import reported
+
+Document: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
+]
+
+
+def compare(before: Document, after: Document, json: opt.AsJson = False) -> None:
+    """Compare two checkpoints on the same sentences: words that judges heard, and that each wrote.
+
+    mosstalk bench compare before.json after.json
+
+    Both documents are those of mosstalk bench quality --json. Sentences are
+    compared in pairs, so that a difference is surer than the two rates are.
+    """
+    with reported():
+        from dataclasses import asdict
+
+        from mosstalk.bench.compare import compare as compared
+        from mosstalk.bench.compare import comparison_table, read_quality
+        from mosstalk.documents import as_text
+
+        documents = read_quality(before), read_quality(after)
+        found = compared(*documents)
+        settings = {
+            name: {key: document["settings"].get(key) for key in ("checkpoint", "weights", "model")}
+            for name, document in zip(("first", "second"), documents, strict=True)
+        }
+        if json:
+            rows = [asdict(row) for row in found]
+            typer.echo(
+                as_text({"format": "mosstalk-compare-1", **settings, "words": rows}), nl=False
+            )
+            return
+        for name, values in settings.items():
+            typer.echo(f"{name:<7} {', '.join(str(value) for value in values.values())}")
+        typer.echo(f"\n{comparison_table(found).as_text()}")
