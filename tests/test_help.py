@@ -1,9 +1,9 @@
 """``--help`` is quick and teaches; the example runs."""
 
+import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +20,18 @@ from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
 def test_help_comes_within_half_a_second() -> None:
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = of_children()
         subprocess.run(
             [sys.executable, "-m", "mosstalk.cli", "--help"], check=True, stdout=subprocess.DEVNULL
         )
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.5
+        seconds.append(of_children() - started)
+    assert 0 < min(seconds) < 0.5
+
+
+def of_children() -> float:
+    """Seconds of a processor that processes took which have ended, whoever else wanted it."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def test_help_imports_neither_torch_nor_numpy() -> None:
