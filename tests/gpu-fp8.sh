@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON="${PYTHON:-python3}"
 OUT="${OUT:-/tmp}"
 WORK="${WORK:-/tmp/mosstalk-fp8}"
+SIZE="${SIZE:-full}"
 FAILED=()
 
 part() {
@@ -19,11 +20,11 @@ mosstalk() { "$PYTHON" -m mosstalk.cli "$@"; }
 
 mkdir -p "$WORK"
 rm -rf "$WORK/engine"
-part "steps" mosstalk bench step --random-weights full --precision fp8 --at 1x512,64x1000 \
+part "steps" mosstalk bench step --random-weights "$SIZE" --precision fp8 --at 1x512,64x1000 \
     --errors 256 --json "$OUT/step-fp8.json"
-part "prompts" mosstalk bench prefill --random-weights full --precision fp8 --rows 512,6+1000 \
+part "prompts" mosstalk bench prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
     --json "$OUT/prefill-fp8.json"
-part "a folder" mosstalk build --random-weights full "$WORK/engine" --precision fp8 \
+part "a folder" mosstalk build --random-weights "$SIZE" "$WORK/engine" --precision fp8 \
     --max-sessions 1 --max-rows 8192
 part "what is in it" mosstalk engine inspect "$WORK/engine"
 part "two starts" mosstalk bench start "$WORK/engine" --json "$OUT/start-fp8.json"
