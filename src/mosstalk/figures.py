@@ -4,6 +4,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+from mosstalk.model.quantization import Quantization, precision_of
 from mosstalk.pipeline import Answer, Pipeline
 from mosstalk.timing import TurnTimings, peak_memory_mib
 
@@ -50,6 +51,7 @@ def model_facts(pipeline: Pipeline) -> dict[str, Any]:
         "weights": model.config.weights_kind,
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "precision": precision_of(model.dtype, Quantization.of(model.config)),
         "codec_dtype": pipeline.decoder_dtype,
         "path": "reference",
     }

@@ -102,14 +102,19 @@ def _checkpoint_settings(judged: Judged, way: Way) -> dict[str, Any]:
     facts = model_facts(way.pipeline)
     folder = judged.model.model
     return {
-        "checkpoint": folder.name if folder else "the default model",
+        "checkpoint": _name_of(folder) if folder else "the default model",
         "weights": facts["weights"],
         "replies": way.replies,
         "voice": judged.voice,
-        "model": f"{facts['dtype']} on {facts['device']}, {facts['path']} path",
+        "model": f"{facts['precision']} on {facts['device']}, {facts['path']} path",
         "codec": f"{way.pipeline.codec.fingerprint}, {facts['codec_dtype']}",
         "seed": judged.seed,
     } | {f"drawing, {task}": way.drawing(task) for task in ("speak", "transcribe")}
+
+
+def _name_of(folder: Path) -> str:
+    """A checkpoint's own name where its model lies in a folder called so."""
+    return folder.resolve().parent.name if folder.name == "model" else folder.name
 
 
 def _settings(material: Material, wanted: Wanted, panel: Panel) -> dict[str, Any]:

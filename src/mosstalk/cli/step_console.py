@@ -26,7 +26,7 @@ from mosstalk.errors import OptionError
 from mosstalk.model.checkpoint import load_language_model
 from mosstalk.model.fp8 import require_fp8
 from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.model.quantization import Quantization, precision_of, quantize_in_place
 from mosstalk.model.tokenizer import TextTokenizer
 from mosstalk.progress import progress_bar
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
@@ -76,11 +76,7 @@ class Subject:
     @property
     def precision(self) -> str:
         """Of its weights, for people."""
-        kind = str(self.model.dtype).removeprefix("torch.")
-        if self.record is None:
-            return kind
-        quantized = "shared block" if self.record.blocks == "shared" else "all blocks"
-        return f"{kind}, {quantized} in fp8"
+        return precision_of(self.model.dtype, self.record)
 
     def work(self, load: Load) -> Work:
         """What a step must move and compute."""

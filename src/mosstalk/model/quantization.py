@@ -159,6 +159,14 @@ def quantize_in_place(
         replace_product(model, name, Fp8Linear.holding(weight, scale))
 
 
+def precision_of(dtype: torch.dtype, record: Quantization | None) -> str:
+    """A model's precision for people: ``bfloat16``, or ``bfloat16, shared block in fp8``."""
+    kind = str(dtype).removeprefix("torch.")
+    if record is None:
+        return kind
+    return f"{kind}, {'shared block' if record.blocks == 'shared' else 'all blocks'} in fp8"
+
+
 def plain_product(model: LanguageModel, name: str) -> nn.Linear:
     """The product called ``name`` of a model that is not quantised."""
     product = model.get_submodule(name)
