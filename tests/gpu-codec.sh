@@ -4,20 +4,10 @@
 # whatever fails, says what did, and exits 1 then.
 # Needs mosstalk and its dev extra installed, and 60 GiB of the GPU's memory.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
-OUT="${OUT:-/tmp}"
-failed=()
-
-part() { # its name, then the command
-    local name="$1"
-    shift
-    printf '\n## %s\n' "$name"
-    "$@" || failed+=("$name")
-}
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 
 goldens() { # in one precision; prints what matters
-    "$PYTHON" -m mosstalk.cli verify tests/goldens/{flow,hift,speech}* --path fast \
+    mosstalk verify tests/goldens/{flow,hift,speech}* --path fast \
         --device cuda --dtype "$1" > "$OUT/goldens-$1.txt" 2>&1
     local status=$?
     grep -E 'OUT OF BOUNDS|cases?,|cannot be read|error' "$OUT/goldens-$1.txt"
@@ -30,11 +20,8 @@ done
 part "GPU tests" "$PYTHON" -m pytest -q -m gpu tests/test_codec_verify.py tests/test_live_gpu.py \
     tests/test_hift_batch_gpu.py tests/test_flow_batch_gpu.py tests/test_speech_decoder_gpu.py \
     tests/test_bigvgan_gpu.py
-part "figures" "$PYTHON" -m mosstalk.cli bench codec --random-weights full --replies 1,8,32,128 \
+part "figures" mosstalk bench codec --random-weights full --replies 1,8,32,128 \
     --hops 200 --rounds 2 --streams 1,8,64 --memory 45000 --device cuda \
     --json "$OUT/codec.json" --html "$OUT/codec.html"
 
-if ((${#failed[@]})); then
-    printf '\nfailed: %s\n' "${failed[@]}"
-    exit 1
-fi
+finish

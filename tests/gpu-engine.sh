@@ -3,18 +3,8 @@
 # figures at the published sizes, alone and beside other means. Needs mosstalk and its dev extra
 # installed, transformers for its baseline, and 100 GiB of the GPU's memory.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
-OUT="${OUT:-/tmp}"
-FAILED=()
-
-part() {
-    local name=$1
-    shift
-    echo "== $name"
-    "$@" || FAILED+=("$name")
-}
-bench() { "$PYTHON" -m mosstalk.cli bench "$@"; }
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
+bench() { mosstalk bench "$@"; }
 
 part "steps" bench step --random-weights full --at 1x512,64x1000 --errors 256 \
     --json "$OUT/step.json" --html "$OUT/step.html"
@@ -25,10 +15,7 @@ part "prompts by other means" bench prefill --random-weights full --rows 512,6+1
     --baseline graph --baseline transformers --json "$OUT/prefill-beside.json"
 part "steps, batch-invariant" bench step --random-weights full --at 1x512,64x1000 \
     --batch-invariant --json "$OUT/step-invariant.json"
-part "golden rows" "$PYTHON" -m mosstalk.cli verify tests/goldens/lm-* --path fast --device cuda
+part "golden rows" mosstalk verify tests/goldens/lm-* --path fast --device cuda
 part "GPU tests" "$PYTHON" -m pytest -q -m gpu tests/test_engine_*.py tests/test_lm_*.py
 part "steps, compiled" bench step --random-weights full --at 1x512 --baseline compile
-if ((${#FAILED[@]})); then
-    printf 'failed: %s\n' "${FAILED[@]}"
-    exit 1
-fi
+finish

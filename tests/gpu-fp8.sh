@@ -3,20 +3,9 @@
 # prompts at the published sizes, GPU tests, then a folder built, tuned and started twice. Needs
 # mosstalk and its dev extra installed, 80 GiB of the GPU's memory, and 45 GiB of disk under WORK.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
-OUT="${OUT:-/tmp}"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 WORK="${WORK:-/tmp/mosstalk-fp8}"
 SIZE="${SIZE:-full}"
-FAILED=()
-
-part() {
-    local name=$1
-    shift
-    echo "== $name"
-    "$@" || FAILED+=("$name")
-}
-mosstalk() { "$PYTHON" -m mosstalk.cli "$@"; }
 
 mkdir -p "$WORK"
 rm -rf "$WORK/engine"
@@ -35,7 +24,4 @@ part "GPU tests" "$PYTHON" -m pytest -q -m gpu tests/test_engine_fp8.py \
     tests/test_quantize_products.py tests/test_build_gpu.py tests/test_host_table.py
 cp "$WORK/engine/tiles.json" "$WORK/engine/engine.json" "$OUT"
 rm -rf "$WORK"
-if ((${#FAILED[@]})); then
-    printf 'failed: %s\n' "${FAILED[@]}"
-    exit 1
-fi
+finish
