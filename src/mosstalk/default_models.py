@@ -55,6 +55,12 @@ def synthetic_model() -> Folders:
     return folder / "model", folder / "codec"
 
 
+def name_of(model: Path) -> str:
+    """A checkpoint's own name: that of the folder around where its model lies in ``model``."""
+    folder = model.resolve()
+    return folder.parent.name if model.name == "model" else folder.name
+
+
 def is_shipped(codec: Path) -> bool:
     """Whether this codec's folder lies inside the package, which commands leave as it is."""
     return codec == _POCKET / "codec"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.bench import intervals
-from mosstalk.bench.align import Errors
 from mosstalk.bench.document import FORMAT
 from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.tables import Table, percent, points
@@ -94,11 +93,10 @@ def _written(document: Mapping[str, Any]) -> _Said:
 
 
 def _pairs(before: _Said, after: _Said) -> Iterator[Compared]:
-    for name in before.keys() & after.keys():
+    for name in (name for name in before if name in after):
         if before[name][0] != after[name][0]:
             raise BenchError(f"{name}: the two documents are of other sentences")
-    for name in (name for name in before if name in after):
-        first, second = _errors(*before[name]), _errors(*after[name])
+        first, second = word_errors(*before[name]), word_errors(*after[name])
         yield Compared(
             name,
             len(first),
@@ -106,7 +104,3 @@ def _pairs(before: _Said, after: _Said) -> Iterator[Compared]:
             intervals.rate(second),
             intervals.rate_difference(second, first),
         )
-
-
-def _errors(said: list[str], understood: list[str]) -> list[Errors]:
-    return list(word_errors(said, understood))

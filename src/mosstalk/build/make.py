@@ -52,7 +52,7 @@ from mosstalk.kernels.lm_tiles import use_tuned
 from mosstalk.model.fp8 import require_fp8
 from mosstalk.model.network import LanguageModel
 from mosstalk.pipeline import Pipeline
-from mosstalk.plan.fit import Plan, Wish, advice
+from mosstalk.plan.fit import PLACES, Plan, Wish, advice
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.quantize.write import digest_of
@@ -87,8 +87,8 @@ class BuildRequest:
         """Raise OptionError for what means nothing."""
         if self.precision not in PRECISIONS:
             raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
-        if self.embeddings not in ("device", "host"):
-            raise OptionError(f"--embeddings {self.embeddings}: choose of device, host")
+        if self.embeddings not in PLACES:
+            raise OptionError(f"--embeddings {self.embeddings}: choose of {', '.join(PLACES)}")
         if self.random is not None:
             named_sizes(self.random)
 

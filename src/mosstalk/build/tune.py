@@ -23,6 +23,7 @@ from mosstalk.documents import write_document
 from mosstalk.engine.layer_pass import Rooms
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
 from mosstalk.engine.products import Products
+from mosstalk.graphs import STEPPING, captured
 from mosstalk.kernels.fp8_linear import fp8_linear, fp8_linear_twin
 from mosstalk.kernels.launch import CompileError, compiled_together, interprets
 from mosstalk.kernels.lm_candidates import few_candidates
@@ -136,23 +137,16 @@ class GraphTimer:
     """Times calls within a CUDA graph, as passes run: the median of several replays."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device = device
 
     def __call__(self, calls: Sequence[Call]) -> float:
         """Seconds of all calls."""
-        current = torch.cuda.current_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for call in calls:  # what is made once, as a kernel's binary, is made before
+
+        def compute() -> None:
+            for call in calls:
                 call()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for call in calls:
-                    call()
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._stream)
+
+        graph = captured(compute, self._device, STEPPING, None, empty_caches=False)
         return statistics.median([self._replay(graph) for _ in range(_REPLAYS + 1)][1:])
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> float:

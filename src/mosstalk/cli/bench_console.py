@@ -22,6 +22,7 @@ from mosstalk.bench.takes import Way
 from mosstalk.bench.voices import find_synthetic_voice
 from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.cli.opening import ChosenModel, ModelRequest
+from mosstalk.default_models import name_of
 from mosstalk.errors import OptionError
 from mosstalk.figures import model_facts
 from mosstalk.progress import progress_bar
@@ -102,7 +103,7 @@ def _checkpoint_settings(judged: Judged, way: Way) -> dict[str, Any]:
     facts = model_facts(way.pipeline)
     folder = judged.model.model
     return {
-        "checkpoint": _name_of(folder) if folder else "the default model",
+        "checkpoint": name_of(folder) if folder else "the default model",
         "weights": facts["weights"],
         "replies": way.replies,
         "voice": judged.voice,
@@ -110,11 +111,6 @@ def _checkpoint_settings(judged: Judged, way: Way) -> dict[str, Any]:
         "codec": f"{way.pipeline.codec.fingerprint}, {facts['codec_dtype']}",
         "seed": judged.seed,
     } | {f"drawing, {task}": way.drawing(task) for task in ("speak", "transcribe")}
-
-
-def _name_of(folder: Path) -> str:
-    """A checkpoint's own name where its model lies in a folder called so."""
-    return folder.resolve().parent.name if folder.name == "model" else folder.name
 
 
 def _settings(material: Material, wanted: Wanted, panel: Panel) -> dict[str, Any]:

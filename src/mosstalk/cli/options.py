@@ -8,6 +8,10 @@ import typer
 from mosstalk.verify.paths import ComputePath
 
 DTYPES_HELP = "float32, bfloat16, float16 or float64"
+EMBEDDINGS_HELP = (
+    "Where the table of text embeddings is: in the GPU's memory, or in the host's, which saves the "
+    "published model 1.16 GiB of the GPU's."
+)
 _CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
 
 Speech: TypeAlias = Annotated[
@@ -227,14 +231,7 @@ CodecMemory: TypeAlias = Annotated[
 Graphs: TypeAlias = Annotated[
     bool, typer.Option(help="Replay CUDA graphs, or launch kernel by kernel.")
 ]
-Embeddings: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="device|host",
-        help="Where the table of text embeddings is: in the GPU's memory, or in the host's, which "
-        "saves the published model 1.16 GiB of the GPU's.",
-    ),
-]
+Embeddings: TypeAlias = Annotated[str, typer.Option(metavar="device|host", help=EMBEDDINGS_HELP)]
 BatchInvariant: TypeAlias = Annotated[
     bool,
     typer.Option(

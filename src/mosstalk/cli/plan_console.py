@@ -11,7 +11,7 @@ from mosstalk.cli.common import one_of
 from mosstalk.documents import as_text
 from mosstalk.errors import OptionError
 from mosstalk.plan.cards import Card, cards
-from mosstalk.plan.fit import Plan, Wish, advice
+from mosstalk.plan.fit import PLACES, Plan, Wish, advice
 from mosstalk.plan.limits import SOUND, TITLES, Limits, limits_of
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.measured import Peak, measured
@@ -64,7 +64,7 @@ def run_plan(request: PlanRequest, *, as_json: bool) -> bool:
     """
     if request.precision not in (None, *PRECISIONS):
         raise OptionError(f"--precision {request.precision}: choose of {', '.join(PRECISIONS)}")
-    one_of("--embeddings", request.embeddings, "device", "host")
+    one_of("--embeddings", request.embeddings, *PLACES)
     if not request.gpu_memory and not request.gpus:
         raise OptionError("give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help")
     chosen = cards(list(request.gpus))

@@ -40,9 +40,7 @@ Embeddings: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="device|host",
-        help="Where the table of text embeddings is: in the GPU's memory, or in the host's, which "
-        "saves the published model 1.16 GiB of the GPU's. Default: as the --model folder was "
-        "built, else device.",
+        help=f"{opt.EMBEDDINGS_HELP} Default: as the --model folder was built, else device.",
     ),
 ]
 KvGib: TypeAlias = Annotated[

@@ -13,6 +13,7 @@ from mosstalk.cli.common import one_of
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.default_models import require_pair
 from mosstalk.errors import OptionError
+from mosstalk.plan.fit import PLACES
 from mosstalk.server.auth import is_loopback, read_keys
 from mosstalk.server.front import Reports, ServeOptions, serve
 from mosstalk.server.limits import Limits
@@ -94,7 +95,7 @@ def options_of(request: ServeRequest) -> ServeOptions:
     require_pair(request.model, request.codec)
     one_of("--vad", request.vad, "auto", "silero", "webrtc", BY_HAND)
     if request.embeddings:
-        one_of("--embeddings", request.embeddings, "device", "host")
+        one_of("--embeddings", request.embeddings, *PLACES)
     one_of("--log-format", request.log_format, "text", "json")
     one_of("--log-level", request.log_level, *_LEVELS)
     if request.transcriber:

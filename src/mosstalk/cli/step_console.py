@@ -18,6 +18,7 @@ from mosstalk.bench.timed import Timed, timed_table
 from mosstalk.build.start import take_kernels
 from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.default_models import chosen_language_model
 from mosstalk.device import fit_threads, pick_device, pick_dtype
@@ -158,14 +159,24 @@ def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
 
 
 def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
+    """What cannot be measured as asked is refused before any weights are read or drawn.
+
+    Raises:
+        OptionError: an option that means nothing, or bf16 where the model is in fp8.
+        DeviceError: fp8 was asked for and the device has none.
+    """
     device = pick_device(request.device)
     one_of("--precision", request.precision or "bf16", "bf16", "fp8")
+    if request.precision == "fp8":
+        require_fp8(device)
     if request.random:
         sizes = named_sizes(request.random)
         dtype = pick_dtype(request.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
         model = random_language_model(sizes, device, dtype)
         return model, special_ids(model.config)
     folder = chosen_language_model(request.model)
+    if request.precision == "bf16" and Quantization.of(LanguageModelConfig.from_folder(folder)):
+        raise OptionError(f"--precision bf16: {request.model} is in fp8; name the folder before it")
     take_kernels(request.model, device)
     kind = request.dtype or ("float32" if device.type == "cpu" else None)
     model = load_language_model(folder, device=device, dtype=pick_dtype(kind) if kind else None)
@@ -175,17 +186,9 @@ def _opened(request: StepRequest) -> tuple[LanguageModel, SpecialIds]:
 
 
 def _quantized(model: LanguageModel, request: StepRequest) -> Quantization | None:
-    """How the model is quantised, by now.
-
-    Raises:
-        OptionError: bf16 was asked for and the model is in fp8.
-        DeviceError: fp8 was asked for and the device has none.
-    """
+    """How the model is quantised, by now."""
     record = Quantization.of(model.config)
-    if record and request.precision == "bf16":
-        raise OptionError(f"--precision bf16: {request.model} is in fp8; name the folder before it")
     if record is None and request.precision == "fp8":
-        require_fp8(model.device)
         record = Quantization()
         quantize_in_place(model, record)
     return record

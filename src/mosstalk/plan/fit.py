@@ -17,6 +17,10 @@ SHORTEST_CONVERSATION_ROWS = 1024
 _GIB = 2**30
 
 
+PLACES = ("device", "host")
+"""Where the table of text embeddings may be."""
+
+
 @dataclass(frozen=True)
 class Item:
     """A line of a plan."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from mosstalk.build.start import require_room, settings_named, take_kernels
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
-from mosstalk.default_models import chosen_model, is_shipped
+from mosstalk.default_models import chosen_model, is_shipped, name_of
 from mosstalk.device import fit_threads, pick_device, pick_dtype
 from mosstalk.engine.core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits
@@ -101,7 +101,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
 def _name_of(model: Path, codec: Path) -> str:
     if is_shipped(codec):
         return "mosstalk-pocket"
-    return model.resolve().parent.name if model.name == "model" else model.resolve().name
+    return name_of(model)
 
 
 def _detector(kind: str) -> Detector | None:
