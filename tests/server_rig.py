@@ -29,6 +29,7 @@ RATE = 24_000
 BY_HAND = {"type": "session.update", "session": {
     "type": "realtime", "audio": {"input": {"turn_detection": None}}}}  # fmt: skip
 START_S = 60.0
+_CLOSED = "mosstalk_sessions_closed_total{"
 QUICK = ("--vad", "none", "--temperature", "0", "--seed", "0")
 """Push to talk, and the same answers each time."""
 
@@ -100,9 +101,19 @@ class Server:
         return metrics
 
     def await_nothing_held(self) -> None:
-        """Wait until no session is open, no reply is made and every block is free."""
+        """Wait until no session is open, no reply is made and every block is free.
+
+        The worker's figures lag by a pulse, so those of a short session may not have come yet;
+        that its connection is over the front knows at once.
+        """
         names = ("sessions", "replies_running", "replies_waiting", 'kv_blocks{state="used"}')
-        self.await_metrics(lambda m: not any(m[f"mosstalk_{name}"] for name in names))
+
+        def met(values: dict[str, float]) -> bool:
+            closed = sum(n for name, n in values.items() if name.startswith(_CLOSED))
+            over = closed >= values["mosstalk_sessions_opened_total"]
+            return over and not any(values[f"mosstalk_{name}"] for name in names)
+
+        self.await_metrics(met)
 
     def await_folder(self, folder: Path) -> list[Path]:
         """The recordings in a folder, once the latest is whole: they are written a little later."""
