@@ -50,11 +50,19 @@ def server(cache_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def private(cache_folder: Path) -> Iterator[Server]:
+def with_a_key(cache_folder: Path) -> Iterator[Server]:
     """A server with a key, for one at a time, that finds no ends of turns."""
     words = ("--api-key", KEY, "--max-sessions", "1", "--vad", "none", "--seed", "1")
     with serving(*words, "--allow-origin", "*", cache=cache_folder) as running:
+        running.headers = {"Authorization": f"Bearer {KEY}"}
         yield running
+
+
+@pytest.fixture
+def private(with_a_key: Server) -> Server:
+    """That server, once the visitor before is gone: a browser closes without waiting for it."""
+    with_a_key.await_nothing_held()
+    return with_a_key
 
 
 # Hands-free.
@@ -307,7 +315,7 @@ def test_choices_reach_the_session(private: Server) -> None:
         assert session["audio"]["input"]["turn_detection"] is None
         sampling = session["mosstalk"]["sampling"]
         assert (sampling["temperature"], sampling["seed"], sampling["top_p"]) == (0.5, 7, None)
-        visitor.status("speaking")
+        visitor.told("started")
 
 
 def test_who_finds_the_server_full_is_told_and_gets_in_later(private: Server) -> None:
@@ -315,14 +323,15 @@ def test_who_finds_the_server_full_is_told_and_gets_in_later(private: Server) ->
         first, second = (visit(browser, private.url) for _ in range(2))
         for visitor in (first, second):
             write(visitor, "Hello.")
-            give_key(visitor, KEY)
-        first.status("speaking")
+        give_key(first, KEY)
+        first.told("started")
+        give_key(second, KEY)
         second.status("waiting")
         notice = second.page.get_by_role("alert")
         assert "takes no new session" in notice.inner_text()
         assert "Trying again in" in notice.inner_text()
         first.page.close()
-        second.status("speaking")
+        second.told("started")
         assert not notice.is_visible()
 
 
@@ -350,7 +359,7 @@ def test_a_server_that_ends_is_told_and_come_back_to(cache_folder: Path) -> None
     with serving("--vad", "none", cache=cache_folder) as server, browsing(None) as browser:
         visitor = visit(browser, server.url)
         write(visitor, "Hello.")
-        visitor.status("speaking")
+        visitor.told("started")
         server.stop()
         visitor.page.get_by_text("The connection was lost").wait_for()
         visitor.page.get_by_role("button", name="Connect now").click()
