@@ -33,7 +33,7 @@ FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--autoplay-policy=user-gesture-required",
 )
-SOON_S = 30.0
+SOON_S = 60.0
 KEEP = """
 window.kept = {all: [], violations: [], played: [], out: []};
 const coded = (sound) => {

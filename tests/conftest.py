@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 from mosstalk.settings import share_the_processor
@@ -31,6 +32,10 @@ GOLDENS = ROOT / "tests" / "goldens"
 QUESTION = ROOT / "assets" / "question.flac"
 SYNTHETIC = ("--model", "synthetic")
 """Asks a command for the tiny random model, whatever the default one is."""
+
+# How long an example takes depends on what else the machine does; tests that hang are ended anyway.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:

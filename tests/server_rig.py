@@ -28,7 +28,7 @@ from mosstalk.session.sound import pcm_of
 RATE = 24_000
 BY_HAND = {"type": "session.update", "session": {
     "type": "realtime", "audio": {"input": {"turn_detection": None}}}}  # fmt: skip
-START_S = 60.0
+START_S = 180.0
 _CLOSED = "mosstalk_sessions_closed_total{"
 QUICK = ("--vad", "none", "--temperature", "0", "--seed", "0")
 """Push to talk, and the same answers each time."""
@@ -83,7 +83,7 @@ class Server:
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         """Ask over HTTP."""
-        return httpx.get(f"{self.url}{path}", timeout=10, **({"headers": self.headers} | more))
+        return httpx.get(f"{self.url}{path}", timeout=30, **({"headers": self.headers} | more))
 
     def metrics(self) -> dict[str, float]:
         """All values, by name and labels as Prometheus writes them."""
@@ -92,7 +92,7 @@ class Server:
         return {name: float(value) for name, _, value in pairs}
 
     def await_metrics(
-        self, met: Callable[[dict[str, float]], bool], most_s: float = 15.0
+        self, met: Callable[[dict[str, float]], bool], most_s: float = 60.0
     ) -> dict[str, float]:
         """Ask for the metrics until they are as they should be: they lag by a pulse."""
         end_s = time.monotonic() + most_s
@@ -126,7 +126,7 @@ class Server:
         """Send the front a signal."""
         self.process.send_signal(number)
 
-    def wait(self, most_s: float = 40.0) -> int:
+    def wait(self, most_s: float = 90.0) -> int:
         """The exit code, once it has ended."""
         code = self.process.wait(most_s)
         for thread in self._threads:
@@ -182,7 +182,7 @@ def serving(*words: str, cache: Path, env: dict[str, str] | None = None) -> Iter
         server.stop()
 
 
-def run(main: Coroutine[Any, Any, None], most_s: float = 60) -> None:
+def run(main: Coroutine[Any, Any, None], most_s: float = 200) -> None:
     """Run a test's coroutine; what hangs fails."""
 
     async def soon() -> None:

@@ -81,7 +81,7 @@ def host(
     return Host(pocket(), options, detector=heard)
 
 
-def run(main: Coroutine[Any, Any, None], most_s: float = 60) -> None:
+def run(main: Coroutine[Any, Any, None], most_s: float = 200) -> None:
     """Run a test's coroutine; what hangs fails."""
 
     async def soon() -> None:

@@ -84,6 +84,7 @@ def test_a_simulated_call_is_as_loud_as_asked() -> None:
     np.testing.assert_array_equal(with_user.microphone[before], call.microphone[before])
 
 
+@pytest.mark.slow
 def test_the_command_measures_what_is_at_hand(mosstalk: Run, tmp_path: Path) -> None:
     run = mosstalk("bench", "vad", "--clips", "1", "--calls", "0", "--json", "all.json")
     assert run.returncode == 0, run.stderr

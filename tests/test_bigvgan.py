@@ -274,7 +274,7 @@ def whole(which: str, mel: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("which", FOLDERS)
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_streamed_sound_is_the_whole_sound(which: str, sizes: list[int]) -> None:
     bigvgan, mel = BatchedBigVgan(small(which), BigVganOptions(replies=2)), flow_mel(sum(sizes))

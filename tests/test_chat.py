@@ -334,7 +334,7 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
     with speaking(tmp_path, cache_folder, rows=40) as process:
         assert soundfile.info(tmp_path / "answer.wav.part").frames >= 30 * CODE_SAMPLES
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=200)
     assert (process.returncode, stderr) == (130, "")
     assert "interrupted: what was spoken so far is in answer.wav.part" in stdout
     samples, rate = soundfile.read(tmp_path / "answer.wav.part")
@@ -347,7 +347,7 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
 def test_a_killed_chat_leaves_the_older_answer(cache_folder: Path, tmp_path: Path) -> None:
     with speaking(tmp_path, cache_folder, rows=40) as process:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
     assert process.returncode == -signal.SIGKILL
     assert (tmp_path / "answer.wav").read_bytes() == b"older"
     assert soundfile.info(tmp_path / "answer.wav.part").frames >= 30 * CODE_SAMPLES

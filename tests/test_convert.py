@@ -150,6 +150,7 @@ def test_the_manifest_has_the_hashes_of_sources_and_results(
         assert results == {k: v for k, v in files_of(after).items() if k != "mosstalk.json"}
 
 
+@pytest.mark.slow
 def test_killed_twenty_times_it_ends_in_the_same_bytes(
     tiny: Checkpoint, cache_folder: Path, tmp_path: Path
 ) -> None:

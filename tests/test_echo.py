@@ -115,7 +115,7 @@ def test_until_it_has_heard_the_assistant_all_is_echo() -> None:
     assert (after > onset + 32_000).any()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=60),
     ahead=st.integers(0, 40_000),

@@ -134,7 +134,10 @@ class Crowd:
 
 @pytest.mark.parametrize(
     ("seed", "deferral", "late"),
-    [(n, True, True) for n in range(3)] + [(n, n < 5, False) for n in range(3, 7)],
+    [
+        pytest.param(n, *how, marks=[pytest.mark.slow] if n > 2 else [])
+        for n, how in enumerate(2 * [(True, True), (True, False), (False, False)])
+    ],
 )
 def test_rows_in_a_crowd_equal_those_computed_alone(seed: int, deferral: bool, late: bool) -> None:
     crowd = Crowd(small_core(deferral=deferral, late=late), Random(seed))

@@ -65,7 +65,7 @@ def require_near(found: list[Tensor], expected: list[Tensor]) -> None:
     small=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     drawn: list[Span], block_rows: int, invariant: bool, small: bool, seed: int
 ) -> None:
@@ -179,7 +179,7 @@ def test_without_a_gpu_the_best_layers_are_plain() -> None:
     singles=st.integers(1, 90),
     tiled=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_lots_hold_all_rows_in_order_and_fit_their_pass(
     drawn: list[Span], rows: int, singles: int, tiled: bool
 ) -> None:

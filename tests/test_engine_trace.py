@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from random import Random
 
 from engine_rig import IDS, PAD, SILENT, SOSP
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -262,12 +262,7 @@ class Trace(RuleBasedStateMachine):
 
 
 TestTrace = Trace.TestCase
-TestTrace.settings = settings(
-    max_examples=200,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestTrace.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 def test_traces_preempt_and_share() -> None:

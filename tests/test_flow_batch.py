@@ -56,7 +56,7 @@ def alone(flow: BatchedFlow, voice: Voice, pieces: list[list[int]]) -> list[Tens
 
 
 @BOTH
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(pieces=sliced(30), prompt=st.integers(0, 33))
 def test_hops_are_those_of_the_recomputing_stream(
     paged: bool, pieces: list[list[int]], prompt: int

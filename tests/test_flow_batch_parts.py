@@ -26,7 +26,6 @@ def item(codes: int, pages: list[int], before: int = NOTHING, **values: object) 
     return Item(codes=make_codes(codes).tolist(), pages=pages, before=before, **given)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(count=st.integers(0, 23), after=st.integers(0, 3), chunk=st.integers(2, 7))
 def test_blocks_are_all_codes_in_order_each_with_what_follows(
     count: int, after: int, chunk: int
@@ -93,7 +92,7 @@ def test_inputs_that_are_not_a_passs_are_refused_by_name(fault: str) -> None:
         inputs.fill(values)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(asked=st.lists(st.integers(0, 6), max_size=20), seed=st.integers(0, 99))
 def test_no_page_has_two_holders_and_none_is_lost(asked: list[int], seed: int) -> None:
     pool, held, order = PagePool(12), list[list[int]](), np.random.default_rng(seed)

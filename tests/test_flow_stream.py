@@ -74,7 +74,7 @@ def sliced(draw: st.DrawFn, longest: int) -> list[list[int]]:
 # The same frames.
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(pieces=sliced(30), prompt=st.sampled_from([5, 10, 40]))
 def test_cached_hops_are_the_recomputed_ones(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
@@ -84,7 +84,7 @@ def test_cached_hops_are_the_recomputed_ones(pieces: list[list[int]], prompt: in
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(pieces=sliced(12), prompt=st.integers(0, 14))
 def test_they_are_for_voices_that_end_inside_a_block(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
@@ -217,7 +217,7 @@ def test_streams_leave_their_voices_state_bit_identical() -> None:
     assert all(map(torch.equal, first, again))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(ours=sliced(20), theirs=sliced(20))
 def test_two_streams_at_once_do_not_disturb_one_another(
     ours: list[list[int]], theirs: list[list[int]]
@@ -334,7 +334,7 @@ def test_rows_put_by_a_fork_are_its_own() -> None:
 # The pieces.
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(done=st.integers(0, 30), new=st.integers(1, 30), block=st.integers(1, 20))
 def test_new_rows_see_what_the_block_mask_lets_them_see(done: int, new: int, block: int) -> None:
     whole = block_mask(done + new, block, torch.device("cpu"))
@@ -345,7 +345,7 @@ def test_new_rows_see_what_the_block_mask_lets_them_see(done: int, new: int, blo
     assert bool(seen.all()) if found is None else torch.equal(found, seen)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5), kernel=st.sampled_from([1, 3, 9]))
 def test_a_convolution_in_pieces_is_the_whole_one(cuts: list[int], kernel: int) -> None:
     conv = torch.nn.Conv1d(6, 4, kernel)

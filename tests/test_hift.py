@@ -103,7 +103,7 @@ def splits(draw: st.DrawFn) -> list[int]:
 # Streams.
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(sizes=splits())
 def test_samples_are_480_a_frame_however_a_mel_is_cut(sizes: list[int]) -> None:
     waves = stream(make_vocoder(), make_mel(sum(sizes)), sizes)
@@ -121,7 +121,7 @@ def test_a_first_call_of_fewer_than_eight_frames_must_be_the_last(frames: int) -
         HiftStream(make_vocoder()).push(make_mel(frames))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(ends=st.lists(st.integers(0, 3000), min_size=2, max_size=2, unique=True), seed=st.integers())
 def test_noise_depends_on_the_sample_alone(ends: list[int], seed: int) -> None:
     start, end = sorted(ends)
@@ -151,19 +151,19 @@ def check_sources(hz: float, sizes: list[int]) -> None:
         torch.testing.assert_close(settled, expected, rtol=0, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sizes=splits(), hz=st.sampled_from([200.0, 187.3, 61.0]))
 def test_a_streams_source_is_that_of_the_whole(sizes: list[int], hz: float) -> None:
     check_sources(hz, sizes)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sizes=splits())
 def test_an_unvoiced_streams_source_is_the_same_noise_however_it_is_cut(sizes: list[int]) -> None:
     check_sources(0.0, sizes)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sizes=splits(), seed=st.integers(0, 9))
 def test_the_sources_phase_runs_on_over_every_seam(sizes: list[int], seed: int) -> None:
     # A lone sine of moving pitch, without noise: a jump is a step larger than its slope.

@@ -42,7 +42,7 @@ def alone(mel: Tensor, sizes: list[int], seed: int) -> list[Tensor]:
 # The same sound.
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     cuts=st.lists(splits(), min_size=1, max_size=3),
     joins=st.lists(st.integers(0, 3), min_size=3, max_size=3),

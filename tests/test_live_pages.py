@@ -159,7 +159,7 @@ def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
 # In one run.
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     turns=st.lists(sliced(25 * CODE), min_size=1, max_size=4),
     blocks=st.lists(st.sampled_from([speech, rising, noise, silent, quiet]), max_size=4),

@@ -38,7 +38,7 @@ def codes_heard(live: LiveTokenizer, slices: list[Samples], rate: int) -> list[i
     return state.codes
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     live=WAYS,
     kind=st.sampled_from(KINDS),

@@ -349,7 +349,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 FIELDS = st.sampled_from([*KEYS, "item_id", "previous_item_id", "audio_end_ms", "content_index"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     kind=st.sampled_from(CLIENT_EVENTS),
     more=st.dictionaries(FIELDS, JSON, max_size=4),

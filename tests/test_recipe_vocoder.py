@@ -329,6 +329,7 @@ def test_some_mels_are_perturbed_a_little_and_the_others_not_at_all() -> None:
 # The stage.
 
 
+@pytest.mark.slow
 def test_the_stage_runs_saves_and_resumes(clips: Clips, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     budget = Budget(steps=6, minutes=1)
@@ -353,6 +354,7 @@ def test_the_stage_runs_saves_and_resumes(clips: Clips, tmp_path: Path) -> None:
         assert file.getnframes() % FRAME == 0
 
 
+@pytest.mark.slow
 def test_training_on_one_tone_brings_sound_nearer_to_it() -> None:
     torch.manual_seed(0)
     plan = replace(vocoder.SMOKE, rate=2e-3, pitch_rate=2e-3, critics_from=2.0, own_pitch_from=2.0)

@@ -14,7 +14,7 @@ LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
 
 
 @given(logits=LOGITS, penalty=st.floats(0.5, 2), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_penalty_pushes_each_seen_id_once(
     logits: torch.Tensor, penalty: float, data: st.DataObject
 ) -> None:
@@ -28,7 +28,7 @@ def test_penalty_pushes_each_seen_id_once(
 
 
 @given(logits=LOGITS, top_k=st.integers(1, 50))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_top_k_keeps_the_k_largest_and_ties_at_the_edge(logits: torch.Tensor, top_k: int) -> None:
     kept = warp(logits, 1.0, top_k, 1.0).isfinite()
     ranked = sorted(logits.tolist(), reverse=True)
@@ -37,7 +37,7 @@ def test_top_k_keeps_the_k_largest_and_ties_at_the_edge(logits: torch.Tensor, to
 
 
 @given(logits=LOGITS, top_p=st.floats(0.01, 0.999))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_top_p_keeps_the_smallest_set_with_that_mass(logits: torch.Tensor, top_p: float) -> None:
     kept = warp(logits, 1.0, 0, top_p).isfinite()
     mass = logits.softmax(-1)
@@ -71,7 +71,7 @@ def test_draws_follow_the_warped_distribution() -> None:
 
 
 @given(seed=st.integers(0, 2**63), step=st.integers(1, 5000), channel=st.sampled_from([0, 1]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_draw_is_a_pure_function_of_seed_channel_and_step(
     seed: int, step: int, channel: int
 ) -> None:

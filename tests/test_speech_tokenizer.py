@@ -74,7 +74,7 @@ def test_n_samples_are_n_over_1280_codes_rounded_up(
     assert len(codes) == -(-samples // CODE) == codes_in(samples)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(samples=st.integers(1, 40 * CODE))
 def test_any_length_gives_its_number_of_codes(pipeline: Pipeline, samples: int) -> None:
     assert len(pipeline.codec.tokenizer.encode(sound(samples, 0.3))) == -(-samples // CODE)

@@ -200,7 +200,7 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
             if line.startswith("  read "):
                 break
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=200)
     assert (process.returncode, stderr) == (130, "")
     assert "interrupted: what was spoken so far is in spoken.wav.part" in stdout
     assert len(sound(tmp_path / "spoken.wav.part")) >= 10 * CODE_SAMPLES

@@ -205,7 +205,7 @@ def test_ctrl_c_leaves_a_whole_trace_and_document(cache_folder: Path, tmp_path: 
             if line.startswith("  row    40"):
                 break
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=200)
     assert process.returncode == 130
     document = json.loads(stdout)
     (turn,) = document["turns"]
