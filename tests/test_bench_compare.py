@@ -62,7 +62,10 @@ def test_what_cannot_be_compared_is_refused(mosstalk: Run, tmp_path: Path) -> No
     other = saved(tmp_path / "other.json", document(CLEAN, CLEAN, ["A", "B", "C"]))
     none = saved(tmp_path / "none.json", {"format": "mosstalk-step-1"})
     empty = saved(tmp_path / "empty.json", document([], [], []) | {"transcripts": []})
+    whole = document(CLEAN, CLEAN)
+    cut = saved(tmp_path / "cut.json", {k: whole[k] for k in whole if k != "sentences"})
     for path, complaint in (
+        (cut, "is not whole (KeyError('sentences')); write it again"),
         (other, "heard: own: the two documents are of other sentences"),
         (none, "is no document of mosstalk bench quality"),
         (tmp_path / "absent.json", "cannot be read"),

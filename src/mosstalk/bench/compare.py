@@ -32,7 +32,7 @@ def read_quality(path: Path) -> dict[str, Any]:
     """A document that ``mosstalk bench quality --json`` wrote.
 
     Raises:
-        BenchError: it is none.
+        BenchError: it is none, or parts of it are missing.
     """
     try:
         values = json.loads(path.read_text())
@@ -40,6 +40,10 @@ def read_quality(path: Path) -> dict[str, Any]:
         raise BenchError(f"{path}: cannot be read: {error}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise BenchError(f"{path}: is no document of mosstalk bench quality --json")
+    try:
+        _heard(values), _written(values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BenchError(f"{path}: is not whole ({error!r}); write it again") from None
     return values
 
 
