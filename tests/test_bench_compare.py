@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Run, refused
 
-from mosstalk.bench.compare import compare
+from mosstalk.bench.compare import Compared, Words, compare
 from mosstalk.bench.document import FORMAT
 
 SAID = ["The train is late.", "Good morning to you.", "It is cold in here."]
@@ -27,6 +27,10 @@ def document(heard: list[str], written: list[str], said: list[str] = SAID) -> di
     }
 
 
+def compared(before: dict[str, Any], after: dict[str, Any]) -> list[Compared]:
+    return compare(*(Words.of(each, "a document").said for each in (before, after)))
+
+
 def saved(path: Path, values: object) -> Path:
     path.write_text(json.dumps(values))
     return path
@@ -34,13 +38,13 @@ def saved(path: Path, values: object) -> Path:
 
 def test_sentences_are_compared_in_pairs() -> None:
     worse = ["the rain is late", *CLEAN[1:]]
-    heard, written = compare(document(CLEAN, worse), document(worse, CLEAN))
+    heard, written = compared(document(CLEAN, worse), document(worse, CLEAN))
     assert (heard.name, written.name) == ("heard: own", "written down: teacher")
     assert (heard.n, heard.before.value) == (3, 0)
     assert heard.after.value == pytest.approx(1 / 13)
     assert heard.difference.value == -written.difference.value == pytest.approx(1 / 13)
     assert heard.difference.low == 0 < heard.difference.high
-    (same, _) = compare(document(worse, CLEAN), document(worse, CLEAN))
+    (same, _) = compared(document(worse, CLEAN), document(worse, CLEAN))
     # Both are wrong in the same way: of that the difference is certain.
     assert same.before.high > 0 == same.difference.low == same.difference.high
 
@@ -63,12 +67,15 @@ def test_what_cannot_be_compared_is_refused(mosstalk: Run, tmp_path: Path) -> No
     none = saved(tmp_path / "none.json", {"format": "mosstalk-step-1"})
     empty = saved(tmp_path / "empty.json", document([], [], []) | {"transcripts": []})
     whole = document(CLEAN, CLEAN)
-    cut = saved(tmp_path / "cut.json", {k: whole[k] for k in whole if k != "sentences"})
+    cut = {
+        key: saved(tmp_path / f"no-{key}.json", {k: whole[k] for k in whole if k != key})
+        for key in ("settings", "sentences", "transcripts")
+    }
     for path, complaint in (
-        (cut, "is not whole (KeyError('sentences')); write it again"),
+        *((cut[key], f"is not whole (KeyError('{key}')); write it again") for key in cut),
         (other, "heard: own: the two documents are of other sentences"),
         (none, "is no document of mosstalk bench quality"),
-        (tmp_path / "absent.json", "cannot be read"),
+        (tmp_path / "absent.json", "absent.json: no such file"),
         (empty, "have no reading in common"),
     ):
         assert complaint in refused(mosstalk("bench", "compare", first, path))

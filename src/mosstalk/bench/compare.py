@@ -1,17 +1,19 @@
 """Two documents of the quality bench beside each other: words of the same sentences, in pairs."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mosstalk.bench import intervals
 from mosstalk.bench.document import FORMAT
 from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.tables import Table, percent, points
 from mosstalk.bench.words import word_errors
+from mosstalk.config import read_json
 from mosstalk.errors import BenchError
+
+_SETTINGS = "checkpoint", "weights", "model"
 
 
 @dataclass(frozen=True)
@@ -28,32 +30,49 @@ class Compared:
     difference: Estimate
 
 
-def read_quality(path: Path) -> dict[str, Any]:
-    """A document that ``mosstalk bench quality --json`` wrote.
+Said: TypeAlias = dict[str, tuple[list[str], list[str]]]
+"""What was to be said, and what was understood, by the name of a reading or group."""
 
-    Raises:
-        BenchError: it is none, or parts of it are missing.
+
+@dataclass(frozen=True)
+class Words:
+    """What a document of the quality bench has for a comparison.
+
+    ``settings``: what was measured; None for what the document does not say.
     """
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise BenchError(f"{path}: is no document of mosstalk bench quality --json")
-    try:
-        _heard(values), _written(values)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BenchError(f"{path}: is not whole ({error!r}); write it again") from None
-    return values
+
+    settings: dict[str, Any]
+    said: Said
+
+    @classmethod
+    def read(cls, path: Path) -> "Words":
+        """Of a file that ``mosstalk bench quality --json`` wrote.
+
+        Raises:
+            ConfigError: it is not readable as json.
+            BenchError: it is no such document, or parts of it are missing.
+        """
+        return cls.of(read_json(path), str(path))
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], where: str) -> "Words":
+        """Of a document; ``where``: its name in errors, which are those of ``read``."""
+        if document.get("format") != FORMAT:
+            raise BenchError(f"{where}: is no document of mosstalk bench quality --json")
+        try:
+            settings = {key: document["settings"].get(key) for key in _SETTINGS}
+            return cls(settings, _heard(document) | _written(document))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BenchError(f"{where}: is not whole ({error!r}); write it again") from None
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Compared]:
-    """What both documents have: readings that judges heard, then groups written down.
+def compare(before: Said, after: Said) -> list[Compared]:
+    """What both have: readings that judges heard, then groups written down.
 
     Raises:
         BenchError: they are of other sentences, or have nothing in common.
     """
-    pairs = [*_pairs(_heard(before), _heard(after)), *_pairs(_written(before), _written(after))]
+    pairs = list(_pairs(before, after))
     if not pairs:
         raise BenchError("the two documents have no reading in common")
     return pairs
@@ -72,12 +91,8 @@ def comparison_table(found: Sequence[Compared]) -> Table:
     return Table("Words", note, ("", "n", "first", "second", "difference"), tuple(rows))
 
 
-_Said = dict[str, tuple[list[str], list[str]]]
-"""What was to be said, and what was understood, by the name of a reading or group."""
-
-
-def _heard(document: Mapping[str, Any]) -> _Said:
-    found: _Said = {}
+def _heard(document: Mapping[str, Any]) -> Said:
+    found: Said = {}
     for sentence in document["sentences"]:
         for name, heard in sentence["heard"].items():
             said, understood = found.setdefault(f"heard: {name}", ([], []))
@@ -86,7 +101,7 @@ def _heard(document: Mapping[str, Any]) -> _Said:
     return found
 
 
-def _written(document: Mapping[str, Any]) -> _Said:
+def _written(document: Mapping[str, Any]) -> Said:
     return {
         f"written down: {row['group']}": (
             [line["said"] for line in row["lines"]],
@@ -96,7 +111,7 @@ def _written(document: Mapping[str, Any]) -> _Said:
     }
 
 
-def _pairs(before: _Said, after: _Said) -> Iterator[Compared]:
+def _pairs(before: Said, after: Said) -> Iterator[Compared]:
     for name in (name for name in before if name in after):
         if before[name][0] != after[name][0]:
             raise BenchError(f"{name}: the two documents are of other sentences")

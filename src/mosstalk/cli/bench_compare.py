@@ -24,16 +24,13 @@ def compare(before: Document, after: Document, json: opt.AsJson = False) -> None
     with reported():
         from dataclasses import asdict
 
+        from mosstalk.bench.compare import Words, comparison_table
         from mosstalk.bench.compare import compare as compared
-        from mosstalk.bench.compare import comparison_table, read_quality
         from mosstalk.documents import as_text
 
-        documents = read_quality(before), read_quality(after)
-        found = compared(*documents)
-        settings = {
-            name: {key: document["settings"].get(key) for key in ("checkpoint", "weights", "model")}
-            for name, document in zip(("first", "second"), documents, strict=True)
-        }
+        first, second = Words.read(before), Words.read(after)
+        found = compared(first.said, second.said)
+        settings = {"first": first.settings, "second": second.settings}
         if json:
             rows = [asdict(row) for row in found]
             typer.echo(

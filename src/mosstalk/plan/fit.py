@@ -14,11 +14,9 @@ BLOCK_ROWS = 16
 """Rows in a block of the engine's pool: K and V are given out in whole ones."""
 SHORTEST_VOICE_S = 3.0
 SHORTEST_CONVERSATION_ROWS = 1024
-_GIB = 2**30
-
-
 PLACES = ("device", "host")
 """Where the table of text embeddings may be."""
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
