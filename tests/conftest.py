@@ -1,15 +1,16 @@
 """Shared pieces of the tests: a tiny synthetic checkpoint, the command line, skips."""
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -186,3 +187,12 @@ def lacking(reason: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def run(main: Coroutine[Any, Any, None], most_s: float = 200) -> None:
+    """Run a test's coroutine; what hangs fails."""
+
+    async def soon() -> None:
+        await asyncio.wait_for(main, most_s)
+
+    asyncio.run(soon())

@@ -1,6 +1,5 @@
 """What the server's tests share: a running ``mosstalk serve``, and a client that listens."""
 
-import asyncio
 import base64
 import json
 import queue
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -180,15 +179,6 @@ def serving(*words: str, cache: Path, env: dict[str, str] | None = None) -> Iter
         yield server.ready()
     finally:
         server.stop()
-
-
-def run(main: Coroutine[Any, Any, None], most_s: float = 200) -> None:
-    """Run a test's coroutine; what hangs fails."""
-
-    async def soon() -> None:
-        await asyncio.wait_for(main, most_s)
-
-    asyncio.run(soon())
 
 
 class Talker:

@@ -1,7 +1,6 @@
 """What the session's tests share: the pocket model, real speech, and a client that listens."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -79,15 +78,6 @@ def host(
     if clock:
         return Host(pocket(), options, detector=heard, clock=clock)
     return Host(pocket(), options, detector=heard)
-
-
-def run(main: Coroutine[Any, Any, None], most_s: float = 200) -> None:
-    """Run a test's coroutine; what hangs fails."""
-
-    async def soon() -> None:
-        await asyncio.wait_for(main, most_s)
-
-    asyncio.run(soon())
 
 
 @dataclass

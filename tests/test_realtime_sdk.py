@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import run
 from openai import AsyncOpenAI
-from server_rig import QUICK, Server, question, run, serving, silence
+from server_rig import QUICK, Server, question, serving, silence
 
 SPEECH = question()
 

@@ -6,18 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import soxr
+from conftest import run
 from realtime_rig import Caller, b64, call
-from session_rig import (
-    BY_HAND,
-    GREEDY,
-    HANDS_FREE,
-    QUESTION,
-    SENTENCE,
-    Offline,
-    run,
-    silence,
-    speech,
-)
+from session_rig import BY_HAND, GREEDY, HANDS_FREE, QUESTION, SENTENCE, Offline, silence, speech
 
 from mosstalk.codec.audio import Samples
 from mosstalk.server.realtime import g711

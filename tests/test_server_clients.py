@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from server_rig import BY_HAND, QUICK, Server, Talker, append, question, run, serving, typed
+from conftest import run
+from server_rig import BY_HAND, QUICK, Server, Talker, append, question, serving, typed
 from server_soak import soak
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_rig import QUICK, Server, Talker, run, serving
+from conftest import run
+from server_rig import QUICK, Server, Talker, serving
 from websockets.exceptions import InvalidStatus
 
 KEYS = ("alpha-key", "beta-key", "env-key")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_rig import QUICK, Server, Talker, run, serving, typed
+from conftest import run
+from server_rig import QUICK, Server, Talker, serving, typed
 from typer.testing import CliRunner
 
 from mosstalk.cli import app

@@ -10,7 +10,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from server_rig import run
+from conftest import run
 
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.server.auth import Keys, Origins, is_loopback

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import require_package
-from server_rig import BY_HAND, Server, Talker, question, run, serving, silence, typed
+from conftest import require_package, run
+from server_rig import BY_HAND, Server, Talker, question, serving, silence, typed
 from typer.testing import CliRunner
 
 from mosstalk.cli import app

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import require_package
-from server_rig import BY_HAND, QUICK, Server, Talker, question, run, serving
+from conftest import require_package, run
+from server_rig import BY_HAND, QUICK, Server, Talker, question, serving
 from typer.testing import CliRunner
 
 from mosstalk.cli import app

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import soxr
+from conftest import run
 from session_rig import (
     GREEDY,
     HANDS_FREE,
@@ -16,7 +17,6 @@ from session_rig import (
     host,
     pocket,
     require_nothing_held,
-    run,
     silence,
     speech,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import run
 from session_rig import (
     BY_HAND,
     QUESTION,
@@ -15,7 +16,6 @@ from session_rig import (
     host,
     pocket,
     require_nothing_held,
-    run,
     silence,
     speech,
 )

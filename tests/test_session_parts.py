@@ -11,7 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 import soxr
-from session_rig import QUESTION, SENTENCE, pocket, run, speech
+from conftest import run
+from session_rig import QUESTION, SENTENCE, pocket, speech
 
 from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError

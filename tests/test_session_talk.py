@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import soxr
+from conftest import run
 from session_rig import (
     BY_HAND,
     QUESTION,
@@ -17,7 +18,6 @@ from session_rig import (
     host,
     pocket,
     require_nothing_held,
-    run,
     silence,
     speech,
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from conftest import run
 from session_rig import (
     BY_HAND,
     QUESTION,
@@ -12,7 +13,6 @@ from session_rig import (
     Offline,
     host,
     require_nothing_held,
-    run,
     speech,
 )
 
