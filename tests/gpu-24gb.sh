@@ -6,9 +6,7 @@
 # driver itself has no more to give to the context, to graphs, to libraries or to tensors.
 # Needs mosstalk installed, and a GPU that nobody else uses.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
-OUT="${OUT:-/tmp}"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 # In bf16 it fits only with the text embeddings in the host's memory.
 "$PYTHON" tests/gpu_24gb.py --precision bf16 --embeddings host --json "$OUT/24gb-bf16.json"
 "$PYTHON" tests/gpu_24gb.py --precision fp8 --json "$OUT/24gb-fp8.json"

@@ -2,14 +2,13 @@
 # The whole check on a machine with an NVIDIA GPU, in one call: goldens in three precisions,
 # the GPU tests, and a spoken answer. Needs mosstalk and its dev extra installed.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 
 "$PYTHON" -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
 for dtype in float32 bfloat16 float16; do
-    "$PYTHON" -m mosstalk.cli verify tests/goldens/* --device cuda --dtype "$dtype" |
+    mosstalk verify tests/goldens/* --device cuda --dtype "$dtype" |
         grep -E 'OUT OF BOUNDS|cases,|cannot be read'
 done
-"$PYTHON" -m mosstalk.cli verify tests/goldens/lm-* --device cuda --path fast | tail -2
+mosstalk verify tests/goldens/lm-* --device cuda --path fast | tail -2
 "$PYTHON" -m pytest -q -m gpu tests
-"$PYTHON" -m mosstalk.cli chat --speech assets/question.flac --out /tmp/answer.wav --device cuda
+mosstalk chat --speech assets/question.flac --out /tmp/answer.wav --device cuda

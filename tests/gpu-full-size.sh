@@ -2,10 +2,8 @@
 # Full-size random weights on a GPU, in one call: written, inspected, converted, read back and run
 # for a scripted spoken reply. Needs 45 GiB of disk under WORK and mosstalk installed.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON="${PYTHON:-python3}"
+source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 WORK="${WORK:-/tmp/mosstalk-full-size}"
-mosstalk() { "$PYTHON" -m mosstalk.cli "$@"; }
 answer() {
     mosstalk chat --model "$1/model" --codec "$1/codec" --speech assets/question.flac \
         --script speech:75 --device cuda --out "$WORK/answer.wav"

@@ -1,4 +1,5 @@
-# For the scripts beside it, which source it: parts that all run whatever fails, and what failed.
+# For the scripts beside it, which source it: from the project's folder, by the Python that is asked
+# for, parts that all run whatever fails, and what failed.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON="${PYTHON:-python3}"
 OUT="${OUT:-/tmp}"
