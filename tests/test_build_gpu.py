@@ -25,9 +25,9 @@ pytestmark = pytest.mark.gpu
 SESSIONS = ("--max-sessions", "4", "--device", "cuda")
 
 
-def started(mosstalk: Run, engine: Path, to: Path) -> list[dict[str, Any]]:
+def started(process: Run, engine: Path, to: Path) -> list[dict[str, Any]]:
     """What two starts took."""
-    run = mosstalk("bench", "start", engine, "--device", "cuda", "--json", to, timeout=400)
+    run = process("bench", "start", engine, "--device", "cuda", "--json", to, timeout=400)
     assert run.returncode == 0, run.stderr
     starts: list[dict[str, Any]] = json.loads(to.read_text())["starts"]
     return starts
@@ -36,10 +36,10 @@ def started(mosstalk: Run, engine: Path, to: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_a_start_compiles_nothing_where_the_folder_was_moved_to(
-    mosstalk: Run, tmp_path: Path, precision: str
+    process: Run, tmp_path: Path, precision: str
 ) -> None:
     words = ("--precision", precision, *SESSIONS)
-    run = mosstalk("build", "pocket", tmp_path / "one", *words, timeout=600)
+    run = process("build", "pocket", tmp_path / "one", *words, timeout=600)
     assert run.returncode == 0, run.stderr
     values = BuiltEngine.read(tmp_path / "one").values
     assert values["kernels"]["count"] > 0
@@ -50,20 +50,20 @@ def test_a_start_compiles_nothing_where_the_folder_was_moved_to(
     assert not list((tmp_path / "one").glob(".cache-*")), "what lost is not kept"
     (tmp_path / "one").rename(tmp_path / "two")
 
-    starts = started(mosstalk, tmp_path / "two", tmp_path / "starts.json")
+    starts = started(process, tmp_path / "two", tmp_path / "starts.json")
 
     assert [start["compiled"] for start in starts] == [0, 0]
-    inspected = mosstalk("engine", "inspect", tmp_path / "two", "--json")
+    inspected = process("engine", "inspect", tmp_path / "two", "--json")
     assert json.loads(inspected.stdout)["foreign"] == []
     assert json.loads(inspected.stdout)["problems"] == []
 
 
 @pytest.mark.timeout(900)
 def test_a_start_divides_as_the_folder_says(
-    mosstalk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, device = tmp_path / "out", torch.device("cuda")
-    run = mosstalk("build", "pocket", out, *SESSIONS, timeout=600)
+    run = process("build", "pocket", out, *SESSIONS, timeout=600)
     assert run.returncode == 0, run.stderr
     values = json.loads((out / TILES_FILE).read_text())
     key: Key = (torch.bfloat16, "plain", 16)
@@ -84,8 +84,8 @@ def test_a_start_divides_as_the_folder_says(
 
 
 @pytest.mark.timeout(900)
-def test_a_build_that_is_not_tuned_has_the_packages_tiles(mosstalk: Run, tmp_path: Path) -> None:
-    run = mosstalk("build", "pocket", tmp_path / "out", "--no-tune", *SESSIONS, timeout=600)
+def test_a_build_that_is_not_tuned_has_the_packages_tiles(process: Run, tmp_path: Path) -> None:
+    run = process("build", "pocket", tmp_path / "out", "--no-tune", *SESSIONS, timeout=600)
     assert run.returncode == 0, run.stderr
     assert "not tuned" in run.stdout
     assert BuiltEngine.read(tmp_path / "out").values["tiles"] is None

@@ -67,7 +67,8 @@ def test_the_gpu_gets_its_memory_back() -> None:
     del table
     keep_table_on_host(model)
     gc.collect()
-    assert before - torch.cuda.memory_allocated() == nbytes
+    # Large blocks are handed out by whole MiB.
+    assert 0 <= before - torch.cuda.memory_allocated() - nbytes < 2 << 20
     held = model.model.embed_tokens.weight
     assert held.is_cuda
     rows = torch.tensor([0, 999_999, 5], device="cuda")

@@ -134,7 +134,8 @@ class Products:
         """Rows, normed if there is a gain, as ``matrix`` takes them."""
         assert self._fp8_room is not None
         q, scale = self._fp8_room.of(x)
-        fp8_rows(x, gain, self._eps, q, scale, fixed=matrix.input_scale)
+        fixed, invariant = matrix.input_scale, self._invariant
+        fp8_rows(x, gain, self._eps, q, scale, fixed=fixed, invariant=invariant)
         return q, scale
 
     def _shapes(self, layer: LayerWeights, rows: int) -> Iterator[Shape]:

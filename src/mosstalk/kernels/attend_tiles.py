@@ -32,12 +32,12 @@ TILE_ROWS = 16
 """The most rows of a sequence that one program takes."""
 ENOUGH_PROGRAMS = 200
 """So many keep the card busy without sharing keys."""
-SHARES = Shares(64, 128, 8, 4, 2)
+SHARES = Shares(64, 256, 4, 8, 2)
 EXACT = Shares(16, 128, 8, 8, 1)
 """In 16 bit, and in float32, where keys are shared."""
 WHOLE = Shares(64, 128, 1, 4, 2)
 """In 16 bit where there are enough tiles, so that each takes all of its keys."""
-JOINED_ROWS = 8
+JOINED_ROWS = 32
 """Queries whose splits' sums are joined at a time."""
 EARLY = NOTHING
 """Whether a program asks for its keys and values before its turn (``ASKED``)."""

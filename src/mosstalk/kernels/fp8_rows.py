@@ -28,17 +28,19 @@ def fp8_rows(
     scale: Tensor,
     *,
     fixed: Tensor | None = None,
+    invariant: bool = False,
 ) -> None:
     """Write f(x) / s rounded to E4M3 into ``q`` (R, C), and s into ``scale`` (R,).
 
     ``x`` (R, C); rows may lie apart. f is RMSNorm with ``gain`` (C,), or nothing if that is None,
     rounded to the dtype of ``x``. s is each row's largest magnitude / 448, or ``fixed``, float32
-    (), beyond which numbers are clipped. A row's bits do not depend on the other rows.
+    (), beyond which numbers are clipped. With ``invariant`` a row's bits do not depend on the other
+    rows; else the squares that RMSNorm adds up may be added in another order among many.
     """
     if not runs(x):
         fp8_rows_twin(x, gain, eps, q, scale, fixed=fixed)
         return
-    plan(x, gain, eps, q, scale, fixed=fixed).run()
+    plan(x, gain, eps, q, scale, fixed=fixed, invariant=invariant).run()
 
 
 def fp8_rows_twin(
@@ -65,6 +67,7 @@ def plan(
     scale: Tensor,
     *,
     fixed: Tensor | None = None,
+    invariant: bool = False,
 ) -> Launch:
     """The kernel that does what ``fp8_rows`` says."""
     rows, channels = x.shape
@@ -75,7 +78,8 @@ def plan(
     assert scale.dtype == torch.float32
     assert x.stride(1) == 1
     width = power_of_two(channels)
-    share = max(width // _SHARES, 16) if rows <= _SHARED_ROWS else width
+    shared = rows <= _SHARED_ROWS or invariant
+    share = max(width // _SHARES, 16) if shared else width
     warps = min(max(width // _WARP_CHANNELS, 1), _MOST_WARPS)
     return Launch(
         _fp8_rows,

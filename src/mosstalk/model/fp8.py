@@ -37,7 +37,9 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     row with a NaN or an infinity becomes NaN, so that it cannot pass unseen.
     """
     wide = x.float()
-    scale = (wide.abs().amax(dim=-1) / E4M3_MAX).clamp_min(_TINY)
+    largest = wide.abs().amax(dim=-1)
+    # By a tensor, since on a GPU torch multiplies by a number's reciprocal instead.
+    scale = (largest / torch.full_like(largest, E4M3_MAX)).clamp_min(_TINY)
     # Where a scale is as small as that, dividing by it may round to above 448.
     return fp8_by(wide, scale[..., None]), scale
 
