@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Run, refused
+from engine_rig import wild_model
 
+from mosstalk.bench.step_baselines import PlainStep
 from mosstalk.bench.step_work import Load, layer_weights, step_work
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
@@ -116,3 +118,11 @@ def test_a_weight_in_fp8_is_a_byte_and_its_channel_has_a_scale() -> None:
     assert plain.moved_bytes - every.moved_bytes == 36 * saved
     assert plain.operations == every.operations
     assert (plain.fp8, shared.fp8) == (0, 2 * 32 * layer_weights(config))
+
+
+def test_what_is_compiled_beside_the_engine_computes_what_plain_torch_does() -> None:
+    step = PlainStep(wild_model(), Load(2, 20))
+    torch._dynamo.mark_static_address(step.kept)
+    compiled = torch.compile(step.compute, backend="aot_eager", dynamic=False)
+    found = compiled()
+    torch.testing.assert_close(found, step.compute())

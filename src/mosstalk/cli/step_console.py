@@ -9,7 +9,7 @@ from typing import Any
 from mosstalk.bench.ceilings import Ceilings, Work, measure_ceilings
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
-from mosstalk.bench.step_baselines import measure_baseline
+from mosstalk.bench.step_baselines import APART, measure_baseline
 from mosstalk.bench.step_errors import Reference, error_table, reference_of
 from mosstalk.bench.step_speed import measure_prompts, measure_steps
 from mosstalk.bench.step_work import Load, step_work
@@ -215,7 +215,9 @@ def _measure(
             rows.append((load, measure_baseline(name, model, load, loads.runs)))
     limited = [(load, _limited(row, subject, load, ceilings)) for load, row in rows]
     title = "Prompts, to their reply's first row" if loads.prompts else "Steps"
-    found.tables.append(timed_table(title, [row for _, row in limited]))
+    note = f"Logits of other means need be but within {APART:.0%} of an untimed run's."
+    shown = note if loads.baselines else ""
+    found.tables.append(timed_table(title, [row for _, row in limited], shown))
     found.tables.append(_rates(subject, limited, loads))
     found.timed = [row.figures() for _, row in limited]
     if against:
