@@ -1,6 +1,7 @@
 """Steps launched before the rows of the one before are known: the same rows, and no waiting."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import replace
 
 import numpy as np
@@ -48,9 +49,9 @@ class Noted(Runner):
         self.noted: list[str] = []
         return self.noted
 
-    def launch(self, works: list[Work]) -> Flight:
+    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
         self.noted.append(f"launch {sum(work.draws for work in works)}")
-        return super().launch(works)
+        return super().launch(works, fresh)
 
     def collect(self, flight: Flight) -> list[Outcome]:
         self.noted.append("collect")
@@ -291,10 +292,10 @@ def test_nothing_waits_for_the_device_between_a_launch_and_its_collection() -> N
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-        def launch(self, works: list[Work]) -> Flight:
+        def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                return super().launch(works)
+                return super().launch(works, fresh)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

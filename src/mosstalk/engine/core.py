@@ -222,10 +222,6 @@ class EngineCore:
         """A step on its way: requests' works, and what else there is room for."""
         if works is None:
             return None
-        for request in self.scheduler.running:
-            if self._begun.get(request.number) != request.preemptions:
-                self._begun[request.number] = request.preemptions
-                self.runner.begin(request)
         limit = self.options.limits.step_rows
         works += self.scheduler.read_ahead(limit - sum(work.count for work in works))
         works += self._catching_up(sum(work.count for work in works))
@@ -234,7 +230,10 @@ class EngineCore:
         if self.options.poison:
             for work in works:
                 self.runner.store.poison(work.sequence.table[-(-work.start // self.pool.rows) :])
-        flight = self.runner.launch(works)
+        running = self.scheduler.running
+        fresh = [r for r in running if self._begun.get(r.number) != r.preemptions]
+        flight = self.runner.launch(works, fresh)
+        self._begun |= {request.number: request.preemptions for request in fresh}
         for work in works:
             if work.request is None and not work.count:
                 # What was read ahead is not known to be sound before something is drawn from it.
@@ -327,6 +326,12 @@ class EngineCore:
     def _require_known_ids(self, rows: list[Row]) -> None:
         """On a GPU an unknown id would take down every conversation, not just this one."""
         config = self.model.config
+        if not rows:
+            return
+        texts, audios = zip(*rows, strict=True)
+        most = max(texts) < config.vocab_size and max(audios) < config.audio_vocab_size
+        if most and min(texts) >= 0 and min(audios) >= 0:
+            return
         for text, audio in rows:
             if not (0 <= text < config.vocab_size and 0 <= audio < config.audio_vocab_size):
                 raise EngineInputError(

@@ -157,7 +157,8 @@ class LayerPass:
                 rooms.query, keys, values, inputs.tables, inputs.tiles, rooms.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room)
+        # While attention waits for keys, the memory has time for the weights after it.
+        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room, layer.gate_up)
 
     def _mlp(self, layer: LayerWeights, rooms: Rooms) -> None:
         room = rooms.between

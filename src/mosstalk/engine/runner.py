@@ -10,6 +10,7 @@ left the mode as it was.
 """
 
 import time
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -136,8 +137,10 @@ class Runner:
         return text, audio
 
     @torch.inference_mode()
-    def launch(self, works: list[Work]) -> Flight:
+    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
         """Begin to run ``works``, drawing a row for each request whose rows are all read then.
+
+        Of ``fresh`` ones nothing was drawn since they got their slots (see ``begin``).
 
         Rows that a request has pending are read as its slot drew them. Nothing here waits for
         the device. What is launched counts as read, and what is drawn as pending.
@@ -150,6 +153,8 @@ class Runner:
         works = sorted(works, key=_draw_order)
         draws = [_draw_of(work.request, work) for work in works if work.draws and work.request]
         self._run_trunk([w for w in works if w.count])
+        for request in fresh:  # now that the device has something to do
+            self.begin(request)
         found = torch.full((len(draws), 3), NOT_DRAWN, device=self.device)
         found[:, 2] = 0
         for channel, part in _PARTS:
@@ -263,7 +268,7 @@ class Runner:
             for stretch in lot:
                 if stretch.end > stretch.sequence.read[part]:
                     stretch.sequence.advance(part, stretch.end)
-        return torch.cat(wanted)
+        return torch.cat(wanted) if len(wanted) > 1 else wanted[0]
 
     def _drawn_now(self, draws: list[Draw], channel: int) -> list[slice]:
         """Which draws this channel makes, each with one mode; those of text come first."""
