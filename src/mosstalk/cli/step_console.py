@@ -18,6 +18,7 @@ from mosstalk.bench.timed import Timed, timed_table
 from mosstalk.build.start import take_kernels
 from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+from mosstalk.collector import lasting_objects_spared
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.default_models import chosen_language_model
@@ -149,8 +150,9 @@ def run_steps(request: StepRequest, loads: Loads, to: Outputs) -> None:
         model, ids = _opened(request)
         with progress_bar() as tell:
             against = reference_of(model, ids, loads.error_rows) if loads.error_rows else None
-            record = _quantized(model, request)
-            found = _measure(Subject(model, ids, record), request, loads, against, tell)
+            subject = Subject(model, ids, _quantized(model, request))
+            with lasting_objects_spared():
+                found = _measure(subject, request, loads, against, tell)
         print_found(found.settings, found.tables)
     to.write(
         measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),

@@ -157,8 +157,7 @@ class LayerPass:
                 rooms.query, keys, values, inputs.tables, inputs.tiles, rooms.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        # While attention waits for keys, the memory has time for the weights after it.
-        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room, layer.gate_up)
+        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room)
 
     def _mlp(self, layer: LayerWeights, rooms: Rooms) -> None:
         room = rooms.between

@@ -105,13 +105,10 @@ class Products:
             self.normed(x, gain, matrix, room.gates, room)
             gate_up(room.gates, out)
 
-    def added(
-        self, x: Tensor, matrix: Matrix, hidden: Tensor, room: Between, then: Matrix | None = None
-    ) -> None:
-        """hidden += x W^T; ``then`` is the matrix that is read after W."""
+    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, room: Between) -> None:
+        """hidden += x W^T."""
         if not self._general(len(x), matrix):
-            after = then.weight.q if isinstance(then, Fp8Matrix) else then
-            self._by_kernel(x, None, matrix, hidden, residual=hidden, then=after)
+            self._by_kernel(x, None, matrix, hidden, residual=hidden)
         elif isinstance(matrix, Fp8Matrix):
             rounded = self._rounded(x, None, matrix)
             hidden.add_(fp8_library(*rounded, matrix.weight, room.normed))

@@ -28,14 +28,13 @@ def fp8_linear(
     gated: bool = False,
     invariant: bool = False,
     workspace: LinearWorkspace | None = None,
-    then: Tensor | None = None,
 ) -> Tensor:
     """Write f((q x scale) W^T) + residual into ``out`` (R, N) and return it.
 
     ``q`` (R, C) in E4M3 and ``scale`` (R,), as ``fp8_rows`` leaves them; ``weight`` (N, C), its
     rows those of G, then of U where ``gated``: see ``rms_linear``, also for ``residual``,
-    ``invariant``, ``workspace`` and ``then``. Sums are those of ``model.fp8.fp8_product``: 8-bit
-    numbers are added in float32, on matrix units no more than a tile's channels within the unit (of
+    ``invariant`` and ``workspace``. Sums are those of ``model.fp8.fp8_product``: 8-bit numbers
+    are added in float32, on matrix units no more than a tile's channels within the unit (of
     compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
     """
     if not runs(q):
@@ -44,7 +43,7 @@ def fp8_linear(
     few = len(q) if fp8_one.takes(q, weight.q) else max(len(q), 2)
     kind = kind_of(q.shape[1], normed=residual is None, gated=gated)
     divided = division(kind, few, E4M3, invariant=invariant)
-    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided, "then": then}
+    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
     plan(q, scale, weight, out, workspace=workspace, **how).run()
     return out
 
@@ -76,14 +75,13 @@ def plan(
     gated: bool = False,
     divided: Division,
     workspace: LinearWorkspace | None = None,
-    then: Tensor | None = None,
 ) -> Launch:
     """The kernel that does what ``fp8_linear`` says."""
     assert q.dtype == weight.q.dtype == E4M3
     assert scale.shape == (len(q),)
     assert weight.scale.shape == (len(weight.q),)
     if divided.one:
-        return fp8_one.plan(q, scale, weight, out, residual, gated, divided, then)
+        return fp8_one.plan(q, scale, weight, out, residual, gated, divided)
     return rms_linear.plan(
         q, None, 0.0, weight.q, out,
         scales=(scale, weight.scale), residual=residual, gated=gated, divided=divided,

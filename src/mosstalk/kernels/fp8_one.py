@@ -4,15 +4,13 @@ import torch
 from torch import Tensor
 
 from mosstalk.kernels.launch import Launch, ceil_div, interprets, power_of_two, tl, triton
-from mosstalk.kernels.lm_parts import ask_for_next, ask_for_rows, share_of_next, silu
+from mosstalk.kernels.lm_parts import ask_for_rows, silu
 from mosstalk.kernels.lm_tiles import Division
 from mosstalk.kernels.parts import follow, let_next_start
 from mosstalk.model.fp8 import Fp8Weight
 
 _FOUR = 4
 """Numbers in a word."""
-NEXT_BYTES = 0
-"""To be asked for of the weights that are read next."""
 
 
 def takes(q: Tensor, weight: Tensor) -> bool:
@@ -28,7 +26,6 @@ def plan(
     residual: Tensor | None,
     gated: bool,
     divided: Division,
-    then: Tensor | None = None,
 ) -> Launch:
     """The kernel that does what ``fp8_linear`` says for one row."""
     (rows, channels), columns = q.shape, weight.q.shape[0] // (1 + gated)
@@ -51,7 +48,6 @@ def plan(
             "channel_scale": weight.scale,
             "residual": residual,
             "out": out,
-            "then": None if then is None else then.view(torch.uint8),
         },
         {
             "K": channels // _FOUR,
@@ -61,7 +57,6 @@ def plan(
             "WHOLE": whole,
             "COLUMNS": tile.columns,
             "INNER": inner,
-            "THEN": 0 if then is None else share_of_next(NEXT_BYTES, then.nbytes, programs),
             "AHEAD": divided.ask if whole and divided.ask < programs else 0,
             "SOFT": interprets(),
             **divided.requests(_FOUR * inner, weight.q),
@@ -78,7 +73,6 @@ def _one_row(
     channel_scale,
     residual,
     out,
-    then,
     K: tl.constexpr,
     N: tl.constexpr,
     GATED: tl.constexpr,
@@ -86,7 +80,6 @@ def _one_row(
     WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
-    THEN: tl.constexpr,
     AHEAD: tl.constexpr,
     SOFT: tl.constexpr,
     RUNS: tl.constexpr,
@@ -108,7 +101,6 @@ def _one_row(
         ask_for_rows(weight, further, 0, K, INNER, RUNS, BULK)
         if GATED:
             ask_for_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
-    ask_for_next(then, THEN, DEPENDENT)
     follow(DEPENDENT)
     a = tl.load(q + inner, mask=inner < K, other=0)
     size = tl.load(scale)

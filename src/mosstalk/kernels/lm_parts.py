@@ -3,15 +3,6 @@
 from mosstalk.kernels.launch import tl, triton
 from mosstalk.kernels.parts import ask_for
 
-LEAST_SHARE = 2048
-"""Of bytes that a program asks for of what comes next; all shares are powers of two."""
-
-
-def share_of_next(wanted: int, there: int, programs: int) -> int:
-    """Bytes that each of so many programs asks for, to ask for about ``wanted`` of ``there``."""
-    share = min(wanted, there) // programs
-    return 1 << (share.bit_length() - 1) if share >= LEAST_SHARE else 0
-
 
 @triton.jit
 def ask_for_runs(place, size):
@@ -47,15 +38,6 @@ def ask_for_rows(
         ask_for_runs(place, SPAN // RUNS * bits // 8)
     else:
         ask_for(place)
-
-
-@triton.jit
-def ask_for_next(then, BYTES: tl.constexpr, DEPENDENT: tl.constexpr):
-    """Ask for a program's share, BYTES, of what the kernel after this one will read."""
-    if DEPENDENT and BYTES > 0:
-        RUN: tl.constexpr = 2048
-        place = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES // RUN) * RUN
-        ask_for_runs(then + place, RUN)
 
 
 @triton.jit

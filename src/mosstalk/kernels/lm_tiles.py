@@ -74,7 +74,7 @@ TILES: dict[Kind, dict[int, Division]] = {
     },
     "plain": {
         1: Division(Tile(1, 4, 2048, 2, 1), one=True),
-        16: Division(Tile(16, 64, 128, 4, 4), splits=2, ask=512),
+        16: Division(Tile(16, 64, 128, 4, 4), splits=4, ask=1024),
         32: Division(Tile(32, 64, 128, 4, 5), splits=2, ask=512),
         ANY_ROWS: Division(Tile(64, 64, 128, 4, 4), splits=2, ask=512),
     },

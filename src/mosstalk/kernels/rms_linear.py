@@ -43,7 +43,6 @@ def rms_linear(
     gated: bool = False,
     invariant: bool = False,
     workspace: LinearWorkspace | None = None,
-    then: Tensor | None = None,
 ) -> Tensor:
     """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
 
@@ -55,7 +54,7 @@ def rms_linear(
 
     With ``invariant``, and in float32, a row's bits do not depend on the other rows. Best for
     few rows; else right, but slower than torch. ``workspace`` is made where one is needed and None
-    is given. ``then``: weights that are read after these; for one row some are asked for early.
+    is given.
     """
     if not runs(x):
         return rms_linear_twin(x, gain, eps, weight, out, residual=residual, gated=gated)
@@ -66,7 +65,7 @@ def rms_linear(
     divided = division(kind, few, weight.dtype, invariant=invariant)
     if gain is not None and divided.apart:
         x, gain = rms_norm(x, gain, eps, torch.empty(x.shape, dtype=x.dtype, device=x.device)), None
-    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided, "then": then}
+    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
     plan(x, gain, eps, weight, out, workspace=workspace, **how).run()
     return out
 
@@ -101,7 +100,6 @@ def plan(
     divided: Division,
     workspace: LinearWorkspace | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
-    then: Tensor | None = None,
 ) -> Launch:
     """The kernel that does what ``rms_linear`` says, rows being normalised if ``apart`` says so.
 
@@ -109,13 +107,15 @@ def plan(
     """
     rows, columns, channels = _sizes(x, gain, weight, out, residual, gated)
     if divided.one:
-        return rms_linear_one.plan(x, gain, eps, weight, out, residual, gated, divided, then)
+        return rms_linear_one.plan(x, gain, eps, weight, out, residual, gated, divided)
     tile = divided.tile
     inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)
     # Whatever the rows are, so that they do not decide in which order channels are summed.
     splits = max(1, min(divided.splits, ceil_div(channels, inner), _MOST_PROGRAMS // tiles))
-    assert gain is None or (splits == 1 and scales is None), "rows must be normalised apart"
+    assert gain is None or (splits == 1 and scales is None), (
+        "rows of shared channels are normalised apart"
+    )
     grid = (ceil_div(rows, tile.rows), tiles, splits)
     counters, sums = _shared(workspace, divided, grid, 1 + gated, x.device)
     return Launch(

@@ -4,12 +4,9 @@ import torch
 from torch import Tensor
 
 from mosstalk.kernels.launch import Launch, ceil_div, power_of_two, tl, triton
-from mosstalk.kernels.lm_parts import ask_for_next, ask_for_rows, share_of_next, silu
+from mosstalk.kernels.lm_parts import ask_for_rows, silu
 from mosstalk.kernels.lm_tiles import Division
 from mosstalk.kernels.parts import follow, let_next_start
-
-NEXT_BYTES = 0
-"""To be asked for of the weights that are read next."""
 
 
 def takes(x: Tensor, gain: Tensor | None, weight: Tensor) -> bool:
@@ -27,7 +24,6 @@ def plan(
     residual: Tensor | None,
     gated: bool,
     divided: Division,
-    then: Tensor | None = None,
 ) -> Launch:
     """The kernel that does what ``rms_linear`` says for one row."""
     (rows, channels), columns = x.shape, weight.shape[0] // (1 + gated)
@@ -46,7 +42,6 @@ def plan(
             "weight": weight.view(torch.int32),
             "residual": residual,
             "out": out,
-            "then": None if then is None else then.view(torch.uint8),
             "eps": eps,
         },
         {
@@ -59,7 +54,6 @@ def plan(
             "WHOLE": whole,
             "COLUMNS": tile.columns,
             "INNER": inner,
-            "THEN": 0 if then is None else share_of_next(NEXT_BYTES, then.nbytes, programs),
             "AHEAD": divided.ask if whole and divided.ask < programs else 0,
             **divided.requests(2 * inner, weight),
         },
@@ -74,7 +68,6 @@ def _one_row(
     weight,
     residual,
     out,
-    then,
     eps,
     K: tl.constexpr,
     N: tl.constexpr,
@@ -85,7 +78,6 @@ def _one_row(
     WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
-    THEN: tl.constexpr,
     AHEAD: tl.constexpr,
     RUNS: tl.constexpr,
     BULK: tl.constexpr,
@@ -104,7 +96,6 @@ def _one_row(
         ask_for_rows(weight, further, 0, K, INNER, RUNS, BULK)
         if GATED:
             ask_for_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
-    ask_for_next(then, THEN, DEPENDENT)
     follow(DEPENDENT)
     a = tl.load(x + inner, mask=inner < K, other=0)
     stream = tl.zeros((COLUMNS,), tl.float32)

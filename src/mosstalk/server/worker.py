@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
 from mosstalk.engine.engine import Engine
 from mosstalk.errors import EngineStoppedError, MosstalkError
@@ -104,7 +105,8 @@ class Worker:
         await host.warm_up()
         loaded.steps.taken_s()
         self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
-        await asyncio.shield(asyncio.wrap_future(host.engine.ended))
+        with lasting_objects_spared():
+            await asyncio.shield(asyncio.wrap_future(host.engine.ended))
         failure = host.engine.failure
         _LOG.error("the engine has ended", exc_info=failure)
         await asyncio.gather(*self._tasks)
