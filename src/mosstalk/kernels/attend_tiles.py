@@ -37,8 +37,11 @@ EXACT = Shares(16, 128, 8, 8, 1)
 """In 16 bit, and in float32, where keys are shared."""
 WHOLE = Shares(64, 128, 1, 4, 2)
 """In 16 bit where there are enough tiles, so that each takes all of its keys."""
+INVARIANT = Shares(64, 128, 8, 4, 2)
+"""In 16 bit where keys are shared alike for any number of tiles: many single rows too."""
 JOINED_ROWS = 32
-"""Queries whose splits' sums are joined at a time."""
+"""Queries whose splits' sums are joined at a time, where there are few tiles."""
+_JOINED_ELSE = 8
 EARLY = NOTHING
 """Whether a program asks for its keys and values before its turn (``ASKED``)."""
 _SHORT_TILES = 128
@@ -61,7 +64,9 @@ def shares_for(tiles: int, kv_heads: int, dtype: torch.dtype, *, invariant: bool
     """How tiles share out their keys; with ``invariant`` the same for any number of tiles."""
     if dtype == torch.float32:
         return EXACT
-    return WHOLE if tiles * kv_heads >= ENOUGH_PROGRAMS and not invariant else SHARES
+    if invariant:
+        return INVARIANT
+    return WHOLE if tiles * kv_heads >= ENOUGH_PROGRAMS else SHARES
 
 
 def tiles_work(
@@ -194,8 +199,7 @@ def plan(
             "KEYS": shares.keys,
             "TILE": TILE_ROWS,
             "QUERIES": queries,
-            "JOINED": JOINED_ROWS,
-            "AT_ONCE": joined_at_once(shares.most, JOINED_ROWS),
+            **_joining(shares, queries),
             "WIDTH": power_of_two(channels),
             "ASK": EARLY == ASKED,
             "LINE": LINE_BYTES // keys.element_size(),
@@ -203,6 +207,13 @@ def plan(
         shares.tile,
         short=count <= _SHORT_TILES,
     )
+
+
+def _joining(shares: Shares, queries: int) -> dict[str, int]:
+    """How many rows are joined at a time, and of them how many splits' at once."""
+    rows = _JOINED_ELSE if shares in (EXACT, INVARIANT) else JOINED_ROWS
+    rows = min(rows, TILE_ROWS * queries)
+    return {"JOINED": rows, "AT_ONCE": joined_at_once(shares.most, rows)}
 
 
 def _check(
