@@ -28,6 +28,7 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.bench.machine import machine_facts
+from mosstalk.bench.report_figures import WHOLE
 from mosstalk.build.peaks import Peaks, host_peak_bytes
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
@@ -227,7 +228,7 @@ def measure(chosen: argparse.Namespace, cap: Cap | None, started: float) -> dict
         "host_peak_gib": (host_peak_bytes() or 0) / GIB,
         "layers": type(host.engine.core.runner.layers).__name__,
     }
-    return {"format": "mosstalk-24gb-1", "weights": "synthetic", "settings": settings} | figures
+    return {"format": WHOLE, "weights": "synthetic", "settings": settings} | figures
 
 
 def main() -> None:

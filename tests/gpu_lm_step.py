@@ -102,7 +102,7 @@ def main() -> None:
         scale = torch.tensor(0.02, device=device)
         names = record.products(model.config)
         quantize_in_place(model, record, {name: scale.clone() for name in names})
-    ceilings = measure_ceilings(device, dtype)
+    ceilings = measure_ceilings(device, dtype, fp8=record is not None)
     kind = "" if record is None else f" in {record.scheme}, {record.blocks}"
     print(f"{device}, torch {torch.__version__}, random weights{kind}: {ceilings.describe()}")
     pool = BlockPool(sum(ld.sessions * (ld.kept + ld.new + 15) for ld in LOADS.values()) // 16, 16)

@@ -12,7 +12,7 @@ from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
 from mosstalk.bench.codec_hops import Crowd
-from mosstalk.bench.report_figures import CODEC, STEP, Document, read_document
+from mosstalk.bench.report_figures import CODEC, STEP, WHOLE, Document, read_document
 from mosstalk.bench.report_page import NOT_YET, report_page
 from mosstalk.bench.report_rows import ELSEWHERE, LINES
 from mosstalk.bench.step_work import Load
@@ -131,6 +131,28 @@ def test_hops_stand_in_their_own_rows(written: Any) -> None:
     assert row(page, "the same, voice of 27 s")[3].startswith("23.70 ms")
 
 
+def test_figures_of_the_whole_pipeline_stand_side_by_side(written: Any) -> None:
+    def turn(precision: str, ms: float, factor: float) -> dict[str, Any]:
+        figures = {"commit_to_first_audio_ms": ms, "real_time_factor": factor}
+        settings = SETTINGS | {"precision": precision}
+        return {"format": WHOLE, "weights": "synthetic", "settings": settings} | figures
+
+    page = report_page(written(turn("bf16", 253.65, 0.1393), turn("fp8", 261.81, 0.1294)))
+    first = row(page, "end of turn to first sound, whole pipeline")[5]
+    assert re.fullmatch(r"254 ms in bf16 \(.*0\.json\); 262 ms in fp8 \(.*1\.json\)", first)
+    factors = row(page, "real-time factor, whole pipeline")[5]
+    assert re.fullmatch(r"0\.139 in bf16 \(.*\); 0\.129 in fp8 \(.*\)", factors)
+    assert "| 1.json | NVIDIA H200 | synthetic | fp8 | 2.11 | 0123456 | - |" in page
+
+
+def test_a_turn_without_its_figures_is_refused(tmp_path: Path) -> None:
+    values = {"format": WHOLE, "weights": "synthetic", "settings": SETTINGS}
+    (tmp_path / "turn.json").write_text(json.dumps(values))
+    found = run(tmp_path / "turn.json")
+    assert found.exit_code == 2
+    assert "commit_to_first_audio_ms" in found.output
+
+
 def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
     document, page = tmp_path / "step.json", tmp_path / "page.md"
     document.write_text(json.dumps(steps({"1 x 1 row after 512": 3.71})))
@@ -194,6 +216,9 @@ def test_the_commands_of_the_page_are_commands() -> None:
     assert len(commands) >= 4
     for command in commands:
         program, *words = shlex.split(command)
+        if program == "bash":
+            assert (ROOT / words[0]).is_file()
+            continue
         assert program == "mosstalk"
         group.make_context(program, words[:1])
         bench = group.commands["bench"]

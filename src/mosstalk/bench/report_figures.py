@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mosstalk.config import read_json
 from mosstalk.errors import BenchError, ConfigError, OptionError
 
-STEP, CODEC = "mosstalk-step-1", "mosstalk-codec-1"
-"""Formats that ``bench step``, ``bench prefill`` and ``bench codec`` write."""
-FORMATS = (STEP, CODEC)
+STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"
+"""Formats of ``bench step`` and ``bench prefill``, ``bench codec``, and ``tests/gpu_24gb.py``."""
+FORMATS = (STEP, CODEC, WHOLE)
+FIRST_AUDIO, REAL_TIME = "commit_to_first_audio_ms", "real_time_factor"
+"""Figures of the whole pipeline, one of each in a document."""
 _FP8 = re.compile("fp8|float8", re.IGNORECASE)
 
 
@@ -44,13 +46,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Document:
-    """A benchmark's document; ``name`` is its file's."""
+    """A benchmark's document; ``name`` is its file's, ``whole`` has figures of the pipeline."""
 
     name: str
     format: str
     settings: dict[str, str]
     weights: str
     tables: dict[str, list[dict[str, Any]]]
+    whole: dict[str, float] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -84,10 +87,12 @@ def read_document(path: Path) -> Document:
             f"{path}: the format is {values.get('format')!r}, not one of {', '.join(FORMATS)}"
         )
     try:
-        timed = values["timed"]
+        whole = values["format"] == WHOLE
+        timed = {} if whole else values["timed"]
         tables = timed if isinstance(timed, dict) else {"": timed}
+        figures = {name: float(values[name]) for name in (FIRST_AUDIO, REAL_TIME)} if whole else {}
         document = Document(
-            path.name, values["format"], values["settings"], values["weights"], tables
+            path.name, values["format"], values["settings"], values["weights"], tables, figures
         )
         _require_valid(document)
         missing = {"device", "precision"} - document.settings.keys()

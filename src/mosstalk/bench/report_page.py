@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mosstalk.bench.report_figures import Document, Figure, figure
+from mosstalk.bench.report_figures import WHOLE, Document, Figure, figure
 from mosstalk.bench.report_rows import ELSEWHERE, LINES, Elsewhere, Line
 from mosstalk.errors import OptionError
 from mosstalk.plan.measured import measured
@@ -37,6 +37,8 @@ def report_page(documents: Sequence[Document]) -> str:
 
 
 def _require_used(document: Document) -> None:
+    if document.format == WHOLE:
+        return
     rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
     if not any(any(document.figures(wanted)) for wanted in rows):
         raise OptionError(
@@ -53,6 +55,8 @@ def _line(line: Line, documents: Sequence[Document]) -> tuple[str, ...]:
         limit = _limit(found)
     if found:
         ours = _measured(found)
+    if line.whole:
+        ours = "; ".join(_whole(line.whole, each) for each in documents if each.whole) or NOT_YET
     if line.peak:
         peak = next(peak for peak in measured().peaks if peak.name == line.peak)
         ours = NOT_YET if peak.gib is None else f"{peak.gib:.2f} GiB ({peak.device})"
@@ -73,6 +77,16 @@ def _measured(found: Figure) -> str:
     return (
         f"{row['p50_ms']:.2f} ms (p95 {row['p95_ms']:.2f}{first}; valid {row['valid']}/{row['n']}; "
         f"{document.settings['device']}, {document.weights} weights, {document.name})"
+    )
+
+
+def _whole(name: str, document: Document) -> str:
+    """What the one turn of a document took."""
+    value, settings = document.whole[name], document.settings
+    shown = f"{value:.0f} ms" if name.endswith("_ms") else f"{value:.3f}"
+    return (
+        f"{shown} in {settings['precision']} (a turn after 8,000 rows, in 23.5 GiB; "
+        f"{settings['device']}, {document.weights} weights, {document.name})"
     )
 
 

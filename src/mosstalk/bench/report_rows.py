@@ -5,7 +5,7 @@ Of the reports no more is known here than what stands in these rows.
 
 from dataclasses import dataclass
 
-from mosstalk.bench.report_figures import CODEC, STEP, Wanted
+from mosstalk.bench.report_figures import CODEC, FIRST_AUDIO, REAL_TIME, STEP, Wanted
 
 NOT_STATED = "not stated"
 _STEP = "mosstalk bench step --random-weights full --at 1x512,64x1000"
@@ -14,6 +14,7 @@ _PREFILL_FP8 = "mosstalk bench prefill --random-weights full --precision fp8 --r
 _PREFILL = "mosstalk bench prefill --random-weights full --rows 512,6+1000"
 _CODEC = "mosstalk bench codec --random-weights full --replies 1,32,128 --hops 60 --memory 45000"
 _ENCODE = "mosstalk bench codec --random-weights full --part encode --streams 1,8,64"
+_PIPELINE = "bash tests/gpu-24gb.sh"
 _SHORT = r"A hop of 5 codes.*, voice of 6\.8 s"
 _LONG = r"A hop of 5 codes.*, voice of 26\.8 s"
 _EARLY, _LATE = r"{} x hop 2-\d+", r"1 x hop (?!2-)\d+-\d+"
@@ -23,7 +24,9 @@ _HOPS = "within the hops above"
 
 @dataclass(frozen=True)
 class Line:
-    """A row: the reports' three words on it, and ours; ``peak`` names one of ``plan.measured``."""
+    """A row: the reports' three words on it, and ours; ``peak`` names one of ``plan.measured``,
+    ``whole`` a figure of the whole pipeline.
+    """
 
     what: str
     planned: str = NOT_STATED
@@ -31,6 +34,7 @@ class Line:
     timed: str = NOT_STATED
     wanted: Wanted | None = None
     peak: str | None = None
+    whole: str | None = None
     command: str | None = None
 
 
@@ -100,17 +104,22 @@ LINES = (
         "end of turn to first sound, whole pipeline",
         claimed="first chunk 138 ms (RTX 4090)",
         timed="a vocoder fed without a flow decoder",
+        whole=FIRST_AUDIO,
+        command=_PIPELINE,
     ),
     Line(
         "real-time factor, whole pipeline",
         claimed="1.38 (RTX 4090)",
         timed="a vocoder fed without a flow decoder; a factor was computed from a single prefill",
+        whole=REAL_TIME,
+        command=_PIPELINE,
     ),
     Line("device memory, bf16, codec and 8,192 rows", peak="measured, bf16, codec and 8,192 rows"),
     Line("the same, trunk in FP8", peak="measured, fp8, codec and 8,192 rows"),
 )
 
-_OURS = "H200, for this project"
+_OURS, _SERVER = "H200, for this project", "A800-80G, published"
+_ABOVE = "in the first table, on another card"
 _AUDIO_STEP = _steps("1 x 1 row after 512", fp8=False)
 ELSEWHERE = (
     Elsewhere(
@@ -144,9 +153,10 @@ ELSEWHERE = (
     Elsewhere("the same, audio block alone", _OURS, "6.06 ms", _AUDIO_STEP),
     Elsewhere(
         "the only public MOSS-Speech server, streamed: first audio",
-        "A800-80G, published",
+        _SERVER,
         "2.56 s",
+        see=_ABOVE,
     ),
-    Elsewhere("its real-time factor", "A800-80G, published", "3.87, p95 5.64"),
-    Elsewhere("its memory", "A800-80G, published", "26.5 GiB, out of memory on 24 GB"),
+    Elsewhere("its real-time factor", _SERVER, "3.87, p95 5.64", see=_ABOVE),
+    Elsewhere("its memory", _SERVER, "26.5 GiB, out of memory on 24 GB", see=_ABOVE),
 )

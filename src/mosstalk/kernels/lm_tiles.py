@@ -102,19 +102,19 @@ FP8_TILES: dict[Kind, dict[int, Division]] = {
     "normed": {
         1: Division(Tile(1, 4, 4096, 4, 1), one=True),
         16: Division(Tile(16, 64, 256, 4, 4), splits=2),
-        32: Division(Tile(32, 64, 256, 4, 4), ask=1024),
+        32: Division(Tile(32, 64, 256, 4, 5), ask=1024),
         ANY_ROWS: Division(Tile(64, 64, 128, 4, 5), ask=1024),
     },
     "gated": {
         1: Division(Tile(1, 2, 4096, 4, 1), one=True),
         16: Division(Tile(16, 64, 256, 4, 3), ask=1024),
-        32: Division(Tile(32, 64, 128, 4, 4), ask=1024),
+        32: Division(Tile(32, 64, 128, 4, 4)),
         ANY_ROWS: Division(Tile(64, 64, 128, 4, 4), ask=1024),
     },
     "plain": {
         1: Division(Tile(1, 8, 2048, 2, 1), one=True),
         16: Division(Tile(16, 64, 512, 4, 3), splits=2, ask=1024),
-        32: Division(Tile(32, 64, 256, 4, 4), splits=2, ask=1024),
+        32: Division(Tile(32, 64, 256, 4, 5), ask=1024),
         ANY_ROWS: Division(Tile(64, 64, 128, 4, 5), splits=2, ask=1024),
     },
     "deep": {
