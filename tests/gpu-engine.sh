@@ -15,6 +15,7 @@ part "prompts by other means" bench prefill --random-weights full --rows 512,6+1
     --baseline graph --baseline transformers --json "$OUT/prefill-beside.json"
 part "steps, batch-invariant" bench step --random-weights full --at 1x512,64x1000 \
     --batch-invariant --json "$OUT/step-invariant.json"
+part "layers alone" "$PYTHON" tests/gpu_lm_step.py
 part "golden rows" mosstalk verify tests/goldens/lm-* --path fast --device cuda
 part "GPU tests" "$PYTHON" -m pytest -q -m gpu tests/test_engine_*.py tests/test_lm_*.py
 part "steps, compiled" bench step --random-weights full --at 1x512 --baseline compile

@@ -13,6 +13,7 @@ part "steps" mosstalk bench step --random-weights "$SIZE" --precision fp8 --at 1
     --errors 256 --json "$OUT/step-fp8.json"
 part "prompts" mosstalk bench prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
     --json "$OUT/prefill-fp8.json"
+part "layers alone" "$PYTHON" tests/gpu_lm_step.py --fp8
 part "a folder" mosstalk build --random-weights "$SIZE" "$WORK/engine" --precision fp8 \
     --max-sessions 1 --max-rows 8192
 part "what is in it" mosstalk engine inspect "$WORK/engine"
