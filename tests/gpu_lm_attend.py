@@ -60,7 +60,6 @@ def tried(module: Any, one: Try) -> Iterator[None]:
     by_items = {by_rows.ANY_ITEMS: one.shares}
     shares = by_items if module is by_rows else one.shares
     values = {"SHARES": shares, "WHOLE": one.shares, "EARLY": one.early, "DOT": one.dot}
-    values |= {"JOINED_ROWS": one.joined}
     before = {name: getattr(module, name) for name in values if hasattr(module, name)}
     for name in before:
         setattr(module, name, values[name])
@@ -257,7 +256,7 @@ def timed(scene: Scene, one: Try, weights: Weights, expected: Tensor) -> Found |
 
 
 def shown(one: Try) -> str:
-    kind = f"{'dot' if one.dot else 'sum'}/{one.joined}"
+    kind = "dot" if one.dot else "sum"
     return f"Shares{tuple(vars(one.shares).values())}/{one.early}/{kind}"
 
 
@@ -302,7 +301,7 @@ def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> No
 
 
 def is_now(module: Any, one: Try) -> bool:
-    now = {"EARLY": one.early, "DOT": one.dot, "JOINED_ROWS": one.joined}
+    now = {"EARLY": one.early, "DOT": one.dot}
     kept = module.SHARES.values() if module is by_rows else (module.SHARES, module.WHOLE)
     shares = tuple(kept)
     return one.shares in shares and all(getattr(module, k, v) == v for k, v in now.items())

@@ -5,7 +5,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mosstalk.kernels import attend_rows as by_rows
-from mosstalk.kernels import attend_tiles as by_tiles
 from mosstalk.kernels.key_shares import Shares
 from mosstalk.kernels.launch import Launch, tl, triton
 from mosstalk.kernels.parts import follow, let_next_start
@@ -13,12 +12,11 @@ from mosstalk.kernels.tiles import Tile
 
 
 class Try(NamedTuple):
-    """Constants of a kernel's file: ``dot`` is of single rows alone, ``joined`` of tiles."""
+    """Constants of a kernel's file: ``dot`` is of single rows alone."""
 
     shares: Shares
     early: int = by_rows.NOTHING
     dot: bool = True
-    joined: int = by_tiles.JOINED_ROWS
 
 
 def row_tries() -> list[Try]:
@@ -54,8 +52,8 @@ def row_tries() -> list[Try]:
     return found
 
 
-TILE_TRIES = [
-    Try(Shares(*values))
+_TILE_SHARES = [
+    Shares(*values)
     for values in (
         (64, 64, 16, 4, 2),
         (64, 128, 8, 4, 2),
@@ -76,13 +74,13 @@ TILE_TRIES = [
         (128, 128, 1, 8, 1),
     )
 ]
-TILE_TRIES += [
-    Try(Shares(*values), when, joined=rows)
+_TILE_TRIES = [
+    Try(Shares(*values, joined=rows), when)
     for values in ((64, 64, 16, 4, 2), (64, 128, 8, 4, 2), (64, 128, 8, 8, 2), (64, 256, 4, 8, 2))
     for when in (by_rows.NOTHING, by_rows.ASKED)
     for rows in (2, 4, 8, 16, 32)
-    if (when, rows) != (by_rows.NOTHING, by_tiles.JOINED_ROWS)
 ]
+TILE_TRIES = list(dict.fromkeys([*map(Try, _TILE_SHARES), *_TILE_TRIES]))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -87,16 +87,19 @@ def read_document(path: Path) -> Document:
             f"{path}: the format is {values.get('format')!r}, not one of {', '.join(FORMATS)}"
         )
     try:
-        whole = values["format"] == WHOLE
-        timed = {} if whole else values["timed"]
-        tables = timed if isinstance(timed, dict) else {"": timed}
-        figures = {name: float(values[name]) for name in (FIRST_AUDIO, REAL_TIME)} if whole else {}
+        tables: dict[str, list[dict[str, Any]]] = {}
+        whole: dict[str, float] = {}
+        if values["format"] == WHOLE:
+            whole = {name: float(values[name]) for name in (FIRST_AUDIO, REAL_TIME)}
+        else:
+            timed = values["timed"]
+            tables = timed if isinstance(timed, dict) else {"": timed}
         document = Document(
-            path.name, values["format"], values["settings"], values["weights"], tables, figures
+            path.name, values["format"], values["settings"], values["weights"], tables, whole
         )
         _require_valid(document)
         missing = {"device", "precision"} - document.settings.keys()
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path}: not as the benchmark writes it ({error!r})") from None
     if missing:
         raise ConfigError(f"{path}: not as the benchmark writes it (no {', '.join(missing)})")

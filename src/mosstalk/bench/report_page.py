@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mosstalk.bench.report_figures import WHOLE, Document, Figure, figure
+from mosstalk.bench.report_figures import Document, Figure, figure
 from mosstalk.bench.report_rows import ELSEWHERE, LINES, Elsewhere, Line
 from mosstalk.errors import OptionError
 from mosstalk.plan.measured import measured
@@ -37,7 +37,7 @@ def report_page(documents: Sequence[Document]) -> str:
 
 
 def _require_used(document: Document) -> None:
-    if document.format == WHOLE:
+    if document.whole:
         return
     rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
     if not any(any(document.figures(wanted)) for wanted in rows):
@@ -85,8 +85,9 @@ def _whole(name: str, document: Document) -> str:
     value, settings = document.whole[name], document.settings
     shown = f"{value:.0f} ms" if name.endswith("_ms") else f"{value:.3f}"
     return (
-        f"{shown} in {settings['precision']} (a turn after 8,000 rows, in 23.5 GiB; "
-        f"{settings['device']}, {document.weights} weights, {document.name})"
+        f"{shown} in {settings['precision']} (a turn after 8,000 rows, cap in GiB: "
+        f"{settings.get('cap_gib', 'not stated')}; {settings['device']}, "
+        f"{document.weights} weights, {document.name})"
     )
 
 

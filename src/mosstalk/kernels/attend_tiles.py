@@ -33,15 +33,12 @@ TILE_ROWS = 16
 ENOUGH_PROGRAMS = 200
 """So many keep the card busy without sharing keys."""
 SHARES = Shares(64, 256, 4, 8, 2)
-EXACT = Shares(16, 128, 8, 8, 1)
+EXACT = Shares(16, 128, 8, 8, 1, joined=8)
 """In 16 bit, and in float32, where keys are shared."""
 WHOLE = Shares(64, 128, 1, 4, 2)
 """In 16 bit where there are enough tiles, so that each takes all of its keys."""
-INVARIANT = Shares(64, 128, 8, 4, 2)
+INVARIANT = Shares(64, 128, 8, 4, 2, joined=8)
 """In 16 bit where keys are shared alike for any number of tiles: many single rows too."""
-JOINED_ROWS = 32
-"""Queries whose splits' sums are joined at a time, where there are few tiles."""
-_JOINED_ELSE = 8
 EARLY = NOTHING
 """Whether a program asks for its keys and values before its turn (``ASKED``)."""
 _SHORT_TILES = 128
@@ -168,6 +165,7 @@ def plan(
     _check(q, keys, values, table, tiles, out)
     shares = shares_for(count, kv_heads, q.dtype, invariant=invariant)
     splits, queries = shares.splits(span), queries_of(group)
+    together = min(shares.joined, TILE_ROWS * queries)
     # Where keys are not shared nothing is left there.
     room = Room.of(
         work, count * kv_heads if splits > 1 else 0, splits, TILE_ROWS * queries, channels
@@ -199,7 +197,8 @@ def plan(
             "KEYS": shares.keys,
             "TILE": TILE_ROWS,
             "QUERIES": queries,
-            **_joining(shares, queries),
+            "JOINED": together,
+            "AT_ONCE": joined_at_once(shares.most, together),
             "WIDTH": power_of_two(channels),
             "ASK": EARLY == ASKED,
             "LINE": LINE_BYTES // keys.element_size(),
@@ -207,13 +206,6 @@ def plan(
         shares.tile,
         short=count <= _SHORT_TILES,
     )
-
-
-def _joining(shares: Shares, queries: int) -> dict[str, int]:
-    """How many rows are joined at a time, and of them how many splits' at once."""
-    rows = _JOINED_ELSE if shares in (EXACT, INVARIANT) else JOINED_ROWS
-    rows = min(rows, TILE_ROWS * queries)
-    return {"JOINED": rows, "AT_ONCE": joined_at_once(shares.most, rows)}
 
 
 def _check(

@@ -20,7 +20,8 @@ class Shares:
 
     ``least`` and what more than it is taken are multiples of ``keys``, which are in one
     product; ``most`` is a power of two. How keys are shared follows from how many an item has
-    and from nothing else. ``warps`` and ``stages`` are Triton's.
+    and from nothing else. ``warps`` and ``stages`` are Triton's. ``joined``: of tiles of rows, how
+    many queries' sums of all splits are joined at a time.
     """
 
     keys: int
@@ -28,6 +29,7 @@ class Shares:
     most: int
     warps: int
     stages: int
+    joined: int = 32
 
     def splits(self, span: int) -> int:
         """How many programs at most share the keys of an item that has up to ``span``."""
