@@ -23,6 +23,8 @@ from mosstalk.session.settings import SessionSettings
 
 __all__ = ["Dialogue", "Shape", "Step", "Transcript", "WireLimits"]
 _LONGEST_EVENT_ID = 512
+_MOST_UPDATES = 4
+"""Updates of a session that may wait for its answer; each is answered with all of the session."""
 
 
 @dataclass
@@ -82,6 +84,11 @@ class Dialogue:
         self._shape = shape
         self._heard, self._told = Heard(self._state), Told(self._state)
         self._stamp, self._stamped = token_hex(4), 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the session should answer before more of the client's is heard."""
+        return bool(self._state.waiting) or len(self._state.updates) > _MOST_UPDATES
 
     def from_client(self, raw: str | bytes) -> Step:
         """What a WebSocket message, text or binary, leads to."""

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 from mosstalk.server.realtime.errors import WireError
 
 MIB = 1 << 20
+_AUDIO = re.compile(r'"audio"[ \t\r\n]*:[ \t\r\n]*"')
+_AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
 _LARGEST = 1e12
+_MOST_OBJECTS = 1024
+"""Longest list of objects that is looked through."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +26,18 @@ class WireLimits:
         message_bytes: longest message. 15 MiB of sound are 20 MiB of base64.
         audio_bytes: most sound in one append or item, as bytes of its own format.
         text_chars: longest text of an item or of instructions.
-        kept_chars: most that is kept beside the session for the client's eyes alone: tools,
-            and items that the model does not read.
+        kept_chars: most that is kept beside the session for the client's eyes alone: a session's
+            fields, and items that the model does not read.
+        tools_chars: longest ``tools`` of a session, as JSON.
+        event_bytes: longest message without what sound takes in it.
     """
 
     message_bytes: int = 32 * MIB
     audio_bytes: int = 15 * MIB
     text_chars: int = 32_768
     kept_chars: int = 1 * MIB
+    tools_chars: int = MIB // 8
+    event_bytes: int = 1 * MIB
 
 
 class Fields:
@@ -63,6 +72,12 @@ class Fields:
             return []
         if not isinstance(value, list):
             raise _wrong_kind(self.path(name), "an array", value)
+        if len(value) > _MOST_OBJECTS:
+            raise WireError(
+                "array_above_max_length",
+                f"Invalid '{self.path(name)}': at most {_MOST_OBJECTS} elements, not {len(value)}.",
+                self.path(name),
+            )
         return [Fields(each, f"{self.path(name)}[{i}]") for i, each in enumerate(value)]
 
     def text(self, name: str, most: int | None = None) -> str | None:
@@ -130,6 +145,7 @@ def event_of(raw: str | bytes, limits: WireLimits) -> Fields:
     """
     if len(raw) > limits.message_bytes:
         raise too_long("message", f"{limits.message_bytes} bytes", f"{len(raw)}")
+    require_sound_or_short(raw, limits.event_bytes)
     try:
         value = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -138,6 +154,31 @@ def event_of(raw: str | bytes, limits: WireLimits) -> Fields:
         raise WireError("invalid_json", "The message is no JSON object.")
     _require_text(raw, value)
     return Fields(value)
+
+
+def require_sound_or_short(raw: str | bytes, most: int) -> None:
+    """Raise WireError for a message with more than ``most`` bytes or characters beside its sound.
+
+    A message is not parsed for this. What is looked for are fields ``"audio": "..."``, whatever
+    the order of fields and however deep; what their strings take does not count. The scan ends as
+    soon as the rest is too long, so it looks at no more than ``most`` and the sound.
+    """
+    if len(raw) <= most:
+        return
+    field, quote = (_AUDIO, '"') if isinstance(raw, str) else (_AUDIO_BYTES, b'"')
+    place = rest = 0
+    while found := field.search(raw, place, place + most - rest + 1):  # type: ignore[arg-type]
+        rest += found.end() - place
+        place = raw.find(quote, found.end())  # type: ignore[arg-type]
+        if place < 0:
+            break
+    if place < 0 or rest + len(raw) - place > most:
+        raise WireError(
+            "string_above_max_length",
+            f"Invalid 'message': {len(raw)} bytes, where at most {most} may be anything but the "
+            "sound of an 'audio' field. Send less at a time.",
+            "message",
+        )
 
 
 def sound_of(fields: Fields, name: str, limits: WireLimits) -> bytes:

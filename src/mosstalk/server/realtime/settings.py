@@ -80,6 +80,10 @@ def updated(session: WireSession, patch: Fields, served: Served) -> WireSession:
     if patch.text("type") not in (None, "realtime"):
         message = f"Invalid '{patch.path('type')}': only sessions of type 'realtime' are served."
         raise WireError("invalid_value", message, patch.path("type"))
+    if (size := len(json.dumps(patch.value.get("tools")))) > served.limits.tools_chars:
+        raise too_long(
+            patch.path("tools"), f"{served.limits.tools_chars} characters of JSON", str(size)
+        )
     wishes, most = _merged(session.wishes, patch.value), served.limits.kept_chars
     if (size := len(json.dumps(wishes))) > most:
         raise too_long("session", f"{most} characters, tools included", str(size))
