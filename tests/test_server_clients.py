@@ -5,16 +5,20 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import attackers
 import pytest
 from conftest import run
 from server_rig import BY_HAND, QUICK, Server, Talker, append, question, serving, typed
 from server_soak import soak
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-LIMITS = ("--limit", "stalled_s=1", "--limit", "unsent_s=4", "--limit", "text_chars=2000")
+LIMITS = (
+    "--limit", "stalled_s=1", "--limit", "unsent_s=4", "--limit", "text_chars=2000",
+    "--limit", "header_s=1", "--limit", "message_s=3", "--limit", "connections=30",
+)  # fmt: skip
 MIB = 1 << 20
 COMMIT = {"type": "input_audio_buffer.commit"}
 ANSWER = {"type": "response.create"}
@@ -147,6 +151,81 @@ def test_a_client_that_sends_a_whole_file_at_once_is_read_as_fast_as_it_is_heard
     before = server.metrics()["mosstalk_throttled_total"]
     run(main())
     assert server.metrics()["mosstalk_throttled_total"] > before
+
+
+def test_requests_must_arrive_in_time_and_their_heads_be_short(server: Server) -> None:
+    head = b"GET /v1/realtime HTTP/1.1\r\nHost: here\r\n"
+    upgrade = (
+        b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+    whole = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+    for sent, status in (
+        (b"", b""),  # nothing, and half a request, until the time is up
+        (head, b""),
+        (whole + head, b"HTTP/1.1 200"),
+        (head + b"Cookie: " + b"a" * 20_000, b"HTTP/1.1 400"),
+        (head + upgrade + b"Cookie: " + b"a" * 10_000 + b"\r\n\r\n", b"HTTP/1.1 431"),
+    ):
+        with attackers.raw(server.socket) as connection:
+            connection.sendall(sent)
+            answer = b""
+            while piece := connection.recv(65536):
+                answer += piece
+            assert answer.startswith(status), answer
+            assert bool(answer) == bool(status)
+
+
+def test_connections_that_ask_for_nothing_make_room_for_those_that_do(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            with ExitStack() as idle:
+                silent = [idle.enter_context(attackers.raw(server.socket)) for _ in range(40)]
+                assert silent[0].recv(1) == b""  # the oldest had to go
+                health = await asyncio.to_thread(server.get, "/health")
+                assert health.status_code == 200
+                assert (await talker.ask("Good morning."))["status"] == "completed"
+
+    run(main())
+    (line,) = [each for each in server.logs if "may be" in each.get("message", "")]
+    assert "--limit connections=" in line["message"]
+
+
+def test_a_client_that_sends_next_to_nothing_too_often_is_sent_away(server: Server) -> None:
+    ping, crumb = attackers.frame(b"", attackers.PING), attackers.CONTINUED
+    for flood in (ping * 300, attackers.frame(b"a", crumb, final=False) * 300):
+        with attackers.websocket(server.socket) as connection:
+            connection.sendall(ping * 100)  # those are answered
+            pongs = b""
+            while pongs.count(b"\x8a\x00") < 100:
+                pongs += connection.recv(4096)
+            connection.sendall(attackers.frame(b"a", final=False) + flood)
+            rest = b""
+            while piece := connection.recv(4096):
+                rest += piece
+            assert b"\x03\xf0too many" in rest, rest  # 1008
+    server.await_nothing_held()
+
+
+def test_large_messages_wait_for_one_another_and_not_for_ever(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND)
+            with ExitStack() as stack:
+                holders = [stack.enter_context(attackers.websocket(server.socket)) for _ in "12"]
+                for holder in holders:  # they never finish theirs, so a third has to wait
+                    holder.sendall(attackers.header(attackers.TEXT, 2 * MIB) + bytes(MIB))
+                sound = append(bytes(MIB))["audio"]
+                await talker.send(f'{{"audio": "{sound}", "type": "input_audio_buffer.append"}}')
+                await talker.send({"type": "input_audio_buffer.clear"})
+                await talker.wait("input_audio_buffer.cleared")
+                rest = holders[0].recv(65536)
+                assert b"\x03\xf0a message was not whole after 3 s" in rest, rest
+
+    before = server.metrics()["mosstalk_audio_in_seconds_total"]
+    run(main())
+    server.await_nothing_held()
+    assert server.metrics()["mosstalk_audio_in_seconds_total"] - before > 20
 
 
 def test_more_sessions_than_there_may_be_are_refused_at_once_with_when_to_come_back(

@@ -3,11 +3,16 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import attackers
+import httpx
 import pytest
 from conftest import run
 from server_rig import QUICK, Server, Talker, serving, typed
@@ -67,6 +72,25 @@ def test_a_client_that_stops_reading_is_sent_away_and_nobody_else_waits(server: 
 
     run(main())
     server.await_nothing_held()
+
+
+def test_a_server_that_runs_out_of_descriptors_says_what_to_raise(server: Server) -> None:
+    front, files = server.process.pid, resource.RLIMIT_NOFILE
+    before, hard = resource.prlimit(front, files)
+    most = len(list(Path(f"/proc/{front}/fd").iterdir())) + 30
+    resource.prlimit(front, files, (most, hard))
+    try:
+        with ExitStack() as idle:
+            for _ in range(100):
+                idle.enter_context(attackers.raw(server.socket))
+            answered, end_s = False, time.monotonic() + 20
+            while not answered and time.monotonic() < end_s:  # once the idle ones are closed
+                with suppress(httpx.TransportError):
+                    answered = server.get("/health").status_code == 200
+            assert answered
+    finally:
+        resource.prlimit(front, files, (before, hard))
+    server.await_metrics(lambda _: any("ulimit -n" in str(line) for line in server.logs))
 
 
 def test_a_reply_that_is_not_finite_ends_alone(server: Server, faults: Path) -> None:

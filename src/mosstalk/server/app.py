@@ -134,7 +134,13 @@ def _dialogue(socket: WebSocket, house: House) -> Dialogue:
         model=house.model,
         asked_model=socket.query_params.get("model"),
         voices=facts.voices,
-        limits=WireLimits(limits.message_bytes, limits.audio_bytes, limits.text_chars),
+        limits=WireLimits(
+            message_bytes=limits.message_bytes,
+            audio_bytes=limits.audio_bytes,
+            text_chars=limits.text_chars,
+            tools_chars=limits.tools_chars,
+            event_bytes=limits.event_bytes,
+        ),
         defaults=house.session_defaults,
         transcribes=house.transcriber is not None,
     )

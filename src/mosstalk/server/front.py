@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,14 +17,17 @@ import uvicorn
 from mosstalk.errors import OptionError
 from mosstalk.server.app import make_app
 from mosstalk.server.auth import Keys, Origins, is_loopback
+from mosstalk.server.gate import Gate, HttpProtocol, ServerConfig, most_files
 from mosstalk.server.house import House
 from mosstalk.server.limits import Limits
 from mosstalk.server.link import EngineLink
 from mosstalk.server.logs import LogStyle
+from mosstalk.server.memory import tidy
 from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder
 from mosstalk.server.transcriber import Transcriber
+from mosstalk.server.websocket import WebSocketProtocol
 from mosstalk.session.settings import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server")
@@ -35,6 +39,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_WORDS_S = 1.0
 """How long /health says that the worker is dead before the server ends."""
 _BACKLOG = 512
+_HEADER_BYTES = 16 << 10
+"""Longest head of a request."""
+_OTHER_FILES = 512
+"""Files that a front may have open beside its connections: recordings have a few each."""
 _UNREAD_MS = 30_000
 """How long a client's machine may take nothing off before the kernel drops the connection."""
 _KERNEL_BYTES = 64 << 10
@@ -120,6 +128,7 @@ class Front:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
         server = _Server(_uvicorn_config(house))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        tidying = asyncio.create_task(tidy())
         try:
             await house.link.start()
             if house.transcriber:
@@ -127,6 +136,7 @@ class Front:
             self._reports.listening(_url(self._listener))
             code = await self._until_the_end(house)
         finally:
+            tidying.cancel()
             server.should_exit = server.force_exit = True
             await serving
             await house.link.stop()
@@ -189,11 +199,16 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(house: House) -> uvicorn.Config:
     limits = house.limits
-    return uvicorn.Config(
+    most_files(limits.connections + _OTHER_FILES)
+    return ServerConfig(
+        Gate(limits, house.metrics),
         make_app(house),
         log_config=None,
         access_log=False,
-        ws="websockets-sansio",
+        http=HttpProtocol,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_keep_alive=math.ceil(limits.header_s),
+        ws=WebSocketProtocol,
         ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
         ws_ping_interval=limits.ping_s,

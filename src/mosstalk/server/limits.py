@@ -9,35 +9,61 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a connection may take.
+    """What a connection may take, and what all of them together may.
 
     Attributes:
         message_bytes: longest message; a longer one closes the connection with code 1009.
         audio_bytes: most sound in one message.
         text_chars: longest text of an item or of instructions.
+        tools_chars: longest ``tools`` of a session, as JSON.
+        event_bytes: longest message without what sound takes in it; a longer one is refused
+            before it is parsed.
         unsent_s: seconds of sound that may wait for a client that reads too slowly; beyond it
             the connection is closed with code 1008.
         unsent_bytes: the same for all bytes that wait.
+        unsent_answers_bytes: the same without sound; beyond it the client is read no further
+            until it has taken some.
         stalled_s: how long a single message may take to be taken off by the client.
         unheard_s: seconds of sound that may be on their way to a session; beyond it the client
             is read no further until they are heard.
         messages_per_s, bytes_per_s: how fast a client is read in the long run; bursts of
-            ``burst_s`` seconds' worth are read at once.
+            ``burst_s`` seconds' worth are read at once. Bytes of answers, but for sound, count too.
+        processor_share: how much of a processor's time the messages of a client may take in the
+            long run; beyond it the client is read more slowly.
+        control_frames_per_s: pings, pongs and fragments of next to nothing that a client may send
+            in the long run; beyond them the connection is closed with code 1008.
+        large_bytes: a message that is longer is large.
+        large_messages: large messages that are read at a time, of all clients together; others
+            wait in their sockets.
+        message_s: how long a large message may take; then the connection is closed with code 1008.
         per_key: connections at a time for one API key; None is any number.
+        connections: open at a time, of all clients together and WebSockets or not; one more takes
+            the place of the oldest that waits idly, or is answered 503.
+        header_s: how long the first or next request of a connection may take to arrive.
         ping_s, pong_s: how often a client is asked whether it is there, and how long for.
     """
 
     message_bytes: int = 32 * MIB
     audio_bytes: int = 15 * MIB
     text_chars: int = 32_768
+    tools_chars: int = MIB // 8
+    event_bytes: int = MIB
     unsent_s: float = 90.0
     unsent_bytes: int = 16 * MIB
+    unsent_answers_bytes: int = MIB // 4
     stalled_s: float = 20.0
     unheard_s: float = 30.0
     messages_per_s: float = 400.0
     bytes_per_s: float = 4.0 * MIB
     burst_s: float = 8.0
+    processor_share: float = 0.05
+    control_frames_per_s: float = 20.0
+    large_bytes: int = MIB // 4
+    large_messages: int = 2
+    message_s: float = 20.0
     per_key: int | None = None
+    connections: int = 512
+    header_s: float = 10.0
     ping_s: float = 20.0
     pong_s: float = 20.0
 
@@ -61,3 +87,29 @@ class Pace:
         self._left = min(self._most, self._left + filled) - amount
         self._then_s = now_s
         return max(0.0, -self._left / self._per_s)
+
+
+class Allowance:
+    """What one client may cost: messages, bytes of them and of their answers, processor time."""
+
+    def __init__(self, limits: Limits, now_s: float) -> None:
+        burst_s = limits.burst_s
+        self._messages = Pace(limits.messages_per_s, burst_s, now_s)
+        self._bytes = Pace(limits.bytes_per_s, burst_s, now_s)
+        self._processor = Pace(limits.processor_share, burst_s, now_s)
+        self._cost_bytes, self._cost_s = 0, 0.0
+
+    def cost(self, count: int = 0, processor_s: float = 0.0) -> None:
+        """Something has been read, answered or computed for the client."""
+        self._cost_bytes += count
+        self._cost_s += processor_s
+
+    def wait_s(self, now_s: float) -> float:
+        """One message is done: how long to wait before the next, given what all has cost."""
+        count, self._cost_bytes = self._cost_bytes, 0
+        processor_s, self._cost_s = self._cost_s, 0.0
+        return max(
+            self._messages.wait_s(1, now_s),
+            self._bytes.wait_s(count, now_s),
+            self._processor.wait_s(processor_s, now_s),
+        )

@@ -1,0 +1,220 @@
+"""A WebSocket as uvicorn speaks it, with limits on what its client may send.
+
+uvicorn parses all that has come in one go, answers any number of pings, and holds an unfinished
+message for every connection. Here a connection is read in slices, and no further while a message
+waits to be heard; control frames are counted; large messages are read a few at a time.
+"""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from mosstalk.server.gate import ServerConfig
+from mosstalk.server.limits import Pace
+
+_SLICE = 8192
+"""Bytes that are parsed in one go: at most some 1,400 frames, which take some 10 ms."""
+_TURN_S = 0.002
+"""How long one connection parses before the others have their turn."""
+_FRAGMENT = 256
+"""A fragment with fewer bytes brings next to nothing, and counts as a control frame."""
+_POLICY = 1008
+_GOODBYE_S = 1.0
+"""How long a client that is sent away may take to read why."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket that is read in slices, and no further while a message waits to be heard."""
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **more: Any) -> None:
+        super().__init__(config, *args, **more)
+        self._gate = cast(ServerConfig, config).gate
+        limits = self._gate.limits
+        self._unread = bytearray()
+        self._sent_away = False
+        self._pings_sent = 0
+        self._parsing: asyncio.Handle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._next_to_nothing = Pace(limits.control_frames_per_s, limits.burst_s, self.loop.time())
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what has come, and parse as much of it as may be."""
+        if self._sent_away:
+            return
+        self._unread += data
+        if self._parsing is None:
+            self._parse()
+
+    def go_on(self) -> None:
+        """Parse more, in a while."""
+        if self._parsing is None:
+            self._parsing = self.loop.call_soon(self._parse)
+
+    async def receive(self) -> Any:
+        """The next message; what follows it is parsed once no other waits."""
+        message = await self.queue.get()
+        if self._free and self._parsing is None:
+            self._parse()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Send; after a close the rest is parsed for the client's own.
+
+        Raises:
+            ClientDisconnected: it has gone, or was sent away by this side.
+        """
+        if self._sent_away:
+            raise ClientDisconnected
+        await super().send(message)
+        if self.close_sent:
+            self.go_on()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Count fragments that are too small to be of use."""
+        self._count_fragment(event)
+        super().handle_cont(event)
+
+    def handle_text(self, event: Frame) -> None:
+        """Count fragments that are too small to be of use."""
+        self._count_fragment(event)
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """Count fragments that are too small to be of use."""
+        self._count_fragment(event)
+        super().handle_bytes(event)
+
+    def handle_ping(self) -> None:
+        """Count it; what answers it is sent."""
+        self._count("pings")
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Count it unless it was asked for."""
+        if self._pings_sent:
+            self._pings_sent -= 1
+        else:
+            self._count("pongs")
+        super().handle_pong(event)
+
+    def send_keepalive_ping(self) -> None:
+        """Ask whether the client is there."""
+        self._pings_sent += 1
+        super().send_keepalive_ping()
+
+    def keepalive_timeout(self) -> None:
+        """End a connection without an answer, unless that may lie there unread."""
+        if self.read_paused and not self.transport.is_closing():
+            self.pong_timer = self.loop.call_later(self.ping_timeout or 1, self.keepalive_timeout)
+        else:
+            super().keepalive_timeout()
+
+    def handle_parser_exception(self) -> None:
+        """Send the client away for what no frame may be."""
+        super().handle_parser_exception()
+        self._sent_away = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def _free(self) -> bool:
+        """Whether more may be parsed: no message waits to be heard, or nobody hears any more."""
+        return self.close_sent or self.queue.empty()
+
+    @property
+    def _unfinished_bytes(self) -> int:
+        """How much there is of a message that is not whole."""
+        return len(self.conn.reader.buffer) + (self.conn.current_size or 0)
+
+    def _parse(self) -> None:
+        self._parsing = None
+        end_s = time.perf_counter() + _TURN_S
+        while self._unread and self._free and not self.transport.is_closing():
+            if not self._may_grow():
+                break
+            if time.perf_counter() > end_s:
+                self.go_on()
+                break
+            piece = bytes(self._unread[:_SLICE])
+            del self._unread[:_SLICE]
+            super().data_received(piece)
+        if not self._unread and not self.handshake_initiated:
+            self._refuse_handshake()
+        if self._unfinished_bytes <= self._gate.limits.large_bytes:
+            self._end_deadline()
+            if self.queue.empty():
+                self._gate.done_with_large(self)
+        self._pause(bool(self._unread) or not self._free)
+
+    def _may_grow(self) -> bool:
+        """Whether an unfinished message may grow: those that are large only a few at a time."""
+        limits = self._gate.limits
+        if self._unfinished_bytes <= limits.large_bytes:
+            return True
+        if not self._gate.may_read_large(self):
+            return False
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(limits.message_s, self._unfinished)
+        return True
+
+    def _end_deadline(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _pause(self, wanted: bool) -> None:
+        """Leave what comes in the socket, or no longer."""
+        if wanted != self.read_paused and not self.transport.is_closing():
+            self.read_paused = wanted
+            if wanted:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _unfinished(self) -> None:
+        most_s = self._gate.limits.message_s
+        self._fail(f"a message was not whole after {most_s:g} s: send long sound in pieces")
+
+    def _count_fragment(self, frame: Frame) -> None:
+        if not frame.fin and len(frame.data) < _FRAGMENT:
+            self._count("small fragments")
+
+    def _count(self, what: str) -> None:
+        if self._next_to_nothing.wait_s(1, self.loop.time()):
+            self._fail(f"too many {what}")
+
+    def _fail(self, reason: str) -> None:
+        """Close the connection because of what its client does.
+
+        The socket stays open a little longer: closed with something in it that was not read, it
+        would be reset, and the client would not hear why.
+        """
+        if self.close_sent or self.transport.is_closing():
+            return
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": _POLICY, "reason": reason})
+        self.conn.send_close(_POLICY, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = self._sent_away = True
+        self._forget()
+        self.close_timer = self.loop.call_later(_GOODBYE_S, self.transport.close)
+
+    def _forget(self) -> None:
+        """Free what nobody will hear."""
+        self._unread.clear()
+        self.conn.reader.buffer.clear()
+        self.frames = []
+        self._end_deadline()
+        self._gate.done_with_large(self)
+
+    def _refuse_handshake(self) -> None:
+        """Say what websockets has against a request that h11 let through: its headers' size."""
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
