@@ -205,6 +205,7 @@ def test_a_client_that_sends_next_to_nothing_too_often_is_sent_away(server: Serv
                 rest += piece
             assert b"\x03\xf0too many" in rest, rest  # 1008
     server.await_nothing_held()
+    assert server.metrics()['mosstalk_sessions_closed_total{reason="flood"}'] == 2
 
 
 def test_large_messages_wait_for_one_another_and_not_for_ever(server: Server) -> None:

@@ -14,7 +14,7 @@ from conftest import run
 
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.server.auth import Keys, Origins, is_loopback
-from mosstalk.server.limits import Limits, Pace
+from mosstalk.server.limits import Allowance, Limits, Pace
 from mosstalk.server.link import RemoteSession
 from mosstalk.server.logs import JsonLines, TextLines
 from mosstalk.server.messages import Opened, Refused, Tell
@@ -46,6 +46,19 @@ def test_a_bucket_lets_bursts_through_and_then_its_rate() -> None:
     assert pace.wait_s(40, 1000.0) == pytest.approx(2.5)
 
 
+def test_messages_cost_their_client_what_is_read_answered_and_computed_for_them() -> None:
+    limits = Limits(messages_per_s=10, bytes_per_s=1000, processor_share=0.5, burst_s=1)
+    allowance = Allowance(limits, 0.0)
+    allowance.cost(400)
+    allowance.cost(600, processor_s=0.5)
+    assert allowance.wait_s(0.0) == 0
+    allowance.cost(2000)
+    assert allowance.wait_s(0.0) == pytest.approx(2.0)
+    allowance.cost(processor_s=2.0)
+    assert allowance.wait_s(2.0) == pytest.approx(3.0)
+    assert [allowance.wait_s(100.0) for _ in range(11)] == [0] * 10 + [pytest.approx(0.1)]
+
+
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=name):
@@ -72,6 +85,27 @@ def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
             outbox.put("d")
         outbox.end()
         assert [await outbox.get(), await outbox.get()] == ["c" * 100, None]
+
+    run(main())
+
+
+def test_an_outbox_has_no_room_while_answers_wait_and_sound_is_no_answer() -> None:
+    async def main() -> None:
+        outbox = Outbox(Limits(unsent_answers_bytes=3))
+        outbox.put("sound", 1.0)
+        await outbox.room()
+        outbox.put("text")
+        waiting = asyncio.create_task(outbox.room())
+        assert await outbox.get() == "sound"
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await outbox.get() == "text"
+        await waiting
+        outbox.put("more")
+        waiting = asyncio.create_task(outbox.room())
+        await asyncio.sleep(0)
+        outbox.drop()  # the client has gone
+        await waiting
 
     run(main())
 

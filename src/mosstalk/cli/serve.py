@@ -82,7 +82,7 @@ LimitValues: TypeAlias = Annotated[
     typer.Option(
         "--limit",
         metavar="NAME=VALUE",
-        help="A limit on each connection, e.g. unsent_s=30 or per_key=4; may be repeated. "
+        help="A limit on connections, e.g. unsent_s=30 or per_key=4; may be repeated. "
         "--print-config shows them all.",
     ),
 ]

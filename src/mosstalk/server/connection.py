@@ -7,7 +7,9 @@ Nothing here waits for a slow client on behalf of anybody else: what it has not 
 import asyncio
 import json
 import logging
-from collections.abc import MutableMapping
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mosstalk.server.captions import Captions
 from mosstalk.server.house import LEFT_S, House
-from mosstalk.server.limits import Pace
+from mosstalk.server.limits import Allowance
 from mosstalk.server.link import RemoteSession
 from mosstalk.server.outbox import Outbox, TooSlowError
 from mosstalk.server.realtime.dialogue import Dialogue, Step, Transcript
@@ -50,7 +52,7 @@ _CLOSES = {
     CloseReason.HOST: (1012, "the server ends; connect again"),
     DRAIN: (1012, "the server ends; connect again"),
 }
-_GONE = {1009: "too_big", 1002: "protocol", 1003: "protocol", 1007: "protocol"}
+_GONE = {1008: "flood", 1009: "too_big", 1002: "protocol", 1003: "protocol", 1007: "protocol"}
 
 
 class Connection:
@@ -73,6 +75,8 @@ class Connection:
         self._captions = self._captioned(remote)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._draining = self._told_to_end = False
+        self._allowance = Allowance(house.limits, time.monotonic())
+        self._passed_on = asyncio.Event()
 
     @property
     def unsent_s(self) -> float:
@@ -134,9 +138,7 @@ class Connection:
     # From the client.
 
     async def _receive(self) -> None:
-        limits, clock = self._house.limits, asyncio.get_running_loop().time
-        messages = Pace(limits.messages_per_s, limits.burst_s, clock())
-        volume = Pace(limits.bytes_per_s, limits.burst_s, clock())
+        limits = self._house.limits
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -146,13 +148,29 @@ class Connection:
             self._house.metrics.messages.labels("in").inc()
             if self._recording:
                 self._recording.passed("client", raw)
-            self._act(self._dialogue.from_client(raw))
-            now_s = clock()
-            wait_s = max(messages.wait_s(1, now_s), volume.wait_s(len(raw), now_s))
+            with self._metered():
+                self._act(self._dialogue.from_client(raw))
+            self._allowance.cost(len(raw))
+            wait_s = self._allowance.wait_s(time.monotonic())
             if wait_s or self._remote.unheard_s > limits.unheard_s:
                 self._house.metrics.throttled.inc()
-                await asyncio.sleep(wait_s)
-                await self._remote.room(limits.unheard_s)
+            await asyncio.sleep(wait_s)  # 0 as well: the others have their turn
+            await self._remote.room(limits.unheard_s)
+            await self._outbox.room()
+            await self._nothing_waits()
+
+    async def _nothing_waits(self) -> None:
+        """Wait until nothing that came before waits for an answer of the session."""
+        while self._dialogue.waits:
+            self._passed_on.clear()
+            await self._passed_on.wait()
+
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        """Count the processor's time for what is done within as the client's."""
+        begun_s = time.thread_time()
+        yield
+        self._allowance.cost(processor_s=time.thread_time() - begun_s)
 
     # From the session.
 
@@ -165,7 +183,12 @@ class Connection:
                 self._pass_on(event)
 
     def _pass_on(self, event: Event) -> None:
-        self._act(self._dialogue.from_session(event), event)
+        if isinstance(event, AudioDelta):
+            self._act(self._dialogue.from_session(event), event)
+        else:
+            with self._metered():
+                self._act(self._dialogue.from_session(event), event)
+        self._passed_on.set()
         if isinstance(event, Closed):
             code, message = _CLOSES.get(event.reason, (1011, "the session has failed"))
             self._end(Ending(event.reason, code, message, flush=True))
@@ -201,6 +224,7 @@ class Connection:
                 self._recording.passed("server", message)
             try:
                 self._outbox.put(message, seconds)
+                self._allowance.cost(0 if seconds else len(message))
             except TooSlowError as error:
                 self._end(Ending("slow", 1008, f"too slow: {error}"))
                 return
@@ -223,6 +247,7 @@ class Connection:
                 self._end(Ending("stalled", 1008, "too slow: nothing is being read"))
                 return
             except WebSocketDisconnect:
+                self._outbox.drop()
                 return  # the receiving side finds out how
             sent.inc()
 

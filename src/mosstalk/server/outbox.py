@@ -15,9 +15,10 @@ class Outbox:
 
     def __init__(self, limits: Limits) -> None:
         self.unsent_s = 0.0
-        self._limits, self._unsent_bytes = limits, 0
+        self._limits, self._unsent_bytes, self._answers_bytes = limits, 0, 0
         self._messages: deque[tuple[str, float]] = deque()
         self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
         self._ended = False
 
     def put(self, message: str, seconds: float = 0.0) -> None:
@@ -28,10 +29,23 @@ class Outbox:
         """
         self.unsent_s += seconds
         self._unsent_bytes += len(message)
+        self._answers_bytes += 0 if seconds else len(message)
         if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
             raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
         self._messages.append((message, seconds))
         self._changed.set()
+
+    async def room(self) -> None:
+        """Wait while more than may be waits for the client, sound aside."""
+        while self._answers_bytes > self._limits.unsent_answers_bytes:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def drop(self) -> None:
+        """Nobody takes anything any more: what waits is lost."""
+        self._messages.clear()
+        self.unsent_s, self._unsent_bytes, self._answers_bytes = 0.0, 0, 0
+        self._taken.set()
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -48,4 +62,6 @@ class Outbox:
         message, seconds = self._messages.popleft()
         self.unsent_s -= seconds
         self._unsent_bytes -= len(message)
+        self._answers_bytes -= 0 if seconds else len(message)
+        self._taken.set()
         return message
