@@ -154,16 +154,20 @@ def frame(payload: dict[str, Any] | bytes, opcode: int = TEXT, *, final: bool = 
     return header(opcode, len(data), final=final) + data
 
 
+def upgrade(url: str, headers: dict[str, str]) -> bytes:
+    """The request that opens a WebSocket, with headers of one's own."""
+    where = urlsplit(url)
+    own = {"Host": where.netloc, "Upgrade": "websocket", "Connection": "Upgrade"}
+    own |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    lines = [f"{name}: {value}\r\n" for name, value in (own | headers).items()]
+    return f"GET {where.path}?model=any HTTP/1.1\r\n{''.join(lines)}\r\n".encode()
+
+
 @contextmanager
 def websocket(url: str) -> Iterator[socket.socket]:
     """A session's connection, after ``session.created``; what is sent over it is up to its user."""
-    where = urlsplit(url)
     with raw(url) as connection:
-        connection.sendall(
-            f"GET {where.path}?model=any HTTP/1.1\r\nHost: {where.netloc}\r\n"
-            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
-        )
+        connection.sendall(upgrade(url, {}))
         answer = b""
         while b"session.created" not in answer:
             piece = connection.recv(65536)

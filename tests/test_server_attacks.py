@@ -13,6 +13,9 @@ from server_rig import QUICK, Server, serving
 
 MIB = 2**20
 FEW, MANY = 3, 30
+TRIES = 3
+"""Other tests may compute more while there is an attack than before it. None of the attacks is as
+short as that: where a limit is missing the neighbour fails, or is slow, every time."""
 FILES = 512
 HTTP, FRAMES, UPDATES = "before the first request", "frames", "updates"
 ATTACKS: dict[str, tuple[str, Callable[..., None], dict[str, Any]]] = {
@@ -46,19 +49,18 @@ def server(cache_folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def alone(server: Server) -> Stay:
-    """What the neighbour meets when there is nobody else."""
-    return talk(server, FEW)
-
-
 @pytest.mark.parametrize("kind", [HTTP, FRAMES, UPDATES])
-def test_attacks_of_a_kind_are_not_noticed(kind: str, server: Server, alone: Stay) -> None:
-    with ExitStack() as attacks:
-        for each, attacker, more in ATTACKS.values():
-            if each == kind:
-                attacks.enter_context(attack(server, attacker, **more))
-        under = talk(server, FEW)
+def test_attacks_of_a_kind_are_not_noticed(kind: str, server: Server) -> None:
+    alone, under = Stay(), Stay()
+    for _ in range(TRIES):
+        alone = talk(server, FEW)
+        with ExitStack() as attacks:
+            for each, attacker, more in ATTACKS.values():
+                if each == kind:
+                    attacks.enter_context(attack(server, attacker, **more))
+            under = talk(server, FEW)
+        if under.failed or not under.is_slow(alone):
+            break
     under.assert_honest(alone)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attackers
 import pytest
 from conftest import run
 from server_rig import QUICK, Server, Talker, serving
@@ -88,8 +89,10 @@ def test_pages_of_other_origins_are_not_let_in(server: Server) -> None:
     let_in(server, origin=f"http://{host}", **key)
     let_in(server, origin=ELSEWHERE, **key)
     rebound = f"attacker.example:{host.split(':')[1]}"
-    headers = BEARER | {"Host": rebound}
-    assert refused(server, origin=f"http://{rebound}", additional_headers=headers)[0] == 403
+    with attackers.raw(server.socket) as connection:  # a page of the name that leads here
+        headers = BEARER | {"Origin": f"http://{rebound}"}
+        connection.sendall(attackers.upgrade(f"ws://{rebound}/v1/realtime", headers))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403 ")
 
 
 def test_one_key_has_so_many_connections_and_no_more(server: Server) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from mosstalk.errors import OptionError
 from mosstalk.server.app import make_app
 from mosstalk.server.auth import Keys, Origins, is_loopback
-from mosstalk.server.gate import Gate, HttpProtocol, ServerConfig, most_files
+from mosstalk.server.gate import OTHER_FILES, Gate, HttpProtocol, ServerConfig, most_files
 from mosstalk.server.house import House
 from mosstalk.server.limits import Limits
 from mosstalk.server.link import EngineLink
@@ -38,11 +38,9 @@ WRONG_INPUT = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_WORDS_S = 1.0
 """How long /health says that the worker is dead before the server ends."""
-_BACKLOG = 512
+_BACKLOG = 128
 _HEADER_BYTES = 16 << 10
 """Longest head of a request."""
-_OTHER_FILES = 512
-"""Files that a front may have open beside its connections: recordings have a few each."""
 _UNREAD_MS = 30_000
 """How long a client's machine may take nothing off before the kernel drops the connection."""
 _KERNEL_BYTES = 64 << 10
@@ -199,7 +197,7 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(house: House) -> uvicorn.Config:
     limits = house.limits
-    most_files(limits.connections + _OTHER_FILES)
+    most_files(limits.connections + OTHER_FILES)
     return ServerConfig(
         Gate(limits, house.metrics),
         make_app(house),
@@ -207,6 +205,7 @@ def _uvicorn_config(house: House) -> uvicorn.Config:
         access_log=False,
         http=HttpProtocol,
         h11_max_incomplete_event_size=_HEADER_BYTES,
+        backlog=_BACKLOG,
         timeout_keep_alive=math.ceil(limits.header_s),
         ws=WebSocketProtocol,
         ws_max_size=limits.message_bytes,

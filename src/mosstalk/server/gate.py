@@ -28,8 +28,10 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("mosstalk.server")
-_SPARE_DESCRIPTORS = 16
-"""File descriptors that are left to the server itself."""
+OTHER_FILES = 512
+"""Files that a front may have open beside its connections: recordings have a few each, and as many
+newcomers as wait in line (``front``'s backlog) are accepted before the first is looked at."""
+_LAST_FILES = 16
 _LOG_EVERY_S = 10.0
 _RETRY_S = 5
 """What one connection too many is told."""
@@ -72,12 +74,15 @@ class Gate:
         ``descriptor`` is the newcomer's. Systems give out the lowest that is free, so a high one
         says that they run out.
         """
-        files = most_files()
-        few = descriptor >= files - _SPARE_DESCRIPTORS
-        if not few and connections <= self.limits.connections:
+        files, most = most_files(), self.limits.connections
+        last = descriptor >= files - _LAST_FILES
+        few = last or connections > files - min(OTHER_FILES, files // 2)
+        if not few and connections <= most:
+            return True
+        oldest = next(iter(self.between), None)
+        if oldest is None and not last and connections <= most:
             return True
         self._log(connections, files if few else None)
-        oldest = next(iter(self.between), None)
         if oldest is None:
             self._metrics.refusals.labels("connections").inc()
             return False
