@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from mosstalk.errors import OptionError
 
 MIB = 1 << 20
+_PROCESSOR_BURST_S = 2.0
+"""The processor is shared now, whatever a client has left unused before."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Allowance:
         burst_s = limits.burst_s
         self._messages = Pace(limits.messages_per_s, burst_s, now_s)
         self._bytes = Pace(limits.bytes_per_s, burst_s, now_s)
-        self._processor = Pace(limits.processor_share, burst_s, now_s)
+        self._processor = Pace(limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s)
         self._cost_bytes, self._cost_s = 0, 0.0
 
     def cost(self, count: int = 0, processor_s: float = 0.0) -> None:
