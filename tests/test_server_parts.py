@@ -22,8 +22,8 @@ from mosstalk.server.metrics import Metrics
 from mosstalk.server.outbox import Outbox, TooSlowError
 from mosstalk.server.watch import Watch
 from mosstalk.server.wire import Wire
-from mosstalk.session.commands import Close, Push
-from mosstalk.session.events import Closed, ErrorCode, ErrorRaised, SessionOpened
+from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
+from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
 from mosstalk.session.settings import SessionSettings
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
@@ -168,29 +168,52 @@ def test_messages_cross_a_wire_whole_and_in_order() -> None:
     run(main())
 
 
-def test_a_session_far_away_counts_what_it_has_not_heard_and_ends_if_the_worker_does() -> None:
+def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_does() -> None:
     async def main() -> None:
         here, there = [await Wire.over(end) for end in socket.socketpair()]
         session = RemoteSession(7, SessionSettings(), here)
         session.tell(Push(bytes(2 * 24_000)))
-        assert session.unheard_s == pytest.approx(1.0)
-        waiting = asyncio.create_task(session.room(0.5))
+        session.tell(CreateAudio(bytes(2 * 8_000), rate=8_000))
+        session.tell(CreateText("user", "Hello."))
+        assert (session.unheard_s, session.undone) == (2.0, 3)
+        assert session.has_room(2.0, 3)
+        assert not session.has_room(2.0, 2)
+        assert not session.has_room(1.9, 3)
+        waiting = asyncio.create_task(session.room(0.5, 2))
         await asyncio.sleep(0)
-        session.heard(8_000)
+        session.acknowledged(2)
         await waiting
-        refused = ErrorRaised(ErrorCode.HALF_SAMPLE, "odd", "Push", clock=8_000)
-        session.told(refused)
-        assert session.unheard_s == 0
+        assert (session.unheard_s, session.undone) == (0.0, 1)
+        session.acknowledged(3)
+        assert session.undone == 0
         session.told(SessionOpened("sess", SessionSettings(), clock=8_000))
         session.lost("gone")
         session.lost("gone twice")
         events = [event async for event in session]
-        assert [type(e) for e in events] == [ErrorRaised, SessionOpened, ErrorRaised, Closed]
+        assert [type(e) for e in events] == [SessionOpened, ErrorRaised, Closed]
         assert [event async for event in session] == []
         session.tell(Close())  # it is over: nothing is sent
         here.close()
         told = [message async for message in there]
-        assert [type(message.command) for message in told] == [Push]
+        assert [type(message.command) for message in told] == [Push, CreateAudio, CreateText]
+
+    run(main())
+
+
+def test_sound_counts_at_the_rate_that_was_granted_not_at_one_that_was_asked_for() -> None:
+    async def main() -> None:
+        here, there = [await Wire.over(end) for end in socket.socketpair()]
+        session = RemoteSession(7, SessionSettings(), here)
+        slow = SessionSettings(input_rate=8_000)
+        session.tell(UpdateSettings(slow))
+        session.tell(Push(bytes(2 * 24_000)))
+        assert session.unheard_s == 1.0
+        session.told(SettingsUpdated(slow, clock=0))
+        session.tell(Push(bytes(2 * 24_000)))
+        session.tell(Push(bytes(2 * 24_000), rate=24_000))
+        assert session.unheard_s == 1.0 + 3.0 + 1.0
+        here.close()
+        there.close()
 
     run(main())
 

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.auth import SUBPROTOCOL
-from mosstalk.server.house import House
+from mosstalk.server.house import Closed, House
 
 _LOG = logging.getLogger("mosstalk.server")
 _TRY_AGAIN_LATER = 1013
@@ -34,6 +34,11 @@ class Refusal:
         if isinstance(error, EngineStoppedError):
             return cls(503, "dead", str(error), 10.0)
         return cls(400, "settings", str(error))
+
+    @classmethod
+    def when(cls, closed: Closed) -> "Refusal":
+        """What it means to who asks that nobody is let in."""
+        return cls(503, closed.reason, closed.message, closed.retry_after_s)
 
     def error(self) -> dict[str, object]:
         """The error in the API's shape."""
@@ -66,7 +71,7 @@ def refuse_stranger(socket: WebSocket, house: House) -> Refusal | None:
 def refuse_now(key: str, house: House) -> Refusal | None:
     """Whether nobody is let in now, or nobody more with this key."""
     if closed := house.closed:
-        return Refusal(503, closed.reason, closed.message, closed.retry_after_s)
+        return Refusal.when(closed)
     most = house.limits.per_key
     if most is not None and house.connections_of(key) >= most:
         return Refusal(429, "per_key", f"this key has {most} connections, which is all it may", 5.0)

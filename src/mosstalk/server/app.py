@@ -57,7 +57,7 @@ class Routes:
     async def ready(self) -> Response:
         """200 as long as somebody new is let in."""
         if closed := self._house.closed:
-            return Refusal(503, closed.reason, closed.message, closed.retry_after_s).answer()
+            return Refusal.when(closed).answer()
         facts = self._house.link.ready.result()
         body = {"status": "ready", "model": self._house.model, "worker": vars(facts)}
         return JSONResponse(body)
@@ -112,18 +112,29 @@ async def _realtime(socket: WebSocket, house: House) -> None:
     if refusal:
         await refuse(socket, refusal, house)
         return
+    with house.opening(key):  # before anything is waited for, so that all who came are counted
+        connection = await _opened(socket, house, key)
+    if connection:
+        await connection.run(subprotocol(socket))
+
+
+async def _opened(socket: WebSocket, house: House, key: str) -> Connection | None:
+    """A client's connection with its session; None where there can be none, and it was told."""
     dialogue = _dialogue(socket, house)
     settings = house.fitted(dialogue.settings)
     try:
         remote = await house.link.open(settings, rows=house.recorder is not None)
     except MosstalkError as error:
         await refuse(socket, Refusal.of(error), house)
-        return
+        return None
+    if closed := house.closed:  # since it was let in
+        remote.close()
+        await refuse(socket, Refusal.when(closed), house)
+        return None
     watch = Watch(house.metrics, settings, key)
     facts, recorder = house.link.ready.result(), house.recorder
     recording = recorder.open(settings, facts) if recorder else None
-    connection = Connection(socket, dialogue, remote, house, watch, recording, key)
-    await connection.run(subprotocol(socket))
+    return Connection(socket, dialogue, remote, house, watch, recording, key)
 
 
 def _dialogue(socket: WebSocket, house: House) -> Dialogue:

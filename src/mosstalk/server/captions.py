@@ -50,9 +50,8 @@ class Captions:
 
     def told(self, command: told.Command) -> None:
         """The client tells the session something."""
-        if isinstance(command, told.UpdateSettings):
-            self._rate = command.settings.input_rate
-        elif isinstance(command, told.Push) and isinstance(command.pcm, bytes):
+        if isinstance(command, told.Push) and isinstance(command.pcm, bytes):
+            self._rate = command.rate or self._rate
             self._input += command.pcm
             excess = len(self._input) // 2 - int(self._kept_s * self._rate)
             if excess > 0:

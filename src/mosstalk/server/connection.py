@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +23,17 @@ from mosstalk.server.outbox import Outbox, TooSlowError
 from mosstalk.server.realtime.dialogue import Dialogue, Step, Transcript
 from mosstalk.server.recording import Recording
 from mosstalk.server.watch import Watch
-from mosstalk.session.commands import UpdateSettings
+from mosstalk.server.websocket import IS_GONE
+from mosstalk.session.commands import Command, CreateAudio, CreateText, Push, UpdateSettings
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 
 _LOG = logging.getLogger(__name__)
 DRAIN = "drain"
 _GOODBYE_S = 1.0
+_LOOK_S = 0.25
+"""How often it is looked whether a client that is not being read is still there."""
+_CHARS, _SAMPLES = 500, 6_000
+"""So much text or recorded sound in an item costs as much again as an item without any."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Connection:
         self._draining = self._told_to_end = False
         self._allowance = Allowance(house.limits, time.monotonic())
         self._passed_on = asyncio.Event()
+        self._last_response: str | None = None
 
     @property
     def unsent_s(self) -> float:
@@ -126,9 +132,10 @@ class Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """End as soon as no response is being made."""
+        """End as soon as the conversation's response that is being made now, if any, has ended."""
+        self._last_response = self._watch.answering
         self._draining = True
-        if not self._watch.answering:
+        if not self._last_response:
             self.send_away()
 
     def send_away(self) -> None:
@@ -138,12 +145,14 @@ class Connection:
     # From the client.
 
     async def _receive(self) -> None:
-        limits = self._house.limits
+        gone = False
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 self._end(_went(message))
                 return
+            if gone:
+                continue  # nobody waits any more for what would come of it
             raw = message.get("text") or message.get("bytes") or ""
             self._house.metrics.messages.labels("in").inc()
             if self._recording:
@@ -152,15 +161,25 @@ class Connection:
                 self._act(self._dialogue.from_client(raw))
             self._allowance.cost(len(raw))
             wait_s = self._allowance.wait_s(time.monotonic())
-            if wait_s or self._remote.unheard_s > limits.unheard_s:
+            if wait_s or not self._is_served:
                 self._house.metrics.throttled.inc()
-            await asyncio.sleep(wait_s)  # 0 as well: the others have their turn
-            await self._remote.room(limits.unheard_s)
-            await self._outbox.room()
-            await self._nothing_waits()
+                gone = await self._goes_before(self._served(wait_s))
+            else:
+                await asyncio.sleep(0)  # the others have their turn
 
-    async def _nothing_waits(self) -> None:
-        """Wait until nothing that came before waits for an answer of the session."""
+    @property
+    def _is_served(self) -> bool:
+        """Whether little of what the client has sent, or has been answered, is left to be done."""
+        limits = self._house.limits
+        room = self._remote.has_room(limits.unheard_s, limits.undone_commands)
+        return room and self._outbox.has_room and not self._dialogue.waits
+
+    async def _served(self, wait_s: float) -> None:
+        """Wait for so long, and for that."""
+        limits = self._house.limits
+        await asyncio.sleep(wait_s)
+        await self._remote.room(limits.unheard_s, limits.undone_commands)
+        await self._outbox.room()
         while self._dialogue.waits:
             self._passed_on.clear()
             await self._passed_on.wait()
@@ -171,6 +190,22 @@ class Connection:
         begun_s = time.thread_time()
         yield
         self._allowance.cost(processor_s=time.thread_time() - begun_s)
+
+    async def _goes_before(self, wait: Coroutine[Any, Any, None]) -> bool:
+        """Whether the client has gone before something is waited for that keeps it unread.
+
+        What it has sent and nobody has read is then not waited for.
+        """
+        is_gone = self._socket.scope["extensions"][IS_GONE]
+        waiting = asyncio.create_task(wait)
+        try:
+            while not (await asyncio.wait((waiting,), timeout=_LOOK_S))[0]:
+                if is_gone():
+                    return True
+            waiting.result()
+            return False
+        finally:
+            waiting.cancel()
 
     # From the session.
 
@@ -192,7 +227,7 @@ class Connection:
         if isinstance(event, Closed):
             code, message = _CLOSES.get(event.reason, (1011, "the session has failed"))
             self._end(Ending(event.reason, code, message, flush=True))
-        elif self._draining and not self._watch.answering:
+        elif self._draining and self._watch.answering != self._last_response:
             self.send_away()
 
     def _captioned(self, remote: RemoteSession) -> Captions | None:
@@ -214,6 +249,7 @@ class Connection:
             if self._captions:
                 self._captions.told(command)
             self._remote.tell(command)
+            self._allowance.cost(commands=_work(command))
         for note in step.notes:
             self._watch.remark(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
@@ -285,6 +321,17 @@ class Connection:
                     self._note(event)
         except TimeoutError:
             _LOG.error("a session did not end", extra={"session": self._watch.session_id})
+
+
+def _work(command: Command) -> float:
+    """What a command costs the session, in short ones; sound is paced by its length."""
+    if isinstance(command, Push):
+        return 0.0
+    if isinstance(command, CreateText):
+        return 1.0 + len(command.text) / _CHARS
+    if isinstance(command, CreateAudio):
+        return 1.0 + command.samples / _SAMPLES
+    return 1.0
 
 
 def _went(message: MutableMapping[str, Any]) -> Ending:

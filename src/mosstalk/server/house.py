@@ -1,6 +1,9 @@
 """What all connections of a front share."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,9 @@ class Closed:
     retry_after_s: float
 
 
+DRAINING = Closed("draining", "the server is about to end", 5.0)
+
+
 @dataclass
 class House:
     """``name`` is the served model's; None is what the worker calls it."""
@@ -44,6 +50,8 @@ class House:
     transcriber: Transcriber | None = None
     draining: bool = False
     connections: set["Connection"] = field(default_factory=set)
+    _opening: Counter[str] = field(default_factory=Counter)
+    """By key, how many were let in and wait for their session."""
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -59,7 +67,7 @@ class House:
         if self.link.state is State.DEAD:
             return Closed("dead", "the engine has ended; the server is about to", 10.0)
         if self.draining:
-            return Closed("draining", "the server is about to end", 5.0)
+            return DRAINING
         if self.link.state is State.LOADING:
             return Closed("loading", "the models are still being loaded", 5.0)
         return None
@@ -80,7 +88,17 @@ class House:
 
     def connections_of(self, key: str) -> int:
         """How many connections a key has."""
-        return sum(connection.key == key for connection in self.connections)
+        return self._opening[key] + sum(each.key == key for each in self.connections)
+
+    @contextmanager
+    def opening(self, key: str) -> Iterator[None]:
+        """Count a connection of a key while it waits for its session."""
+        self._opening[key] += 1
+        try:
+            yield
+        finally:
+            self._opening[key] -= 1
+            self._left.set()
 
     def enter(self, connection: "Connection") -> None:
         """A connection begins."""
@@ -99,7 +117,7 @@ class House:
         """Wait until all connections are over; whether they are."""
         try:
             async with asyncio.timeout(most_s):
-                while self.connections:
+                while self.connections or self._opening.total():
                     self._left.clear()
                     await self._left.wait()
         except TimeoutError:

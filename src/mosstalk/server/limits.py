@@ -28,6 +28,10 @@ class Limits:
         stalled_s: how long a single message may take to be taken off by the client.
         unheard_s: seconds of sound that may be on their way to a session; beyond it the client
             is read no further until they are heard.
+        commands_per_s: how much a client may ask of its session in the long run, sound aside; long
+            items count for several.
+        undone_commands: what a client has asked for and its session has not done yet; beyond it
+            the client is read no further until less is left.
         messages_per_s, bytes_per_s: how fast a client is read in the long run; bursts of
             ``burst_s`` seconds' worth are read at once. Bytes of answers, but for sound, count too.
         processor_share: how much of a processor's time the messages of a client may take in the
@@ -55,6 +59,8 @@ class Limits:
     unsent_answers_bytes: int = MIB // 4
     stalled_s: float = 20.0
     unheard_s: float = 30.0
+    commands_per_s: float = 50.0
+    undone_commands: int = 256
     messages_per_s: float = 400.0
     bytes_per_s: float = 4.0 * MIB
     burst_s: float = 8.0
@@ -92,26 +98,32 @@ class Pace:
 
 
 class Allowance:
-    """What one client may cost: messages, bytes of them and of their answers, processor time."""
+    """What one client may cost: messages, bytes of them and of their answers, processor time, and
+    commands for its session.
+    """
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         burst_s = limits.burst_s
         self._messages = Pace(limits.messages_per_s, burst_s, now_s)
         self._bytes = Pace(limits.bytes_per_s, burst_s, now_s)
         self._processor = Pace(limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s)
-        self._cost_bytes, self._cost_s = 0, 0.0
+        self._commands = Pace(limits.commands_per_s, burst_s, now_s)
+        self._cost_bytes, self._cost_s, self._cost_commands = 0, 0.0, 0.0
 
-    def cost(self, count: int = 0, processor_s: float = 0.0) -> None:
-        """Something has been read, answered or computed for the client."""
+    def cost(self, count: int = 0, processor_s: float = 0.0, commands: float = 0.0) -> None:
+        """Something has been read, answered, computed or asked of its session for the client."""
         self._cost_bytes += count
         self._cost_s += processor_s
+        self._cost_commands += commands
 
     def wait_s(self, now_s: float) -> float:
         """One message is done: how long to wait before the next, given what all has cost."""
         count, self._cost_bytes = self._cost_bytes, 0
         processor_s, self._cost_s = self._cost_s, 0.0
+        commands, self._cost_commands = self._cost_commands, 0.0
         return max(
             self._messages.wait_s(1, now_s),
             self._bytes.wait_s(count, now_s),
             self._processor.wait_s(processor_s, now_s),
+            self._commands.wait_s(commands, now_s),
         )

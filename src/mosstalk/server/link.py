@@ -4,6 +4,7 @@ import asyncio
 import logging
 import subprocess
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,10 +16,16 @@ from mosstalk.errors import EngineStoppedError
 from mosstalk.server import messages as said
 from mosstalk.server.child_process import start_child
 from mosstalk.server.wire import Wire
-from mosstalk.session.commands import Close, Command, Push, UpdateSettings
-from mosstalk.session.events import Closed, CloseReason, ErrorCode, ErrorRaised, Event
+from mosstalk.session.commands import Close, Command, CreateAudio, Push
+from mosstalk.session.events import (
+    Closed,
+    CloseReason,
+    ErrorCode,
+    ErrorRaised,
+    Event,
+    SettingsUpdated,
+)
 from mosstalk.session.settings import SessionSettings
-from mosstalk.units import INPUT_RATE
 
 _LOG = logging.getLogger(__name__)
 _LOADING_S = 120.0
@@ -46,7 +53,7 @@ class RemoteSession:
         self.rows: list[Row] | None = None
         """The conversation's rows, at the end, if they were asked for."""
         self.clock = 0
-        """Samples of input that were heard, counted at 16 kHz; some tenths of a second late."""
+        """Samples of input that were heard, counted at 16 kHz, as of the latest event."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.over = False
         self.settings = settings
@@ -54,30 +61,38 @@ class RemoteSession:
         self._number, self._rate, self._wire = number, settings.input_rate, wire
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._read = False
-        self._pushed_s = 0.0
-        self._heard = asyncio.Event()
+        self.unheard_s = 0.0
+        """Seconds of sound in commands that, as far as is known, have not been carried out."""
+        self._undone: deque[float] = deque()
+        """The sound in each such command, the oldest first."""
+        self._done = 0
+        self._changed = asyncio.Event()
 
     @property
-    def unheard_s(self) -> float:
-        """Seconds of sound that were sent and, as far as is known, not yet heard."""
-        return self._pushed_s - self.clock / INPUT_RATE
+    def undone(self) -> int:
+        """Commands that were sent and, as far as is known, not yet carried out or refused."""
+        return len(self._undone)
 
     def tell(self, command: Command) -> None:
         """Send a command; after the end it is lost."""
         if self.over:
             return
-        if isinstance(command, UpdateSettings):
-            self._rate = command.settings.input_rate
-        elif isinstance(command, Push):
-            samples = len(command.pcm) // 2 if isinstance(command.pcm, bytes) else len(command.pcm)
-            self._pushed_s += samples / self._rate
+        seconds = 0.0
+        if isinstance(command, Push | CreateAudio):
+            seconds = command.samples / (command.rate or self._rate)
+        self._undone.append(seconds)
+        self.unheard_s += seconds
         self._wire.post(said.Tell(self._number, command))
 
-    async def room(self, most_s: float) -> None:
-        """Wait while more than ``most_s`` seconds of sound are unheard."""
-        while self.unheard_s > most_s and not self.over:
-            self._heard.clear()
-            await self._heard.wait()
+    def has_room(self, most_s: float, most_commands: int) -> bool:
+        """Whether at most so much sound and so many commands are not yet carried out."""
+        return self.over or (self.unheard_s <= most_s and self.undone <= most_commands)
+
+    async def room(self, most_s: float, most_commands: int) -> None:
+        """Wait for that."""
+        while not self.has_room(most_s, most_commands):
+            self._changed.clear()
+            await self._changed.wait()
 
     def close(self, reason: str = CloseReason.CLIENT) -> None:
         """End the session; its last events are still to be read."""
@@ -92,20 +107,23 @@ class RemoteSession:
 
     # What the link hears of it.
 
-    def heard(self, clock: int) -> None:
-        """The session has heard so far."""
-        self.clock = clock
-        self._heard.set()
+    def acknowledged(self, done: int) -> None:
+        """The session has carried out or refused so many commands in all."""
+        while self._done < done and self._undone:
+            self._done += 1
+            self._undone.popleft()
+        self.unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
+        self._changed.set()
 
     def told(self, event: Event) -> None:
         """The session has told something."""
         self.clock = max(self.clock, event.clock)
-        if isinstance(event, ErrorRaised) and event.command == Push.__name__:
-            self._pushed_s = self.clock / INPUT_RATE  # what was refused will never be heard
+        if isinstance(event, SettingsUpdated):  # a rate that was only asked for counts for nothing
+            self._rate = event.settings.input_rate
         if isinstance(event, Closed):
             self.over = True
+            self._changed.set()
         self._events.put_nowait(event)
-        self._heard.set()
 
     def lost(self, why: str) -> None:
         """The worker is gone."""
@@ -250,9 +268,9 @@ class EngineLink:
 
     def _felt(self, pulse: said.Pulse) -> None:
         self.pulse, self._pulsed_s = pulse, time.monotonic()
-        for number, clock in pulse.heard.items():
+        for number, done in pulse.done.items():
             if number in self._sessions:
-                self._sessions[number].heard(clock)
+                self._sessions[number].acknowledged(done)
         self.pulsed(pulse)
 
     async def _watch(self) -> None:

@@ -177,9 +177,9 @@ class Rows:
 class Pulse:
     """A sign of life, several times a second, and how things are.
 
-    ``engine_silent_s`` is for how long the engine's thread has not answered. ``heard`` are the
-    clocks of sessions that sound is on its way to; ``steps_s`` how long each step took since the
-    last pulse.
+    ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
+    many commands each session has carried out or refused; ``steps_s`` how long each step took
+    since the last pulse.
     """
 
     engine_silent_s: float
@@ -190,7 +190,7 @@ class Pulse:
     blocks_in_use: int
     memory_bytes: int
     steps_s: tuple[float, ...] = ()
-    heard: Mapping[int, int] = field(default_factory=dict)
+    done: Mapping[int, int] = field(default_factory=dict)
 
 
 ToWorker = Start | Open | Tell | Stop

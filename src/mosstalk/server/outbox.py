@@ -35,9 +35,14 @@ class Outbox:
         self._messages.append((message, seconds))
         self._changed.set()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether no more than may be waits for the client, sound aside."""
+        return self._answers_bytes <= self._limits.unsent_answers_bytes
+
     async def room(self) -> None:
-        """Wait while more than may be waits for the client, sound aside."""
-        while self._answers_bytes > self._limits.unsent_answers_bytes:
+        """Wait for that."""
+        while not self.has_room:
             self._taken.clear()
             await self._taken.wait()
 

@@ -19,8 +19,8 @@ class Watch:
 
     def __init__(self, metrics: Metrics, settings: SessionSettings, client: str) -> None:
         self.session_id = ""
-        self.answering: set[str] = set()
-        """Responses that are being made."""
+        self.answering: str | None = None
+        """The conversation's response that is being made."""
         self._metrics, self._rate, self._client = metrics, settings.input_rate, client
         self._begun_s = time.monotonic()
         self._totals = {"in_s": 0.0, "out_s": 0.0, "responses": 0, "errors": 0}
@@ -30,22 +30,23 @@ class Watch:
     def told(self, command: told.Command) -> None:
         """The client tells the session something."""
         if isinstance(command, told.Push):
-            samples = len(command.pcm) // 2 if isinstance(command.pcm, bytes) else len(command.pcm)
-            self._totals["in_s"] += samples / self._rate
-            self._metrics.audio_in.inc(samples / self._rate)
-        elif isinstance(command, told.UpdateSettings):
-            self._rate = command.settings.input_rate
+            seconds = command.samples / (command.rate or self._rate)
+            self._totals["in_s"] += seconds
+            self._metrics.audio_in.inc(seconds)
 
     def heard(self, event: events.Event) -> None:
         """The session tells something."""
         if isinstance(event, events.AudioDelta):
             self._sounded(event)
+        elif isinstance(event, events.SettingsUpdated):
+            self._rate = event.settings.input_rate
         elif isinstance(event, events.SessionOpened):
             self.session_id = event.session_id
             self._metrics.sessions_opened.inc()
             self.log("session opened", client=self._client)
         elif isinstance(event, events.ResponseStarted):
-            self.answering.add(event.response_id)
+            if event.in_conversation:
+                self.answering = event.response_id
             self.log("response started", response=event.response_id)
         elif isinstance(event, events.ResponseDone):
             self._done(event)
@@ -88,7 +89,8 @@ class Watch:
             self._metrics.underrun_time.inc(late_s)
 
     def _done(self, done: events.ResponseDone) -> None:
-        self.answering.discard(done.response_id)
+        if self.answering == done.response_id:
+            self.answering = None
         sounding = self._sounding.pop(done.response_id, _Sounding())
         self._totals["responses"] += 1
         self._metrics.responded(done)

@@ -2,10 +2,12 @@
 
 uvicorn parses all that has come in one go, answers any number of pings, and holds an unfinished
 message for every connection. Here a connection is read in slices, and no further while a message
-waits to be heard; control frames are counted; large messages are read a few at a time.
+waits to be heard; control frames are counted; large messages are read a few at a time. And it says
+whether a client is still there while nothing is read from it.
 """
 
 import asyncio
+import select
 import time
 from typing import Any, cast
 
@@ -13,10 +15,17 @@ import uvicorn
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.http11 import Request
 
+from mosstalk.server.admission import Refusal
 from mosstalk.server.gate import ServerConfig
+from mosstalk.server.house import DRAINING
 from mosstalk.server.limits import Pace
 
+IS_GONE = "mosstalk.is_gone"
+"""The extension of a connection's scope: a function that says whether the client has gone."""
+_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+_DRAINING = Refusal.when(DRAINING)
 _SLICE = 8192
 """Bytes that are parsed in one go: at most some 1,400 frames, which take some 10 ms."""
 _TURN_S = 0.002
@@ -73,6 +82,44 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if self.close_sent:
             self.go_on()
+
+    def handle_connect(self, event: Request) -> None:
+        """Begin a connection whose scope has the extension ``IS_GONE``."""
+        super().handle_connect(event)
+        if hasattr(self, "scope"):  # what is no WebSocket request has been refused
+            extensions: dict[str, Any] = self.scope["extensions"]
+            extensions[IS_GONE] = self.is_gone
+
+    def is_gone(self) -> bool:
+        """Whether the client has hung up or its machine has reset the connection.
+
+        Sends a ping: a socket that the client has closed answers even that with a reset, also
+        where what it sent before is still unread and hides that nothing will follow.
+        """
+        if self.close_sent or self.transport.is_closing():
+            return True
+        hung_up = select.poll()
+        hung_up.register(self.transport.get_extra_info("socket").fileno(), _HUNG_UP)
+        if hung_up.poll(0):
+            return True
+        self._pings_sent += 1
+        self.conn.send_ping(b"")
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return False
+
+    def shutdown(self) -> None:
+        """End as the server does; who has not been let in yet is told when to come back."""
+        if self.handshake_complete or self.initial_response or not self.handshake_initiated:
+            super().shutdown()
+            return
+        answer = _DRAINING.answer()
+        refused = self.conn.reject(answer.status_code, bytes(answer.body).decode())
+        for name in ("Content-Type", "Retry-After"):
+            del refused.headers[name]
+            refused.headers[name] = answer.headers[name]
+        self.conn.send_response(refused)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
         """Count fragments that are too small to be of use."""

@@ -173,7 +173,7 @@ class Worker:
             blocks_in_use=figures.blocks_in_use,
             memory_bytes=memory,
             steps_s=loaded.steps.taken_s(),
-            heard={number: session.clock for number, session in self._sessions.items()},
+            done={number: session.commands_done for number, session in self._sessions.items()},
         )
 
 

@@ -33,6 +33,11 @@ class Push(Command):
     pcm: Pcm
     rate: int | None = None
 
+    @property
+    def samples(self) -> int:
+        """How many samples it brings."""
+        return sample_count(self.pcm)
+
 
 @dataclass(frozen=True)
 class Commit(Command):
@@ -71,6 +76,11 @@ class CreateAudio(Command):
     rate: int | None = None
     item_id: str | None = None
     previous_item_id: str | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many samples it brings."""
+        return sample_count(self.pcm)
 
 
 @dataclass(frozen=True)
@@ -133,3 +143,8 @@ class Close(Command):
     """End the session."""
 
     reason: str = "client"
+
+
+def sample_count(pcm: Pcm) -> int:
+    """How many samples there are; half a sample at the end counts for none."""
+    return len(pcm) // 2 if isinstance(pcm, bytes) else len(pcm)

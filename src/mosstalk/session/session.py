@@ -67,6 +67,8 @@ class Session:
         self, stage: Stage, settings: SessionSettings, gone: Callable[["Session"], None]
     ) -> None:
         self.session_id = new_id("sess")
+        self.commands_done = 0
+        """Commands that were carried out or refused."""
         self._gone = gone
         self._told: asyncio.Queue[Event] = asyncio.Queue()
         self._desk = Desk(stage, settings, self._told.put_nowait)
@@ -216,6 +218,7 @@ class Session:
                 elif isinstance(news, told.Command):
                     self._life.sign()
                     await self._obey(news, arrived_s)
+                    self.commands_done += 1
                 if self._answers.busy or self._desk.playback.audible:
                     self._life.sign()
                 if over := self._life.over():
@@ -271,6 +274,7 @@ class Session:
             await self._heard(heard, Cause(arrived_s))
             if self._closing:
                 return
+        self.commands_done += len(pushes)
 
     async def _heard(self, heard: Heard, cause: Cause) -> None:
         turn, clock = heard.turn, self.clock
