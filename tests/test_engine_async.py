@@ -20,6 +20,7 @@ from engine_rig import (
 from mosstalk.conversation import Conversation, FinishReason
 from mosstalk.engine.core import Ask, EngineCore
 from mosstalk.engine.engine import Engine, NewRow, Ticket
+from mosstalk.engine.request import State
 from mosstalk.engine.talk import Talk
 from mosstalk.errors import (
     ContextLengthError,
@@ -144,6 +145,29 @@ def test_full_is_refused_at_once_and_the_conversation_is_as_it_was() -> None:
             assert talks[2].conversation.rows == rows
             await engine.cancel(tickets[0])
             await stream(await engine.submit(talks[2], SHORT), 1)
+
+    run(main())
+
+
+def test_replies_in_the_background_take_half_of_the_slots_and_nobodys_turn() -> None:
+    later = Ask(GREEDY, Limits(100, min_new_rows=200), background=True)
+
+    async def main() -> None:
+        core = engine_core(wild_model(), slots=2, waiting=2)
+        async with Engine(core) as engine:
+            talks = [new_talk(engine, text) for text in ("a", "b", "c", "d", "e")]
+            behind = [await engine.submit(talk, later) for talk in talks[:3]]
+            await stream(behind[0], 1)
+            assert [request.background for request in core.scheduler.running] == [True]
+            with pytest.raises(EngineFullError, match="come back in"):
+                await engine.submit(talks[3], later)
+            first = await engine.submit(talks[3], SHORT)
+            second = await engine.submit(talks[4], SHORT)
+            assert len(await stream(second)) == len(second.reply.rows)
+            assert first.request.state is State.DONE
+            assert [len(ticket.reply.rows) for ticket in behind[1:]] == [0, 0]
+            await engine.cancel(behind[0])
+            await stream(behind[1], 1)
 
     run(main())
 

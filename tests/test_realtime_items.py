@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
 from mosstalk.server.realtime.dialogue import Transcript, WireLimits
+from mosstalk.server.realtime.ledger import Ledger
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,
@@ -222,6 +225,34 @@ def test_what_only_the_client_sees_is_bounded() -> None:
     kept = there.count("conversation.item.retrieved")
     assert 5 < kept < 25
     assert set(there[-kept:]) == {"conversation.item.retrieved"}, "the latest are kept"
+
+
+IDS = st.sampled_from([f"item-{n}" for n in range(8)])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove", "forget"]), IDS, IDS | st.just(ROOT))))
+def test_the_list_of_items_is_as_a_plain_list_has_it(steps: list[tuple[str, str, str]]) -> None:
+    ledger, plain = Ledger(10**6), list[tuple[str, bool]]()
+    for step, item_id, after in steps:
+        ids = [each for each, _ in plain]
+        if step == "add" and item_id not in ids:
+            place = 0 if after == ROOT else ids.index(after) + 1 if after in ids else len(ids)
+            plain.insert(place, (item_id, item_id < after))
+            ledger.add({"id": item_id}, after, read=item_id < after)
+        elif step == "remove":
+            plain = [each for each in plain if each[0] != item_id]
+            ledger.remove(item_id)
+        elif step == "forget":
+            plain = [(each, read and each != item_id) for each, read in plain]
+            ledger.forget(item_id)
+    ids = [each for each, _ in plain]
+    assert [(each.item_id, each.read) for each in ledger] == plain
+    assert ledger.last_id == (ids[-1] if ids else None)
+    for place, item_id in enumerate(ids):
+        assert item_id in ledger
+        assert ledger.before(item_id) == (ids[place - 1] if place else None)
+        read = [each for each, read in plain[: place + 1] if read]
+        assert ledger.read_before(item_id) == (read[-1] if read else ROOT)
 
 
 def test_deleting_and_cutting_go_to_the_session() -> None:

@@ -280,12 +280,14 @@ def test_a_full_context_is_refused_where_nothing_may_be_dropped() -> None:
 
 
 def test_a_turn_that_alone_is_too_long_is_refused_after_everything_was_dropped() -> None:
-    settings = replace(WRITTEN, context=Context(rows=120))
+    settings = replace(BY_HAND, context=Context(rows=120))
 
     async def main() -> None:
         async with host() as here, await here.open(settings) as session:
             client = Client(session)
-            client.do(HELLO, CreateText("user", "The train is late. " * 20), CreateResponse())
+            client.do(HELLO)
+            client.say(np.tile(speech(QUESTION), 5))  # as long as its speaker goes on
+            client.do(Commit(), CreateResponse())
             await client.wait(ContextDropped)
             assert (await client.error()).code is ErrorCode.CONTEXT_FULL
 

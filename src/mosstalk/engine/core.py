@@ -65,13 +65,14 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of the engine for one reply; see ``Request`` for times and whole rows."""
+    """What is asked of the engine for one reply; see ``Request`` for what is not plain."""
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
     limits: Limits = field(default_factory=Limits)
     script: Script | None = None
     first_due_s: float | None = None
     whole_rows: bool = False
+    background: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError for a time that orders nothing."""
@@ -144,7 +145,7 @@ class EngineCore:
         self._asked += 1
         request = Request(
             self._asked, sequence, self.ids, ask.options, ask.limits, longest,
-            self.clock(), ask.first_due_s, ask.whole_rows, ask.script,
+            self.clock(), ask.first_due_s, ask.whole_rows, ask.script, background=ask.background,
         )  # fmt: skip
         self.scheduler.submit(request)
         return request

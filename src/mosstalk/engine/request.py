@@ -23,6 +23,8 @@ from mosstalk.units import CODE_MS
 _FREE = StepRule()
 _FIRST_SOUND_S = 0.2
 """When the first sound of a reply is due after it was asked for, unless said otherwise."""
+BACKGROUND_S = 3600.0
+"""How much later all is due of a reply in the background: what others need goes first."""
 
 
 class State(StrEnum):
@@ -53,7 +55,8 @@ class Request:
     ``asked_s`` and ``due_s`` are on the engine's clock; ``due_s`` is when the listener runs
     out of sound if no row comes, and moves on by 80 ms with every row. With ``whole_rows``
     no row is handed out before its audio id is drawn; a reply that ends before its time, in
-    line or by an error, may still end with ``audio_pad`` for draws that were put off.
+    line or by an error, may still end with ``audio_pad`` for draws that were put off. One in the
+    ``background`` gets what others leave: all that it needs is due ``BACKGROUND_S`` later.
     """
 
     number: int
@@ -75,6 +78,7 @@ class Request:
     preemptions: int = 0
     due_draws: list[DueDraw] = field(default_factory=list)
     mode: Mode = Mode.TEXT
+    background: bool = False
     _rules: list[StepRule] | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +101,8 @@ class Request:
     def due_s(self) -> float:
         """The playback deadline that orders work."""
         first = self.asked_s + _FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
-        return first + len(self.reply.rows) * CODE_MS / 1000
+        later_s = BACKGROUND_S if self.background else 0.0
+        return first + later_s + len(self.reply.rows) * CODE_MS / 1000
 
     @property
     def order(self) -> tuple[float, int]:

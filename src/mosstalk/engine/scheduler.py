@@ -4,8 +4,9 @@ A step has room for a number of rows. Conversations that only have their latest 
 come first, prompts fill what is left, in chunks; both by deadline. When blocks run out, idle
 conversations lose theirs (the one unused for longest first), then those in line, then the
 running reply whose deadline is the last. K and V that were lost are computed again later;
-rows are never lost. What requests leave of a step goes to conversations that asked to have
-their rows read ahead; for these only idle conversations lose blocks.
+rows are never lost. Replies in the background are due last and have at most half of the slots, so
+that others need not wait for one. What requests leave of a step goes to conversations that asked
+to have their rows read ahead; for these only idle conversations lose blocks.
 """
 
 from collections import OrderedDict
@@ -17,6 +18,12 @@ from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import ContextLengthError, EngineFullError, OptionError
 
 _GUESSED_STEP_S = 0.08
+_FIRST_ROWS = 16
+"""A reply's rows until its first sound, about."""
+_MOST_SAT_OUT = 16
+"""Steps in a row that replies in the background leave to others' first rows."""
+_BACKGROUND_ROWS = 64
+"""Most rows of a prompt in the background in one step: nobody else waits long for its end."""
 
 
 class _PreemptionDueError(Exception):
@@ -73,6 +80,7 @@ class Scheduler:
     ahead: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
     step_s: float = _GUESSED_STEP_S
     _slots: list[int] = field(default_factory=list)
+    _sat_out: int = 0
 
     def __post_init__(self) -> None:
         self._slots = list(range(self.limits.slots))[::-1]
@@ -92,9 +100,11 @@ class Scheduler:
                 f"the conversation is {rows} rows long, the model's context holds "
                 f"{request.longest_rows} and the engine's pool {room}: shorten it, or begin anew"
             )
-        if len(self.waiting) >= self.limits.waiting + self.free_slots:
+        line = sum(each.background is request.background for each in self.waiting)
+        free = self._free_in_background if request.background else self.free_slots
+        if line >= self.limits.waiting + free:
             raise EngineFullError(
-                f"{len(self.running)} replies are being made and {len(self.waiting)} wait: the "
+                f"{len(self.running)} replies are being made and {line} wait: the "
                 f"engine is full; come back in {self.retry_after_s:.1f} s",
                 self.retry_after_s,
             )
@@ -119,6 +129,12 @@ class Scheduler:
         """Replies that can be taken up at once."""
         return len(self._slots)
 
+    @property
+    def _free_in_background(self) -> int:
+        """The same of replies in the background, which may have half of the slots."""
+        most = max(1, self.limits.slots // 2)
+        return min(len(self._slots), most - sum(each.background for each in self.running))
+
     def plan(self) -> list[Work]:
         """The next step's work; admits who waits and takes blocks as needed.
 
@@ -141,6 +157,8 @@ class Scheduler:
     def _planned(self, *, late: bool) -> list[Work]:
         self._admit()
         ordered = sorted((r for r in self.running if not r.closing), key=lambda r: r.order)
+        if self._background_waits():
+            ordered = [request for request in ordered if not request.background]
         aside = sum(r.sequence.unread == 1 for r in ordered)
         left = self.limits.step_rows
         if aside >= left:
@@ -154,7 +172,8 @@ class Scheduler:
                 aside -= 1
                 count = 1
             else:
-                count = min(unread, left - aside)
+                most = _BACKGROUND_ROWS if request.background else left
+                count = min(unread, left - aside, most)
             if unread and not count:
                 continue
             work = self._place(request, count, late=late)
@@ -162,6 +181,16 @@ class Scheduler:
                 planned.append(work)
                 left -= count
         return planned
+
+    def _background_waits(self) -> bool:
+        """Whether replies in the background sit a step out, as another's first rows are due.
+
+        They do not for many steps in a row, since in a crowd there may always be such a reply.
+        """
+        begun = (r for r in self.running if not r.background)
+        first = any(len(request.reply.rows) < _FIRST_ROWS for request in begun)
+        self._sat_out = self._sat_out + 1 if first and self._sat_out < _MOST_SAT_OUT else 0
+        return self._sat_out > 0
 
     def read_ahead(self, room: int) -> list[Work]:
         """At most ``room`` rows of work for conversations that listen, after ``plan``.
@@ -222,6 +251,8 @@ class Scheduler:
         self.waiting.sort(key=lambda r: r.order)
         while self.waiting and self._slots:
             request = self.waiting[0]
+            if request.background and self._free_in_background <= 0:
+                return  # who comes after it is in the background as well
             sequence = request.sequence
             # What was put off can be made up only from rows read by this request itself.
             if self.share_prefixes and not request.due_draws:

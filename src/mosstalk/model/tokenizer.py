@@ -13,6 +13,8 @@ from mosstalk.errors import CheckpointError, TextError
 _SHOWN = {"<|empty|>": ".", "<|end_empty|>": ":"}
 """Added tokens that the public demo shows as text; all others are skipped."""
 
+LONG_CHARS = 2048
+"""Texts that are longer take milliseconds to encode."""
 REQUIRED_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -60,9 +62,16 @@ class TextTokenizer:
         return cls(text, special, vocab_size)
 
     def encode(self, text: str) -> Sequence[int]:
-        """Ids of plain text; raise TextError for text that cannot be encoded as such."""
+        """Ids of plain text; raise TextError for text that cannot be encoded as such.
+
+        One of more than ``LONG_CHARS`` characters lets other threads run meanwhile.
+        """
         try:
-            ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+            if len(text) > LONG_CHARS:  # of the library's two ways the one without Python's lock
+                encoded = self._text.encode_batch([text], add_special_tokens=False)[0]
+            else:
+                encoded = self._text.encode(text, add_special_tokens=False)
+            ids: list[int] = encoded.ids
         except (UnicodeEncodeError, TypeError) as error:
             raise TextError(f"this text is not valid unicode ({error}); retype it") from None
         if any(token >= self._limit for token in ids):

@@ -7,7 +7,7 @@ from secrets import randbits
 
 from mosstalk.conversation import Reply, Row
 from mosstalk.engine.core import Ask
-from mosstalk.errors import EngineStoppedError, SessionError
+from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.model.generate import Limits
 from mosstalk.script import Script
 from mosstalk.session.commands import CreateResponse
@@ -30,6 +30,10 @@ from mosstalk.session.response import Listeners, Outcome, Plan, Response
 from mosstalk.session.settings import Playback, ReplyMode
 from mosstalk.units import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
+MOST_APART = 4
+"""Responses outside the conversation that a session may have at a time."""
+_COME_BACK_S = 1.0
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -49,7 +53,7 @@ class _Open:
 
 
 class Answers:
-    """At most one response in the conversation at a time, and any number apart from it."""
+    """At most one response in the conversation at a time, and ``MOST_APART`` apart from it."""
 
     def __init__(self, desk: Desk, listeners: Listeners) -> None:
         self._desk = desk
@@ -60,6 +64,10 @@ class Answers:
     def current(self) -> Response | None:
         """The response in the conversation that is being made."""
         return next((o.response for o in self._open.values() if _own(o.response)), None)
+
+    @property
+    def _apart(self) -> int:
+        return sum(not _own(each.response) for each in self._open.values())
 
     @property
     def busy(self) -> bool:
@@ -82,6 +90,12 @@ class Answers:
         if command.response_id in self._open:
             raise SessionError(
                 ErrorCode.BAD_VALUE, f"there is a response {command.response_id!r} already"
+            )
+        if not command.in_conversation and self._apart >= MOST_APART:
+            raise EngineFullError(
+                f"{MOST_APART} responses outside the conversation are being made, which is all "
+                "that one session may have at a time: wait for the end of one",
+                _COME_BACK_S,
             )
         plan = await self._plan(command, cause)
         line = self._desk.line if plan.in_conversation else self._desk.new_line()
@@ -154,6 +168,7 @@ class Answers:
         codes = -(-heard // OUTPUT_SAMPLES_PER_CODE)
         entry.cut(codes, desk.scribe)
         entry.text = self._written(entry)
+        desk.history.changed()
         left_ms = entry.audio_ms or 0
         desk.tell(
             ItemTruncated(
@@ -179,7 +194,8 @@ class Answers:
                 await self.follow()
 
     async def follow(self) -> None:
-        """Let the engine read what is new, unless it is answering."""
+        """Let the engine read what is new, unless it is answering: then at the end of that."""
+        self._desk.unfollowed_s = None
         if not self.current:
             await self._desk.follow()
 
@@ -193,7 +209,9 @@ class Answers:
         spoken = reply is ReplyMode.AUDIO
         voice = await desk.stage.voice(command.voice or desk.settings.voice) if spoken else None
         prompt = self._prompt(command, desk.system(reply, command.instructions))
-        ask, bounded_by = self._ask(reply, len(prompt), command.max_rows)
+        ask, bounded_by = self._ask(
+            reply, len(prompt), command.max_rows, in_conversation=command.in_conversation
+        )
         repeating_s = desk.settings.limits.repeating_s
         return Plan(
             response_id=command.response_id or new_id("resp"),
@@ -222,7 +240,9 @@ class Answers:
             )
         return system + [row for item_id in chosen for row in history.find(item_id).rows]
 
-    def _ask(self, reply: ReplyMode, prompt_rows: int, most: int | None) -> tuple[Ask, Reason]:
+    def _ask(
+        self, reply: ReplyMode, prompt_rows: int, most: int | None, *, in_conversation: bool
+    ) -> tuple[Ask, Reason]:
         """What to ask of the engine, and what it means if the reply comes to its longest."""
         desk, chosen = self._desk, self._desk.choices()
         seed = desk.settings.sampling.seed
@@ -237,7 +257,7 @@ class Answers:
             rows, bounded_by = max(1, room), Reason.CONTEXT
         script = Script.parse(desk.settings.script) if desk.settings.script else None
         options = chosen.options(randbits(63) if seed is None else seed)
-        return Ask(options, Limits(rows), script), bounded_by
+        return Ask(options, Limits(rows), script, background=not in_conversation), bounded_by
 
     def _announce(self, plan: Plan, entry: Entry, command_id: str | None) -> None:
         desk = self._desk
@@ -267,6 +287,7 @@ class Answers:
         entry.status = ItemStatus.COMPLETED if whole else ItemStatus.INCOMPLETE
         entry.rows = scribe.reply(entry.reply, speech=entry.speech, heard_codes=entry.heard_codes)
         entry.text = self._written(entry)
+        self._desk.history.changed()
 
     def _written(self, entry: Entry) -> str | None:
         assert entry.reply is not None

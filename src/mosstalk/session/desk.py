@@ -1,5 +1,6 @@
 """What the parts of one session share: its settings, its items, its line to the engine."""
 
+import asyncio
 from collections.abc import Callable
 from secrets import token_hex
 
@@ -18,6 +19,8 @@ from mosstalk.units import INPUT_RATE
 
 LEAST_REPLY_ROWS = 32
 """Rows that must be left of the context for a reply to be begun."""
+_MORE_S = 0.05
+"""How long an item waits for more of them before the engine reads it ahead."""
 _PROMPTS = {
     ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"],
     ReplyMode.TEXT: SYSTEM_PROMPTS["text"],
@@ -36,6 +39,8 @@ class Desk:
         self.history = History()
         self.scribe = Scribe(stage.pipeline.ids, stage.pipeline.tokenizer.encode)
         self.line = self.new_line()
+        self.unfollowed_s: float | None = None
+        """When, on the loop's clock, the engine is to be told of items; None: it knows of all."""
         self._systems: dict[str, list[Row]] = {}
 
     @property
@@ -85,6 +90,20 @@ class Desk:
         """Have the engine read what is new; only while no reply is being made."""
         await self.line.tell(self.rows())
 
+    @property
+    def is_to_follow(self) -> bool:
+        """Whether the moment has passed for which ``follow_soon`` waits."""
+        due_s = self.unfollowed_s
+        return due_s is not None and asyncio.get_running_loop().time() >= due_s
+
+    def follow_soon(self) -> None:
+        """Have the engine told of new items once no more have come for a moment.
+
+        For it all rows are gone through: items that come by the hundred are told as one, and
+        those that a reply is asked for at once are told with it.
+        """
+        self.unfollowed_s = asyncio.get_running_loop().time() + _MORE_S
+
     def add(
         self, entry: Entry, previous_item_id: str | None = None, command_id: str | None = None
     ) -> None:
@@ -98,9 +117,37 @@ class Desk:
         """Between turns: drop the oldest turns if the context fills and that is the policy."""
         context = self.settings.context
         system = len(self.system(self.settings.reply))
-        used = system + sum(len(entry.rows) for entry in self.history)
+        used = system + len(self.history.rows)
         if context.policy is ContextPolicy.DROP and used > context.full * self.context_rows:
             self._drop(system)
+
+    def require_place(self, rows: int, role: str = "user") -> None:
+        """Make sure that an item of so many rows may come into the conversation.
+
+        Raises:
+            ContextLengthError: the context cannot hold it, or is full and nothing can be dropped.
+        """
+        kept = int(self.settings.context.keep * self.context_rows)
+        room = self._room(len(self.system(self.settings.reply)))
+        if rows > room:
+            raise ContextLengthError(
+                f"this item is {rows} rows long, and beside instructions and reply the context of "
+                f"{self.context_rows} rows holds {max(0, room)}: say less at a time"
+            )
+        if role == "system" and self.history.system_rows + rows > kept:
+            raise ContextLengthError(
+                f"system items, which are never dropped, may take {kept} rows and would take "
+                f"{self.history.system_rows + rows}: delete some, or use instructions"
+            )
+        if len(self.history.rows) > self.context_rows:
+            raise ContextLengthError(
+                f"the conversation is {len(self.history.rows)} rows long and its context holds "
+                f"{self.context_rows}: delete items, or wait for the end of the response if one is "
+                "being made"
+            )
+
+    def _room(self, system_rows: int) -> int:
+        return self.context_rows - self.scribe.prefix_rows - LEAST_REPLY_ROWS - system_rows
 
     def require_room(self, system_rows: int) -> None:
         """Make sure that a reply to all that was said can begin.
@@ -108,7 +155,7 @@ class Desk:
         Raises:
             ContextLengthError: it cannot, and nothing may or can be dropped.
         """
-        room = self.context_rows - self.scribe.prefix_rows - LEAST_REPLY_ROWS - system_rows
+        room = self._room(system_rows)
         if len(self.history.rows) > room and self.settings.context.policy is ContextPolicy.DROP:
             self._drop(system_rows)
         rows = len(self.history.rows)

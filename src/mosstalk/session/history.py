@@ -101,7 +101,11 @@ class History:
     """Items in order."""
 
     def __init__(self) -> None:
+        self.system_rows = 0
+        """Rows of typed instructions (role "system"), which are never dropped."""
         self._entries: list[Entry] = []
+        self._by_id: dict[str, Entry] = {}
+        self._rows: list[Row] | None = []
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
@@ -116,17 +120,24 @@ class History:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows of all items."""
-        return [row for entry in self._entries for row in entry.rows]
+        """Rows of all items, to be read only: the list grows with the conversation."""
+        if self._rows is None:
+            self._rows = [row for entry in self._entries for row in entry.rows]
+        return self._rows
+
+    def changed(self) -> None:
+        """The rows of an item are others now."""
+        self._rows = None
 
     def before(self, entry: Entry) -> str | None:
         """Id of the item before this one."""
-        place = self._entries.index(entry)
+        last = len(self._entries) - 1
+        place = last if entry is self._entries[last] else self._entries.index(entry)
         return self._entries[place - 1].item_id if place else None
 
     def find(self, item_id: str) -> Entry:
         """The item of that id; raise SessionError if there is none."""
-        found = next((entry for entry in self._entries if entry.item_id == item_id), None)
+        found = self._by_id.get(item_id)
         if found is None:
             raise SessionError(
                 ErrorCode.UNKNOWN_ITEM, f"there is no item {item_id!r} in this conversation"
@@ -135,7 +146,7 @@ class History:
 
     def require_new(self, item_id: str | None) -> None:
         """Raise SessionError if an item has this id already."""
-        if any(entry.item_id == item_id for entry in self._entries):
+        if item_id in self._by_id:
             raise SessionError(ErrorCode.DUPLICATE_ITEM, f"there is an item {item_id!r} already")
 
     def insert(self, entry: Entry, previous_item_id: str | None = None) -> None:
@@ -151,11 +162,22 @@ class History:
             place = 0
         else:
             place = self._entries.index(self.find(previous_item_id)) + 1
+        if place < len(self._entries):
+            self.changed()
+        elif self._rows is not None:
+            self._rows += entry.rows
         self._entries.insert(place, entry)
+        self._by_id[entry.item_id] = entry
+        if entry.role == "system":
+            self.system_rows += len(entry.rows)
 
     def remove(self, entry: Entry) -> None:
         """Take an item out."""
         self._entries.remove(entry)
+        self._by_id.pop(entry.item_id)
+        self.changed()
+        if entry.role == "system":
+            self.system_rows -= len(entry.rows)
 
     def drop_oldest(self, rows: int) -> list[Entry]:
         """Take out the oldest items until at most ``rows`` rows are left, and return them.
@@ -163,7 +185,7 @@ class History:
         What is left begins with a turn that is no reply. Typed instructions (role "system")
         stay, and so does the last item.
         """
-        left, dropped = sum(len(entry.rows) for entry in self._entries), list[Entry]()
+        left, dropped = len(self.rows), list[Entry]()
         droppable = [entry for entry in self._entries[:-1] if entry.role != "system"]
         for entry in droppable:
             if left <= rows and not (dropped and entry.role == "assistant"):
@@ -171,7 +193,7 @@ class History:
             dropped.append(entry)
             left -= len(entry.rows)
         for entry in dropped:
-            self._entries.remove(entry)
+            self.remove(entry)
         return dropped
 
 

@@ -1,18 +1,23 @@
 """Items that a client puts into a conversation, takes out of it, or cuts."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from mosstalk.codec.audio import SHORTEST_MS
 from mosstalk.conversation import SpeechSegment
 from mosstalk.errors import SessionError
+from mosstalk.model.tokenizer import LONG_CHARS
 from mosstalk.session import commands as told
 from mosstalk.session.answers import Answers
 from mosstalk.session.desk import Desk, new_id
 from mosstalk.session.events import ErrorCode, ItemDeleted, Reason
 from mosstalk.session.history import ROLES, Entry
 from mosstalk.session.sound import resampled, samples_of
-from mosstalk.units import INPUT_RATE
+from mosstalk.units import CODES_PER_SECOND, INPUT_RATE
+
+_T = TypeVar("_T")
 
 
 class Items:
@@ -33,7 +38,10 @@ class Items:
             raise SessionError(
                 ErrorCode.BAD_ITEM, f"an item needs text, and a role of {', '.join(ROLES)}"
             )
-        rows = self._desk.scribe.text(command.role, command.text)
+        self._desk.history.require_new(command.item_id)
+        write = partial(self._desk.scribe.text, command.role, command.text)
+        rows = await self._beside(write) if len(command.text) > LONG_CHARS else write()
+        self._desk.require_place(len(rows), command.role)
         entry = Entry(command.item_id or new_id("item"), command.role, rows, text=command.text)
         await self._insert(entry, command.previous_item_id, command.command_id)
 
@@ -41,7 +49,8 @@ class Items:
         """Put recorded speech into the conversation."""
         self._desk.history.require_new(command.item_id)
         rate = command.rate or self._desk.settings.input_rate
-        samples = resampled(samples_of(command.pcm), rate)
+        self._desk.require_place(int(command.samples / rate * CODES_PER_SECOND))
+        samples = await self._beside(lambda: resampled(samples_of(command.pcm), rate))
         length_ms = len(samples) * 1000 // INPUT_RATE
         if length_ms < SHORTEST_MS:
             raise SessionError(
@@ -49,14 +58,20 @@ class Items:
             )
         codes = await self._desk.stage.senses.codes_of(samples)
         rows = self._desk.scribe.turn("user", SpeechSegment(tuple(codes)))
+        self._desk.require_place(len(rows))
         entry = Entry(command.item_id or new_id("item"), "user", rows, audio_ms=length_ms)
         await self._insert(entry, command.previous_item_id, command.command_id)
+
+    async def _beside(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns, done on another thread."""
+        async with self._desk.stage.long_work:
+            return await asyncio.to_thread(work)
 
     async def _insert(self, entry: Entry, after: str | None, command_id: str | None) -> None:
         self._desk.add(entry, after, command_id)
         if not self._answers.current:
             self._desk.make_room()
-        await self._answers.follow()
+        self._desk.follow_soon()
 
     async def delete(self, command: told.DeleteItem, _: float) -> None:
         """Take an item out; a response that is making it ends."""
@@ -67,7 +82,7 @@ class Items:
         self._desk.tell(
             ItemDeleted(entry.item_id, clock=self._desk.clock, command_id=command.command_id)
         )
-        await self._answers.follow()
+        self._desk.follow_soon()
 
     async def truncate(self, command: told.Truncate, _: float) -> None:
         """Cut a spoken reply; if it is being made or played, that ends."""
@@ -76,7 +91,7 @@ class Items:
         self._answers.truncate(entry, command.heard_ms, command_id=command.command_id)
         if self._desk.playback.latest == entry.item_id:
             self._desk.silence()
-        await self._answers.follow()
+        self._desk.follow_soon()
 
     async def _leave(self, entry: Entry) -> None:
         """End the response that is making this item, if it is being made."""

@@ -1,5 +1,6 @@
 """Speaking for all sessions of a host: hops of many replies, whoever runs dry first, in one run."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,19 +11,39 @@ from mosstalk.codec.audio import Samples
 from mosstalk.codec.speech_decoder import Saying, SpeechDecoder, SpokenReply
 from mosstalk.codec.voices import Voice
 from mosstalk.device import own_stream
+from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.engine.turnstile import Turnstile
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.session.workers import Batches
+
+_MOST_PAUSE_S = 1.0
+"""One hop in the background is made in so long although others have made no sound yet: there may
+always be one of them."""
 
 
 class Mouth:
     """One thread that makes sound. At most ``most`` hops in a run, so that a first one never
     waits long; with a ``turnstile`` it takes turns with others who compute.
+
+    The decoder has places for so many replies: who finds none waits until another has ended.
+    Replies in the background have at most half of them, and wait while another's first sound is
+    being made.
     """
 
     def __init__(
         self, decoder: SpeechDecoder, most: int, turnstile: Turnstile | None = None
     ) -> None:
+        self._most_behind = max(1, decoder.vocoder.figures().slots // 2)
+        self._behind: set[SpokenReply] = set()
+        """Replies in the background."""
+        self._silent: set[SpokenReply] = set()
+        """Others that have made no sound yet and wait for no place."""
+        self._holding: set[SpokenReply] = set()
+        """Those that have a place, or are being given one."""
+        self._waiting: set[SpokenReply] = set()
+        self._pausing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        """Set, and another taken, whenever a reply ends or makes its first sound."""
         self._decoder = decoder
         self._stream = own_stream(decoder.device)
         self._batches = Batches("mosstalk-mouth", self._say, most, turnstile)
@@ -35,9 +56,11 @@ class Mouth:
         """
         await self._batches.run(partial(self._beside, partial(self._decoder.prepare, voice)))
 
-    def open(self, voice: Voice, seed: int) -> SpokenReply:
+    def open(self, voice: Voice, seed: int, *, background: bool = False) -> SpokenReply:
         """A reply before its first code. It holds nothing until its first hop."""
-        return self._decoder.open(voice, seed)
+        reply = self._decoder.open(voice, seed)
+        (self._behind if background else self._silent).add(reply)
+        return reply
 
     async def warm(self) -> None:
         """Do ahead of time what would make the first hops slow."""
@@ -46,15 +69,73 @@ class Mouth:
     async def say(self, saying: Saying, due_s: float) -> Samples:
         """Sound (n,) at 24 kHz of the next codes, the earliest ``due_s`` first.
 
+        While there is no room for the reply it waits for others to end.
+
         Raises:
-            CodecFullError: there is no room for the reply now; others go on.
+            CodecFullError: there is no room, and nobody else will ever make any.
         """
-        return await self._batches.do(saying, due_s)
+        reply = saying.reply
+        if reply in self._behind:
+            due_s += BACKGROUND_S
+            await self._let_others(reply)
+        while True:
+            changed, held = self._changed, reply in self._holding
+            self._holding.add(reply)
+            try:
+                samples = await self._batches.do(saying, due_s)
+            except CodecFullError:
+                if not held:
+                    self._holding.discard(reply)
+                if self._holding <= self._waiting | {reply}:
+                    raise
+                await self._wait_for_a_place(reply, changed)
+            else:
+                if len(samples) and reply in self._silent:
+                    self._silent.discard(reply)
+                    self._change()
+                return samples
+
+    async def _let_others(self, reply: SpokenReply) -> None:
+        """Before a hop in the background: wait for a place, and a while for others' first sound."""
+        while reply not in self._holding and len(self._holding & self._behind) >= self._most_behind:
+            await self._changed.wait()
+        async with self._pausing:  # one after the other: so many waits do not end at once
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MOST_PAUSE_S):
+                    while self._silent:
+                        await self._changed.wait()
+
+    async def _wait_for_a_place(self, reply: SpokenReply, changed: asyncio.Event) -> None:
+        silent = reply in self._silent
+        self._silent.discard(reply)  # so that those who have a place need not wait for its sound
+        self._waiting.add(reply)
+        try:
+            await changed.wait()
+        finally:
+            self._waiting.discard(reply)
+        if silent:
+            self._silent.add(reply)
 
     def close(self, reply: SpokenReply) -> None:
         """Give back what a reply holds, once a hop of it that is being made has ended."""
+        loop = asyncio.get_running_loop()
+
+        def closed(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(self._forget, reply)
+
         with suppress(EngineStoppedError):  # then it goes with everything else
-            self._batches.post(partial(self._beside, partial(self._decoder.close, reply)))
+            close = partial(self._beside, partial(self._decoder.close, reply))
+            self._batches.post(close).add_done_callback(closed)
+
+    def _forget(self, reply: SpokenReply) -> None:
+        for each in (self._holding, self._behind, self._silent):
+            each.discard(reply)
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def stop(self) -> None:
         """End the thread after what it was asked so far; refuse what comes later."""

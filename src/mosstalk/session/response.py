@@ -207,7 +207,8 @@ class Response:
         if not self.plan.voice:
             await self._codes.get()  # the end: nothing else is put there
             return
-        reply = self.stage.mouth.open(self.plan.voice, self.plan.ask.options.seed)
+        ask = self.plan.ask
+        reply = self.stage.mouth.open(self.plan.voice, ask.options.seed, background=ask.background)
         try:
             await self._say(reply)
         finally:

@@ -7,11 +7,14 @@ from mosstalk.codec.live_codes import LiveCodes
 from mosstalk.codec.live_tokenizer import LiveTokenizer
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.session.workers import Gathering
+from mosstalk.units import INPUT_RATE
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 
 _WARM_S = 2.0
 """Seconds of sound for which each stream finds memory when it begins to speak."""
+_PIECE_SAMPLES = 2 * INPUT_RATE
+"""Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
 
 
 class _Sound(NamedTuple):
@@ -73,9 +76,11 @@ class Senses:
             await self._codes.do(_Warming(streams))
 
     async def codes_of(self, samples: Samples) -> list[int]:
-        """Codes of a whole turn."""
+        """Codes of a whole turn, in pieces between which other streams have their turn."""
         stream = self.open()
-        await self.encode(stream, samples, last=True)
+        for start in range(0, max(1, len(samples)), _PIECE_SAMPLES):
+            end = start + _PIECE_SAMPLES
+            await self.encode(stream, samples[start:end], last=end >= len(samples))
         return stream.codes
 
     async def detect(

@@ -219,6 +219,9 @@ class Session:
                     self._life.sign()
                     await self._obey(news, arrived_s)
                     self.commands_done += 1
+                    await asyncio.sleep(0)  # whoever sends many lets others have their turn
+                if self._desk.is_to_follow:
+                    await self._answers.follow()
                 if self._answers.busy or self._desk.playback.audible:
                     self._life.sign()
                 if over := self._life.over():
@@ -227,8 +230,10 @@ class Session:
     def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._life.left_s, self._post, _Tick())
+        loop, left_s = asyncio.get_running_loop(), self._life.left_s
+        if self._desk.unfollowed_s is not None:
+            left_s = min(left_s, max(0.0, self._desk.unfollowed_s - loop.time()))
+        self._timer = loop.call_later(left_s, self._post, _Tick())
 
     async def _end(self, reason: str) -> None:
         if self._timer:
@@ -303,14 +308,15 @@ class Session:
 
     async def _answer(self, turn: LiveTurn, cause: Cause) -> None:
         """Make an item of a turn that ended by itself, and answer it if that is wanted."""
-        self._commit_turn(turn, turn.item_id or new_id("item"))
-        if self.settings.create_response:
-            try:
+        try:
+            self._desk.require_place(0)
+            self._commit_turn(turn, turn.item_id or new_id("item"))
+            if self.settings.create_response:
                 await self._answers.create(told.CreateResponse(), cause)
-            except EngineStoppedError:
-                raise
-            except MosstalkError as error:
-                self._tell(refusal(error, self.clock))
+        except EngineStoppedError:
+            raise
+        except MosstalkError as error:
+            self._tell(refusal(error, self.clock))
 
     def _commit_turn(self, turn: LiveTurn, item_id: str, command_id: str | None = None) -> None:
         rows = self._desk.scribe.turn("user", SpeechSegment(tuple(turn.codes.codes)))
@@ -324,6 +330,7 @@ class Session:
 
     async def _commit(self, command: told.Commit, _: float) -> None:
         self._desk.history.require_new(command.item_id)
+        self._desk.require_place(0)  # before the turn is taken: it may be committed later
         turn = await self._desk.microphone.commit()
         item_id = command.item_id or turn.item_id or new_id("item")
         self._commit_turn(turn, item_id, command.command_id)

@@ -15,7 +15,11 @@ from mosstalk.session.senses import Senses
 
 @dataclass
 class Stage:
-    """``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's."""
+    """``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's.
+
+    ``long_work`` is held by who has another thread prepare something long, a text or a recording:
+    one at a time, so that sessions that send many of them do not take every processor.
+    """
 
     pipeline: Pipeline
     engine: Engine
@@ -23,6 +27,7 @@ class Stage:
     mouth: Mouth
     clock: Callable[[], float]
     voices: Mapping[str, Path] = field(default_factory=dict)
+    long_work: asyncio.Lock = field(default_factory=asyncio.Lock)
     _loaded: dict[str, Voice] = field(default_factory=dict)
 
     @property

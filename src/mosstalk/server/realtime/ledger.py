@@ -11,7 +11,7 @@ from typing import Any
 from mosstalk.session.commands import ROOT
 
 
-@dataclass
+@dataclass(eq=False)
 class Listed:
     """An item of the protocol; ``read``: the session has it, so the model reads it."""
 
@@ -29,13 +29,16 @@ class Ledger:
 
     def __init__(self, kept_chars: int) -> None:
         self._listed: list[Listed] = []
+        self._by_id: dict[str, Listed] = {}
+        self._unread: dict[str, int] = {}
+        """Sizes of those that are not read, the latest last."""
         self._most_chars, self._kept_chars = kept_chars, 0
 
     def __iter__(self) -> Iterator[Listed]:
         return iter(self._listed)
 
     def __contains__(self, item_id: str) -> bool:
-        return self.find(item_id) is not None
+        return item_id in self._by_id
 
     @property
     def last_id(self) -> str | None:
@@ -44,58 +47,57 @@ class Ledger:
 
     def find(self, item_id: str) -> Listed | None:
         """The item of that id."""
-        return next((each for each in self._listed if each.item_id == item_id), None)
+        return self._by_id.get(item_id)
 
     def before(self, item_id: str) -> str | None:
         """Id of the item before that one; None if it is the first, or not there."""
-        ids = [each.item_id for each in self._listed]
-        place = ids.index(item_id) if item_id in ids else 0
-        return ids[place - 1] if place else None
+        listed = self.find(item_id)
+        place = self._place(listed) if listed else 0
+        return self._listed[place - 1].item_id if place else None
 
     def add(self, item: dict[str, Any], after: str | None = None, *, read: bool = True) -> None:
         """Put an item after another one, at the end without one, or first after ``ROOT``."""
-        place = len(self._listed)
+        place, previous = len(self._listed), self.find(after or "")
         if after == ROOT:
             place = 0
-        elif after is not None and after in self:
-            place = [each.item_id for each in self._listed].index(after) + 1
-        self._listed.insert(place, Listed(item, read))
+        elif previous:
+            place = self._place(previous) + 1
+        listed = Listed(item, read)
+        self._listed.insert(place, listed)
+        self._by_id[listed.item_id] = listed
         if not read:
-            self._keep(item)
+            self._keep(listed)
 
     def remove(self, item_id: str) -> None:
         """Take an item out, if it is there."""
-        listed = self.find(item_id)
+        listed = self._by_id.pop(item_id, None)
         if listed:
             self._listed.remove(listed)
-            if not listed.read:
-                self._kept_chars -= _chars(listed.item)
+            self._kept_chars -= self._unread.pop(item_id, 0)
 
     def forget(self, item_id: str) -> None:
         """The model reads this item no more."""
         listed = self.find(item_id)
         if listed and listed.read:
             listed.read = False
-            self._keep(listed.item)
+            self._keep(listed)
 
     def read_before(self, item_id: str) -> str:
         """Id of the last item up to this one that the session has; ``ROOT`` if there is none."""
-        found = ROOT
-        for each in self._listed:
-            found = each.item_id if each.read else found
-            if each.item_id == item_id:
-                break
-        return found
+        listed = self.find(item_id)
+        place = self._place(listed) if listed else len(self._listed) - 1
+        while place >= 0 and not self._listed[place].read:
+            place -= 1
+        return self._listed[place].item_id if place >= 0 else ROOT
 
-    def _keep(self, item: dict[str, Any]) -> None:
-        """Make room for an item that is not read."""
-        self._kept_chars += _chars(item)
-        unread = [each.item_id for each in self._listed if not each.read]
-        for item_id in unread[:-1]:
-            if self._kept_chars <= self._most_chars:
-                break
-            self.remove(item_id)
+    def _place(self, listed: Listed) -> int:
+        """Where an item stands; at once for the last one, which is nearly always asked for."""
+        last = len(self._listed) - 1
+        return last if self._listed[last] is listed else self._listed.index(listed)
 
-
-def _chars(item: dict[str, Any]) -> int:
-    return len(repr(item))
+    def _keep(self, listed: Listed) -> None:
+        """Make room for an item that is not read: those that have not been for longest go."""
+        size = self._unread[listed.item_id] = len(repr(listed.item))
+        self._kept_chars += size
+        while self._kept_chars > self._most_chars and len(self._unread) > 1:
+            self.remove(next(iter(self._unread)))

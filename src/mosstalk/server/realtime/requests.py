@@ -35,6 +35,7 @@ class Wish:
     max_output_tokens: int | str
     metadata: dict[str, str] | None = None
     warnings: tuple[str, ...] = ()
+    in_conversation: bool = True
 
     def shown(self, reply: ReplyMode) -> dict[str, Any]:
         """Its part of the protocol's response."""
@@ -83,6 +84,7 @@ def request_of(
         default.max_output_tokens if longest is None else longest,
         metadata,
         _warnings(fields, served),
+        in_conversation=not apart,
     )
     items, chosen = _inputs(fields, session, served, is_read, apart=apart)
     ask = CreateResponse(

@@ -11,7 +11,7 @@ from mosstalk.server.realtime.errors import (
     told,
 )
 from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
-from mosstalk.server.realtime.requests import usual
+from mosstalk.server.realtime.requests import Wish, usual
 from mosstalk.server.realtime.responses import OpenResponse, response_object
 from mosstalk.server.realtime.state import State, event_id_of
 from mosstalk.server.realtime.transcripts import Transcript
@@ -248,16 +248,18 @@ class Told:
         if state.updates.pop(command_id, None):
             latest = list(state.updates.values())
             state.planned = latest[-1] if latest else state.session
-        if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
+        of_response = event.command in _ASKED_FOR or command_id in state.groups
+        if event.code in FAILED_RESPONSES and of_response:
             self._fail(event, wish or usual(state.session))
             return
         body = told(event) | {"event_id": event_id_of(event.command_id)}
         state.tell({"type": "error", "error": body})
 
-    def _fail(self, event: events.ErrorRaised, wish: Any) -> None:
+    def _fail(self, event: events.ErrorRaised, wish: Wish) -> None:
         """A response that could not be begun, as one that has failed."""
         state = self._state
-        shown = (new_id("resp"), state.session.settings.reply, wish, state.conversation_id)
+        conversation_id = state.conversation_id if wish.in_conversation else None
+        shown = (new_id("resp"), state.session.settings.reply, wish, conversation_id)
         done = response_object(*shown, "failed", failure(event))
         if event.retry_after_s is not None:
             done[VENDOR] = {"retry_after_s": event.retry_after_s}

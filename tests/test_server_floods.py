@@ -1,0 +1,57 @@
+"""Floods of items and responses on a real server, and what an honest neighbour notices of them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flood_attackers
+import pytest
+from neighbour_rig import Stay, attack, stop, talk
+from server_rig import QUICK, Server, serving
+
+FEW, MANY = 3, 30
+FLOODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
+    "system items": (flood_attackers.items, {"role": "system", "chars": 20, "connections": 4}),
+    "user items": (flood_attackers.items, {"role": "user", "chars": 20, "connections": 4}),
+    "long items": (
+        flood_attackers.items,
+        {"role": "user", "chars": 30_000, "connections": 4, "per_burst": 5},
+    ),
+    "spoken responses": (flood_attackers.responses, {"connections": 1}),
+    "spoken responses of four": (flood_attackers.responses, {"connections": 4}),
+    "written responses of four": (flood_attackers.responses, {"connections": 4, "kind": "text"}),
+}
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path) -> Iterator[Server]:
+    """A server with its usual limits."""
+    with serving(*QUICK, cache=cache_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server) -> Stay:
+    """What the neighbour meets when there is nobody else."""
+    return talk(server, FEW)
+
+
+@pytest.mark.parametrize("name", ["system items", "spoken responses of four"])
+def test_a_flood_is_not_noticed(name: str, server: Server, alone: Stay) -> None:
+    flood, more = FLOODS[name]
+    with attack(server, flood, **more):
+        under = talk(server, FEW)
+    under.assert_honest(alone)
+    server.await_nothing_held()
+
+
+@pytest.mark.slow  # minutes: each with a server of its own, over as many turns as a p95 needs
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
+    flood, more = FLOODS[name]
+    with serving(*QUICK, cache=cache_folder) as server:
+        alone = talk(server, MANY)
+        with attack(server, flood, **more):
+            under = talk(server, MANY)
+            under.stop_s = stop(server)
+        under.assert_honest(alone)
