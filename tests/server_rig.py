@@ -146,6 +146,13 @@ class Server:
         """Log lines with that message so far."""
         return [line for line in self.logs if line.get("message") == message]
 
+    def faults(self) -> list[dict[str, Any]]:
+        """Log lines so far that tell of a fault of the program."""
+        return [
+            line for line in self.logs
+            if "traceback" in line or "Traceback" in line.get("text", "")
+        ]  # fmt: skip
+
     def _url(self) -> str:
         return self._line(r"^listening on (\S+);")
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from conftest import require_package, run
@@ -82,6 +83,63 @@ def test_a_session_is_kept_and_its_replay_is_the_same(server: Server, folder: Pa
     assert "commit_to_first_text_ms" in text
     was, now, equal = document["samples"]
     assert equal == min(was, now) > 24_000  # the cancelled reply may be longer or shorter now
+
+
+def test_no_message_ends_a_recording(server: Server, folder: Path) -> None:
+    surrogate = '{"type": "response.cancel", "event_id": "\\ud800"}'
+    hostile: list[str | bytes] = [surrogate, "[" * 200_000, b"\xff{", b'{"type": "\xed\xa0\x80"}']
+    ids: list[str] = []
+
+    async def main() -> None:
+        async with Talker(server) as other, Talker(server) as talker:
+            for message in hostile:
+                await talker.send(message)
+                error = await talker.error()
+                assert (error["code"], error["event_id"]) == ("invalid_json", None)
+            for each in (talker, other):
+                await each.send(BY_HAND)
+                line = "One\u2028two \u4f60"  # a line's end to Python, and none to JSON
+                await each.ask(line, output_modalities=["text"], max_output_tokens=2)
+                ids.append(each.events[0]["session"]["id"])
+
+    run(main())
+    server.await_nothing_held()
+    server.await_folder(folder)
+    for session_id in ids:
+        (kept,) = folder.glob(f"*{session_id}")
+        assert read_recording(kept).closed == "client"
+        text = (kept / "wire.jsonl").read_text("utf-8")
+        wire = [json.loads(line) for line in text.split("\n")[:-1]]
+        assert "response.done" in [line["message"].get("type") for line in wire]
+        unread = [line["message"]["no_json"] for line in wire if "no_json" in line["message"]]
+        assert unread == ([200_000, 2] if session_id == ids[0] else [])
+    metrics = server.metrics()
+    assert metrics["mosstalk_recordings_cut_total"] == 0
+    assert metrics["mosstalk_recorder_up"] == 1
+    assert server.faults() == []
+
+
+def test_a_recording_that_fails_does_so_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    recorder = Recorder(tmp_path, metrics)
+    fails, goes_on = (recorder.open(SETTINGS, FACTS) for _ in range(2))
+    for number, each in enumerate((fails, goes_on)):
+        each.heard(SessionOpened(f"sess_{number}", SETTINGS, clock=0))
+    fails.told(Push(np.zeros(3, np.int16)))  # no wire brings arrays: nothing here can write one
+    fails.told(Push(b"\1\0"))
+    goes_on.told(Push(b"\1\0"))
+    goes_on.ended("client", [])
+    assert b"mosstalk_recorder_up 1.0" in metrics.text()
+    recorder.stop()
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "recording failed" in line.getMessage()
+    assert vars(line)["session"] == "sess_0"
+    assert b"mosstalk_recordings_cut_total 1.0" in metrics.text()
+    (folder,) = tmp_path.glob("*sess_1")
+    assert read_recording(folder).closed == "client"
+    assert b"mosstalk_recorder_up 0.0" in metrics.text(), "nothing can be written any more"
 
 
 def test_a_disk_that_fills_ends_the_recording_and_nothing_else(

@@ -68,6 +68,7 @@ class Metrics:
         self.unsent = gauge("unsent_audio_seconds", "Sound that waits for clients, all together")
         self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
+        self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")

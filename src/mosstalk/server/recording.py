@@ -4,8 +4,8 @@
 ``wire.jsonl`` every message, ``input-RATE.wav`` and ``output-24000.wav`` both sides' sound, which
 the other files only count, and ``rows.json`` the conversation as the model has read it.
 
-Files are written on a thread of their own. A disk that is full or too slow ends the recording and
-nothing else.
+Files are written on a thread of their own. A disk that is full or too slow, or a fault in writing,
+ends the recording that it happens to and nothing else.
 """
 
 import json
@@ -39,6 +39,8 @@ LEFT_BYTES = 64 << 20
 _MOST_WAITING_BYTES = 64 << 20
 """What may wait for the disk; each piece counts its sound or message, and a little more."""
 _PIECE_BYTES = 1024
+_TEXT = {"encoding": "utf-8", "errors": "backslashreplace"}
+"""Half a surrogate pair, which UTF-8 cannot write, becomes the escape that JSON has for it."""
 _ELIDED = 512
 """Strings of the wire from this length on that hold no blank are counted, not kept."""
 
@@ -57,6 +59,7 @@ class Recorder:
         self._waiting_bytes, self._lock = 0, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="mosstalk-recorder", daemon=True)
         self._thread.start()
+        metrics.recorder_up.set_function(self._thread.is_alive)
 
     def open(self, settings: SessionSettings, facts: Facts) -> "Recording":
         """A recording of a session that begins now."""
@@ -96,12 +99,19 @@ class Recorder:
         self._metrics.recordings_cut.inc()
         _LOG.warning("a recording ends: %s", why, extra={"session": session_id})
 
+    def failed(self, session_id: str) -> None:
+        """A fault of the program, which is being handled, ends a recording."""
+        self._metrics.recordings_cut.inc()
+        _LOG.exception("a recording failed and ends", extra={"session": session_id})
+
     def _run(self) -> None:
         while given := self._jobs.get():
             job, size = given
-            job()
-            with self._lock:
-                self._waiting_bytes -= size
+            try:
+                job()
+            finally:
+                with self._lock:
+                    self._waiting_bytes -= size
 
 
 class Recording:
@@ -184,6 +194,9 @@ class Recording:
             job()
         except OSError as error:
             self._end(str(error))
+        except Exception:  # of this recording: the others go on
+            self._cut = True
+            self._recorder.failed(self._session_id)
 
     def _end(self, why: str) -> None:
         self._cut = True
@@ -195,8 +208,9 @@ class _Files:
 
     def __init__(self, folder: Path, opened: dict[str, Any]) -> None:
         self._folder = folder
-        (folder / "session.json").write_text(as_text(opened))
-        self._lines = {name: (folder / name).open("w") for name in ("session.jsonl", "wire.jsonl")}
+        (folder / "session.json").write_text(as_text(opened), **_TEXT)
+        names = ("session.jsonl", "wire.jsonl")
+        self._lines = {name: (folder / name).open("w", **_TEXT) for name in names}
         self._sounds: dict[str, WavFile] = {}
 
     def command(self, now: float, command: told.Command, rate: int) -> None:
@@ -220,12 +234,12 @@ class _Files:
         self._line("session.jsonl", {"t": now, "event": _plain(event) | fields})
 
     def wire(self, now: float, side: str, message: str | bytes) -> None:
-        """A message, long strings counted only."""
+        """A message, long strings counted only; one that is no JSON or nested deeply as a whole."""
+        line: dict[str, Any] = {"t": now, "from": side}
         try:
-            shown = _elided(json.loads(message))
-        except ValueError:
-            shown = {"no_json": len(message)}
-        self._line("wire.jsonl", {"t": now, "from": side, "message": shown})
+            self._line("wire.jsonl", line | {"message": _elided(json.loads(message))})
+        except (ValueError, RecursionError):
+            self._line("wire.jsonl", line | {"message": {"no_json": len(message)}})
 
     def end(self, now: float, reason: str, rows: list[Row] | None) -> None:
         """The last line, and the rows."""

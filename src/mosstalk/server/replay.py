@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import soundfile
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from mosstalk.conversation import Row
 from mosstalk.errors import OptionError
@@ -78,17 +78,18 @@ def read_recording(folder: Path) -> Recorded:
         OptionError: it is none, or of another version.
     """
     try:
-        facts = json.loads((folder / "session.json").read_text())
+        facts = json.loads((folder / "session.json").read_text("utf-8"))
         if facts["format"] != FORMAT:
             raise OptionError(f"{folder}: a recording of format {facts['format']}, not {FORMAT}")
-        lines = [json.loads(line) for line in (folder / "session.jsonl").read_text().splitlines()]
+        text = (folder / "session.jsonl").read_text("utf-8")
+        lines = [json.loads(line) for line in text.split("\n") if line]
         settings = _adapter(SessionSettings).validate_python(facts["settings"])
         moments = tuple(_moments(lines, folder))
         rows_file = folder / "rows.json"
         rows = json.loads(rows_file.read_text()) if rows_file.exists() else None
     except OSError as error:
         raise OptionError(f"{folder}: no recording can be read there ({error})") from None
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise OptionError(f"{folder}: a damaged recording ({error})") from None
     closed = next((line["closed"] for line in lines if "closed" in line), None)
     conversation = None if rows is None else [(text, audio) for text, audio in rows]

@@ -11,7 +11,13 @@ from typing import Any
 
 from mosstalk.server.realtime.errors import WireError, refusal
 from mosstalk.server.realtime.heard import Heard
-from mosstalk.server.realtime.reading import Fields, WireLimits, event_of
+from mosstalk.server.realtime.reading import (
+    Fields,
+    WireLimits,
+    event_of,
+    is_text,
+    require_plain,
+)
 from mosstalk.server.realtime.settings import Served
 from mosstalk.server.realtime.shape import Shape, from_client, to_client
 from mosstalk.server.realtime.state import State
@@ -94,7 +100,9 @@ class Dialogue:
         """What a WebSocket message, text or binary, leads to."""
         event = Fields({})
         try:
-            event = from_client(event_of(raw, self._state.served.limits))
+            event = event_of(raw, self._state.served.limits)
+            require_plain(event, raw)
+            event = from_client(event)
             event.text("event_id", _LONGEST_EVENT_ID)
         except WireError as error:
             self._state.out.events.append(_error(error, event))
@@ -142,6 +150,6 @@ class Dialogue:
 def _error(error: WireError, event: Fields) -> dict[str, Any]:
     body = refusal(error.code, str(error), error.param)
     event_id = event.value.get("event_id")
-    if isinstance(event_id, str) and len(event_id) <= _LONGEST_EVENT_ID:
+    if isinstance(event_id, str) and len(event_id) <= _LONGEST_EVENT_ID and is_text(event_id):
         body["event_id"] = event_id
     return {"type": "error", "error": body}

@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ _AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
 _LARGEST = 1e12
 _MOST_OBJECTS = 1024
 """Longest list of objects that is looked through."""
+_DEEPEST = 64
+"""Levels of objects and arrays in one message. Code that follows them may recurse."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +141,23 @@ class Fields:
 
 
 def event_of(raw: str | bytes, limits: WireLimits) -> Fields:
-    """The event in a message.
+    """The event in a message, be it text or the bytes of UTF-8. All its numbers are finite.
 
     Raises:
-        WireError: it is too long, no JSON, no object, or holds what is no text.
+        WireError: it is too long, no JSON, or no object.
     """
     if len(raw) > limits.message_bytes:
         raise too_long("message", f"{limits.message_bytes} bytes", f"{len(raw)}")
     require_sound_or_short(raw, limits.event_bytes)
     try:
-        value = json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        text = raw if isinstance(raw, str) else raw.decode()
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
         raise WireError("invalid_json", f"The message is no valid JSON: {error}"[:300]) from error
     if not isinstance(value, dict):
         raise WireError("invalid_json", "The message is no JSON object.")
-    _require_text(raw, value)
     return Fields(value)
 
 
@@ -179,6 +184,38 @@ def require_sound_or_short(raw: str | bytes, most: int) -> None:
             "sound of an 'audio' field. Send less at a time.",
             "message",
         )
+
+
+def require_plain(event: Fields, raw: str | bytes) -> None:
+    """Check what JSON allows and nothing behind this door can bear; ``raw`` is the message.
+
+    Raises:
+        WireError: it is nested deeply, or holds half a surrogate pair, which no text may hold.
+    """
+    level: list[Any] = [event.value]
+    for _ in range(_DEEPEST):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for group in inner for each in group if isinstance(each, dict | list)]
+        if not level:
+            break
+    else:
+        raise _too_deep()
+    marks: Any = ("\\ud", "\\uD") if isinstance(raw, str) else (b"\\ud", b"\\uD")
+    if any(mark in raw for mark in marks) and not is_text(
+        json.dumps(event.value, ensure_ascii=False)
+    ):
+        raise WireError(
+            "invalid_json", "The message holds half a surrogate pair (\\ud800 to \\udfff)."
+        )
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can write it: half a surrogate pair it cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sound_of(fields: Fields, name: str, limits: WireLimits) -> bytes:
@@ -222,12 +259,10 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def _require_text(raw: str | bytes, value: dict[str, Any]) -> None:
-    """JSON can spell half a surrogate pair, which no text may hold: it would fail later."""
-    mark: Any = "\\ud" if isinstance(raw, str) else b"\\ud"
-    if mark not in raw.lower():
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise WireError("invalid_json", "The message holds half a surrogate pair.") from error
+def _finite(number: str) -> float:
+    """A number, the largest there is for one beyond it: JSON has no infinity to answer with."""
+    return min(max(float(number), -sys.float_info.max), sys.float_info.max)
+
+
+def _too_deep() -> WireError:
+    return WireError("invalid_json", f"The message is nested more than {_DEEPEST} levels deep.")
