@@ -18,6 +18,7 @@ from mosstalk.server.realtime.dialogue import Dialogue, Shape, Step
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
+    CreateMessage,
     CreateResponse,
     CreateText,
     DeleteItem,
@@ -180,7 +181,7 @@ def obeyed(command: Command) -> list[Event]:
     command_id = command.command_id
     if isinstance(command, UpdateSettings):
         return [SettingsUpdated(command.settings, command_id, clock=0)]
-    if isinstance(command, CreateText | CreateAudio):
+    if isinstance(command, CreateText | CreateAudio | CreateMessage):
         role = command.role if isinstance(command, CreateText) else "user"
         item = Item(str(command.item_id), role)
         return [kind(item, None, command_id=command_id, clock=0) for kind in (ItemAdded, ItemDone)]

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.dialogue import Transcript, WireLimits
+from mosstalk.server.realtime.dialogue import Shape, Transcript, WireLimits
 from mosstalk.server.realtime.ledger import Ledger
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,
+    CreateMessage,
     CreateResponse,
     CreateText,
     DeleteItem,
@@ -107,6 +108,48 @@ def test_a_recording_reaches_the_model_and_does_not_come_back() -> None:
     assert added["item"]["id"] == command.item_id
 
 
+def test_text_and_sound_of_one_item_reach_the_model_in_their_order() -> None:
+    client = caller()
+    sound = {"type": "input_audio", "audio": b64(tone(0.5)), "transcript": "not for the model"}
+    said = {"type": "input_audio", "transcript": "Said before."}
+    texts = [{"type": "input_text", "text": text} for text in ("One", "two", " ", "three")]
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    content = [*texts[:2], sound, sound, texts[2], image, sound, said, texts[3]]
+    added, done = create(client, {"type": "message", "role": "user", "content": content})
+    (command,) = client.commands
+    assert isinstance(command, CreateMessage)
+    assert command.item_id == added["item"]["id"]
+    heard = [part if isinstance(part, str) else len(part.pcm) for part in command.message.parts]
+    assert heard == ["One\ntwo", 48_000, 24_000, "Said before.\nthree"]
+    assert all(part.rate == 24_000 for part in command.message.parts if not isinstance(part, str))
+    kinds = [part["type"] for part in content]
+    assert [part["type"] for part in done["item"]["content"]] == kinds
+    assert client.all("error") == []
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_pictures_are_shown_to_those_who_know_them(shape: Shape) -> None:
+    client = caller(shape)  # which checks what is shown against the shape's own types
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    text = {"type": "input_text", "text": "Look:"}
+    added, *_ = create(client, {"type": "message", "role": "user", "content": [text, image]})
+    kinds = [part["type"] for part in added["item"]["content"]]
+    assert kinds == ["input_text", *(["input_image"] if shape is Shape.GA else [])]
+
+
+def test_an_answer_to_what_was_never_asked_is_ignored() -> None:
+    client = caller()
+    item = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    assert client.send("conversation.item.create", item=item) == []
+    assert client.commands == []
+    assert client.notes == ["an mcp_approval_response is ignored"]
+    client.send("response.create", response={"input": [item, message("Go on.")]})
+    (command,) = client.commands
+    assert isinstance(command, CreateResponse)
+    assert len(command.input or ()) == 1
+    assert client.all("error") == []
+
+
 @pytest.mark.parametrize(
     "item",
     [
@@ -125,6 +168,7 @@ def test_what_the_model_cannot_read_is_kept_and_said_to_be_unread(item: Wire) ->
     assert added["item"]["mosstalk"]["warnings"]
     assert len(client.notes) == 1
     assert "weather" not in client.notes[0]
+    client.send("conversation.item.truncate", item_id="mine", content_index=0, audio_end_ms=0)
     (got,) = client.send("conversation.item.retrieve", item_id="mine")
     assert got["item"] == done["item"]
     (gone,) = client.send("conversation.item.delete", item_id="mine")

@@ -76,54 +76,6 @@ def test_what_is_no_json_object_is_refused(message: str | bytes) -> None:
     require_alive(client)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"type": "response.cancel", "metadata": "\ud800"},
-        {"type": "response.cancel", "\udfff": 1},
-    ],
-)
-def test_half_a_surrogate_pair_is_refused_wherever_it_stands(message: Wire) -> None:
-    client = caller()
-    error = error_of(client.raw(json.dumps(message | {"event_id": "mine"})))
-    assert (error["code"], error["event_id"]) == ("invalid_json", "mine")
-    error = error_of(client.send("response.cancel", event_id="\ud800"))
-    assert (error["code"], error["event_id"]) == ("invalid_json", None)
-    raw = json.dumps(message | {"event_id": "mine"}, ensure_ascii=False)
-    for encoding in ("utf-8", "utf-16-le"):  # which the parser would take for what they are
-        error = error_of(client.raw(raw.encode(encoding, "surrogatepass")))
-        assert error["code"] == "invalid_json"
-    assert not client.commands
-    require_alive(client)
-
-
-def test_what_is_nested_deeply_is_refused_and_goes_no_further() -> None:
-    client = caller()
-    for depth in (65, 400, 900):
-        deep = "1"
-        for _ in range(depth):
-            deep = '{"audio": ' + deep + "}"
-        for _ in range(2):  # what is sent twice is merged, level by level
-            message = f'{{"type": "session.update", "event_id": "mine", "session": {deep}}}'
-            error = error_of(client.raw(message))
-            assert (error["code"], error["event_id"]) == ("invalid_json", "mine")
-            assert "deep" in error["message"]
-    parameters: Wire = {}
-    for _ in range(50):
-        parameters = {"items": parameters}
-    tool = {"type": "function", "name": "deep", "parameters": parameters}
-    assert client.send("session.update", session={"tools": [tool]}) == []
-    require_alive(client)
-
-
-def test_numbers_that_json_cannot_answer_with_do_not_come_back() -> None:
-    client = caller()
-    tool = '{"type": "function", "name": "f", "parameters": {"most": 1e999, "least": -1e999}}'
-    client.raw('{"type": "session.update", "session": {"tools": [' + tool + "]}}")
-    (event,) = client.hear(*obeyed(client.commands[-1]))
-    assert json.loads(json.dumps(event, allow_nan=False)) == event
-
-
 def test_a_message_of_bytes_is_as_good_as_one_of_text() -> None:
     client = caller()
     client.raw(json.dumps({"type": "input_audio_buffer.clear"}).encode())
@@ -161,13 +113,13 @@ def test_a_message_of_bytes_is_as_good_as_one_of_text() -> None:
             "item_id",
         ),
         (
-            {"type": "response.create", "response": {"input": []}},
-            "invalid_value",
+            {"type": "response.create", "response": {"input": {}}},
+            "invalid_type",
             "response.input",
         ),
         ({"type": "response.create", "response": []}, "invalid_type", "response"),
         (
-            {"type": "response.create", "response": {"conversation": "none", "input": [{}] * 65}},
+            {"type": "response.create", "response": {"input": [{}] * 65}},
             "array_above_max_length",
             "response.input",
         ),
@@ -210,16 +162,6 @@ def test_what_cannot_be_served_is_refused_by_name(event: Wire, code: str, param:
         ({"role": "user", "content": [{"type": "input_audio", "audio": "A"}]}, "invalid_value"),
         (
             {"role": "system", "content": [{"type": "input_audio", "audio": "AAAAAAAA"}]},
-            "invalid_value",
-        ),
-        (
-            {
-                "role": "user",
-                "content": [
-                    {"type": "input_audio", "audio": "AAAAAAAA"},
-                    {"type": "input_text", "text": "and this"},
-                ],
-            },
             "invalid_value",
         ),
         ({"id": "x" * 600, **HELLO}, "string_above_max_length"),

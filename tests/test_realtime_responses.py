@@ -7,7 +7,7 @@ import pytest
 from realtime_rig import Caller, Wire, b64, caller, obeyed, response, tone
 
 from mosstalk.server.realtime.dialogue import Shape, Transcript
-from mosstalk.session.commands import CancelResponse, CreateAudio, CreateResponse, CreateText
+from mosstalk.session.commands import CancelResponse, CreateResponse, Message, Sound
 from mosstalk.session.events import (
     AudioDelta,
     ErrorCode,
@@ -28,6 +28,7 @@ from mosstalk.session.events import (
 )
 from mosstalk.session.settings import ReplyMode
 
+CALL = {"type": "function_call_output", "call_id": "c", "output": "unread"}
 SPOKEN = [
     "response.created",
     "response.output_item.added",
@@ -150,51 +151,64 @@ def test_what_is_asked_of_a_response_reaches_the_session_and_comes_back() -> Non
     assert unknown.voice == "default"
 
 
-def test_a_response_apart_reads_its_own_items_which_nobody_sees() -> None:
+@pytest.mark.parametrize("conversation", ["none", "auto", None])
+def test_a_response_reads_the_items_it_is_given_which_nobody_sees(conversation: str | None) -> None:
     client = caller()
     client.send("conversation.item.create", item={"id": "a", **_message("Known.")})
     client.hear(*obeyed(client.commands[-1]))
+    client.send("conversation.item.create", item={"id": "unread", **CALL})
     seen = len(client.events)
-    content = [{"type": "input_audio", "audio": b64(tone(0.3))}]
+    heard = {"type": "input_audio", "audio": b64(tone(0.3))}
     client.send(
         "response.create",
         event_id="e",
         response={
-            "conversation": "none",
+            "conversation": conversation,
             "input": [
                 {"type": "item_reference", "id": "a"},
+                {"type": "item_reference", "id": "unread"},
                 _message("New."),
-                {"type": "message", "role": "user", "content": content},
-                {"type": "function_call_output", "call_id": "c", "output": "unread"},
+                {"type": "message", "role": "user", "content": [heard]},
+                CALL,
             ],
         },
     )
-    _, text, sound, ask, *deletions = client.commands
-    assert isinstance(text, CreateText)
-    assert isinstance(sound, CreateAudio)
+    ask = client.commands[-1]
     assert isinstance(ask, CreateResponse)
-    assert ask.input_item_ids == ("a", text.item_id, sound.item_id)
-    assert not ask.in_conversation
-    assert [d.item_id for d in deletions] == [text.item_id, sound.item_id]  # type: ignore[attr-defined]
-    client.hear(*obeyed(text), *obeyed(sound), *response(ask, text=""))
-    client.hear(*[event for deletion in deletions for event in obeyed(deletion)])
+    assert len(client.commands) == 2, "no item is made of what it reads"
+    assert ask.input is not None
+    reference, text, sound = ask.input
+    assert reference == "a"
+    assert isinstance(text, Message)
+    assert (text.role, text.parts) == ("user", ("New.",))
+    assert isinstance(sound, Message)
+    assert isinstance(sound.parts[0], Sound)
+    assert (len(sound.parts[0].pcm), sound.parts[0].rate) == (14_400, 24_000)
+    assert ask.in_conversation is (conversation != "none")
+    client.hear(*response(ask, text=""))
     apart = [kind for kind in SPOKEN if not kind.startswith("conversation.")]
-    assert kinds(client.events[seen:]) == apart
-    assert client.all("response.created")[0]["response"]["conversation_id"] is None
+    assert kinds(client.events[seen:]) == (SPOKEN if ask.in_conversation else apart)
+    created = client.all("response.created")[0]["response"]
+    assert (created["conversation_id"] is None) is not ask.in_conversation
+    (warning,) = created["mosstalk"]["warnings"]
+    assert "2 items" in warning
 
 
-def test_of_a_response_apart_that_fails_one_error_is_told() -> None:
+def test_a_response_to_nothing_and_one_to_the_conversation_are_told_apart() -> None:
     client = caller()
-    client.send(
-        "response.create",
-        event_id="e",
-        response={"conversation": "none", "input": [_message("New.")]},
-    )
-    for command in client.commands:
-        name = type(command).__name__
-        client.hear(ErrorRaised(ErrorCode.BAD_ITEM, "no", name, command.command_id, clock=0))
+    assert asked(client, input=[]).input == ()
+    assert asked(client).input is None
+    assert asked(client, input=None).input is None
+
+
+def test_what_a_response_is_given_and_cannot_be_heard_is_refused_by_name() -> None:
+    client = caller()
+    client.send("response.create", event_id="e", response={"input": [_message("New.")]})
+    (command,) = client.commands
+    refusal = ErrorRaised(ErrorCode.BAD_ITEM, "no", "CreateResponse", command.command_id, clock=0)
+    client.hear(refusal)
     (error,) = client.all("error")
-    assert error["error"]["event_id"] == "e"
+    assert (error["error"]["event_id"], error["error"]["param"]) == ("e", "response.input")
 
 
 def test_text_beside_sound_is_a_part_of_its_own_and_no_transcript() -> None:

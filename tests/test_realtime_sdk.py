@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import run
 from openai import AsyncOpenAI
-from server_rig import QUICK, Server, question, serving, silence
+from server_rig import QUICK, RATE, Server, question, serving, silence
 
 SPEECH = question()
 
@@ -125,6 +125,46 @@ def test_hands_free_turns_are_found_and_their_answers_interrupted(server: Server
             await talk.until("input_audio_buffer.cleared")
 
     run(main())
+
+
+def test_all_that_the_types_allow_is_served(server: Server) -> None:
+    async def main() -> None:
+        async with client(server).realtime.connect(model="gpt-realtime") as connection:
+            talk = Talk(connection)  # any error fails
+            audio = base64.b64encode(SPEECH).decode()
+            heard: Any = {"type": "input_audio", "audio": audio}
+            text: Any = {"type": "input_text", "text": "What is said here?"}
+            mixed: Any = {"type": "message", "role": "user", "content": [text, heard]}
+            create = connection.conversation.item.create
+            await create(item=mixed)
+            added = await talk.until("conversation.item.done")
+            assert [part.type for part in added.item.content] == ["input_text", "input_audio"]
+            approval: Any = {"type": "mcp_approval_response", "approval_request_id": "r",
+                             "approve": True, "id": "mcpa"}  # fmt: skip
+            await create(item=approval)
+            short: Any = {"output_modalities": ["text"], "max_output_tokens": 8}
+            known: Any = {"type": "item_reference", "id": added.item.id}
+            for given in ([known, typed("And?")], []):
+                asked: Any = {**short, "input": given}
+                await connection.response.create(response=asked)
+                done = await talk.until("response.done")
+                assert done.response.conversation_id is not None
+                assert done.response.output[0].id in {
+                    event.item.id for event in talk.events if event.type == "conversation.item.done"
+                }
+            for kind, rate in (("audio/pcmu", 8000), ("audio/pcm", RATE), ("audio/pcma", 8000)):
+                form = {"type": kind, **({"rate": RATE} if kind == "audio/pcm" else {})}
+                heard = {"format": form, "turn_detection": None}
+                session: Any = {"type": "realtime", "audio": {"input": heard}}
+                await connection.session.update(session=session)
+                sound = b"\x55" * (rate if rate == 8000 else 2 * rate)
+                await talk.say(sound)
+                await connection.input_audio_buffer.commit()
+                await talk.until("input_audio_buffer.committed")
+            await talk.until("conversation.item.done")
+
+    run(main())
+    server.await_nothing_held()
 
 
 def test_the_beta_of_the_client_gets_the_beta_of_the_protocol(server: Server) -> None:

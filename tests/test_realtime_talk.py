@@ -208,6 +208,32 @@ def test_a_response_apart_leaves_the_conversation_as_it_was() -> None:
     run(main())
 
 
+def test_the_format_may_change_from_turn_to_turn_and_within_one() -> None:
+    async def main() -> None:
+        async with call(defaults=replace(BY_HAND, input_rate=24_000)) as client:
+            lengths_ms = list[int]()
+            formats: list[tuple[str, ...]] = [
+                ("audio/pcm",), ("audio/pcmu",), ("audio/pcma",), ("audio/pcm",),
+                ("audio/pcmu", "audio/pcm", "audio/pcma"),
+            ]  # fmt: skip
+            for turn in formats:
+                for kind in turn:
+                    form = {"type": kind, "rate": 24_000} if kind == "audio/pcm" else {"type": kind}
+                    client.send("session.update", session={"audio": {"input": {"format": form}}})
+                    sound = bytes(48_000) if kind == "audio/pcm" else b"\xd5" * 8000
+                    audio = base64.b64encode(sound).decode()
+                    client.send("input_audio_buffer.append", audio=audio)
+                client.send("input_audio_buffer.commit")
+                clock = client.session.clock if client.session else 0
+                await client.until("conversation.item.done")
+                assert client.session
+                lengths_ms.append((client.session.clock - clock) // 16)
+            assert lengths_ms == [1000, 1000, 1000, 1000, 3000]
+            assert not client.all("error")
+
+    run(main())
+
+
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
 def test_a_telephone_is_heard_and_answered(kind: str) -> None:
     async def main() -> None:
@@ -249,7 +275,7 @@ def test_the_beta_is_spoken_from_the_first_event_to_the_last() -> None:
 def test_what_goes_wrong_in_a_session_is_told_and_the_session_goes_on() -> None:
     async def main() -> None:
         async with call(defaults=replace(BY_HAND, input_rate=24_000)) as client:
-            pcmu = {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}
+            warm = {"mosstalk": {"sampling": {"top_p": 0}}}
             wrong: list[tuple[str, dict[str, object], str | None]] = [
                 ("input_audio_buffer.commit", {}, "input_audio_buffer_commit_empty"),
                 ("response.cancel", {}, "response_cancel_not_active"),
@@ -269,7 +295,7 @@ def test_what_goes_wrong_in_a_session_is_told_and_the_session_goes_on() -> None:
                     "item_create_invalid_previous_item_id",
                 ),
                 ("input_audio_buffer.append", {"audio": b64(np.zeros(240, np.float32))}, None),
-                ("session.update", {"session": pcmu}, "invalid_value"),
+                ("session.update", {"session": warm}, "invalid_value"),
             ]
             for number, (kind, more, code) in enumerate(wrong):
                 client.send(kind, event_id=f"e{number}", **more)

@@ -18,9 +18,16 @@ from mosstalk.server.messages import Facts
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder, WavFile
 from mosstalk.server.replay import read_recording
-from mosstalk.session.commands import Commit, Push
+from mosstalk.session.commands import (
+    Commit,
+    CreateMessage,
+    CreateResponse,
+    Message,
+    Push,
+    Sound,
+)
 from mosstalk.session.events import AudioDelta, SessionOpened
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.settings import ReplyMode, SessionSettings
 
 FACTS = Facts("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 SETTINGS = SessionSettings(turn_detection=None)
@@ -142,6 +149,42 @@ def test_a_recording_that_fails_does_so_alone(
     assert b"mosstalk_recorder_up 0.0" in metrics.text(), "nothing can be written any more"
 
 
+def test_what_a_response_is_given_and_mixed_items_are_kept_with_their_sound(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, Metrics())
+    kept = recorder.open(SETTINGS, FACTS)
+    kept.heard(SessionOpened("sess_1", SETTINGS, clock=0))
+    mixed = Message("user", ("Hear:", Sound(b"\1\0" * 80, 8000), "and", Sound(b"\2\0" * 90)))
+    told = (
+        Push(b"\3\0" * 100, 8000),
+        CreateMessage(mixed, "mine", "root"),
+        CreateResponse(reply=ReplyMode.TEXT, input=("mine", mixed), metadata={"for": "me"}),
+        CreateResponse(input=()),
+        CreateResponse(),
+    )
+    for command in told:
+        kept.told(command)
+    kept.ended("client", [])
+    recorder.stop()
+    (folder,) = tmp_path.iterdir()
+    read = [moment.command for moment in read_recording(folder).moments if moment.command]
+    push, message, given, empty, plain = read
+    assert isinstance(push, Push)
+    assert (push.pcm, push.rate) == (b"\3\0" * 100, 8000)
+    assert isinstance(message, CreateMessage)
+    assert (message.item_id, message.previous_item_id) == ("mine", "root")
+    assert isinstance(given, CreateResponse)
+    assert given.input is not None
+    reference, again = given.input
+    assert (reference, given.reply, given.metadata) == ("mine", ReplyMode.TEXT, {"for": "me"})
+    assert isinstance(again, Message)
+    for each in (message.message, again):
+        shown = [part if isinstance(part, str) else (part.pcm, part.rate) for part in each.parts]
+        assert shown == ["Hear:", (b"\1\0" * 80, 8000), "and", (b"\2\0" * 90, 24_000)]
+    assert isinstance(empty, CreateResponse)
+    assert empty == told[3]
+    assert plain == told[4]
+
+
 def test_a_disk_that_fills_ends_the_recording_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +246,7 @@ def test_a_file_of_unknown_length_can_be_read(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no recording"):
         read_recording(tmp_path)
-    (tmp_path / "session.json").write_text('{"format": 1}')
+    (tmp_path / "session.json").write_text('{"format": 2}')
     (tmp_path / "session.jsonl").write_text("")
     with pytest.raises(OptionError, match="damaged"):
         read_recording(tmp_path)

@@ -1,18 +1,32 @@
 """Transcripts of both sides, made beside the talk."""
 
+import base64
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soxr
 from conftest import require_package, run
-from server_rig import BY_HAND, QUICK, Server, Talker, question, serving
+from server_rig import (
+    BY_HAND,
+    QUICK,
+    RATE,
+    Server,
+    Talker,
+    append,
+    question,
+    serving,
+    typed,
+)
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
 from mosstalk.server.captions import Captions
 from mosstalk.server.logs import LogStyle
+from mosstalk.server.realtime.g711 import encode_mu
 from mosstalk.server.realtime.transcripts import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session.events import (
@@ -54,6 +68,38 @@ def test_both_sides_are_written_down_and_clients_see_it_in_time(server: Server) 
             assert done["transcript"]
             ended = (await talker.wait("response.done"))["response"]
             assert ended["output"][0]["content"][0]["transcript"] == done["transcript"]
+
+    run(main())
+    server.await_nothing_held()
+
+
+@pytest.mark.system
+def test_turns_of_every_format_are_written_down_and_items_are_not_taken_for_turns(
+    server: Server,
+) -> None:
+    low = soxr.resample(np.frombuffer(question(), "<i2"), RATE, 8000).astype("<i2")
+    sounds = {"audio/pcmu": encode_mu(low.tobytes()), "audio/pcm": question()}
+
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND, typed("Hello.", "typed"))
+            audio = base64.b64encode(question()).decode()
+            content = [{"type": "input_audio", "audio": audio}]
+            item = {"id": "recorded", "type": "message", "role": "user", "content": content}
+            await talker.send({"type": "conversation.item.create", "item": item})
+            for kind, sound in sounds.items():
+                session = {"audio": {"input": {"format": {"type": kind}}}}
+                await talker.send({"type": "session.update", "session": session}, append(sound))
+                await talker.send({"type": "input_audio_buffer.commit"})
+                item_id = (await talker.wait("input_audio_buffer.committed"))["item_id"]
+                done = "conversation.item.input_audio_transcription.completed"
+                heard = await talker.wait(done, item_id=item_id)
+                assert "folder" in heard["transcript"].lower()
+                assert heard["usage"]["seconds"] == pytest.approx(2.866, abs=0.001)
+            asked = [
+                e["item_id"] for e in talker.events if "input_audio_transcription" in e["type"]
+            ]
+            assert len(asked) == len(sounds)
 
     run(main())
     server.await_nothing_held()

@@ -30,10 +30,13 @@ from mosstalk.session.commands import (
     Command,
     Commit,
     CreateAudio,
+    CreateMessage,
     CreateResponse,
     CreateText,
     DeleteItem,
+    Message,
     Push,
+    Sound,
     Truncate,
     UpdateSettings,
 )
@@ -78,11 +81,14 @@ REFUSED: list[tuple[Command, ErrorCode]] = [
     (CreateAudio(b"\0\0" * 10_000, rate=11_025), ErrorCode.WRONG_RATE),
     (CreateResponse(voice="../../secret"), ErrorCode.UNKNOWN_VOICE),
     (CreateResponse(max_rows=0), ErrorCode.BAD_VALUE),
-    (CreateResponse(input_item_ids=("hello",)), ErrorCode.BAD_VALUE),
-    (
-        CreateResponse(in_conversation=False, input_item_ids=("nothing",)),
-        ErrorCode.UNKNOWN_ITEM,
-    ),
+    (CreateMessage(Message("user", ())), ErrorCode.BAD_ITEM),
+    (CreateMessage(Message("user", ("Hear this:", Sound(b"\0\0" * 100)))), ErrorCode.BAD_ITEM),
+    (CreateMessage(Message("assistant", (Sound(b"\0\0" * 4000),))), ErrorCode.BAD_ITEM),
+    (CreateMessage(Message("user", (Sound(b"odd"),))), ErrorCode.HALF_SAMPLE),
+    (CreateMessage(Message("user", ("a",)), item_id="hello"), ErrorCode.DUPLICATE_ITEM),
+    (CreateResponse(input=("hello", "nothing")), ErrorCode.UNKNOWN_ITEM),
+    (CreateResponse(in_conversation=False, input=("nothing",)), ErrorCode.UNKNOWN_ITEM),
+    (CreateResponse(input=(Message("user", (" ",)),)), ErrorCode.BAD_ITEM),
     (UpdateSettings(replace(BY_HAND, voice="nobody")), ErrorCode.UNKNOWN_VOICE),
     (UpdateSettings(replace(BY_HAND, sampling=Sampling(top_p=7.0))), ErrorCode.BAD_VALUE),
     (UpdateSettings(replace(BY_HAND, script="nonsense")), ErrorCode.BAD_VALUE),
@@ -110,15 +116,13 @@ def test_what_is_refused_is_told_by_name_and_changes_nothing() -> None:
     run(main())
 
 
-def test_less_than_100_ms_is_no_turn_and_the_rate_stays() -> None:
+def test_less_than_100_ms_is_no_turn() -> None:
     async def main() -> None:
         async with host() as here, await here.open(BY_HAND) as session:
             client = Client(session)
             session.push(silence(0.099))
             client.do(Commit())
             assert "99 ms" in (await client.error()).message
-            client.do(UpdateSettings(replace(BY_HAND, input_rate=8000)))
-            assert (await client.error()).code is ErrorCode.WRONG_RATE
             session.push(silence(0.001))
             client.do(Commit())
             assert (await client.wait(ItemAdded)).item.audio_ms == 100

@@ -265,7 +265,7 @@ def test_a_response_apart_leaves_the_conversation_as_it_was() -> None:
                 client.do(CreateResponse("own"))
                 client.do(
                     CreateResponse(
-                        "apart", reply=ReplyMode.TEXT, in_conversation=False, input_item_ids=("a",)
+                        "apart", reply=ReplyMode.TEXT, in_conversation=False, input=("a",)
                     )
                 )
                 done = {(await client.wait(ResponseDone)).response_id for _ in range(2)}

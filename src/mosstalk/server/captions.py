@@ -7,6 +7,7 @@ held back for it, for a moment and only while nothing else happens: after it cli
 import asyncio
 from collections.abc import Callable
 
+from mosstalk.codec.audio import Samples
 from mosstalk.server.realtime.transcripts import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session import commands as told
@@ -18,8 +19,10 @@ from mosstalk.session.events import (
     ItemStatus,
     ResponseDone,
     SpeechStopped,
+    TurnCommitted,
 )
 from mosstalk.session.settings import SessionSettings
+from mosstalk.session.sound import Resampler, pcm_of, samples_of
 from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 HOLD_S = 3.0
@@ -39,7 +42,8 @@ class Captions:
         tell: Callable[[Transcript], None],
     ) -> None:
         self._transcriber, self._give, self._tell = transcriber, give, tell
-        self._rate, self._kept_s = settings.input_rate, settings.durations.turn_s + _MORE_S
+        self._resampler = Resampler(settings.input_rate)
+        self._most = int((settings.durations.turn_s + _MORE_S) * INPUT_RATE)
         self._input, self._forgotten = bytearray(), 0
         self._ends: dict[str, int] = {}
         self._sounds: dict[str, bytearray] = {}
@@ -50,13 +54,20 @@ class Captions:
 
     def told(self, command: told.Command) -> None:
         """The client tells the session something."""
-        if isinstance(command, told.Push) and isinstance(command.pcm, bytes):
-            self._rate = command.rate or self._rate
-            self._input += command.pcm
-            excess = len(self._input) // 2 - int(self._kept_s * self._rate)
-            if excess > 0:
-                del self._input[: 2 * excess]
-                self._forgotten += excess
+        if isinstance(command, told.Push):
+            rate = command.rate or self._resampler.rate
+            if rate != self._resampler.rate:
+                self._keep(self._resampler.flush())
+                self._resampler = Resampler(rate)
+            self._keep(self._resampler.push(samples_of(command.pcm)))
+
+    def _keep(self, samples: Samples) -> None:
+        """Add input at 16 kHz, and forget what lies further back than the longest turn."""
+        self._input += pcm_of(samples)
+        excess = len(self._input) // 2 - self._most
+        if excess > 0:
+            del self._input[: 2 * excess]
+            self._forgotten += excess
 
     def take(self, event: Event) -> None:
         """The session tells something."""
@@ -66,6 +77,8 @@ class Captions:
             self._sounds.setdefault(event.item_id, bytearray()).extend(event.pcm)
         elif isinstance(event, SpeechStopped):
             self._ends[event.item_id] = event.end
+        elif isinstance(event, TurnCommitted):
+            self._ends.setdefault(event.item_id, event.clock)
         holds = isinstance(event, ItemDone) and self._is_awaited(event)
         if self._held or holds:
             self._held.append(event)
@@ -82,10 +95,10 @@ class Captions:
     def _is_awaited(self, event: ItemDone) -> bool:
         """Have a whole item's sound written down; whether its end is to wait for that."""
         item = event.item
-        if item.role == "user" and item.audio_ms is not None:
-            end = self._ends.pop(item.item_id, event.clock)
-            pcm = self._heard(end - item.audio_ms * INPUT_RATE // 1000, end)
-            self._begin(item, pcm, self._rate)
+        if item.item_id in self._ends:
+            end, length_ms = self._ends.pop(item.item_id), item.audio_ms or 0
+            pcm = self._heard(end - length_ms * INPUT_RATE // 1000, end)
+            self._begin(item, pcm, INPUT_RATE)
             return False
         if item.item_id not in self._sounds:
             return False
@@ -99,8 +112,9 @@ class Captions:
 
     def _heard(self, start: int, end: int) -> bytes:
         """Input between two places that are counted at 16 kHz."""
-        places = (max(0, at * self._rate // INPUT_RATE - self._forgotten) for at in (start, end))
-        first, last = places
+        if end > self._forgotten + len(self._input) // 2:
+            self._keep(self._resampler.flush())
+        first, last = (max(0, at - self._forgotten) for at in (start, end))
         return bytes(self._input[2 * first : 2 * last])
 
     def _begin(self, item: Item, pcm: bytes, rate: int) -> None:

@@ -24,7 +24,14 @@ from mosstalk.server.realtime.dialogue import Dialogue, Step, Transcript
 from mosstalk.server.recording import Recording
 from mosstalk.server.watch import Watch
 from mosstalk.server.websocket import IS_GONE
-from mosstalk.session.commands import Command, CreateAudio, CreateText, Push, UpdateSettings
+from mosstalk.session.commands import (
+    Command,
+    Push,
+    Sound,
+    UpdateSettings,
+    messages_of,
+    sample_count,
+)
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 
 _LOG = logging.getLogger(__name__)
@@ -327,11 +334,10 @@ def _work(command: Command) -> float:
     """What a command costs the session, in short ones; sound is paced by its length."""
     if isinstance(command, Push):
         return 0.0
-    if isinstance(command, CreateText):
-        return 1.0 + len(command.text) / _CHARS
-    if isinstance(command, CreateAudio):
-        return 1.0 + command.samples / _SAMPLES
-    return 1.0
+    parts = [part for message in messages_of(command) for part in message.parts]
+    texts = sum(len(part) for part in parts if isinstance(part, str))
+    samples = sum(sample_count(part.pcm) for part in parts if isinstance(part, Sound))
+    return 1.0 + texts / _CHARS + samples / _SAMPLES
 
 
 def _went(message: MutableMapping[str, Any]) -> Ending:

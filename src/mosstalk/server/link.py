@@ -16,7 +16,7 @@ from mosstalk.errors import EngineStoppedError
 from mosstalk.server import messages as said
 from mosstalk.server.child_process import start_child
 from mosstalk.server.wire import Wire
-from mosstalk.session.commands import Close, Command, CreateAudio, Push
+from mosstalk.session.commands import Close, Command, sample_count, sounds_of
 from mosstalk.session.events import (
     Closed,
     CloseReason,
@@ -77,9 +77,8 @@ class RemoteSession:
         """Send a command; after the end it is lost."""
         if self.over:
             return
-        seconds = 0.0
-        if isinstance(command, Push | CreateAudio):
-            seconds = command.samples / (command.rate or self._rate)
+        sounds = sounds_of(command)
+        seconds = sum(sample_count(each.pcm) / (each.rate or self._rate) for each in sounds)
         self._undone.append(seconds)
         self.unheard_s += seconds
         self._wire.post(said.Tell(self._number, command))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from mosstalk import __version__
 from mosstalk.conversation import Row
@@ -33,14 +33,12 @@ from mosstalk.session.settings import SessionSettings
 from mosstalk.units import OUTPUT_RATE
 
 _LOG = logging.getLogger("mosstalk.server.recording")
-FORMAT = 1
+FORMAT = 2
 LEFT_BYTES = 64 << 20
 """Recordings end when less than this is free: the disk is not theirs alone."""
 _MOST_WAITING_BYTES = 64 << 20
 """What may wait for the disk; each piece counts its sound or message, and a little more."""
 _PIECE_BYTES = 1024
-_TEXT = {"encoding": "utf-8", "errors": "backslashreplace"}
-"""Half a surrogate pair, which UTF-8 cannot write, becomes the escape that JSON has for it."""
 _ELIDED = 512
 """Strings of the wire from this length on that hold no blank are counted, not kept."""
 
@@ -129,7 +127,7 @@ class Recording:
         now = self._now()
         if isinstance(command, told.UpdateSettings):
             self._rate = command.settings.input_rate
-        rate, size = self._rate, _size(command)
+        rate, size = self._rate, sum(len(sound.pcm) for sound in told.sounds_of(command))
         self._do(lambda files: files.command(now, command, rate), size)
 
     def heard(self, event: events.Event) -> None:
@@ -208,20 +206,25 @@ class _Files:
 
     def __init__(self, folder: Path, opened: dict[str, Any]) -> None:
         self._folder = folder
-        (folder / "session.json").write_text(as_text(opened), **_TEXT)
+        with _text_file(folder / "session.json") as file:
+            file.write(as_text(opened))
         names = ("session.jsonl", "wire.jsonl")
-        self._lines = {name: (folder / name).open("w", **_TEXT) for name in names}
+        self._lines = {name: _text_file(folder / name) for name in names}
         self._sounds: dict[str, WavFile] = {}
 
     def command(self, now: float, command: told.Command, rate: int) -> None:
         """A command, its sound beside it."""
         fields: dict[str, Any] = {"type": type(command).__name__}
         if isinstance(command, told.Push | told.CreateAudio):
-            pcm = command.pcm
-            assert isinstance(pcm, bytes), "what comes over a wire is bytes"
-            sound = self._sound("input", command.rate or rate)
-            fields |= {"rate": sound.rate, "at": sound.write(pcm), "bytes": len(pcm)}
+            fields |= self._keep(told.Sound(command.pcm, command.rate), rate)
             command = replace(command, pcm=b"")
+        elif isinstance(command, told.CreateMessage):
+            fields["message"] = self._message(command.message, rate)
+        elif isinstance(command, told.CreateResponse) and command.input is not None:
+            fields["input"] = [
+                self._message(each, rate) if isinstance(each, told.Message) else each
+                for each in command.input
+            ]
         self._line("session.jsonl", {"t": now, "command": _plain(command) | fields})
 
     def event(self, now: float, event: events.Event) -> None:
@@ -250,6 +253,19 @@ class _Files:
             lines.close()
         for sound in self._sounds.values():
             sound.close()
+
+    def _keep(self, sound: told.Sound, rate: int) -> dict[str, Any]:
+        """Where a sound stands that is at ``rate`` unless it says otherwise."""
+        assert isinstance(sound.pcm, bytes), "what comes over a wire is bytes"
+        file = self._sound("input", sound.rate or rate)
+        return {"rate": file.rate, "at": file.write(sound.pcm), "bytes": len(sound.pcm)}
+
+    def _message(self, message: told.Message, rate: int) -> dict[str, Any]:
+        parts = [
+            self._keep(part, rate) if isinstance(part, told.Sound) else part
+            for part in message.parts
+        ]
+        return {"role": message.role, "parts": parts}
 
     def _line(self, name: str, line: dict[str, Any]) -> None:
         self._lines[name].write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -295,8 +311,9 @@ class WavFile:
         return head + form + struct.pack("<4sI", b"data", size)
 
 
-def _size(command: told.Command) -> int:
-    return len(command.pcm) if isinstance(command, told.Push | told.CreateAudio) else 0
+def _text_file(path: Path) -> TextIO:
+    """A new file. Half a surrogate pair, which UTF-8 cannot write, becomes JSON's escape for it."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace")
 
 
 def _plain(value: told.Command | events.Event) -> dict[str, Any]:

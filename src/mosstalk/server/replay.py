@@ -22,7 +22,7 @@ from mosstalk.session import commands as told
 from mosstalk.session.events import AudioDelta, Closed, Event, ResponseDone
 from mosstalk.session.host import Host
 from mosstalk.session.session import Session
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.settings import ReplyMode, SessionSettings
 
 PATIENCE_S = 20.0
 """How long the session may tell nothing before a command is given all the same."""
@@ -79,8 +79,11 @@ def read_recording(folder: Path) -> Recorded:
     """
     try:
         facts = json.loads((folder / "session.json").read_text("utf-8"))
-        if facts["format"] != FORMAT:
-            raise OptionError(f"{folder}: a recording of format {facts['format']}, not {FORMAT}")
+        if facts["format"] not in (1, FORMAT):
+            raise OptionError(
+                f"{folder}: a recording of format {facts['format']}, and this mosstalk reads 1 to "
+                f"{FORMAT}"
+            )
         text = (folder / "session.jsonl").read_text("utf-8")
         lines = [json.loads(line) for line in text.split("\n") if line]
         settings = _adapter(SessionSettings).validate_python(facts["settings"])
@@ -168,28 +171,50 @@ class _Player:
 
 
 def _moments(lines: list[dict[str, Any]], folder: Path) -> Iterator[Moment]:
-    sounds: dict[int, bytes] = {}
+    sounds = _Sounds(folder)
     for line in lines:
         if "event" in line:
             yield Moment(line["t"], event=line["event"])
         elif "command" in line:
-            fields = dict(line["command"])
-            if "bytes" in fields:
-                rate = fields["rate"]
-                if rate not in sounds:
-                    sounds[rate] = _pcm(folder / f"input-{rate}.wav")
-                start = 2 * fields.pop("at")
-                fields["pcm"] = sounds[rate][start : start + fields.pop("bytes")]
-            yield Moment(line["t"], command=_command(fields))
+            yield Moment(line["t"], command=_command(dict(line["command"]), sounds))
 
 
-def _command(fields: dict[str, Any]) -> told.Command:
+class _Sounds:
+    """The input of a recording, by its rate."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pcm: dict[int, bytes] = {}
+
+    def part(self, kept: dict[str, Any]) -> told.Sound:
+        """The sound at ``at``, of so many ``bytes``, in the file of a ``rate``."""
+        rate, start = kept["rate"], 2 * kept["at"]
+        if rate not in self._pcm:
+            self._pcm[rate] = _pcm(self._folder / f"input-{rate}.wav")
+        return told.Sound(self._pcm[rate][start : start + kept["bytes"]], rate)
+
+    def message(self, kept: dict[str, Any]) -> told.Message:
+        """A message with its sound."""
+        parts = (part if isinstance(part, str) else self.part(part) for part in kept["parts"])
+        return told.Message(kept["role"], tuple(parts))
+
+
+def _command(fields: dict[str, Any], sounds: _Sounds) -> told.Command:
     name = fields.pop("type")
     kind = getattr(told, name)
     if not (isinstance(kind, type) and issubclass(kind, told.Command)):
         raise ValueError(f"{name} is no command")
     if issubclass(kind, told.Push | told.CreateAudio):
-        return kind(**fields)
+        sound = sounds.part({part: fields.pop(part) for part in ("rate", "at", "bytes")})
+        return kind(sound.pcm, sound.rate, **fields)
+    if issubclass(kind, told.CreateMessage):
+        return kind(sounds.message(fields.pop("message")), **fields)
+    if issubclass(kind, told.CreateResponse):
+        before = fields.pop("input_item_ids", None)  # as format 1 had it
+        given, reply = fields.pop("input", before), fields.pop("reply")
+        if given is not None:
+            given = tuple(e if isinstance(e, str) else sounds.message(e) for e in given)
+        return kind(input=given, reply=reply and ReplyMode(reply), **fields)
     command: told.Command = _adapter(kind).validate_python(fields)
     return command
 

@@ -98,7 +98,8 @@ class Answers:
                 _COME_BACK_S,
             )
         plan = await self._plan(command, cause)
-        line = self._desk.line if plan.in_conversation else self._desk.new_line()
+        whole = plan.in_conversation and command.input is None
+        line = self._desk.line if whole else self._desk.new_line()
         speech = plan.reply is ReplyMode.AUDIO
         ticket = await line.ask(plan.prompt, plan.ask, speech=speech)
         entry = Entry(
@@ -184,7 +185,7 @@ class Answers:
             return  # it was stopped at the moment in which it ended
         with suppress(EngineStoppedError):  # the host tells every session of that
             await found.line.end(response.ticket)
-            if not response.plan.in_conversation:
+            if found.line is not self._desk.line:
                 await found.line.close()
         self._settle(found)
         self._tell_done(found)
@@ -208,7 +209,7 @@ class Answers:
         reply = command.reply or desk.settings.reply
         spoken = reply is ReplyMode.AUDIO
         voice = await desk.stage.voice(command.voice or desk.settings.voice) if spoken else None
-        prompt = self._prompt(command, desk.system(reply, command.instructions))
+        prompt = await self._prompt(command, desk.system(reply, command.instructions))
         ask, bounded_by = self._ask(
             reply, len(prompt), command.max_rows, in_conversation=command.in_conversation
         )
@@ -228,17 +229,18 @@ class Answers:
             vad_wait_ms=cause.vad_wait_ms,
         )
 
-    def _prompt(self, command: CreateResponse, system: list[Row]) -> list[Row]:
+    async def _prompt(self, command: CreateResponse, system: list[Row]) -> list[Row]:
         """The rows that a response answers, the reply's own opening left out."""
-        history, chosen = self._desk.history, command.input_item_ids
-        if chosen is None:
-            self._desk.require_room(len(system))
-            return system + history.rows
-        if command.in_conversation:
-            raise SessionError(
-                ErrorCode.BAD_VALUE, "a response in the conversation answers all of it"
-            )
-        return system + [row for item_id in chosen for row in history.find(item_id).rows]
+        desk, rows = self._desk, list(system)
+        if command.input is None:
+            desk.require_room(len(system))
+            return rows + desk.history.rows
+        for each in command.input:
+            if isinstance(each, str):
+                rows += desk.history.find(each).rows
+            else:
+                rows += (await desk.entry_of(each, new_id("item"))).rows
+        return rows
 
     def _ask(
         self, reply: ReplyMode, prompt_rows: int, most: int | None, *, in_conversation: bool

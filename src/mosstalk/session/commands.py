@@ -19,6 +19,25 @@ ROOT = "root"
 """``previous_item_id`` of an item that comes first."""
 
 
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """Recorded speech; ``rate`` None is the session's ``input_rate``."""
+
+    pcm: Pcm
+    rate: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one role says: text and sound, in the order in which the model reads them.
+
+    ``role`` is "user", "system" or "assistant"; sound can be the user's alone.
+    """
+
+    role: str
+    parts: tuple[str | Sound, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """What all commands have."""
@@ -28,7 +47,11 @@ class Command:
 
 @dataclass(frozen=True, eq=False)
 class Push(Command):
-    """Sound from the microphone, at the session's ``input_rate``. ``rate``, if said, must be it."""
+    """Sound from the microphone, at ``rate`` Hz, one of ``INPUT_RATES``.
+
+    None is the session's ``input_rate``. The rate may change from one push to the next, in the
+    middle of a turn too.
+    """
 
     pcm: Pcm
     rate: int | None = None
@@ -57,10 +80,7 @@ class Clear(Command):
 
 @dataclass(frozen=True)
 class CreateText(Command):
-    """A turn of typed text by ``role`` ("user", "system" or "assistant").
-
-    It comes after ``previous_item_id``: None is the end, ``ROOT`` the beginning.
-    """
+    """``CreateMessage`` of one text."""
 
     role: str
     text: str
@@ -70,7 +90,7 @@ class CreateText(Command):
 
 @dataclass(frozen=True, eq=False)
 class CreateAudio(Command):
-    """A turn of recorded speech by the user; ``rate``, if said, must be the session's."""
+    """``CreateMessage`` of one sound of the user's."""
 
     pcm: Pcm
     rate: int | None = None
@@ -81,6 +101,18 @@ class CreateAudio(Command):
     def samples(self) -> int:
         """How many samples it brings."""
         return sample_count(self.pcm)
+
+
+@dataclass(frozen=True, eq=False)
+class CreateMessage(Command):
+    """A turn that was typed or recorded, or both.
+
+    It comes after ``previous_item_id``: None is the end, ``ROOT`` the beginning.
+    """
+
+    message: Message
+    item_id: str | None = None
+    previous_item_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +139,9 @@ class CreateResponse(Command):
     """Answer what was said. What is None is as the session's settings say.
 
     ``in_conversation`` off makes a response that neither enters the conversation nor is ended
-    by speech; ``input_item_ids`` are then the items that it reads, None for all of them.
-    ``max_rows`` bounds it further. ``metadata`` comes back with its events.
+    by speech. ``input`` is what it answers in place of the conversation: ids of items, and
+    messages that no item is made of; None is the conversation. ``max_rows`` bounds it further.
+    ``metadata`` comes back with its events.
     """
 
     response_id: str | None = None
@@ -117,7 +150,7 @@ class CreateResponse(Command):
     voice: str | None = None
     max_rows: int | None = None
     in_conversation: bool = True
-    input_item_ids: tuple[str, ...] | None = None
+    input: tuple[str | Message, ...] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -130,10 +163,7 @@ class CancelResponse(Command):
 
 @dataclass(frozen=True)
 class UpdateSettings(Command):
-    """New settings from here on, whole. A response that is being made keeps its own.
-
-    ``input_rate`` cannot change once sound was pushed.
-    """
+    """New settings from here on, whole. A response that is being made keeps its own."""
 
     settings: SessionSettings
 
@@ -148,3 +178,24 @@ class Close(Command):
 def sample_count(pcm: Pcm) -> int:
     """How many samples there are; half a sample at the end counts for none."""
     return len(pcm) // 2 if isinstance(pcm, bytes) else len(pcm)
+
+
+def messages_of(command: Command) -> list[Message]:
+    """The messages that a command brings, in their order: what the model reads anew for it."""
+    if isinstance(command, CreateText):
+        return [Message(command.role, (command.text,))]
+    if isinstance(command, CreateAudio):
+        return [Message("user", (Sound(command.pcm, command.rate),))]
+    if isinstance(command, CreateMessage):
+        return [command.message]
+    if isinstance(command, CreateResponse):
+        return [each for each in command.input or () if isinstance(each, Message)]
+    return []
+
+
+def sounds_of(command: Command) -> list[Sound]:
+    """All sound that a command brings, in its order."""
+    if isinstance(command, Push):
+        return [Sound(command.pcm, command.rate)]
+    parts = (part for message in messages_of(command) for part in message.parts)
+    return [part for part in parts if isinstance(part, Sound)]

@@ -2,21 +2,28 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
+from typing import TypeVar
 
-from mosstalk.conversation import SYSTEM_PROMPTS, Row
-from mosstalk.errors import ContextLengthError
+from mosstalk.codec.audio import SHORTEST_MS, Samples
+from mosstalk.conversation import SYSTEM_PROMPTS, Row, Segment, SpeechSegment
+from mosstalk.errors import ContextLengthError, SessionError
 from mosstalk.model.defaults import Choices
+from mosstalk.model.tokenizer import LONG_CHARS
 from mosstalk.script import Script
-from mosstalk.session.events import ContextDropped, Event, ItemAdded, ItemDone
-from mosstalk.session.history import Entry, History, Scribe
+from mosstalk.session.commands import Message, Sound, sample_count
+from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
+from mosstalk.session.history import ROLES, Entry, History, Scribe
 from mosstalk.session.line import Line
 from mosstalk.session.microphone import Microphone
 from mosstalk.session.playback import Playback
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
+from mosstalk.session.sound import resampled, samples_of
 from mosstalk.session.stage import Stage
-from mosstalk.units import INPUT_RATE
+from mosstalk.units import CODES_PER_SECOND, INPUT_RATE
 
+_T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32
 """Rows that must be left of the context for a reply to be begun."""
 _MORE_S = 0.05
@@ -113,6 +120,57 @@ class Desk:
         self.tell(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
         self.tell(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
 
+    async def entry_of(self, message: Message, item_id: str) -> Entry:
+        """A message as a finished item, which is not in the conversation yet.
+
+        Raises:
+            SessionError: there is no such role, no text and no sound, sound that is not the
+                user's, at a rate that is not taken, or too short to be heard.
+            TextError: text that cannot be encoded.
+            ContextLengthError: no context could hold it.
+        """
+        texts = [part for part in message.parts if isinstance(part, str) and part.strip()]
+        sounds = [part for part in message.parts if isinstance(part, Sound)]
+        if message.role not in ROLES or not (texts or sounds):
+            raise SessionError(
+                ErrorCode.BAD_ITEM, f"an item needs text or sound, and a role of {', '.join(ROLES)}"
+            )
+        if sounds and message.role != "user":
+            raise SessionError(ErrorCode.BAD_ITEM, "the sound of a user alone can be heard")
+        self._require_rows(sum(self._seconds(sound) for sound in sounds) * CODES_PER_SECOND)
+        segments, length_ms = list[Segment](), 0
+        for part in message.parts:
+            if isinstance(part, Sound):
+                samples = await self._beside(partial(self._samples, part))
+                length_ms += len(samples) * 1000 // INPUT_RATE
+                segments.append(await self._speech(samples))
+            elif part.strip():
+                write = partial(self.scribe.written_segment, part)
+                segments.append(await self._beside(write) if len(part) > LONG_CHARS else write())
+        rows = self.scribe.turn(message.role, *segments)
+        self._require_rows(len(rows))
+        text = "\n".join(texts) or None
+        return Entry(item_id, message.role, rows, text, length_ms if sounds else None)
+
+    async def _beside(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns, done on another thread."""
+        async with self.stage.long_work:
+            return await asyncio.to_thread(work)
+
+    def _seconds(self, sound: Sound) -> float:
+        return sample_count(sound.pcm) / (sound.rate or self.settings.input_rate)
+
+    def _samples(self, sound: Sound) -> Samples:
+        return resampled(samples_of(sound.pcm), sound.rate or self.settings.input_rate)
+
+    async def _speech(self, samples: Samples) -> SpeechSegment:
+        length_ms = len(samples) * 1000 // INPUT_RATE
+        if length_ms < SHORTEST_MS:
+            raise SessionError(
+                ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
+            )
+        return SpeechSegment(tuple(await self.stage.senses.codes_of(samples)))
+
     def make_room(self) -> None:
         """Between turns: drop the oldest turns if the context fills and that is the policy."""
         context = self.settings.context
@@ -128,12 +186,7 @@ class Desk:
             ContextLengthError: the context cannot hold it, or is full and nothing can be dropped.
         """
         kept = int(self.settings.context.keep * self.context_rows)
-        room = self._room(len(self.system(self.settings.reply)))
-        if rows > room:
-            raise ContextLengthError(
-                f"this item is {rows} rows long, and beside instructions and reply the context of "
-                f"{self.context_rows} rows holds {max(0, room)}: say less at a time"
-            )
+        self._require_rows(rows)
         if role == "system" and self.history.system_rows + rows > kept:
             raise ContextLengthError(
                 f"system items, which are never dropped, may take {kept} rows and would take "
@@ -144,6 +197,15 @@ class Desk:
                 f"the conversation is {len(self.history.rows)} rows long and its context holds "
                 f"{self.context_rows}: delete items, or wait for the end of the response if one is "
                 "being made"
+            )
+
+    def _require_rows(self, rows: float) -> None:
+        """Raise ContextLengthError if the context could not hold so many rows beside a reply."""
+        room = self._room(len(self.system(self.settings.reply)))
+        if rows > room:
+            raise ContextLengthError(
+                f"this item is {rows:.0f} rows long, and beside instructions and reply the context "
+                f"of {self.context_rows} rows holds {max(0, room)}: say less at a time"
             )
 
     def _room(self, system_rows: int) -> int:

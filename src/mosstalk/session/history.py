@@ -44,7 +44,11 @@ class Scribe:
 
     def text(self, role: str, text: str) -> list[Row]:
         """Rows of a typed turn; raise TextError if it cannot be encoded."""
-        return self.turn(role, TextSegment(tuple(self._encode(text))))
+        return self.turn(role, self.written_segment(text))
+
+    def written_segment(self, text: str) -> TextSegment:
+        """Text as a part of a turn; raise TextError if it cannot be encoded."""
+        return TextSegment(tuple(self._encode(text)))
 
     def listening(self, codes: list[int]) -> list[Row]:
         """Rows of a spoken turn of the user that goes on."""

@@ -1,23 +1,13 @@
 """Items that a client puts into a conversation, takes out of it, or cuts."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from mosstalk.codec.audio import SHORTEST_MS
-from mosstalk.conversation import SpeechSegment
-from mosstalk.errors import SessionError
-from mosstalk.model.tokenizer import LONG_CHARS
 from mosstalk.session import commands as told
 from mosstalk.session.answers import Answers
 from mosstalk.session.desk import Desk, new_id
-from mosstalk.session.events import ErrorCode, ItemDeleted, Reason
-from mosstalk.session.history import ROLES, Entry
-from mosstalk.session.sound import resampled, samples_of
-from mosstalk.units import CODES_PER_SECOND, INPUT_RATE
-
-_T = TypeVar("_T")
+from mosstalk.session.events import ItemDeleted, Reason
+from mosstalk.session.history import Entry
 
 
 class Items:
@@ -28,44 +18,33 @@ class Items:
         self.handlers: dict[type[told.Command], Callable[[Any, float], Awaitable[None]]] = {
             told.CreateText: self.create_text,
             told.CreateAudio: self.create_audio,
+            told.CreateMessage: self.create_message,
             told.DeleteItem: self.delete,
             told.Truncate: self.truncate,
         }
 
     async def create_text(self, command: told.CreateText, _: float) -> None:
         """Put typed text into the conversation."""
-        if command.role not in ROLES or not command.text.strip():
-            raise SessionError(
-                ErrorCode.BAD_ITEM, f"an item needs text, and a role of {', '.join(ROLES)}"
-            )
-        self._desk.history.require_new(command.item_id)
-        write = partial(self._desk.scribe.text, command.role, command.text)
-        rows = await self._beside(write) if len(command.text) > LONG_CHARS else write()
-        self._desk.require_place(len(rows), command.role)
-        entry = Entry(command.item_id or new_id("item"), command.role, rows, text=command.text)
-        await self._insert(entry, command.previous_item_id, command.command_id)
+        await self._create(told.Message(command.role, (command.text,)), command)
 
     async def create_audio(self, command: told.CreateAudio, _: float) -> None:
         """Put recorded speech into the conversation."""
-        self._desk.history.require_new(command.item_id)
-        rate = command.rate or self._desk.settings.input_rate
-        self._desk.require_place(int(command.samples / rate * CODES_PER_SECOND))
-        samples = await self._beside(lambda: resampled(samples_of(command.pcm), rate))
-        length_ms = len(samples) * 1000 // INPUT_RATE
-        if length_ms < SHORTEST_MS:
-            raise SessionError(
-                ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
-            )
-        codes = await self._desk.stage.senses.codes_of(samples)
-        rows = self._desk.scribe.turn("user", SpeechSegment(tuple(codes)))
-        self._desk.require_place(len(rows))
-        entry = Entry(command.item_id or new_id("item"), "user", rows, audio_ms=length_ms)
-        await self._insert(entry, command.previous_item_id, command.command_id)
+        sound = told.Sound(command.pcm, command.rate)
+        await self._create(told.Message("user", (sound,)), command)
 
-    async def _beside(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` returns, done on another thread."""
-        async with self._desk.stage.long_work:
-            return await asyncio.to_thread(work)
+    async def create_message(self, command: told.CreateMessage, _: float) -> None:
+        """Put text and speech into the conversation."""
+        await self._create(command.message, command)
+
+    async def _create(
+        self,
+        message: told.Message,
+        command: told.CreateText | told.CreateAudio | told.CreateMessage,
+    ) -> None:
+        self._desk.history.require_new(command.item_id)
+        entry = await self._desk.entry_of(message, command.item_id or new_id("item"))
+        self._desk.require_place(len(entry.rows), entry.role)
+        await self._insert(entry, command.previous_item_id, command.command_id)
 
     async def _insert(self, entry: Entry, after: str | None, command_id: str | None) -> None:
         self._desk.add(entry, after, command_id)

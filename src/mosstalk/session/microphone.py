@@ -12,7 +12,7 @@ from mosstalk.session.events import ErrorCode
 from mosstalk.session.listener import ByHand, HandsFree, Heard, Listener, LiveTurn
 from mosstalk.session.senses import Senses
 from mosstalk.session.settings import SessionSettings
-from mosstalk.session.sound import Resampler, samples_of
+from mosstalk.session.sound import Resampler, require_rate, samples_of
 from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 _STOPPING_SAMPLES = INPUT_RATE // 5
@@ -25,52 +25,72 @@ class Microphone:
     """Pushed sound on its way to a ``Listener``, resampled to 16 kHz."""
 
     def __init__(self, senses: Senses, settings: SessionSettings) -> None:
-        self.received = 0
-        """Samples that came in, at the session's own rate."""
         self._senses = senses
+        self._rate = settings.input_rate
         self._resampler = Resampler(settings.input_rate)
+        self._earlier, self._received = 0, 0
+        """Sound at other rates on the clock, and samples since then at the resampler's own rate."""
+        self._rest = np.zeros(0, np.float32)
+        """What the resamplers of earlier rates held back, at 16 kHz."""
         self._listener = self._listening(settings, 0)
 
     @property
     def clock(self) -> int:
         """Samples that came in, counted at 16 kHz."""
-        return self.received * INPUT_RATE // self._resampler.rate
+        return self._earlier + self._received * INPUT_RATE // self._resampler.rate
 
     @property
     def turn(self) -> LiveTurn | None:
         """The turn under way."""
         return self._listener.turn
 
+    def rate_of(self, push: Push) -> int:
+        """The rate of a push in Hz: what it says, or else the session's."""
+        return push.rate or self._rate
+
     def samples_of(self, push: Push) -> Samples:
         """The samples of a push; raise SessionError for what cannot be heard."""
-        rate = self._resampler.rate
-        if push.rate not in (None, rate):
-            raise SessionError(
-                ErrorCode.WRONG_RATE, f"this session hears {rate} Hz, not {push.rate} Hz"
-            )
+        require_rate(self.rate_of(push))
         return samples_of(push.pcm)
 
-    async def hear(self, samples: Samples, audible: Callable[[], bool]) -> AsyncIterator[Heard]:
-        """Hear samples at the session's rate; ``audible``: can the assistant be heard now?"""
-        size = self._resampler.rate // _SLICES_PER_S
+    async def hear(
+        self, samples: Samples, rate: int, audible: Callable[[], bool]
+    ) -> AsyncIterator[Heard]:
+        """Hear samples at ``rate`` Hz; ``audible``: can the assistant be heard now?"""
+        size = rate // _SLICES_PER_S
         for start in range(0, len(samples), size):
             piece = samples[start : start + size]
-            self.received += len(piece)
-            heard = self._resampler.push(piece)
+            self._tune(rate)
+            self._received += len(piece)
+            heard = self._with_rest(self._resampler.push(piece))
             if len(heard):
                 async for each in self._listener.hear(heard, audible=audible()):
                     yield each
 
+    def _tune(self, rate: int) -> None:
+        """Go on at another rate: what the old one's resampler held back is heard first."""
+        if rate == self._resampler.rate:
+            return
+        self._rest = self._with_rest(self._resampler.flush())
+        self._earlier, self._received = self.clock, 0
+        self._resampler = Resampler(rate)
+
+    def _with_rest(self, samples: Samples) -> Samples:
+        """What was held back, and these."""
+        rest, self._rest = self._rest, np.zeros(0, np.float32)
+        return np.concatenate([rest, samples]) if len(rest) else samples
+
     async def commit(self) -> LiveTurn:
         """End the turn by hand; raise SessionError if there is none."""
         by_hand = isinstance(self._listener, ByHand)
-        rest = self._resampler.flush() if by_hand else np.zeros(0, np.float32)
+        nothing = np.zeros(0, np.float32)
+        rest = self._with_rest(self._resampler.flush()) if by_hand else nothing
         return await self._listener.commit(rest)
 
     def clear(self) -> None:
         """Forget the turn under way."""
         if isinstance(self._listener, ByHand):
-            self._resampler.flush()
+            self._with_rest(self._resampler.flush())
         self._listener.clear()
 
     def played(self, samples: Samples, at_s: float) -> None:
@@ -87,15 +107,9 @@ class Microphone:
         """Take new settings; a turn under way is lost if its end is now decided otherwise.
 
         Raises:
-            SessionError: another rate, or hands-free where nothing detects speech.
+            SessionError: hands-free where nothing detects speech.
         """
-        rate, listener = settings.input_rate, self._listener
-        if rate != self._resampler.rate:
-            if self.received:
-                raise SessionError(
-                    ErrorCode.WRONG_RATE, "the input rate cannot change once sound was pushed"
-                )
-            self._resampler = Resampler(rate)
+        listener = self._listener
         listener.bound(settings.durations.turn_s)
         detection = settings.turn_detection
         if isinstance(listener, HandsFree) and detection:
@@ -103,6 +117,7 @@ class Microphone:
         elif isinstance(listener, HandsFree) or detection:
             # What was heard by hand is no part of a turn that is found, nor the other way round.
             self._listener = self._listening(settings, listener.position)
+        self._rate = settings.input_rate
 
     def _listening(self, settings: SessionSettings, start: int) -> Listener:
         detection, turn_s = settings.turn_detection, settings.durations.turn_s

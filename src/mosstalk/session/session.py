@@ -114,7 +114,7 @@ class Session:
         self._post(command, first=isinstance(command, told.Close))
 
     def push(self, pcm: told.Pcm, rate: int | None = None) -> None:
-        """Take sound from the microphone."""
+        """Take sound from the microphone; see ``Push``."""
         self.do(told.Push(pcm, rate))
 
     async def close(self, reason: str = CloseReason.CLIENT) -> None:
@@ -260,22 +260,23 @@ class Session:
     # Sound and turns.
 
     async def _hear(self, push: told.Push, arrived_s: float) -> None:
-        """Hear a push, and those that have come after it."""
-        pushes = [push]
+        """Hear a push, and those at its rate that have come after it."""
+        microphone, pushes = self._desk.microphone, [push]
+        rate = microphone.rate_of(push)
         while self._inbox and len(pushes) < _MOST_AT_ONCE:
             news = self._inbox[0][0]
-            if not isinstance(news, told.Push):
+            if not isinstance(news, told.Push) or microphone.rate_of(news) != rate:
                 break
             pushes.append(news)
             self._inbox.popleft()
         sounds = [np.zeros(0, np.float32)]
         for each in pushes:
             try:
-                sounds.append(self._desk.microphone.samples_of(each))
+                sounds.append(microphone.samples_of(each))
             except SessionError as error:
                 self._tell(refusal(error, self.clock, each))
         audible = lambda: self._desk.playback.audible  # noqa: E731
-        async for heard in self._desk.microphone.hear(np.concatenate(sounds), audible):
+        async for heard in microphone.hear(np.concatenate(sounds), rate, audible):
             await self._heard(heard, Cause(arrived_s))
             if self._closing:
                 return

@@ -79,15 +79,20 @@ class Resampler:
         return soxr.ResampleStream(self.rate, INPUT_RATE, 1, dtype="float32", quality=_QUALITY)
 
 
+def require_rate(rate: int) -> None:
+    """Raise SessionError for a rate in Hz that sessions do not take."""
+    if rate not in INPUT_RATES:
+        raise SessionError(
+            ErrorCode.WRONG_RATE, f"{rate} Hz: take one of {', '.join(map(str, INPUT_RATES))} Hz"
+        )
+
+
 def resampled(samples: Samples, rate: int) -> Samples:
     """Samples (n,) at ``rate`` Hz as samples at 16 kHz.
 
     Raises:
         SessionError: a rate that sessions do not take.
     """
-    if rate not in INPUT_RATES:
-        raise SessionError(
-            ErrorCode.WRONG_RATE, f"{rate} Hz: take one of {', '.join(map(str, INPUT_RATES))} Hz"
-        )
+    require_rate(rate)
     resampler = Resampler(rate)
     return np.concatenate([resampler.push(samples), resampler.flush()])

@@ -61,7 +61,11 @@ _BY_COMMAND = {
     ("CreateAudio", ErrorCode.UNKNOWN_ITEM): _Known(
         "item_create_invalid_previous_item_id", param="previous_item_id"
     ),
+    ("CreateMessage", ErrorCode.UNKNOWN_ITEM): _Known(
+        "item_create_invalid_previous_item_id", param="previous_item_id"
+    ),
     ("CreateResponse", ErrorCode.UNKNOWN_ITEM): _Known("invalid_item_id", param="response.input"),
+    ("CreateResponse", ErrorCode.BAD_ITEM): _Known("invalid_value", param="response.input"),
 }
 _LEADS = {ErrorCode.RESPONSE_NOT_ACTIVE: "Cancellation failed: "}
 """LiveKit knows a cancel that came too late by how its message begins."""

@@ -102,6 +102,8 @@ class Heard:
         after = event.text("previous_item_id")
         if item.note:
             state.out.notes.append(item.note)
+        if item.ignored:
+            return
         if item.item_id in state.ledger or state.is_coming(item.item_id):
             raise WireError(
                 "item_create_duplicate_item_id",
@@ -178,15 +180,12 @@ class Heard:
 
     def _respond(self, event: Fields) -> None:
         state, command_id = self._state, self._state.command_id(event)
-        request = request_of(
+        wish, command = request_of(
             event.object("response"), state.planned, state.served, command_id, state.is_read
         )
-        state.out.notes += request.wish.warnings
-        state.wishes[command_id] = request.wish
-        if request.passing:
-            state.passing.extend(request.passing)
-            state.groups.append(command_id)
-        state.do(*request.commands)
+        state.out.notes += wish.warnings
+        state.wishes[command_id] = wish
+        state.do(command)
 
     def _cancel(self, event: Fields) -> None:
         command_id = self._state.command_id(event)

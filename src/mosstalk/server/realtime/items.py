@@ -1,18 +1,29 @@
 """Items of the conversation: a client's as commands, a session's as the protocol shows them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from secrets import token_hex
 from typing import Any
 
 from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.errors import VENDOR, WireError
 from mosstalk.server.realtime.reading import Fields, WireLimits, unknown_value
-from mosstalk.session.commands import Command, CreateAudio, CreateText
+from mosstalk.session.commands import (
+    Command,
+    CreateAudio,
+    CreateMessage,
+    CreateText,
+    Message,
+    Sound,
+)
 from mosstalk.session.events import Item
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _UNREAD = ("function_call", "function_call_output")
 """Kinds of items that are kept for the client and that the model never reads."""
+_IGNORED = ("mcp_approval_response",)
+"""Kinds that answer to what is never asked here. Pipecat's session ends on being shown one."""
 _LONGEST_ID = 512
 _UNREAD_WHY = "kept and shown, but the model does not read it"
 
@@ -21,14 +32,14 @@ _UNREAD_WHY = "kept and shown, but the model does not read it"
 class NewItem:
     """An item that a client wants: ``wire`` as it will be shown, and what the model gets of it.
 
-    Without ``text`` and ``pcm`` the model gets nothing of it. ``note`` is a line for the log.
+    Without ``message`` the model gets nothing of it. ``note`` is a line for the log. One that is
+    ``ignored`` is neither kept nor shown.
     """
 
     wire: dict[str, Any]
-    text: str | None = None
-    pcm: bytes | None = None
-    rate: int | None = None
+    message: Message | None = None
     note: str | None = None
+    ignored: bool = False
 
     @property
     def item_id(self) -> str:
@@ -38,18 +49,19 @@ class NewItem:
     @property
     def read(self) -> bool:
         """Whether the model gets anything of it."""
-        return self.text is not None or self.pcm is not None
+        return self.message is not None
 
     def command(self, command_id: str, previous_item_id: str | None) -> Command:
         """The command that puts it into the conversation."""
-        if self.pcm is not None:
-            return CreateAudio(
-                self.pcm, self.rate, self.item_id, previous_item_id, command_id=command_id
-            )
-        assert self.text is not None, "an item that the model does not read"
-        return CreateText(
-            self.wire["role"], self.text, self.item_id, previous_item_id, command_id=command_id
-        )
+        message = self.message
+        assert message is not None, "an item that the model does not read"
+        where = (self.item_id, previous_item_id)
+        match message.parts:
+            case (str() as text,):
+                return CreateText(message.role, text, *where, command_id=command_id)
+            case (Sound() as sound,):
+                return CreateAudio(sound.pcm, sound.rate, *where, command_id=command_id)
+        return CreateMessage(message, *where, command_id=command_id)
 
 
 def new_id(kind: str) -> str:
@@ -63,25 +75,16 @@ def new_item(fields: Fields, sound: AudioFormat, limits: WireLimits) -> NewItem:
     Raises:
         WireError: it is none, or holds what cannot be heard or read.
     """
-    kind = fields.choice("type", ("message", *_UNREAD)) or "message"
+    kind = fields.choice("type", ("message", *_UNREAD, *_IGNORED)) or "message"
     item_id = fields.text("id", _LONGEST_ID) or new_id("item")
+    if kind in _IGNORED:
+        return NewItem({"id": item_id}, note=f"an {kind} is ignored", ignored=True)
     if kind != "message":
         return _unread(fields, kind, item_id, limits)
     role = _ROLES[fields.choice("role", _ROLES) or "user"]
     parts = fields.objects("content")
-    written = [text for part in parts if (text := _text_of(part, limits))]
-    sounds = [
-        sound.pcm_of(part, "audio", limits)
-        for part in parts
-        if part.text("type") == "input_audio" and part.text("audio")
-    ]
-    if written and sounds and not all(map(_is_audio, parts)):
-        raise WireError(
-            "invalid_value",
-            f"Invalid '{fields.path('content')}': speech and text are two items here.",
-            fields.path("content"),
-        )
-    if sounds and role != "user":
+    read = [each for part in parts if (each := _read(part, sound, limits))]
+    if role != "user" and any(isinstance(each, bytes) for each in read):
         raise WireError(
             "invalid_value",
             f"Invalid '{fields.path('content')}': the sound of a user alone can be heard.",
@@ -90,13 +93,19 @@ def new_item(fields: Fields, sound: AudioFormat, limits: WireLimits) -> NewItem:
     wire = _message(item_id, role, [_shown(part, role) for part in parts])
     images = sum(part.text("type") == "input_image" for part in parts)
     note = f"{images} images are not looked at" if images else None
-    if sounds:
-        return NewItem(wire, pcm=b"".join(sounds), rate=sound.rate, note=note)
-    text = "\n".join(written)
-    if text.strip():
-        return NewItem(wire, text, note=note)
+    if joined := tuple(_joined(read, sound.rate)):
+        return NewItem(wire, Message(role, joined), note)
     wire[VENDOR] = {"warnings": [_UNREAD_WHY]}
     return NewItem(wire, note=note or "an item without text or sound")
+
+
+def _joined(read: list[str | bytes], rate: int) -> Iterator[str | Sound]:
+    """What the model reads of an item: texts that follow one another as one, sounds as well."""
+    for kind, group in groupby(read, type):
+        if kind is bytes:
+            yield Sound(b"".join(each for each in group if isinstance(each, bytes)), rate)
+        elif (text := "\n".join(each for each in group if isinstance(each, str))).strip():
+            yield text
 
 
 def shown_item(item: Item, *, heard: str | None = None) -> dict[str, Any]:
@@ -126,7 +135,9 @@ def transcribed(item: dict[str, Any], text: str | None) -> dict[str, Any]:
 
 def cut(item: dict[str, Any]) -> dict[str, Any]:
     """The item as it is after a truncation: nothing written is known to have been heard."""
-    content = [part for part in item.get("content", []) if part["type"] != "output_text"]
+    if "content" not in item:
+        return item
+    content = [part for part in item["content"] if part["type"] != "output_text"]
     return transcribed(item | {"content": content}, None)
 
 
@@ -166,18 +177,21 @@ def _is_audio(part: Fields) -> bool:
     return part.text("type") in ("input_audio", "output_audio")
 
 
-def _text_of(part: Fields, limits: WireLimits) -> str | None:
-    """What is written in a part of content; of speech without its sound, its transcript.
+def _read(part: Fields, sound: AudioFormat, limits: WireLimits) -> str | bytes | None:
+    """What the model gets of a part of content: text, or sound as PCM.
+
+    Of speech without its sound that is its transcript, with its sound the sound alone.
 
     Raises:
-        WireError: there is no such kind of content.
+        WireError: there is no such kind of content, or it holds what cannot be heard.
     """
     kind = part.required("type")
     if kind in ("input_text", "output_text"):
         return part.text("text", limits.text_chars)
     if _is_audio(part):
         transcript = part.text("transcript", limits.text_chars)
-        return None if kind == "input_audio" and part.text("audio") else transcript
+        heard = kind == "input_audio" and part.text("audio")
+        return sound.pcm_of(part, "audio", limits) if heard else transcript
     if kind != "input_image":
         raise unknown_value(
             part.path("type"),

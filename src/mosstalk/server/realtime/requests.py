@@ -1,4 +1,4 @@
-"""A client's ``response.create`` as commands."""
+"""A client's ``response.create`` as a command."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from mosstalk.server.realtime.audio import AudioFormat, format_of
 from mosstalk.server.realtime.errors import WireError
-from mosstalk.server.realtime.items import NewItem, new_id, new_item
+from mosstalk.server.realtime.items import new_item
 from mosstalk.server.realtime.reading import Fields
 from mosstalk.server.realtime.settings import (
     MODALITIES,
@@ -17,11 +17,11 @@ from mosstalk.server.realtime.settings import (
     rows_of,
     voice_of,
 )
-from mosstalk.session.commands import Command, CreateResponse, DeleteItem
+from mosstalk.session.commands import CreateResponse, Message
 from mosstalk.session.settings import ReplyMode
 
 MOST_INPUTS = 64
-"""Items that a response apart may bring along."""
+"""Items that a response may bring along."""
 _MOST_METADATA = 64
 _LONGEST_METADATA = 2048
 
@@ -47,15 +47,6 @@ class Wish:
         }
 
 
-@dataclass(frozen=True)
-class Request:
-    """``commands`` in order; ``passing`` are items that exist only while they are obeyed."""
-
-    wish: Wish
-    commands: list[Command]
-    passing: tuple[str, ...] = ()
-
-
 def usual(session: WireSession) -> Wish:
     """How a response is shown that nobody has asked for in so many words."""
     settings = session.settings
@@ -67,40 +58,38 @@ def request_of(
     session: WireSession,
     served: Served,
     command_id: str,
-    is_read: Callable[[str], bool],
-) -> Request:
-    """What a ``response.create`` asks for; ``is_read``: does the session have that item?
+    is_read: Callable[[str], bool | None],
+) -> tuple[Wish, CreateResponse]:
+    """How a response that a ``response.create`` asks for is shown, and its command.
+
+    ``is_read`` says whether the session has an item; None: there is none of that id.
 
     Raises:
         WireError: it cannot be served, or means nothing.
     """
     spoken, default = fields.object("audio").object("output"), usual(session)
-    apart = fields.text("conversation") == "none"
     voice, longest = voice_of(spoken), rows_of(fields, "max_output_tokens")
     metadata = _metadata(fields)
+    together = fields.text("conversation") != "none"
+    given, unread = _inputs(fields, session, served, is_read)
     wish = Wish(
         format_of(spoken, "format") or default.output_format,
         default.voice if voice is None else served.voice(voice),
         default.max_output_tokens if longest is None else longest,
         metadata,
-        _warnings(fields, served),
-        in_conversation=not apart,
+        _warnings(fields, served, unread),
+        in_conversation=together,
     )
-    items, chosen = _inputs(fields, session, served, is_read, apart=apart)
-    ask = CreateResponse(
+    return wish, CreateResponse(
         reply=reply_of(fields, "output_modalities"),
         instructions=instructions_of(fields, served.limits),
         voice=wish.voice,
         max_rows=longest,
-        in_conversation=not apart,
-        input_item_ids=chosen,
+        in_conversation=together,
+        input=given,
         metadata=metadata or {},
         command_id=command_id,
     )
-    passing = tuple(item.item_id for item in items)
-    before = [item.command(command_id, None) for item in items]
-    after = [DeleteItem(item_id, command_id=command_id) for item_id in passing]
-    return Request(wish, [*before, ask, *after], passing)
 
 
 def _metadata(fields: Fields) -> dict[str, str] | None:
@@ -119,7 +108,7 @@ def _metadata(fields: Fields) -> dict[str, str] | None:
     return told
 
 
-def _warnings(fields: Fields, served: Served) -> tuple[str, ...]:
+def _warnings(fields: Fields, served: Served, unread: int) -> tuple[str, ...]:
     """What is asked for and has no effect."""
     warnings = []
     if tools := fields.objects("tools"):
@@ -130,6 +119,8 @@ def _warnings(fields: Fields, served: Served) -> tuple[str, ...]:
     inert = [name for name in ("prompt", "temperature", "reasoning") if fields.value.get(name)]
     if inert:
         warnings.append(f"without effect: {', '.join(inert)}")
+    if unread:
+        warnings.append(f"of the input {unread} items are not read by the model")
     return tuple(warnings)
 
 
@@ -137,21 +128,12 @@ def _inputs(
     fields: Fields,
     session: WireSession,
     served: Served,
-    is_read: Callable[[str], bool],
-    *,
-    apart: bool,
-) -> tuple[list[NewItem], tuple[str, ...] | None]:
-    """Items to be made for this response alone, and the ids of all that it reads."""
+    is_read: Callable[[str], bool | None],
+) -> tuple[tuple[str | Message, ...] | None, int]:
+    """What the response answers in place of the conversation, and how much is left out of it."""
     if fields.value.get("input") is None:
-        return [], None
-    if not apart:
-        raise WireError(
-            "invalid_value",
-            f"Invalid '{fields.path('input')}': only a response with conversation 'none' reads "
-            "anything but the conversation.",
-            fields.path("input"),
-        )
-    made, chosen, inputs = list[NewItem](), list[str](), fields.objects("input")
+        return None, 0
+    given, inputs = list[str | Message](), fields.objects("input")
     if len(inputs) > MOST_INPUTS:
         path = fields.path("input")
         raise WireError(
@@ -159,16 +141,14 @@ def _inputs(
         )
     for each in inputs:
         item_id = each.text("id")
-        if item_id is not None and is_read(item_id):
-            chosen.append(item_id)
-        elif each.text("type") == "item_reference":
+        known = None if item_id is None else is_read(item_id)
+        if item_id is not None and known:
+            given.append(item_id)
+        elif each.text("type") != "item_reference":
+            item = new_item(each, session.input_format, served.limits)
+            given += [item.message] if item.message else []
+        elif known is None:
             raise WireError(
                 "invalid_item_id", f"There is no item '{item_id}' to read.", each.path("id")
             )
-        else:
-            item = new_item(each, session.input_format, served.limits)
-            item.wire["id"] = new_id("item")
-            if item.read:
-                made.append(item)
-                chosen.append(item.item_id)
-    return made, tuple(chosen)
+    return tuple(given), len(inputs) - len(given)

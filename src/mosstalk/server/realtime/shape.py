@@ -82,7 +82,7 @@ def to_client(event: dict[str, Any], shape: Shape) -> dict[str, Any] | None:
     if "response" in beta:
         beta["response"] = _flat_response(beta["response"])
     if "item" in beta:
-        beta["item"] = _with_content(beta["item"], _CONTENT)
+        beta["item"] = _beta_item(beta["item"])
     return beta
 
 
@@ -106,6 +106,14 @@ def _with_content(item: dict[str, Any], names: Any) -> dict[str, Any]:
         for each in content
     ]
     return item | {"content": renamed}
+
+
+def _beta_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as the beta has it, which had no pictures."""
+    shown = _with_content(item, _CONTENT)
+    if "content" in shown:
+        shown["content"] = [part for part in shown["content"] if part["type"] != "input_image"]
+    return shown
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def _flat_response(response: Mapping[str, Any]) -> dict[str, Any]:
     """A response as the beta has it."""
     moved = ("audio", "output_modalities", "output")
     flat = {name: value for name, value in response.items() if name not in moved}
-    flat["output"] = [_with_content(item, _CONTENT) for item in response["output"]]
+    flat["output"] = [_beta_item(item) for item in response["output"]]
     flat["modalities"] = _modalities(response["output_modalities"])
     if "audio" in response:
         spoken = response["audio"]["output"]

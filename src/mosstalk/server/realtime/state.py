@@ -8,13 +8,10 @@ from typing import Any
 from mosstalk.server.realtime.items import NewItem, new_id
 from mosstalk.server.realtime.ledger import Ledger
 from mosstalk.server.realtime.reading import Fields
-from mosstalk.server.realtime.requests import MOST_INPUTS, Wish
+from mosstalk.server.realtime.requests import Wish
 from mosstalk.server.realtime.responses import OpenResponse
 from mosstalk.server.realtime.settings import Served, WireSession, opened
 from mosstalk.session.commands import Command
-
-_REMEMBERED = 256
-_PASSING = 16 * MOST_INPUTS
 
 
 @dataclass
@@ -42,9 +39,6 @@ class State:
         creations: by command id, items that are being made.
         wishes: by command id, how a response is to be shown once it begins.
         responses: by response id, those that are being made.
-        passing: the latest ids of items that exist for one response and are not shown.
-        groups: the latest ids that several commands share, as one event asked for all of them.
-        told_once: those of them of which an error has been told.
         waiting: the client's events that have not been heard yet.
     """
 
@@ -60,9 +54,6 @@ class State:
         self.wishes: dict[str, Wish] = {}
         self.responses: dict[str, OpenResponse] = {}
         self.latest_response_id: str | None = None
-        self.passing: deque[str] = deque(maxlen=_PASSING)
-        self.groups: deque[str] = deque(maxlen=_REMEMBERED)
-        self.told_once: deque[str] = deque(maxlen=_REMEMBERED)
         self.waiting: deque[Fields] = deque()
         self.out = Out()
         self._commands = 0
@@ -85,10 +76,10 @@ class State:
         """Pass commands on to the session."""
         self.out.commands.extend(commands)
 
-    def is_read(self, item_id: str) -> bool:
-        """Whether the session has an item, or is about to."""
+    def is_read(self, item_id: str) -> bool | None:
+        """Whether the session has an item, or is about to; None: there is no such item."""
         listed = self.ledger.find(item_id)
-        return listed.read if listed else self.is_coming(item_id)
+        return listed.read if listed else self.is_coming(item_id) or None
 
     def is_coming(self, item_id: str) -> bool:
         """Whether the session was told to make an item and has not done it yet."""

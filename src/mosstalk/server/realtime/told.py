@@ -136,9 +136,7 @@ class Told:
     # Items.
 
     def _item_added(self, event: events.ItemAdded) -> None:
-        state, item_id = self._state, event.item.item_id
-        if item_id in state.passing:
-            return
+        state = self._state
         creation = state.creations.get(event.command_id or "")
         item = creation.item.wire if creation else shown_item(event.item)
         response = state.responses.get(event.item.response_id or "")
@@ -152,8 +150,6 @@ class Told:
 
     def _item_done(self, event: events.ItemDone) -> None:
         state, item_id = self._state, event.item.item_id
-        if item_id in state.passing:
-            return
         creation = state.creations.pop(event.command_id or "", None)
         response = state.responses.get(event.item.response_id or "")
         item = creation.item.wire if creation else shown_item(event.item)
@@ -186,8 +182,6 @@ class Told:
         )
 
     def _deleted(self, event: events.ItemDeleted) -> None:
-        if event.item_id in self._state.passing:
-            return
         self._state.ledger.remove(event.item_id)
         self._state.tell({"type": "conversation.item.deleted", "item_id": event.item_id})
 
@@ -239,10 +233,6 @@ class Told:
 
     def _error(self, event: events.ErrorRaised) -> None:
         state, command_id = self._state, event.command_id or ""
-        if command_id in state.told_once:
-            return
-        if command_id in state.groups:
-            state.told_once.append(command_id)
         wish = state.wishes.pop(command_id, None)
         state.creations.pop(command_id, None)
         if state.updates.pop(command_id, None):
