@@ -90,12 +90,20 @@ def test_openai_agents_types_speaks_and_interrupts(
     assert said["errors"] == []
 
 
-@pytest.mark.parametrize("mode", ["hands-free", "manual"])
+TURNS = ("first", "spoken", "interrupted", "after")
+LEGAL = ("mixed", "input", "nothing", "telephone", "again")
+"""Text and sound in one item, a response to other input, another format from turn to turn."""
+
+
+@pytest.mark.parametrize(
+    ("modes", "turns"),
+    [(["hands-free"], TURNS), (["manual"], TURNS), (["manual", "legal"], TURNS + LEGAL)],
+)
 def test_pipecat_talks_and_is_still_listening_after_interruptions(
-    foreign: Path, server: Server, speech: Path, mode: str
+    foreign: Path, server: Server, speech: Path, modes: list[str], turns: tuple[str, ...]
 ) -> None:
-    said = told(foreign, "with_pipecat.py", server, str(speech), mode)
-    for turn in ("first", "spoken", "interrupted", "after"):
+    said = told(foreign, "with_pipecat.py", server, str(speech), *modes)
+    for turn in turns:
         assert said[turn] > BYTES_PER_S // 10, turn
     assert said["listening"], "an error event ends its loop"
     assert said["errors"] == []

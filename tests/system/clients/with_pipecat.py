@@ -1,11 +1,14 @@
 # mypy: ignore-errors
-"""Pipecat's Realtime service against a server: with_pipecat.py URL speech.pcm [manual]"""
+"""Pipecat's Realtime service against a server: with_pipecat.py URL speech.pcm [manual] [legal]"""
 
 import asyncio
+import base64
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
+import soxr
 from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
@@ -100,8 +103,52 @@ class Talk:
         for start in range(0, len(pcm), 4800):
             await self.task.queue_frame(InputAudioRawFrame(pcm[start : start + 4800], 24_000, 1))
 
+    async def tell(self, kind, **more):
+        """Send an event of the protocol, of which Pipecat's own types know a part."""
+        await self.service._ws_send({"type": kind, **more})
 
-async def main(url, speech, manual):
+    async def legal(self, speech):
+        """What the protocol allows and few clients send; bytes of each reply to it."""
+        audio = base64.b64encode(speech).decode()
+        parts = [
+            {"type": "input_text", "text": "What is said here?"},
+            {"type": "input_audio", "audio": audio},
+        ]
+        mixed = {"type": "message", "role": "user", "content": parts}
+        approval = {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True}
+        await self.tell("conversation.item.create", item=mixed)
+        await self.tell("conversation.item.create", item=approval)
+        await self.tell("response.create")
+        told = {"mixed": await self.reply()}
+        for name, given in (("input", [mixed]), ("nothing", [])):
+            await self.tell("response.create", response={"input": given})
+            told[name] = await self.reply()
+        narrow = mu_law(speech)
+        for name, kind, sound in (
+            ("telephone", "audio/pcmu", narrow), ("again", "audio/pcm", speech),
+        ):  # fmt: skip
+            rate = {"rate": 24_000} if kind == "audio/pcm" else {}
+            heard = {"format": {"type": kind, **rate}}
+            session = {"type": "realtime", "audio": {"input": heard}}
+            await self.tell("session.update", session=session)
+            encoded = base64.b64encode(sound).decode()
+            await self.tell("input_audio_buffer.append", audio=encoded)
+            await self.tell("input_audio_buffer.commit")
+            await self.tell("response.create")
+            told[name] = await self.reply()
+        return told
+
+
+def mu_law(pcm):
+    """PCM16 at 24 kHz as mu-law at 8 kHz."""
+    low = soxr.resample(np.frombuffer(pcm, "<i2"), 24_000, 8000).astype(np.int32)
+    size = np.minimum(np.abs(low), 32_635) + 132
+    exponent = np.log2(size).astype(np.int32) - 7
+    mantissa = size >> (exponent + 3) & 15
+    return (~(np.where(low < 0, 128, 0) | exponent << 4 | mantissa) & 255).astype("u1").tobytes()
+
+
+async def main(url, speech, manual, legal):
     talk, told = Talk(url, manual), {}
     running = asyncio.create_task(PipelineRunner(handle_sigint=False).run(talk.task))
     schema = FunctionSchema("weather", "What it is like", {"city": {"type": "string"}}, ["city"])
@@ -119,6 +166,8 @@ async def main(url, speech, manual):
     told["interrupted"] = await talk.reply(most=1)
     await talk.turn(speech)
     told["after"] = await talk.reply()
+    if legal:
+        told |= await talk.legal(speech)
     told["listening"] = not talk.service._receive_task.done()
     told["errors"] = talk.errors
     await talk.task.queue_frame(EndFrame())
@@ -126,4 +175,6 @@ async def main(url, speech, manual):
     print(json.dumps(told))
 
 
-asyncio.run(main(sys.argv[1], Path(sys.argv[2]).read_bytes(), "manual" in sys.argv))
+asyncio.run(
+    main(sys.argv[1], Path(sys.argv[2]).read_bytes(), "manual" in sys.argv, "legal" in sys.argv)
+)
