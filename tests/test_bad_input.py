@@ -27,6 +27,12 @@ FLOW = "flow/flow-chunk-5.pt"
 WHOLE = "model.safetensors"
 NORM = "model.text_norm.weight"
 
+NESTED = "[" * 100_000
+"""Python's parser gives up on it."""
+DEEP = '{"a": ' * 500 + "1" + "}" * 500
+"""Python's parser reads it; code that walks through it would give up."""
+LONG_NUMBER = f'{{"hidden_size": {"1" * 5000}}}'
+
 Refusal = Callable[..., str]
 Damage = Callable[[Checkpoint], object]
 
@@ -212,6 +218,14 @@ def test_a_damaged_voice_file_is_refused(
     assert_says(refuse(*TYPED, "--voice", path), f"{path}: not a voice file ... make it again")
 
 
+def test_a_voice_file_with_endless_lists_in_it_is_refused(
+    refuse: Refusal, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    path = voice_file(pipeline, tmp_path / "mine.safetensors")
+    save_file(load_file(path), path, metadata={"info": NESTED})
+    assert_says(refuse(*TYPED, "--voice", path), f"{path}: not a voice file ... make it again")
+
+
 # Checkpoints.
 
 
@@ -311,6 +325,45 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "a-missing-vocoder-tensor": (
         lambda at: lose_tensor(at.codec / "flow" / "hift.pt", "conv_post.bias"),
         "flow/hift ... missing ... conv_post.bias",
+    ),
+}
+
+
+def holding(name: str, text: str) -> Damage:
+    return lambda at: (at.model.parent / name).write_text(text)
+
+
+def in_tokenizer(at: Checkpoint, text: str) -> None:
+    path = at.model / "tokenizer.json"
+    path.write_text(f'{path.read_text().rstrip().removesuffix("}")}, "truncation": {text}}}')
+
+
+TOO_DEEP = "lists and objects are nested more than 100 levels deep ... fetch it again"
+FAULTS |= {
+    f"endless-lists-in-{name}": (holding(name, NESTED), f"{name}: {TOO_DEEP}")
+    for name in (
+        "model/config.json",
+        "model/tokenizer.json",
+        "model/generation_config.json",
+        f"model/{WHOLE}.index.json",
+        "codec/config.json",
+        "codec/preprocessor_config.json",
+        "codec/flow/config.json",
+        "codec/flow/hift.json",
+    )
+}
+FAULTS |= {
+    "a-deep-object-in-a-config": (
+        lambda at: change_json(at.model / "config.json", hidden_size=json.loads(DEEP)),
+        f"model/config.json: {TOO_DEEP}",
+    ),
+    "a-deep-object-in-a-tokenizer": (
+        lambda at: in_tokenizer(at, DEEP),
+        f"tokenizer.json: {TOO_DEEP}",
+    ),
+    "a-number-of-5000-digits": (
+        holding("model/config.json", LONG_NUMBER),
+        "model/config.json: not readable as json ... fetch it again",
     ),
 }
 

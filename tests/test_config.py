@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 from conftest import GOLDENS
 
-from mosstalk.config import (
-    FlowConfig,
-    HiftConfig,
-    LanguageModelConfig,
-    SpeechTokenizerConfig,
-    read_json,
-)
+from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
 from mosstalk.synthesis.sizes import PUBLISHED_CODEC, PUBLISHED_MODEL
 

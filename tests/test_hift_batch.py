@@ -19,8 +19,9 @@ from mosstalk.codec.hift_batch_step import fades
 from mosstalk.codec.hift_stream import HiftStream
 from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
-from mosstalk.config import HiftConfig, read_json
+from mosstalk.config import HiftConfig
 from mosstalk.device import pick_device
+from mosstalk.documents import read_json
 from mosstalk.errors import CodecFullError, DeviceError, OptionError
 from mosstalk.tensors import fill, fold_weight_norm, open_safetensors
 

@@ -4,34 +4,26 @@ A key that would change the arithmetic raises; keys that do not are kept in ``ex
 and shown by tools. Nothing here imports torch.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
 
 WEIGHTS_KIND_KEY = "mosstalk_weights"
 """Extra config key of checkpoints this project writes: ``synthetic``, ``pocket``, ..."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a json file.
+_LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error quotes."""
 
-    Raises:
-        ConfigError: the file is missing, unreadable, or holds no json object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; is this the right folder?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as json ({error}); fetch it again") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: holds no json object; fetch it again")
-    return value
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 class Reader:
@@ -51,7 +43,7 @@ class Reader:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise ConfigError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
+            raise ConfigError(f"{self.where}: {key} must be {kind.__name__}, found {_shown(value)}")
         return value
 
     def size(self, key: str, default: Any = MISSING) -> int:
@@ -73,7 +65,7 @@ class Reader:
         self.used.add(key)
         if key in self.values and self.values[key] not in allowed:
             raise ConfigError(
-                f"{self.where}: {key} = {self.values[key]!r} is not supported "
+                f"{self.where}: {key} = {_shown(self.values[key])} is not supported "
                 f"(only {' or '.join(map(repr, allowed))}): it would change the arithmetic"
             )
 

@@ -1,4 +1,4 @@
-"""JSON documents for scripts: written whole or not at all, or alone on standard output."""
+"""JSON documents: read with care, and written whole, or alone on standard output."""
 
 import json
 import sys
@@ -8,7 +8,61 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.atomic import write_whole
-from mosstalk.errors import OutputError
+from mosstalk.errors import ConfigError, OutputError
+
+_DEEPEST = 100
+"""Levels of lists and objects in a json text; checkpoints and tokenizers have fewer than ten."""
+_TOO_DEEP = f"lists and objects are nested more than {_DEEPEST} levels deep"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a json file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, nested too deeply, or holds no json object.
+    """
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; is this the right folder?") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as json ({error}); fetch it again") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; fetch it again") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds no json object; fetch it again")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a json text that somebody else wrote.
+
+    Raises:
+        ConfigError: it is no json, or nested too deeply for code that walks through it; the
+            message names no file and no remedy.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ConfigError(_TOO_DEEP) from None
+    except ValueError as error:  # no json, or a number of thousands of digits
+        raise ConfigError(f"not readable as json ({error})") from None
+    if _deeper_than(value, _DEEPEST):
+        raise ConfigError(_TOO_DEEP)
+    return value
+
+
+def _deeper_than(value: Any, most: int) -> bool:
+    """Whether lists and objects are nested more than ``most`` levels deep; it never recurses."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(most):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)
 
 
 def as_text(document: Mapping[str, Any], indent: int | None = 1) -> str:

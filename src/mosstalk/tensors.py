@@ -1,6 +1,5 @@
 """Reading weights strictly: every tensor named, shaped, finite and used exactly once."""
 
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]
@@ -103,10 +103,9 @@ def _slice(part: Any, start: int, end: int) -> Tensor:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = dict(json.loads(index.read_text())["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{index}: no readable weight_map; fetch it again") from None
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index}: no readable weight_map; fetch it again")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or shard in ("", "..") or Path(shard).name != shard:
             raise CheckpointError(f"{index}: {name} lies outside the folder: {shard!r}")

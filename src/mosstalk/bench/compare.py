@@ -10,7 +10,7 @@ from mosstalk.bench.document import FORMAT
 from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.tables import Table, percent, points
 from mosstalk.bench.words import word_errors
-from mosstalk.config import read_json
+from mosstalk.documents import read_json
 from mosstalk.errors import BenchError
 
 _SETTINGS = "checkpoint", "weights", "model"

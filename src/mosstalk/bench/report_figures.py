@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mosstalk.config import read_json
+from mosstalk.documents import read_json
 from mosstalk.errors import BenchError, ConfigError, OptionError
 
 STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"

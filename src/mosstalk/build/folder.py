@@ -3,13 +3,13 @@
 Read here without torch: whoever chooses a model looks here first.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosstalk.errors import CheckpointError
+from mosstalk.documents import read_json
+from mosstalk.errors import CheckpointError, ConfigError
 
 ENGINE_FILE = "engine.json"
 FORMAT = "mosstalk-engine-1"
@@ -39,10 +39,10 @@ class BuiltEngine:
         if not path.is_file():
             raise CheckpointError(f"{folder}: has no {ENGINE_FILE}; make one with: mosstalk build")
         try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError):
+            values = read_json(path)
+        except ConfigError:
             raise CheckpointError(f"{path}: damaged; build it again") from None
-        found = values.get("format") if isinstance(values, dict) else None
+        found = values.get("format")
         if found != FORMAT:
             raise CheckpointError(
                 f"{path}: the format is {found!r}, and this mosstalk reads {FORMAT!r}; build it "

@@ -19,6 +19,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from mosstalk.atomic import write_whole
+from mosstalk.documents import read_json
+from mosstalk.errors import ConfigError
 from mosstalk.kernels.launch import forget_compiled, triton
 from mosstalk.settings import cache_folder, keep_kernels_in
 
@@ -84,8 +86,8 @@ def relocate(cache: Path, to: Path) -> int:
 def _lists(cache: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     for path in sorted(cache.glob(_LISTS)):
         try:
-            files = json.loads(path.read_text())["child_paths"]
-        except (OSError, ValueError, KeyError, TypeError):
+            files = read_json(path).get("child_paths")
+        except ConfigError:
             continue  # Triton takes what it cannot read for absent, too
         if isinstance(files, dict):
             yield path, files

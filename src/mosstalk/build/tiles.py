@@ -3,7 +3,6 @@
 Nothing is measured here: clocks are given.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from mosstalk.build.machine import foreign
-from mosstalk.errors import CheckpointError
+from mosstalk.documents import parse_json
+from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.kernels.lm_tiles import ANY_ROWS, KINDS, Division, Key
 from mosstalk.kernels.tiles import Tile
 
@@ -146,7 +146,7 @@ def tiles_for(path: Path, here: Mapping[str, Any]) -> tuple[dict[Key, Division],
     if not path.is_file():
         return {}, None
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(path.read_text())
         kind = values["format"]
         if isinstance(kind, str) and kind != TILES_FORMAT:
             return {}, f"the format is {kind!r}, and this mosstalk reads {TILES_FORMAT!r}"
@@ -154,7 +154,7 @@ def tiles_for(path: Path, here: Mapping[str, Any]) -> tuple[dict[Key, Division],
         found = _divisions(values["tables"])
     except KeyError as error:
         raise CheckpointError(f"{path}: damaged: no {error}; build it again") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path}: damaged: {error}; build it again") from None
     return ({}, "; ".join(strange)) if strange else (found, None)
 

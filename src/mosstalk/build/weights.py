@@ -9,8 +9,8 @@ import torch
 
 from mosstalk.checkpoint.convert import MANIFEST, convert_model
 from mosstalk.checkpoint.restartable import require_space, save_tensors, sha256
-from mosstalk.config import LanguageModelConfig, read_json
-from mosstalk.documents import as_text
+from mosstalk.config import LanguageModelConfig
+from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.model.checkpoint import open_published
 from mosstalk.model.layout import FUSED, LAYOUT_KEY

@@ -21,7 +21,8 @@ from mosstalk.checkpoint.restartable import (
 from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
 from mosstalk.codec.hift import HiftVocoder
-from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig, read_json
+from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError
 from mosstalk.model.checkpoint import model_shapes
 from mosstalk.model.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors

@@ -15,7 +15,8 @@ from mosstalk.codec.folder import flow_names, open_part, read_flow_config, read_
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import list_voices
-from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig, read_json
+from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, MosstalkError
 from mosstalk.model.checkpoint import model_shapes, open_published
 from mosstalk.model.layout import LAYOUT_KEY

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mosstalk.atomic import open_to_readers
-from mosstalk.errors import CheckpointError, OutputError
+from mosstalk.documents import read_json
+from mosstalk.errors import CheckpointError, ConfigError, OutputError
 from mosstalk.tensors import Progress
 
 _STATE = "state.json"
@@ -111,10 +112,9 @@ class RestartableFolder:
 
     def _read_state(self) -> dict[str, Any]:
         try:
-            state: dict[str, Any] = json.loads((self.part / _STATE).read_text())
-        except (OSError, ValueError):
+            return read_json(self.part / _STATE)
+        except ConfigError:
             return {}
-        return state
 
     def _save_state(self) -> None:
         growing = self.part / f"{_STATE}.part"

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosstalk.codec.features import MelSpec
-from mosstalk.config import Reader, read_json
+from mosstalk.config import Reader
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.tensors import Store, fill, fold_weight_norm, open_pickled
 

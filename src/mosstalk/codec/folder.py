@@ -14,7 +14,8 @@ from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import Voice, find_voice, load_voice
-from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_json
+from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.tensors import (
     Progress,

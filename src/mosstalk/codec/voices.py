@@ -13,7 +13,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mosstalk.atomic import write_whole
-from mosstalk.errors import VoiceError
+from mosstalk.documents import parse_json
+from mosstalk.errors import ConfigError, VoiceError
 from mosstalk.units import MEL_FRAMES_PER_CODE
 
 SUFFIX = ".safetensors"
@@ -87,8 +88,8 @@ def load_voice(
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
             codes, mel, embedding = map(handle.get_tensor, ("codes", "mel", "embedding"))
-            info = json.loads(metadata.get("info", "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
+            info = parse_json(metadata.get("info", "{}"))
+    except (SafetensorError, OSError, ValueError, ConfigError) as error:
         raise VoiceError(f"{path}: not a voice file ({error}); make it again") from None
     if codes.dtype not in _WHOLE_NUMBERS or not isinstance(info, dict):
         raise VoiceError(f"{path}: codes must be whole numbers, info an object; make it again")

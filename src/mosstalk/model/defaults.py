@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mosstalk.config import Reader, read_json
+from mosstalk.config import Reader
+from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError, OptionError
 from mosstalk.model.generate import Limits
 from mosstalk.model.sampling import SamplingOptions

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mosstalk.config import read_json
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, TextError
 
 _SHOWN = {"<|empty|>": ".", "<|end_empty|>": ":"}

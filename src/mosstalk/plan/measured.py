@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mosstalk.config import Reader, read_json
+from mosstalk.config import Reader
+from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
 
 FORMAT = "mosstalk-measured-1"

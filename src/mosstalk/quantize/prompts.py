@@ -8,7 +8,6 @@ A system turn is a turn like any other; ``mosstalk chat --json`` prints the code
 and says. Figures are taken where the assistant speaks, or everywhere if it never does.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,8 @@ from mosstalk.conversation import (
     Turn,
     segment_rows,
 )
-from mosstalk.errors import OptionError
+from mosstalk.documents import parse_json
+from mosstalk.errors import ConfigError, OptionError
 
 ADVISED = 500
 """Prompts to calibrate on; fewer are allowed, and said."""
@@ -114,8 +114,8 @@ def lay_out(turns: Sequence[Turn], ids: SpecialIds, encode: Encode) -> Prompt:
 
 def _turns(line: str, where: str, ids: SpecialIds, encode: Encode) -> list[Turn]:
     try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
+        values = parse_json(line)
+    except ConfigError as error:
         raise OptionError(f"{where}: no JSON ({error})") from None
     turns = values.get("turns") if isinstance(values, dict) else None
     if not isinstance(turns, list) or not turns:

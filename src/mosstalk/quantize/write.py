@@ -17,8 +17,8 @@ from mosstalk.checkpoint.restartable import (
     save_tensors,
     sha256,
 )
-from mosstalk.config import LanguageModelConfig, read_json
-from mosstalk.documents import as_text
+from mosstalk.config import LanguageModelConfig
+from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError
 from mosstalk.model.checkpoint import model_shapes, open_published
 from mosstalk.model.fp8 import Fp8Weight

@@ -5,7 +5,6 @@ an answer is interrupted where it was, however fast this machine is.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ import soundfile
 from pydantic import TypeAdapter
 
 from mosstalk.conversation import Row
-from mosstalk.errors import OptionError
+from mosstalk.documents import parse_json
+from mosstalk.errors import ConfigError, OptionError
 from mosstalk.server.recording import FORMAT
 from mosstalk.session import commands as told
 from mosstalk.session.events import AudioDelta, Closed, Event, ResponseDone
@@ -78,21 +78,21 @@ def read_recording(folder: Path) -> Recorded:
         OptionError: it is none, or of another version.
     """
     try:
-        facts = json.loads((folder / "session.json").read_text("utf-8"))
+        facts = parse_json((folder / "session.json").read_text("utf-8"))
         if facts["format"] not in (1, FORMAT):
             raise OptionError(
                 f"{folder}: a recording of format {facts['format']}, and this mosstalk reads 1 to "
                 f"{FORMAT}"
             )
         text = (folder / "session.jsonl").read_text("utf-8")
-        lines = [json.loads(line) for line in text.split("\n") if line]
+        lines = [parse_json(line) for line in text.split("\n") if line]
         settings = _adapter(SessionSettings).validate_python(facts["settings"])
         moments = tuple(_moments(lines, folder))
         rows_file = folder / "rows.json"
-        rows = json.loads(rows_file.read_text()) if rows_file.exists() else None
+        rows = parse_json(rows_file.read_text()) if rows_file.exists() else None
     except OSError as error:
         raise OptionError(f"{folder}: no recording can be read there ({error})") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise OptionError(f"{folder}: a damaged recording ({error})") from None
     closed = next((line["closed"] for line in lines if "closed" in line), None)
     conversation = None if rows is None else [(text, audio) for text, audio in rows]

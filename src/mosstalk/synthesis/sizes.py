@@ -1,10 +1,10 @@
 """Named sizes of synthetic checkpoints, and changes to them from the command line."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
+from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, OptionError
 
 PUBLISHED_MODEL: dict[str, Any] = {
@@ -175,8 +175,8 @@ def _changed(sizes: Sizes, key: str, text: str) -> Sizes:
             f"unknown key {key!r} in --size; e.g. hidden_size=256, flow.input_size=96"
         )
     try:
-        changed = values | {name: json.loads(text)}
-    except json.JSONDecodeError:
+        changed = values | {name: parse_json(text)}
+    except ConfigError:
         raise ConfigError(f"--size {key}={text}: the value is not a number or json") from None
     if isinstance(changed[name], str) and not isinstance(values[name], str):
         raise ConfigError(f"--size {key}={text}: the value is not a number")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mosstalk.config import read_json
+from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.model.tokenizer import REQUIRED_TOKENS, added_tokens
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mosstalk.config import read_json
+from mosstalk.documents import read_json
 from mosstalk.errors import CaseError
 
 EXPECTED = "expected.safetensors"

@@ -15,7 +15,8 @@ from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
 from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.codec.voices import Voice
-from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig, read_json
+from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
+from mosstalk.documents import read_json
 from mosstalk.errors import CaseError
 from mosstalk.tensors import (
     Store,
