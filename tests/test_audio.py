@@ -1,6 +1,7 @@
 """Sound files of every kind become the same 16 kHz mono samples."""
 
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.errors import AudioError
+from mosstalk.errors import AudioError, AudioWarning
 
 RATE = 16_000
 TONE_HZ = 440.0
@@ -117,14 +118,55 @@ def with_data_size(path: Path, size: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("claimed", [0xFFFFFFFF, 2**31 - 2, 20_000_000])
-def test_a_wav_header_that_promises_more_than_there_is_costs_nothing(
+@pytest.mark.parametrize("claimed", [0xFFFFFFFF, 2**31 - 2, 0x7FFFFFFF - 36])
+def test_a_wav_header_of_a_recorder_that_streams_costs_nothing(
     tmp_path: Path, claimed: int
 ) -> None:
-    # Recorders that stream leave the largest size in the header.
+    # They leave about the largest size in the header.
     path = written(tmp_path / "stream.wav", tone(RATE), RATE, "PCM_16")
-    heard = read_audio(with_data_size(path, claimed), RATE, longest_s=60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heard = read_audio(with_data_size(path, claimed), RATE, longest_s=60)
     assert len(heard.samples) == round(SECONDS * RATE)
+
+
+@pytest.mark.parametrize(("suffix", "subtype"), [*LOSSLESS, *LOSSY])
+def test_a_whole_file_is_read_without_a_warning(tmp_path: Path, suffix: str, subtype: str) -> None:
+    for rate in RATES:
+        path = written(tmp_path / f"whole.{suffix}", tone(rate, seconds=3), rate, subtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            read_audio(path, RATE)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "subtype", "said"),
+    [
+        ("wav", "PCM_16", r"promises 20\.0 s of sound, and the 10\.0 s that are there"),
+        ("wav", "FLOAT", r"promises 20\.0 s of sound, and the 10\.0 s that are there"),
+        ("aiff", "PCM_16", r"promises 20\.0 s of sound, and the 10\.0 s that are there"),
+        ("au", "PCM_16", r"promises 20\.0 s of sound, and the 10\.0 s that are there"),
+        ("mp3", "MPEG_LAYER_III", r"promises 20\.0 s of sound, and the (9\.9|10\.\d) s"),
+        ("ogg", "VORBIS", r"its last page is missing, and the \d+\.\d s that are there"),
+    ],
+)
+def test_a_file_that_was_cut_is_used_as_far_as_it_goes_and_that_is_said(
+    tmp_path: Path, suffix: str, subtype: str, said: str
+) -> None:
+    noise = np.random.default_rng(0).uniform(-LEVEL, LEVEL, 20 * RATE).astype(np.float32)
+    path = written(tmp_path / f"cut.{suffix}", noise, RATE, subtype)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.warns(AudioWarning, match=rf"cut\.{suffix}: the file is cut short: .*{said}"):
+        heard = read_audio(path, RATE)
+    assert 8 < heard.seconds < 11
+
+
+@pytest.mark.parametrize("rate", [1, 3_999, 768_001, 2**31 - 1])
+def test_a_rate_that_no_sound_has_is_refused(tmp_path: Path, rate: int) -> None:
+    path = written(tmp_path / "rate.wav", tone(RATE), rate, "PCM_16")
+    with pytest.raises(AudioError, match=rf"claims {rate} samples a second.*export it again"):
+        read_audio(path, RATE)
 
 
 def test_a_wav_header_that_promises_less_is_taken_at_its_word(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ RECORDINGS: dict[str, tuple[Damage, str]] = {
     "nan": (lambda path: recording(path, np.append(TONE, np.nan)), "NaN"),
     "corrupt": (lambda path: path.write_bytes(QUESTION.read_bytes()[:900]), "not a readable sound"),
     "text": (lambda path: path.write_text("Good morning"), "not a readable sound file"),
+    "1-hz": (lambda path: recording(path, TONE, rate=1), "claims 1 samples a second"),
     "array": (lambda path: recording(path, np.stack([TONE] * 8, 1)), "has 8 channels"),
 }
 
@@ -48,6 +49,19 @@ def test_a_recording_that_cannot_be_heard_is_refused_before_anything_is_written(
     assert said in refused(run)
     assert str(path) in run.stderr
     assert run.stdout == ""
+
+
+def test_of_a_recording_that_was_cut_what_is_there_is_written_down_with_one_warning(
+    mosstalk: Run, tmp_path: Path
+) -> None:
+    path = recording(tmp_path / "cut.wav", np.resize(TONE, 2 * RATE))
+    path.write_bytes(path.read_bytes()[: 4 * RATE])
+    run = mosstalk("transcribe", path, "--script", "text:4", *SYNTHETIC)
+    assert run.returncode == 0
+    assert run.stdout.strip()
+    (line,) = (line for line in run.stderr.splitlines() if line.startswith("warning: "))
+    assert line.startswith(f"warning: {path}: the file is cut short: its header promises 2.0 s")
+    assert "AudioWarning" not in run.stderr
 
 
 def test_one_of_eight_channels_is_written_down_when_it_is_named(here: Run, tmp_path: Path) -> None:

@@ -21,6 +21,10 @@ class AudioError(MosstalkError):
     """A recording cannot be read, or holds nothing a model could hear."""
 
 
+class AudioWarning(UserWarning):
+    """A recording is used, but not all of it is there."""
+
+
 class TextError(MosstalkError):
     """Text cannot be put before the model."""
 

@@ -97,7 +97,8 @@ def transcribe(
 
     The text alone goes to stdout, a line for each piece as soon as it is there,
     behind the file's name where there are several files; figures go to stderr.
-    What is longer than 30 s is cut at pauses.
+    What is longer than 30 s is cut at pauses. A file that was cut short is written
+    down as far as it goes, with a warning on stderr.
 
     How much of it is right depends on the model: see its card.
     """

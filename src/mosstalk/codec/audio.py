@@ -2,6 +2,8 @@
 
 import math
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +15,15 @@ import soundfile
 import soxr
 
 from mosstalk.documents import require_target
-from mosstalk.errors import AudioError, OutputError
+from mosstalk.errors import AudioError, AudioWarning, OutputError
 
 Samples = npt.NDArray[np.float32]
 
 SHORTEST_MS = 100
 SILENCE_PEAK = 16 / 32768
 """Peak below which a recording is taken for silence: -66 dB of full scale."""
+LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000
+"""Samples a second that sound files have; a header that claims others is wrong."""
 MIXED_CHANNELS = 2
 """Up to this many channels are averaged; of more, the user must pick one."""
 
@@ -32,6 +36,13 @@ _BLOCK_FRAMES = 65536
 _RIFF_SIZE_AT, _DATA_SIZE_AT = 4, 40
 _LOUDEST_PEAK = 2.0**31
 """Float samples beyond any integer format's are no sound."""
+_UNKNOWN_BYTES = 2**31 - 2**16
+"""Recorders that stream cannot know the length, and claim about this or more."""
+_CLAIMED_BYTES = re.compile(r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)$", re.M)
+"""What libsndfile notes of a wav, aiff or au file that is shorter than its header says."""
+_LAST_PAGE = 4
+"""Flag of the last page of an Ogg stream (RFC 3533)."""
+_LONGEST_PAGE_BYTES = 65_307
 
 
 @dataclass(frozen=True)
@@ -55,18 +66,22 @@ def read_audio(
     """Read a sound file as mono float samples at ``rate`` Hz.
 
     ``channel`` (from 1) picks one; otherwise mono and stereo are averaged. The length is
-    checked against ``longest_s`` before anything is decoded.
+    checked against ``longest_s`` before anything is decoded. Of a file that was cut short, what
+    is there is used, and an ``AudioWarning`` says so.
 
     Raises:
-        AudioError: not a sound file, damaged, empty, too short or long, silent, not finite,
-            or with more than two channels and none picked.
+        AudioError: not a sound file, damaged, of an impossible rate, empty, too short or long,
+            silent, not finite, or with more than two channels and none picked.
     """
     with _open(path) as file:
         _check_header(path, file, channel, longest_s)
         blocks = list(_mono_blocks(path, file, channel, longest_s))
+        samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
         source_rate, channels = file.samplerate, file.channels
-    samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+        cut = _cut_short(path, file, len(samples))
     _check_sound(path, samples, source_rate)
+    if cut:
+        warnings.warn(f"{path}: {cut}", AudioWarning, stacklevel=2)
     resampled = resample(samples, source_rate, rate)
     return Recording(resampled, rate, source_rate, channels)
 
@@ -102,6 +117,11 @@ def _open(path: Path) -> Iterator[soundfile.SoundFile]:
 def _check_header(
     path: Path, file: soundfile.SoundFile, channel: int | None, longest_s: float
 ) -> None:
+    if not LOWEST_RATE <= file.samplerate <= HIGHEST_RATE:
+        raise AudioError(
+            f"{path}: claims {file.samplerate} samples a second, and sound has {LOWEST_RATE} to "
+            f"{HIGHEST_RATE}; export it again"
+        )
     channels = file.channels
     if channel is not None and not 1 <= channel <= channels:
         raise AudioError(f"{path}: has {channels} channels; --channel {channel} is not one of them")
@@ -135,6 +155,35 @@ def _mono_blocks(
         frames += len(block)
         _check_length(path, frames / file.samplerate, longest_s)
         yield block.mean(axis=1) if channel is None else block[:, channel - 1].copy()
+
+
+def _cut_short(path: Path, file: soundfile.SoundFile, frames: int) -> str | None:
+    """Why a file of which ``frames`` were decoded is not whole; None if it may be."""
+    there_s = frames / file.samplerate
+    promised_s = file.frames / file.samplerate
+    if sizes := _CLAIMED_BYTES.search(file.extra_info):
+        claimed, present = map(int, sizes.groups())
+        if present and claimed < _UNKNOWN_BYTES:
+            promised_s = there_s * claimed / present
+    if promised_s - there_s > SHORTEST_MS / 1000:
+        return (
+            f"the file is cut short: its header promises {promised_s:.1f} s of sound, and the "
+            f"{there_s:.1f} s that are there are used; fetch it again for the rest"
+        )
+    if file.format == "OGG" and not _has_last_page(path):
+        return (
+            f"the file is cut short: its last page is missing, and the {there_s:.1f} s that are "
+            "there are used; fetch it again for the rest"
+        )
+    return None
+
+
+def _has_last_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LONGEST_PAGE_BYTES))
+        end = file.read()
+    page = end.rfind(b"OggS")
+    return page >= 0 and len(end) > page + 5 and bool(end[page + 5] & _LAST_PAGE)
 
 
 def _check_sound(path: Path, samples: Samples, rate: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-from mosstalk.codec.audio import Recording, read_audio
+from mosstalk.codec.audio import LOWEST_RATE, Recording, read_audio
 from mosstalk.codec.features import FLOW_MEL, vocoder_mel
 from mosstalk.codec.folder import Codec
 from mosstalk.codec.loudness import Jump, loudness_jump
@@ -123,7 +123,8 @@ def _check_name(name: str) -> None:
 def _seconds_in_header(path: Path) -> float:
     """The length that a file claims; 0 where it cannot be read, which ``read_audio`` explains."""
     try:
-        return float(soundfile.info(path).duration) if path.is_file() else 0.0
+        info = soundfile.info(path) if path.is_file() else None
+        return float(info.duration) if info and info.samplerate >= LOWEST_RATE else 0.0
     except (soundfile.LibsndfileError, OSError, TypeError):
         return 0.0
 
