@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,32 +38,54 @@ QUICK = ("--vad", "none", "--temperature", "0", "--seed", "0")
 class Server:
     """``mosstalk serve`` as a process of its own; ``lines`` and ``logs`` are what it printed."""
 
-    def __init__(self, *words: str, cache: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *words: str,
+        cache: Path,
+        env: dict[str, str] | None = None,
+        output: tuple[int, int] | None = None,
+    ) -> None:
+        """Start it; with ``output`` (stdout, stderr) nothing of what it prints is read here."""
         self.headers: dict[str, str] = {}
         """What every request over HTTP carries."""
         self.lines: list[str] = []
         self.logs: list[dict[str, Any]] = []
         self._said: queue.Queue[str | None] = queue.Queue()
-        command = [sys.executable, "-m", "mosstalk.cli", "serve", "--port", "0"]
+        port = free_port() if output else 0
+        command = [sys.executable, "-m", "mosstalk.cli", "serve", "--port", str(port)]
+        out, err = output or (subprocess.PIPE, subprocess.PIPE)
         self.process = subprocess.Popen(
             [*command, "--log-format", "json", *words],
             env=command_environment(cache) | {"OMP_NUM_THREADS": "1"} | (env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
             text=True,
         )
-        self._threads = [
-            threading.Thread(target=self._read_lines, daemon=True),
-            threading.Thread(target=self._read_logs, daemon=True),
-        ]
+        readers = () if output else (self._read_lines, self._read_logs)
+        self._threads = [threading.Thread(target=reader, daemon=True) for reader in readers]
         for thread in self._threads:
             thread.start()
-        self.url = self._url()
+        self.url = f"http://127.0.0.1:{port}" if output else self._url()
 
     def ready(self) -> "Server":
         """Wait until it lets clients in."""
         self._line(r"^ready: ")
         return self
+
+    def await_ready(self) -> None:
+        """Wait until it lets clients in, without reading what it prints."""
+        end_s = time.monotonic() + START_S
+        while True:
+            with suppress(httpx.TransportError):
+                if self.get("/ready").status_code == 200:
+                    return
+            assert self.process.poll() is None, "it has ended"
+            assert time.monotonic() < end_s, "it is not ready"
+            time.sleep(0.1)
+
+    def await_line(self, pattern: str) -> None:
+        """Wait until it prints such a line."""
+        self._line(pattern)
 
     @property
     def socket(self) -> str:
@@ -142,6 +166,13 @@ class Server:
                 self.process.kill()
         self.wait()
 
+    def await_log(self, met: Callable[[], bool], most_s: float = 30.0) -> None:
+        """Wait until its log lines are as they should be: they come by a thread."""
+        end_s = time.monotonic() + most_s
+        while not met():
+            assert time.monotonic() < end_s, self.logs
+            time.sleep(0.02)
+
     def logged(self, message: str) -> list[dict[str, Any]]:
         """Log lines with that message so far."""
         return [line for line in self.logs if line.get("message") == message]
@@ -176,6 +207,27 @@ class Server:
                 self.logs.append(json.loads(line))
             except ValueError:
                 self.logs.append({"text": line.rstrip()})
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe, full of empty lines: it takes nothing more until somebody reads it."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"\n" * 4096)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"\n")
+    os.set_blocking(writing, True)
+    return reading, writing
 
 
 @contextmanager

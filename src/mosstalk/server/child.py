@@ -1,8 +1,8 @@
 """``python -m mosstalk.server.child FD``: the process with the models, started by ``EngineLink``.
 
-``FD`` is its end of a socket pair. It ends when it is told to, when the other end closes, or when
-the engine fails; signals that a terminal or a supervisor sends to the whole group are the front's
-to deal with.
+``FD`` is its end of a socket pair. It ends when it is told to, when the engine fails, and at once
+when the front is gone; signals that a terminal or a supervisor sends to the whole group are the
+front's to deal with.
 """
 
 import asyncio
@@ -11,14 +11,10 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
-from select import poll
 
+from mosstalk.server.child_process import end_with_parent
+from mosstalk.server.streams import bounded_output
 from mosstalk.settings import share_the_processor
-
-_ORPHAN_S = 10.0
-"""How long it may take to end once the front is gone, however stuck this process is."""
 
 
 def main(words: list[str]) -> None:
@@ -27,24 +23,20 @@ def main(words: list[str]) -> None:
         signal.signal(each, signal.SIG_IGN)
     share_the_processor()
     end = socket.socket(fileno=int(words[0]))
-    threading.Thread(target=_end_with_the_front, args=(end.fileno(),), daemon=True).start()
-    from mosstalk.server.worker import serve
-
-    try:
-        code = asyncio.run(serve(end))
-    except BaseException:
-        logging.getLogger(__name__).exception("the worker ends")
-        code = 1
-    sys.stderr.flush()
+    end_with_parent(end.fileno())
+    with bounded_output():
+        code = _serve(end)
     os._exit(code)
 
 
-def _end_with_the_front(descriptor: int) -> None:
-    waiting = poll()
-    waiting.register(descriptor, 0)  # nothing but that the other end was closed
-    waiting.poll()
-    time.sleep(_ORPHAN_S)
-    os._exit(1)
+def _serve(end: socket.socket) -> int:
+    from mosstalk.server.worker import serve
+
+    try:
+        return asyncio.run(serve(end))
+    except BaseException:
+        logging.getLogger(__name__).exception("the worker ends")
+        return 1
 
 
 if __name__ == "__main__":

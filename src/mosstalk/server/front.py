@@ -26,6 +26,7 @@ from mosstalk.server.memory import tidy
 from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder
+from mosstalk.server.streams import bounded_output
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.server.websocket import WebSocketProtocol
 from mosstalk.session.settings import SessionSettings
@@ -83,10 +84,12 @@ def serve(options: ServeOptions, reports: Reports | None = None) -> int:
         OptionError: nothing can listen there.
         OutputError: no recordings can be kept there.
     """
-    options.log.install("front")
     listener = listen(options.host, options.port)
-    loop_factory = uvicorn.Config("").get_loop_factory()  # uvloop where it is installed
-    with listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+    loop_factory = uvicorn.Config(
+        "", log_config=None
+    ).get_loop_factory()  # uvloop where it is installed
+    with bounded_output(), listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+        options.log.install("front")
         return runner.run(Front(options, listener, reports or Reports()).run())
 
 

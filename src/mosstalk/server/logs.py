@@ -8,9 +8,11 @@ import json
 import logging
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+
+from mosstalk.server.streams import BoundedStream
 
 FIELDS = ("session", "response", "item", "code", "reason", "status", "client", "figures")
 """Names of the fields that lines may carry, in their order."""
@@ -25,12 +27,38 @@ class LogStyle:
     level: str = "INFO"
 
     def install(self, process: str) -> None:
-        """Send every log line of this process to standard error in this style."""
+        """Send every log line of this process to standard error in this style.
+
+        Call it within ``bounded_output``: then no line waits for whoever reads them.
+        """
+        formatter = JsonLines(process) if self.form == "json" else TextLines(process)
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonLines(process) if self.form == "json" else TextLines(process))
+        handler.setFormatter(formatter)
         logging.basicConfig(level=self.level, handlers=[handler], force=True)
+        if isinstance(sys.stderr, BoundedStream):
+            sys.stderr.lost_line = lambda lost: formatter.format(_lost(lost))
         for name in _QUIET:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+        logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+
+
+@dataclass
+class Seldom:
+    """Which of the lines that strangers can cause are logged: ``most`` of a kind in ``per_s``."""
+
+    most: int = 10
+    per_s: float = 60.0
+    _begun_s: dict[str, float] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
+
+    def take(self, kind: str, now_s: float) -> int | None:
+        """One of a kind: None if it is not to be logged, else how many were not since the last."""
+        left_out = 0
+        if now_s - self._begun_s.get(kind, -self.per_s) >= self.per_s:
+            left_out = max(0, self._counts.get(kind, 0) - self.most)
+            self._begun_s[kind], self._counts[kind] = now_s, 0
+        self._counts[kind] += 1
+        return left_out if self._counts[kind] <= self.most else None
 
 
 class JsonLines(logging.Formatter):
@@ -69,6 +97,16 @@ class TextLines(logging.Formatter):
         line = f"{when} {level} {self._process:<6} {record.getMessage()}"
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
         return "\n".join(part.rstrip() for part in (f"{line}  {fields}", trace) if part)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket that is refused over HTTP for a fault, each time."""
+    return "returned without completing handshake" not in record.getMessage()
+
+
+def _lost(lines: int) -> logging.LogRecord:
+    message = "%d lines were dropped here: nobody read standard error"
+    return logging.LogRecord(__name__, logging.WARNING, "", 0, message, (lines,), None)
 
 
 def _when(record: logging.LogRecord) -> datetime:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import soxr
 
+from mosstalk.server.child_process import end_with_parent
+from mosstalk.server.streams import bounded_output
 from mosstalk.server.transcriber import SHIPPED, Begin, Sound, Written
 from mosstalk.server.wire import LENGTH
 
@@ -32,6 +34,12 @@ def main(words: list[str]) -> None:
         signal.signal(each, signal.SIG_IGN)
     os.nice(_NICE)
     end = socket.socket(fileno=int(words[0]))
+    end_with_parent(end.fileno())
+    with bounded_output():
+        _serve(end)
+
+
+def _serve(end: socket.socket) -> None:
     messages = _messages(end)
     begin = next(messages, None)
     if not isinstance(begin, Begin):
