@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ import attackers
 import httpx
 import pytest
 from conftest import run
-from server_rig import QUICK, Server, Talker, serving, typed
+from server_rig import QUICK, Server, Talker, full_pipe, serving, typed
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
@@ -188,16 +189,104 @@ def test_a_worker_that_dies_is_told_to_all_and_ends_the_server_with_70(
         assert reasons == ["engine", "engine"]
 
 
-def test_a_worker_whose_front_is_gone_ends(cache_folder: Path) -> None:
-    with serving(*QUICK, cache=cache_folder) as server:
-        worker = server.worker_id
-        os.kill(server.process.pid, signal.SIGKILL)
-        server.wait()
-        end = os.pidfd_open(worker) if Path(f"/proc/{worker}").exists() else None
-        if end is not None:
-            import select
+@pytest.mark.parametrize(
+    "doing",
+    [
+        "starting",
+        "loading",
+        "computing",
+        # Slow: its step never ends, as if a kernel hung.
+        pytest.param("stuck", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_whose_front_is_killed_is_gone_within_2_s(
+    doing: str, cache_folder: Path, tmp_path: Path
+) -> None:
+    server = Server(*LONG, cache=cache_folder, env={"MOSSTALK_FAULTS": str(tmp_path)})
 
-            assert select.select([end], [], [], 15)[0]
+    async def kill_while_it_computes() -> None:
+        async with Talker(server.ready()) as talker:
+            await begin(talker)
+            if doing == "stuck":
+                (tmp_path / "stuck").touch()
+                late = "mosstalk_engine_silent_seconds"
+                await asyncio.to_thread(server.await_metrics, lambda m: m[late] > 0.5)
+            server.signal(signal.SIGKILL)
+
+    try:
+        worker = os.pidfd_open(server.worker_id)
+        if doing in ("computing", "stuck"):
+            run(kill_while_it_computes())
+        else:
+            if doing == "loading":
+                server.await_line(r"tensors\)$")
+            server.signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        assert select.select([worker], [], [], 15)[0], "it outlives its front"
+        assert time.monotonic() - killed_s < 2
+        os.close(worker)
+    finally:
+        server.stop()
+
+
+# Slow: that the worker's last words, too, are dropped when nobody reads them.
+@pytest.mark.parametrize("ends_by", ["signal", pytest.param("step", marks=pytest.mark.slow)])
+def test_a_server_whose_output_nobody_reads_serves_and_ends(
+    ends_by: str, cache_folder: Path, tmp_path: Path
+) -> None:
+    out, err = full_pipe(), full_pipe()
+    server = Server(
+        *LONG, cache=cache_folder, env={"MOSSTALK_FAULTS": str(tmp_path)}, output=(out[1], err[1])
+    )
+
+    async def main() -> None:
+        async with Talker(server) as talker:
+            assert (await talker.ask("Good morning."))["status"] in WHOLE
+            if ends_by == "step":
+                await begin(talker)
+                (tmp_path / "step").touch()
+                assert (await talker.closed())[0] == 1011
+
+    try:
+        server.await_ready()
+        run(main())
+        if ends_by == "signal":
+            server.signal(signal.SIGTERM)
+        assert server.wait(15) == (70 if ends_by == "step" else 0)
+    finally:
+        server.stop()
+        for descriptor in (*out, *err):
+            os.close(descriptor)
+
+
+def test_what_was_logged_while_nobody_read_is_there_for_whoever_reads_again(
+    cache_folder: Path,
+) -> None:
+    async def main() -> None:
+        async with Talker(server):
+            pass
+
+    reading, writing = full_pipe()
+    out = os.open(os.devnull, os.O_WRONLY)
+    server = Server(*QUICK, cache=cache_folder, output=(out, writing))
+    os.close(writing)  # the server's is the only one now
+    try:
+        server.await_ready()
+        run(main())
+        server.await_nothing_held()
+        server.signal(signal.SIGTERM)
+        with os.fdopen(reading) as pipe:
+            lines = [line for line in pipe if line.strip()]
+        assert server.wait() == 0
+        messages = [json.loads(line)["message"] for line in lines]
+        assert [m for m in messages if m.startswith("session")] == [
+            "session opened",
+            "session closed",
+        ]
+        assert any(message.startswith("draining") for message in messages)
+    finally:
+        server.stop()
+        os.close(out)
 
 
 def test_while_the_models_are_loaded_nobody_is_let_in(cache_folder: Path) -> None:
@@ -227,10 +316,42 @@ def test_what_cannot_be_served_is_said_in_one_line(cache_folder: Path, tmp_path:
     assert "NAME=VALUE" in said("--limit", "unsent=3")
     assert "must be above 0" in said("--limit", "unsent_s=0")
     assert "cannot be read" in said("--api-keys-file", str(tmp_path / "none"))
+    for name in ("", "https://talk.example.org", "talk.example.org:80", "*.example.org/", "a b"):
+        assert "--allowed-host" in said("--allowed-host", name)
     assert "together" in said("--model", "nowhere")
     nowhere = Server("--model", "nowhere", "--codec", "nowhere", cache=cache_folder)
     assert nowhere.wait() == 2
     assert any("nowhere" in line.get("text", "") for line in nowhere.logs)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "message"),
+    [
+        (("--api-key", ""), None, "--api-key is empty"),
+        (("--api-key", "good", "--api-key", "  "), None, "--api-key is empty"),
+        ((), "", "MOSSTALK_API_KEY is set and holds no key"),
+        ((), " , ", "MOSSTALK_API_KEY is set and holds no key"),
+        (("--api-key", "good"), "", "MOSSTALK_API_KEY is set and holds no key"),
+        (("--api-keys-file", ""), None, "cannot be read as a file of keys"),
+        (("--api-keys-file", "blank"), None, "blank: holds no key"),
+    ],
+)
+def test_a_key_that_was_forgotten_opens_no_server(
+    words: tuple[str, ...],
+    env: str | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blank").write_text("\ufeff\n   # the key of the telephone\n", encoding="utf-8")
+    if env is not None:
+        monkeypatch.setenv("MOSSTALK_API_KEY", env)
+    # It ends before it serves; --print-config ends it where it would serve after all.
+    result = CliRunner().invoke(app, ["serve", "--print-config", *words])
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert message in line
 
 
 def test_the_config_is_printed_without_its_keys() -> None:

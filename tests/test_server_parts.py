@@ -3,23 +3,27 @@
 import asyncio
 import json
 import logging
+import os
 import pickle
 import socket
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from conftest import run
+from server_rig import full_pipe
 
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
-from mosstalk.server.auth import Keys, Origins, is_loopback
+from mosstalk.server.auth import Hosts, Keys, Origins, is_loopback, read_keys
 from mosstalk.server.limits import Allowance, Limits, Pace
 from mosstalk.server.link import RemoteSession
-from mosstalk.server.logs import JsonLines, TextLines
+from mosstalk.server.logs import JsonLines, Seldom, TextLines
 from mosstalk.server.messages import Opened, Refused, Tell
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.outbox import Outbox, TooSlowError
+from mosstalk.server.streams import BoundedStream
 from mosstalk.server.watch import Watch
 from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
@@ -125,12 +129,89 @@ def test_origins_are_the_servers_own_or_those_that_were_named() -> None:
     assert own.admits({"host": "a.org:1", "origin": "https://a.org:1"})
     assert not own.admits({"host": "a.org:1", "origin": "https://a.org"})
     assert not own.admits({"host": "a.org", "origin": "null"})
+    assert not own.admits({"host": "a.org", "origin": "http://["})
     assert Origins(frozenset({"*"})).admits({"host": "a", "origin": "null"})
-    local = Origins(frozenset({"https://b.org"}), loopback=True)
-    assert local.admits({"host": "[::1]:1", "origin": "http://[::1]:1"})
-    assert local.admits({"host": "a.org", "origin": "https://b.org"})
-    assert not local.admits({"host": "a.org", "origin": "http://a.org"})
-    assert [is_loopback(host) for host in ("127.0.0.9", "localhost", "0.0.0.0")] == [1, 1, 0]
+    assert Origins(frozenset({"https://b.org"})).admits(
+        {"host": "a.org", "origin": "https://b.org"}
+    )
+    loopback = ("127.0.0.9", "localhost", "::1", "0.0.0.0", "127.example.org")
+    assert [is_loopback(host) for host in loopback] == [1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("host", "admitted"),
+    [
+        ("localhost:1", True), ("LocalHost.", True), ("127.0.0.1", True), ("[::1]:1", True),
+        ("[fe80::1]", True), ("10.0.0.1:8000", True), ("talk.example.org:1", True), ("", True),
+        ("localhost.example.org", False), ("10.0.0.1.example.org", False), ("example.org", False),
+        ("[::1", False), (":1", False), ("sub.talk.example.org", False), ("1", False),
+    ],
+)  # fmt: skip
+def test_a_server_without_keys_has_the_names_that_nobody_else_can_point_at_it(
+    host: str, admitted: bool
+) -> None:
+    named = frozenset({"talk.example.org"})
+    assert Hosts(named).admits({"host": host}) == admitted
+    assert Hosts(named, checked=False).admits({"host": host})
+    assert Hosts(frozenset({"*"})).admits({"host": host})
+    assert Hosts().admits({})
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("\ufeffa\r\n  b  \r\n", ["a", "b"]),
+        ("   # a\n\t# b\n#c\n d#e \n\n", ["d#e"]),
+        ("\ufeff# a\nb", ["b"]),
+    ],
+)
+def test_keys_in_a_file_are_its_lines_without_comments_spaces_and_byte_order_mark(
+    text: str, keys: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text(text, encoding="utf-8")
+    assert read_keys(tmp_path / "keys") == keys
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff", "  # a\n"])
+def test_a_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(text, encoding="utf-8")
+    with pytest.raises(OptionError, match="holds no key; write one a line"):
+        read_keys(tmp_path / "keys")
+
+
+def test_an_empty_key_lets_nobody_in() -> None:
+    with pytest.raises(OptionError, match="an API key is empty"):
+        Keys(["one", " "])
+    assert Keys(["one"]).name_of({"authorization": "Bearer "}) is None
+
+
+def test_lines_that_strangers_cause_are_some_a_minute_and_then_a_count() -> None:
+    seldom = Seldom(most=2, per_s=60.0)
+    assert [seldom.take("a", 0.0) for _ in range(5)] == [0, 0, None, None, None]
+    assert seldom.take("b", 1.0) == 0
+    assert seldom.take("a", 59.9) is None
+    assert [seldom.take("a", 60.0), seldom.take("a", 60.0), seldom.take("a", 60.0)] == [4, 0, None]
+
+
+def test_output_that_nobody_reads_is_kept_up_to_a_limit_and_the_rest_counted() -> None:
+    reading, writing = full_pipe()
+    line = "x" * 99 + "\n"
+    stream = BoundedStream(writing, most=100 * len(line))
+    stream.lost_line = lambda lost: f"{lost} lost"
+    for _ in range(3000):
+        stream.write(line)
+    assert not stream.drain(0.05)
+    with os.fdopen(reading) as pipe:
+        told = (read for read in pipe if read.strip())
+        assert [next(told) for _ in range(100)] == [line] * 100
+        assert next(told) == "2900 lost\n"
+        print("one", "more", file=stream)
+        assert next(told) == "one more\n"
+        assert stream.drain(5.0)
+    stream.write(line)  # its reader is gone
+    assert stream.drain(5.0)
+    os.close(writing)
 
 
 def test_errors_cross_the_link_as_they_are() -> None:

@@ -44,9 +44,15 @@ def threads_were_chosen() -> bool:
     return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))
 
 
-def api_keys() -> list[str]:
-    """Keys that clients of a server must show, separated by commas (``MOSSTALK_API_KEY``)."""
-    return [key.strip() for key in os.environ.get("MOSSTALK_API_KEY", "").split(",") if key.strip()]
+def api_keys() -> list[str] | None:
+    """Keys that clients of a server must show, separated by commas (``MOSSTALK_API_KEY``).
+
+    None where the variable is not set, [] where it is set and holds no key.
+    """
+    chosen = os.environ.get("MOSSTALK_API_KEY")
+    if chosen is None:
+        return None
+    return [key.strip() for key in chosen.split(",") if key.strip()]
 
 
 def stated_commit() -> str | None:

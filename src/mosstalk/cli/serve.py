@@ -69,13 +69,23 @@ ApiKey: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         help="A key that clients must show; may be repeated. Better in a file, or in "
-        "MOSSTALK_API_KEY: others on this machine can read a command line."
+        "MOSSTALK_API_KEY: others on this machine can read a command line. An empty one is "
+        "refused."
     ),
 ]
-ApiKeysFile: TypeAlias = Annotated[Path | None, typer.Option(help="A file of keys, one a line.")]
+ApiKeysFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A file of keys, one a line; # begins a comment.")
+]
 AllowOrigin: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="Another page that may connect, e.g. https://example.org; * for any."),
+]
+AllowedHost: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Without keys, another name under which clients reach this server, e.g. "
+        "talk.example.org; * for any. localhost and addresses need none."
+    ),
 ]
 LimitValues: TypeAlias = Annotated[
     list[str] | None,
@@ -149,6 +159,7 @@ def serve(
     api_key: ApiKey = None,
     api_keys_file: ApiKeysFile = None,
     allow_origin: AllowOrigin = None,
+    allowed_host: AllowedHost = None,
     limit: LimitValues = None,
     drain_timeout: DrainTimeout = 30.0,
     watchdog: Watchdog = 30.0,

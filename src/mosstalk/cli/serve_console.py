@@ -14,7 +14,7 @@ from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.default_models import require_pair
 from mosstalk.errors import OptionError
 from mosstalk.plan.fit import PLACES
-from mosstalk.server.auth import is_loopback, read_keys
+from mosstalk.server.auth import ANY, host_name, is_loopback, read_keys
 from mosstalk.server.front import Reports, ServeOptions, serve
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogStyle
@@ -65,6 +65,7 @@ class ServeRequest:
     api_key: list[str] | None
     api_keys_file: Path | None
     allow_origin: list[str] | None
+    allowed_host: list[str] | None
     limit: list[str] | None
     drain_timeout: float
     watchdog: float
@@ -82,7 +83,10 @@ def run_serve(request: ServeRequest) -> int:
         print(json.dumps(shown(options), indent=1, default=str))
         return 0
     if not options.keys and not is_loopback(options.host):
-        _say("warning: no API key is set and other machines can connect; see --api-keys-file")
+        _say(
+            "warning: no API key is set and other machines can connect, by an address or a name "
+            "from --allowed-host; see --api-keys-file"
+        )
     return serve(options, _reports(options))
 
 
@@ -114,6 +118,7 @@ def options_of(request: ServeRequest) -> ServeOptions:
         defaults=_defaults(request),
         keys=_keys(request),
         origins=frozenset(origin.rstrip("/") for origin in request.allow_origin or ()),
+        hosts=_hosts(request),
         drain_s=request.drain_timeout,
         watchdog_s=request.watchdog,
         record=request.record,
@@ -127,6 +132,7 @@ def shown(options: ServeOptions) -> dict[str, Any]:
     document = asdict(options)
     document["keys"] = len(options.keys)
     document["origins"] = sorted(options.origins)
+    document["hosts"] = sorted(options.hosts)
     return document
 
 
@@ -171,8 +177,30 @@ def _defaults(request: ServeRequest) -> SessionSettings:
 
 
 def _keys(request: ServeRequest) -> tuple[str, ...]:
+    given = [key.strip() for key in request.api_key or ()]
+    if not all(given):
+        raise OptionError(
+            "--api-key is empty, as a variable that is not set is; give a key, or leave the "
+            "option out to let everybody in"
+        )
     filed = read_keys(request.api_keys_file) if request.api_keys_file else []
-    return tuple(dict.fromkeys([*(request.api_key or ()), *filed, *api_keys()]))
+    named = api_keys()
+    if named == []:
+        raise OptionError(
+            "MOSSTALK_API_KEY is set and holds no key; give it one, or unset it to let everybody in"
+        )
+    return tuple(dict.fromkeys([*given, *filed, *(named or ())]))
+
+
+def _hosts(request: ServeRequest) -> frozenset[str]:
+    """The names in ``--allowed-host``, and the one to listen on, if it is one."""
+    for name in request.allowed_host or ():
+        if name != ANY and (not name or host_name(name) != name.lower().removesuffix(".")):
+            raise OptionError(
+                f"--allowed-host {name}: give a name alone, as talk.example.org, or {ANY} for any"
+            )
+    names = {host_name(name) for name in (*(request.allowed_host or ()), request.host)}
+    return frozenset(names - {""})
 
 
 def _limits(given: list[str]) -> Limits:

@@ -3,18 +3,23 @@
 import json
 import logging
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from secrets import token_hex
 
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
-from mosstalk.server.auth import SUBPROTOCOL
+from mosstalk.server.auth import SUBPROTOCOL, host_name
 from mosstalk.server.house import Closed, House
 
 _LOG = logging.getLogger("mosstalk.server")
 _TRY_AGAIN_LATER = 1013
+_LONGEST_NAMED = 200
+"""Characters of an origin or a name that are told and logged."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Refusal:
     reason: str
     message: str
     retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, error: MosstalkError) -> "Refusal":
@@ -50,19 +56,43 @@ class Refusal:
 
     def answer(self) -> JSONResponse:
         """The refusal as an HTTP response."""
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(math.ceil(self.retry_after_s))
         return JSONResponse({"error": self.error()}, self.status, headers)
 
 
-NO_KEY = Refusal(401, "key", "show an API key: Authorization: Bearer KEY")
+NO_KEY = Refusal(
+    401,
+    "key",
+    "show an API key: Authorization: Bearer KEY",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+def refuse_name(headers: Mapping[str, str], house: House) -> Refusal | None:
+    """Whether the request came by a name that is not this server's."""
+    if house.hosts.admits(headers):
+        return None
+    name = _printable(host_name(headers["host"])) or "NAME"
+    return Refusal(
+        403,
+        "host",
+        f"this server does not answer under the name {name}; its owner may start it with "
+        f"--allowed-host {name}, or with keys",
+    )
 
 
 def refuse_stranger(socket: WebSocket, house: House) -> Refusal | None:
     """Whether origin and key are wrong."""
     if not house.origins.admits(socket.headers):
-        return Refusal(403, "origin", "pages of this origin may not connect; see --allow-origin")
+        origin = _printable(socket.headers["origin"])
+        return Refusal(
+            403,
+            "origin",
+            f"pages of {origin} may not connect; this server's owner may start it with "
+            f"--allow-origin {origin}",
+        )
     if house.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
         return NO_KEY
     return None
@@ -80,8 +110,7 @@ def refuse_now(key: str, house: House) -> Refusal | None:
 
 async def refuse(socket: WebSocket, refusal: Refusal, house: House) -> None:
     """Tell who asked: over HTTP before the connection, which pages cannot see, so them within."""
-    house.metrics.refusals.labels(refusal.reason).inc()
-    _LOG.info("connection refused", extra={"reason": refusal.reason, "status": refusal.status})
+    note_refusal(refusal, house)
     if "origin" not in socket.headers or refusal.retry_after_s is None:
         await socket.send_denial_response(refusal.answer())
         return
@@ -90,6 +119,30 @@ async def refuse(socket: WebSocket, refusal: Refusal, house: House) -> None:
     event["error"] = refusal.error() | {"event_id": None}
     await socket.send_text(json.dumps(event))
     await socket.close(_TRY_AGAIN_LATER, refusal.reason)
+
+
+def note_refusal(refusal: Refusal, house: House) -> None:
+    """Count a refusal and log it, as often as anybody wants to read it.
+
+    What an option of the server would change is a warning, and names the option.
+    """
+    house.metrics.refusals.labels(refusal.reason).inc()
+    left_out = house.refusals.take(refusal.reason, time.monotonic())
+    if left_out is None:
+        return
+    fields = {"reason": refusal.reason, "status": refusal.status}
+    if left_out:
+        _LOG.info("%d more were refused for this reason", left_out, extra=fields)
+    if refusal.status == 403:
+        _LOG.warning("connection refused: %s", refusal.message, extra=fields)
+    else:
+        _LOG.info("connection refused", extra=fields)
+
+
+def _printable(text: str) -> str:
+    """What a stranger has sent, such that it steers no terminal and fills no log."""
+    signs = (sign if sign.isascii() and sign.isprintable() else "?" for sign in text)
+    return "".join(islice(signs, _LONGEST_NAMED))
 
 
 def subprotocol(socket: WebSocket) -> str | None:

@@ -1,16 +1,22 @@
 """Routes: the Realtime WebSocket, models, health, metrics, the page."""
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
 from mosstalk.server.admission import (
     NO_KEY,
     Refusal,
+    note_refusal,
     refuse,
+    refuse_name,
     refuse_now,
     refuse_stranger,
     subprotocol,
@@ -19,32 +25,99 @@ from mosstalk.server.connection import Connection
 from mosstalk.server.house import House
 from mosstalk.server.link import State
 from mosstalk.server.metrics import CONTENT_TYPE
-from mosstalk.server.pages import Pages
+from mosstalk.server.pages import INDEX, Pages
 from mosstalk.server.realtime.dialogue import Dialogue, Shape, WireLimits
 from mosstalk.server.watch import Watch
 
+REALTIME = "/v1/realtime"
+SERVED = (
+    f"served are WebSockets at {REALTIME}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
+    "/metrics and /, a page to talk with"
+)
+"""What is said to whoever asks for something else."""
+_METHODS = ("GET", "HEAD")
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+_LONGEST_NAMED = 200
+"""Characters of a path that are told back."""
 
-def make_app(house: House) -> FastAPI:
+
+def make_app(house: House) -> ASGIApp:
     """The application of one server."""
-    app, routes = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), Routes(house)
-    app.add_api_websocket_route("/v1/realtime", routes.realtime)
-    for path, answer in (
-        ("/health", routes.health),
-        ("/ready", routes.ready),
-        ("/metrics", routes.metrics),
-        ("/v1/models", routes.models),
-        ("/v1/models/{name}", routes.model),
-        ("/{name:path}", routes.page),
-    ):
-        app.add_api_route(path, answer, methods=["GET", "HEAD"])
-    return app
+    routes, pages = Routes(house), Pages()
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        exception_handlers={404: _unknown_url, 405: _unknown_method, 500: _fault},
+    )
+    app.add_api_websocket_route(REALTIME, routes.realtime)
+    app.add_api_websocket_route("/{name:path}", routes.no_socket)
+    answers: dict[str, Callable[..., Awaitable[Response]]] = {
+        REALTIME: routes.realtime_over_http,
+        "/v1/models": routes.models,
+        "/v1/models/{name}": routes.model,
+        "/health": routes.health,
+        "/ready": routes.ready,
+        "/metrics": routes.metrics,
+        "/": partial(_page, pages, INDEX),
+    }
+    for name in pages.names:
+        answers[f"/{name}"] = partial(_page, pages, name)
+    for path, answer in answers.items():
+        app.add_api_route(path, answer, methods=list(_METHODS))
+    return _Entrance(app, house)
+
+
+class _Entrance:
+    """What every request passes before it is routed, and every answer after it was made."""
+
+    def __init__(self, app: ASGIApp, house: House) -> None:
+        self._app, self._house = app, house
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_marked(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                message = {**message, "headers": [*message.get("headers", ()), _NO_SNIFFING]}
+            await send(message)
+
+        refusal = refuse_name(Headers(scope=scope), self._house)
+        if refusal is None:
+            await self._app(scope, receive, send_marked)
+        elif scope["type"] == "websocket":
+            await refuse(WebSocket(scope, receive, send_marked), refusal, self._house)
+        else:
+            note_refusal(refusal, self._house)
+            await refusal.answer()(scope, receive, send_marked)
+
+
+async def _page(pages: Pages, name: str, request: Request) -> Response:
+    return pages.answer(name, request)
+
+
+async def _unknown_url(request: Request, _: Exception) -> Response:
+    return _nothing_at(f"{request.method} {request.url.path}").answer()
+
+
+async def _unknown_method(request: Request, _: Exception) -> Response:
+    message = f"{request.url.path} takes {' and '.join(_METHODS)}, not {request.method}; {SERVED}"
+    allow = {"Allow": ", ".join(_METHODS)}
+    return Refusal(405, "method_not_supported", message, headers=allow).answer()
+
+
+async def _fault(_: Request, __: Exception) -> Response:
+    return Refusal(500, "server_error", "an internal error; the server's log says more").answer()
+
+
+def _nothing_at(what: str) -> Refusal:
+    return Refusal(404, "unknown_url", f"there is no {what[:_LONGEST_NAMED]} here; {SERVED}")
 
 
 class Routes:
     """What is answered where."""
 
     def __init__(self, house: House) -> None:
-        self._house, self._pages, self._started_s = house, Pages(), int(time.time())
+        self._house, self._started_s = house, int(time.time())
 
     async def health(self) -> Response:
         """200 as long as the worker lives, whatever it is doing."""
@@ -81,9 +154,14 @@ class Routes:
             return Refusal(404, "model_not_found", f"there is no model {name!r} here").answer()
         return JSONResponse(self._model())
 
-    async def page(self, name: str, request: Request) -> Response:
-        """The page, and the files that it asks for."""
-        return self._pages.answer(name, request)
+    async def realtime_over_http(self) -> Response:
+        """Not a conversation: that needs a WebSocket."""
+        message = f"connect to {REALTIME} with a WebSocket; {SERVED}"
+        return Refusal(426, "upgrade_required", message, headers={"Upgrade": "websocket"}).answer()
+
+    async def no_socket(self, socket: WebSocket) -> None:
+        """There is no WebSocket at this path."""
+        await refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"), self._house)
 
     async def realtime(self, socket: WebSocket) -> None:
         """A conversation."""
@@ -93,7 +171,7 @@ class Routes:
         house = self._house
         if house.keys.name_of(request.headers) is not None:
             return None
-        house.metrics.refusals.labels(NO_KEY.reason).inc()
+        note_refusal(NO_KEY, house)
         return NO_KEY.answer()
 
     def _model(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import uvicorn
 
 from mosstalk.errors import OptionError
 from mosstalk.server.app import make_app
-from mosstalk.server.auth import Keys, Origins, is_loopback
+from mosstalk.server.auth import Hosts, Keys, Origins
 from mosstalk.server.gate import OTHER_FILES, Gate, HttpProtocol, ServerConfig, most_files
 from mosstalk.server.house import House
 from mosstalk.server.limits import Limits
@@ -60,6 +60,7 @@ class ServeOptions:
     defaults: SessionSettings = field(default_factory=SessionSettings)
     keys: tuple[str, ...] = ()
     origins: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
     drain_s: float = 30.0
     watchdog_s: float = 30.0
     record: Path | None = None
@@ -154,7 +155,8 @@ class Front:
             metrics,
             options.limits,
             Keys(options.keys),
-            Origins(options.origins, is_loopback(options.host)),
+            Origins(options.origins),
+            Hosts(options.hosts, checked=not options.keys),
             options.defaults,
             options.name,
             Recorder(options.record, metrics) if options.record else None,

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mosstalk.server.auth import Keys, Origins
+from mosstalk.server.auth import Hosts, Keys, Origins
 from mosstalk.server.limits import Limits
 from mosstalk.server.link import EngineLink, State
+from mosstalk.server.logs import Seldom
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder
 from mosstalk.server.transcriber import Transcriber
@@ -44,11 +45,14 @@ class House:
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=lambda: Keys(()))
     origins: Origins = field(default_factory=Origins)
+    hosts: Hosts = field(default_factory=Hosts)
     defaults: SessionSettings = field(default_factory=SessionSettings)
     name: str | None = None
     recorder: Recorder | None = None
     transcriber: Transcriber | None = None
     draining: bool = False
+    refusals: Seldom = field(default_factory=Seldom)
+    """Which refusals are logged."""
     connections: set["Connection"] = field(default_factory=set)
     _opening: Counter[str] = field(default_factory=Counter)
     """By key, how many were let in and wait for their session."""

@@ -30,17 +30,14 @@ class Pages:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
-        self._names = {
+        self.names = [
             path.relative_to(folder).as_posix()
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.suffix in _TYPES
-        }
+        ]
 
     def answer(self, name: str, request: Request) -> Response:
-        """A file, "" for the page; asked for again each time, sent again only if it changed."""
-        name = name or INDEX
-        if name not in self._names:
-            return Response("not found\n", 404, media_type="text/plain")
+        """One of ``names``; asked for again each time, sent again only if it changed."""
         path = self._folder / name
         content = path.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -62,6 +59,5 @@ def _headers(host: str) -> dict[str, str]:
         "Content-Security-Policy": policy,
         "Permissions-Policy": "microphone=(self)",
         "Cache-Control": "no-cache",
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
