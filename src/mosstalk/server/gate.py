@@ -178,5 +178,5 @@ def _full() -> bytes:
     body = json.dumps({"error": error | {"retry_after_s": _RETRY_S}})
     return (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nRetry-After: {_RETRY_S}\r\nConnection: close\r\n\r\n{body}"
+        f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nRetry-After: {_RETRY_S}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
