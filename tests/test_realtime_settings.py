@@ -203,10 +203,12 @@ def test_lengths_truncation_and_sampling_reach_the_session() -> None:
     assert settings(client).context.keep == 0.6
     assert session["truncation"] == ratio
     own: Wire = {"sampling": {"temperature": 0.5, "top_k": 20, "top_p": None, "seed": 3}}
-    session = update(client, mosstalk=own | {"playback": "session", "more": 1})
+    session = update(client, mosstalk=own | {"playback": "session", "echo_gate": False, "more": 1})
     assert session["mosstalk"]["sampling"]["temperature"] == 0.5
     assert settings(client).sampling.seed == 3
     assert settings(client).playback == "session"
+    assert not settings(client).echo_gate
+    assert not session["mosstalk"]["echo_gate"]
     session = update(client, mosstalk={"sampling": {"temperature": None, "greedy": True}})
     assert settings(client).sampling.temperature is None
     assert settings(client).sampling.top_k == 20

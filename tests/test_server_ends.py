@@ -355,9 +355,13 @@ def test_a_key_that_was_forgotten_opens_no_server(
 
 
 def test_the_config_is_printed_without_its_keys() -> None:
-    words = ["serve", "--print-config", "--api-key", "secret", "--limit", "unsent_s=3"]
+    words = [
+        *("serve", "--print-config", "--api-key", "secret", "--limit", "unsent_s=3"),
+        "--no-echo-gate",
+    ]
     printed = CliRunner().invoke(app, words).stdout
     config = json.loads(printed)
     assert config["keys"] == 1
     assert config["limits"]["unsent_s"] == 3
+    assert not config["defaults"]["echo_gate"]
     assert "secret" not in printed

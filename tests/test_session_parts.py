@@ -184,6 +184,30 @@ def test_what_was_heard_follows_the_clock_that_is_ahead() -> None:
     assert playback.heard_s("nothing") == 0
 
 
+def test_a_microphone_that_stalls_keeps_its_place_and_one_that_pauses_does_not() -> None:
+    samples_s, wall_s = [0.0], [100.0]
+    playback = Playback(lambda: samples_s[0], lambda: wall_s[0])
+    assert playback.sent("a", 10.0) == 0.0
+    wall_s[0] += 3.0  # nothing comes
+    assert playback.pause_s == 0.0
+    assert playback.sent("a", 1.0) == 10.0
+    samples_s[0] = 3.0  # all of it comes in a burst
+    wall_s[0] += 4.0
+    assert playback.pause_s == 4.0
+    assert playback.audible
+    playback.skip(playback.pause_s)
+    assert playback.pause_s == 0.0
+    assert playback.heard_s("a") == 7.0
+    assert playback.sent("a", 1.0) == 7.0  # when 7 s of samples will have come
+    wall_s[0] += 6.0
+    assert not playback.audible
+    assert playback.audible_to_microphone
+    assert playback.pause_s == 6.0
+    playback.skip(playback.pause_s)
+    assert not playback.audible_to_microphone
+    assert playback.sent("b", 1.0) == 3.0  # nothing is played: it begins with the next sample
+
+
 def test_a_life_is_measured_on_both_clocks() -> None:
     heard_s, wall_s = [0.0], [0.0]
     life = Life(Durations(idle_s=5, longest_s=20), lambda: heard_s[0], lambda: wall_s[0])

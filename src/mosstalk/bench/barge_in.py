@@ -1,19 +1,21 @@
 """Whether the assistant interrupts itself, and how soon a user who talks over it is heard."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mosstalk.bench.echo_rooms import Call, Setting, simulate
-from mosstalk.bench.spread import Spread, spread
 from mosstalk.bench.tables import NONE, Table
 from mosstalk.codec.audio import Samples
 from mosstalk.units import INPUT_RATE
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Detector, Frames
+from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import SpeechStarted, TurnDetector
 
+EARLY_S = (0.05, 1.0)
+"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
 SETTINGS = (
     *(Setting(echo_db) for echo_db in (-6.0, -12.0, -18.0, -24.0, -30.0)),
     *(
@@ -22,10 +24,21 @@ SETTINGS = (
         for echo_db in (-6.0, -18.0, -30.0)
     ),
     Setting(None, 5.0),
+    *(
+        Setting(echo_db, user_db, replies=1, after_s=EARLY_S)
+        for user_db in (0.0, 5.0, 10.0)
+        for echo_db in (-6.0, -18.0, -30.0)
+    ),
+    Setting(None, 5.0, replies=1, after_s=EARLY_S),
+    *(Setting(echo_db, 5.0, after_s=EARLY_S) for echo_db in (-6.0, -18.0, -30.0, None)),
 )
-"""Echo alone, a user over the echo, and a user over headphones."""
+"""Echo alone; a user over the echo, and over headphones: in the third reply's midst, at the
+beginning of the first one, and at that of the third one."""
+_PIECE_SAMPLES = INPUT_RATE // 50
 _ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
 _SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
+_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
+"""A turn that begins so long before its user, or later, is not the user's alone."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,10 @@ class BargeInRow:
         interrupted: how many of these were taken for a user.
         users: how many talked over a reply.
         soon, late: share of them heard within 500 ms, and within a second.
-        delay_ms: of those heard within that second.
+        whole: share of them whose turn has their first sound, and at most 600 ms before it.
+        median_ms, p95_ms: from a user's first sound until a turn was known to have begun, over
+            all users; None if so many were never heard.
+        gate_us: what the gate cost, for a second of sound.
     """
 
     setting: Setting
@@ -46,7 +62,18 @@ class BargeInRow:
     users: int
     soon: float | None
     late: float | None
-    delay_ms: Spread
+    whole: float | None
+    median_ms: float | None
+    p95_ms: float | None
+    gate_us: float
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A turn that begins at sample ``begin`` was known to when ``known`` samples were heard."""
+
+    begin: int
+    known: int
 
 
 def measure_barge_in(
@@ -59,50 +86,73 @@ def measure_barge_in(
     gate: Callable[[], EchoGate] | None = EchoGate,
 ) -> BargeInRow:
     """Hear a simulated call of sounds at 16 kHz for each seed; ``gate`` None leaves it out."""
-    replies, interrupted, delays = 0, 0, []
+    replies, interrupted, delays, whole = 0, 0, list[float](), list[bool]()
+    spent_s = heard_s = 0.0
     for seed in seeds:
         call = simulate(setting, assistant, users, seed)
-        started = _starts(detector, call, gate() if gate else None)
+        started, seconds = _starts(detector, call, gate() if gate else None)
+        spent_s, heard_s = spent_s + seconds, heard_s + len(call.microphone) / INPUT_RATE
         alone = call.replies if call.user_samples is None else call.replies[:-1]
         replies += len(alone)
         interrupted += sum(_any_within(started, *place) for place in alone)
         if call.user_samples is not None:
-            delays.append(_delay(started, call.user_samples))
-    soon, late = (_share(delays, limit) for limit in (_SOON_SAMPLES, _LATE_SAMPLES))
-    heard = [1000 / INPUT_RATE * each for each in delays if each <= _LATE_SAMPLES]
-    return BargeInRow(setting, replies, interrupted, len(delays), soon, late, spread(heard))
+            delay, has_all = _heard(started, call.user_samples)
+            delays.append(delay)
+            whole.append(has_all)
+    return BargeInRow(
+        setting, replies, interrupted, len(delays),
+        _share(delays, _SOON_SAMPLES), _share(delays, _LATE_SAMPLES),
+        float(np.mean(whole)) if whole else None,
+        _percentile_ms(delays, 50), _percentile_ms(delays, 95),
+        1e6 * spent_s / max(heard_s, 1e-9),
+    )  # fmt: skip
 
 
-def _starts(detector: Detector, call: Call, gate: EchoGate | None) -> list[int]:
-    """The samples at which turns were known to have begun."""
-    _, frames = detector.push(detector.start(), call.microphone)
+def _starts(detector: Detector, call: Call, gate: EchoGate | None) -> tuple[list[_Start], float]:
+    """The turns that began, as a session hears them; the seconds that the gate took."""
+    turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
+    state, started, spent_s = detector.start(), [], 0.0
     if gate:
         gate.played(call.played, 0)
-        frames = gate.heard(call.microphone, frames)
-    turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
-    started = []
-    for frame in frames:
+    for begin in range(0, len(call.microphone), _PIECE_SAMPLES):
+        piece = call.microphone[begin : begin + _PIECE_SAMPLES]
+        known = begin + len(piece)
+        state, frames = detector.push(state, piece)
+        if gate:
+            begun_s = time.perf_counter()
+            frames = gate.heard(piece, frames)
+            spent_s += time.perf_counter() - begun_s
         turns.playing = any(
-            start <= frame.end_samples < end + _ECHO_DIES_SAMPLES for start, end in call.replies
+            start <= known < end + _ECHO_DIES_SAMPLES for start, end in call.replies
         )
-        one = Frames(
-            frame.start_samples, frames.frame_samples, np.array([frame.speech], np.float32)
-        )
-        started += [e.decided_samples for e in turns.push(one) if isinstance(e, SpeechStarted)]
-    return started
+        events = turns.push(frames)
+        started += [_Start(e.start_samples, known) for e in events if isinstance(e, SpeechStarted)]
+        if call.user_samples is not None and started and started[-1].known >= call.user_samples:
+            break  # the reply ends here
+    return started, spent_s
 
 
-def _any_within(started: Sequence[int], start: int, end: int) -> bool:
-    return any(start <= each < end + _ECHO_DIES_SAMPLES for each in started)
+def _any_within(started: Sequence[_Start], start: int, end: int) -> bool:
+    return any(start <= each.known < end + _ECHO_DIES_SAMPLES for each in started)
 
 
-def _delay(started: Sequence[int], begin: int) -> float:
-    after = [each - begin for each in started if each >= begin]
-    return after[0] if after else float("inf")
+def _heard(started: Sequence[_Start], begin: int) -> tuple[float, bool]:
+    """Samples until a user who begins at ``begin`` is heard, and whether from there on."""
+    turn = next((each for each in started if each.known >= begin), None)
+    if turn is None:
+        return float("inf"), False
+    return turn.known - begin, begin - _PREFIX_SAMPLES <= turn.begin <= begin
 
 
 def _share(delays: Sequence[float], limit: int) -> float | None:
     return float(np.mean([each <= limit for each in delays])) if delays else None
+
+
+def _percentile_ms(delays: Sequence[float], percent: int) -> float | None:
+    if not delays:
+        return None
+    samples = np.percentile(delays, percent, method="higher")
+    return float(1000 * samples / INPUT_RATE) if np.isfinite(samples) else None
 
 
 def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
@@ -110,15 +160,21 @@ def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
     return Table(
         "Interruptions, in simulated rooms",
         "Echo: over what was played. User: over the echo. Delays of the echo 20 to 400 ms, "
-        "reverberation 0.2 to 0.7 s. Interrupted: replies that their own echo ended. Heard: users "
-        "who talked over a reply, by the time until a turn was known to have begun.",
-        ("", "replies", "interrupted", "users", "in 0.5 s %", "in 1 s %", "median ms"),
+        "reverberation 0.2 to 0.7 s. Interrupted: replies that their own echo ended. In 0.5 s, "
+        "in 1 s: users who talked over a reply, by the time until a turn was known to have begun; "
+        "whole: that turn has their first sound. Users begin 1 to 2.5 s after a call's third "
+        "reply, or (early) 0.05 to 1 s after its first or third. Gate: its cost, for a second "
+        "of sound.",
+        (
+            *("", "replies", "interrupted", "users", "in 0.5 s %", "in 1 s %", "whole %"),
+            *("median ms", "p95 ms", "gate us"),
+        ),
         tuple(
             (
                 _named(row.setting),
                 *(str(row.replies), str(row.interrupted), str(row.users)),
-                *(_percent(row.soon), _percent(row.late)),
-                NONE if row.delay_ms.median is None else f"{row.delay_ms.median:.0f}",
+                *map(_percent, (row.soon, row.late, row.whole)),
+                *map(_ms, (row.median_ms, row.p95_ms, row.gate_us)),
             )
             for row in rows
         ),
@@ -127,8 +183,16 @@ def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
 
 def _named(setting: Setting) -> str:
     echo = "headphones" if setting.echo_db is None else f"echo {setting.echo_db:+.0f} dB"
-    return echo if setting.user_db is None else f"{echo}, user {setting.user_db:+.0f} dB"
+    if setting.user_db is None:
+        return echo
+    early = ", early" if setting.after_s == EARLY_S else ""
+    which = f"{early} over the first" if setting.replies == 1 else early
+    return f"{echo}, user {setting.user_db:+.0f} dB{which}"
 
 
 def _percent(share: float | None) -> str:
     return NONE if share is None else f"{100 * share:.0f}"
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0f}"

@@ -19,7 +19,6 @@ _Wave = npt.NDArray[np.float64]
 
 ASSISTANT_DB = -20.0
 """Level of the assistant's speech as it is sent."""
-_REPLY_S = 5.0
 _PAUSE_S = 0.25
 _LEAD_S = 0.6
 _REST_S = 1.0
@@ -27,7 +26,6 @@ _DELAY_MS = (20.0, 400.0)
 _REVERBERATION_S = (0.2, 0.7)
 _DIRECT_DB = (-3.0, 10.0)
 _NOISE_DB = (-75.0, -60.0)
-_USER_AFTER_S = (1.0, 2.5)
 _LOSS_DB = 8.0
 _LOUDSPEAKER_TAPS = 512
 
@@ -37,11 +35,15 @@ class Setting:
     """Levels in dB: the echo's over what was played (None: headphones), the user's over the echo.
 
     ``user_db`` None: nobody talks. With headphones the user is as loud as over an echo of -12.
+    The user begins ``after_s`` (lowest, highest) seconds after the last of the ``replies`` does,
+    which last for ``reply_s`` at least.
     """
 
     echo_db: float | None
     user_db: float | None = None
     replies: int = 3
+    after_s: tuple[float, float] = (1.0, 2.5)
+    reply_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def simulate(
 ) -> Call:
     """One call: replies out of ``assistant``'s sounds, a user's sound over the last of them."""
     draw = np.random.default_rng(seed)
-    played, replies = _replies(setting.replies, assistant, draw)
+    played, replies = _replies(setting, assistant, draw)
     echo_db = -12.0 if setting.echo_db is None else setting.echo_db
     level = 10 ** ((ASSISTANT_DB + echo_db) / 20)
     microphone = np.asarray(
@@ -76,7 +78,7 @@ def simulate(
     begin = None
     if setting.user_db is not None:
         user = _user(users[int(draw.integers(len(users)))])
-        begin = int(replies[-1][0] + draw.uniform(*_USER_AFTER_S) * INPUT_RATE)
+        begin = int(replies[-1][0] + draw.uniform(*setting.after_s) * INPUT_RATE)
         loud = level * 10 ** (setting.user_db / 20) / speech_level(user)
         end = min(begin + len(user), len(microphone))
         microphone[begin:end] += loud * user[: end - begin]
@@ -84,12 +86,12 @@ def simulate(
 
 
 def _replies(
-    count: int, sounds: Sequence[Samples], draw: _Draw
+    setting: Setting, sounds: Sequence[Samples], draw: _Draw
 ) -> tuple[Samples, tuple[tuple[int, int], ...]]:
     pieces, places = [_silence(_LEAD_S)], []
-    for _ in range(count):
+    for _ in range(setting.replies):
         reply = [_silence(0)]
-        while sum(map(len, reply)) < _REPLY_S * INPUT_RATE:
+        while sum(map(len, reply)) < setting.reply_s * INPUT_RATE:
             sound = sounds[int(draw.integers(len(sounds)))]
             level = np.float32(10 ** (ASSISTANT_DB / 20) / speech_level(sound))
             reply += [sound * level, _silence(_PAUSE_S)]

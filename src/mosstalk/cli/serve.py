@@ -51,6 +51,15 @@ DetectorName: TypeAlias = Annotated[
     str,
     typer.Option("--vad", help="Who finds speech: auto, silero, webrtc, or none (push to talk)."),
 ]
+EchoGate: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--echo-gate/--no-echo-gate",
+        help="Tell the assistant's own voice, come back through the microphone, from the user's. "
+        "Off where none comes back: headsets, telephones, clients that cancel echo themselves. "
+        "A session can choose otherwise (session.mosstalk.echo_gate).",
+    ),
+]
 DefaultSystem: TypeAlias = Annotated[
     str | None, typer.Option(help="Instructions of sessions that bring none; '' for none.")
 ]
@@ -146,6 +155,7 @@ def serve(
     embeddings: Embeddings = None,
     graphs: opt.Graphs = True,
     vad: DetectorName = "auto",
+    echo_gate: EchoGate = True,
     max_sessions: MaxSessions = None,
     max_rows: MaxRows = None,
     kv_gib: KvGib = None,

@@ -52,6 +52,7 @@ class ServeRequest:
     embeddings: str | None
     graphs: bool
     vad: str
+    echo_gate: bool
     max_sessions: int | None
     max_rows: int | None
     kv_gib: float | None
@@ -169,6 +170,7 @@ def _defaults(request: ServeRequest) -> SessionSettings:
         instructions=request.system,
         voice=voice.stem if voice.is_file() else request.voice,
         turn_detection=None if request.vad == BY_HAND else TurnDetection(),
+        echo_gate=request.echo_gate,
         sampling=Sampling(temperature=request.temperature, seed=request.seed),
         limits=ReplyLimits(longest_s=request.max_reply_s),
         durations=Durations(idle_s=request.idle_s, longest_s=request.max_session_s),

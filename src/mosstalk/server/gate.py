@@ -176,7 +176,12 @@ def _full() -> bytes:
     message = f"too many connections are open; come again in {_RETRY_S} s"
     error = {"type": "server_error", "code": "connections", "message": message, "param": None}
     body = json.dumps({"error": error | {"retry_after_s": _RETRY_S}})
-    return (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\nRetry-After: {_RETRY_S}\r\nConnection: close\r\n\r\n{body}"
-    ).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable",
+        "Content-Type: application/json",
+        "X-Content-Type-Options: nosniff",
+        f"Content-Length: {len(body)}",
+        f"Retry-After: {_RETRY_S}",
+        "Connection: close",
+    )
+    return "\r\n".join((*head, "", body)).encode()

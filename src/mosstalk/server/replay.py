@@ -7,7 +7,7 @@ an answer is interrupted where it was, however fast this machine is.
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, OptionError
 from mosstalk.server.recording import FORMAT
 from mosstalk.session import commands as told
-from mosstalk.session.events import AudioDelta, Closed, Event, ResponseDone
+from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, ResponseDone
 from mosstalk.session.host import Host
 from mosstalk.session.session import Session
 from mosstalk.session.settings import ReplyMode, SessionSettings
+from mosstalk.units import INPUT_RATE
 
 PATIENCE_S = 20.0
 """How long the session may tell nothing before a command is given all the same."""
@@ -87,7 +88,7 @@ def read_recording(folder: Path) -> Recorded:
         text = (folder / "session.jsonl").read_text("utf-8")
         lines = [parse_json(line) for line in text.split("\n") if line]
         settings = _adapter(SessionSettings).validate_python(facts["settings"])
-        moments = tuple(_moments(lines, folder))
+        moments = tuple(_paused_as_then(list(_moments(lines, folder)), settings.input_rate))
         rows_file = folder / "rows.json"
         rows = parse_json(rows_file.read_text()) if rows_file.exists() else None
     except OSError as error:
@@ -197,6 +198,24 @@ class _Sounds:
         """A message with its sound."""
         parts = (part if isinstance(part, str) else self.part(part) for part in kept["parts"])
         return told.Message(kept["role"], tuple(parts))
+
+
+def _paused_as_then(moments: list[Moment], rate: int) -> Iterator[Moment]:
+    """Pauses of the microphone put where they were: this machine's clock says nothing of then."""
+    events = [moment.event for moment in moments if moment.event]
+    pauses = {e["clock"]: e["seconds"] for e in events if e["type"] == InputPaused.__name__}
+    earlier, received = 0, 0
+    for moment in moments:
+        command = moment.command
+        if isinstance(command, told.Push):
+            if command.rate not in (None, rate) and command.samples:
+                earlier, received = earlier + received * INPUT_RATE // rate, 0
+                rate = command.rate or rate
+            clock = earlier + received * INPUT_RATE // rate
+            received += command.samples
+            command = replace(command, paused_s=pauses.pop(clock, 0.0))
+            moment = replace(moment, command=command)
+        yield moment
 
 
 def _command(fields: dict[str, Any], sounds: _Sounds) -> told.Command:

@@ -50,11 +50,13 @@ class Push(Command):
     """Sound from the microphone, at ``rate`` Hz, one of ``INPUT_RATES``.
 
     None is the session's ``input_rate``. The rate may change from one push to the next, in the
-    middle of a turn too.
+    middle of a turn too. ``paused_s``: how long before it nothing was recorded. None leaves that to
+    the session's clocks; a replay says what the session found then (``InputPaused``).
     """
 
     pcm: Pcm
     rate: int | None = None
+    paused_s: float | None = None
 
     @property
     def samples(self) -> int:

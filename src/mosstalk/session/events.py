@@ -203,6 +203,16 @@ class IdleTimeout(Event):
 
 
 @dataclass(frozen=True)
+class InputPaused(Event):
+    """Before the next sound nothing was recorded for ``seconds``, while the wall clock went on.
+
+    Said of pauses in or after a reply that are too long for a stalled microphone.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class TurnCommitted(Event):
     """A turn of the user is complete and is item ``item_id``, after ``previous_item_id``."""
 

@@ -15,7 +15,7 @@ from mosstalk.codec.audio import SHORTEST_MS, Samples
 from mosstalk.codec.live_codes import LiveCodes
 from mosstalk.errors import SessionError
 from mosstalk.session.events import ErrorCode
-from mosstalk.session.senses import Played, Senses
+from mosstalk.session.senses import Paused, Played, Senses
 from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.vad import turns
 from mosstalk.vad.echo import EchoGate
@@ -127,6 +127,10 @@ class Listener(ABC):
     def played(self, at: int, samples: Samples) -> None:
         """The assistant says this, (n,) at 16 kHz, from place ``at`` on; none: it stops there."""
 
+    @abstractmethod
+    def paused(self, at: int, samples: int) -> None:
+        """Nothing was recorded for so many samples before place ``at``."""
+
     def _open(self, start: int) -> LiveTurn:
         self.turn = LiveTurn(start, start, self._senses.open(self._maximum))
         return self.turn
@@ -189,6 +193,9 @@ class ByHand(Listener):
     def played(self, at: int, samples: Samples) -> None:
         """See ``Listener.played``: who ends turns by hand is not misled by an echo."""
 
+    def paused(self, at: int, samples: int) -> None:
+        """See ``Listener.paused``."""
+
 
 class HandsFree(Listener):
     """Turns begin and end where a detector of speech says so."""
@@ -208,9 +215,15 @@ class HandsFree(Listener):
         self._state: Any = finder.start()
         self._detector = turns.TurnDetector(detection, minimum_speech_ms=finder.minimum_speech_ms)
         self._gate = EchoGate() if echo_gate else None
-        self._played: list[Played] = []
+        self._played: list[Played | Paused] = []
+        self._held_samples = 0
         self._origin = start
         self._recent = _Recent(start)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the assistant's echo is told from the user's voice."""
+        return self._gate is not None
 
     def configure(self, detection: turns.TurnDetection) -> None:
         """Take other settings from the next frame on."""
@@ -223,6 +236,7 @@ class HandsFree(Listener):
         self._detector.playing = audible
         played, self._played = self._played, []
         self._state, frames = await self._senses.detect(self._state, samples, self._gate, played)
+        self._held_samples = frames.frame_samples * (self._gate.held if self._gate else 0)
         for event in self._detector.push(frames):
             async for heard in self._decided(event):
                 yield heard
@@ -240,18 +254,28 @@ class HandsFree(Listener):
             raise SessionError(
                 ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
             )
-        self._detector.reset()
+        self._forget()
         return await self._finish(self.turn)
 
     def clear(self) -> None:
         """Forget the turn under way, and that anybody spoke."""
         super().clear()
-        self._detector.reset()
+        self._forget()
 
     def played(self, at: int, samples: Samples) -> None:
         """See ``Listener.played``; the gate hears of it with the next sound."""
         if self._gate:
             self._played.append(Played(at - self._origin, samples))
+
+    def paused(self, at: int, samples: int) -> None:
+        """See ``Listener.paused``."""
+        if self._gate:
+            self._played.append(Paused(at - self._origin, samples))
+
+    def _forget(self) -> None:
+        self._detector.reset()
+        if self._gate:
+            self._gate.forget()
 
     async def _decided(self, event: turns.TurnEvent) -> AsyncIterator[Heard]:
         if isinstance(event, turns.SpeechStarted):
@@ -270,7 +294,7 @@ class HandsFree(Listener):
             yield Idled(await self._finish(turn), start)
 
     async def _go_on(self, turn: LiveTurn) -> AsyncIterator[Heard]:
-        self._follow(turn, self.position)
+        self._follow(turn, self.position - self._held_samples)
         self._recent.forget_before(turn.end)
         async for progressed in self._listen(turn):
             yield progressed
@@ -280,7 +304,7 @@ class HandsFree(Listener):
             yield Stopped(turn, turn.end)
 
     def _follow(self, turn: LiveTurn, end: int) -> None:
-        turn.take(self._recent.between(turn.end, end))
+        turn.take(self._recent.between(turn.end, max(end, turn.end)))
 
 
 class _Recent:

@@ -98,6 +98,10 @@ class Microphone:
         low = soxr.resample(samples, OUTPUT_RATE, INPUT_RATE, quality="LQ")
         self._listener.played(round(at_s * INPUT_RATE), np.asarray(low, np.float32))
 
+    def paused(self, seconds: float) -> None:
+        """Nothing was recorded for so long before the next sample."""
+        self._listener.paused(self.clock, round(seconds * INPUT_RATE))
+
     def stopped(self) -> None:
         """The assistant has been told to stop."""
         at = self.clock + _STOPPING_SAMPLES
@@ -112,7 +116,8 @@ class Microphone:
         listener = self._listener
         listener.bound(settings.durations.turn_s)
         detection = settings.turn_detection
-        if isinstance(listener, HandsFree) and detection:
+        same_gate = isinstance(listener, HandsFree) and listener.gated == settings.echo_gate
+        if isinstance(listener, HandsFree) and detection and same_gate:
             listener.configure(detection)
         elif isinstance(listener, HandsFree) or detection:
             # What was heard by hand is no part of a turn that is found, nor the other way round.

@@ -41,13 +41,20 @@ class Played(NamedTuple):
     samples: Samples
 
 
+class Paused(NamedTuple):
+    """Nothing was recorded for so many samples before place ``at`` of the microphone's stream."""
+
+    at: int
+    samples: int
+
+
 class _Listening(NamedTuple):
     """More sound of a stream in which speech is looked for, and what is played beside it."""
 
     state: Any
     samples: Samples
     gate: EchoGate | None
-    played: list[Played]
+    played: list[Played | Paused]
 
 
 class Senses:
@@ -84,7 +91,7 @@ class Senses:
         return stream.codes
 
     async def detect(
-        self, state: Any, samples: Samples, gate: EchoGate | None, played: list[Played]
+        self, state: Any, samples: Samples, gate: EchoGate | None, played: list[Played | Paused]
     ) -> tuple[Any, Frames]:
         """The detector's next state, and the frames that finite samples (n,) made whole.
 
@@ -125,9 +132,11 @@ def _gated(call: _Listening, frames: Frames) -> Frames:
     gate = call.gate
     if gate is None:
         return frames
-    for at, samples in call.played:
-        if len(samples):
-            gate.played(samples, at)
+    for news in call.played:
+        if isinstance(news, Paused):
+            gate.paused(news.samples, news.at)
+        elif len(news.samples):
+            gate.played(news.samples, news.at)
         else:
-            gate.stopped(at)
+            gate.stopped(news.at)
     return gate.heard(call.samples, frames)

@@ -265,22 +265,34 @@ class Session:
         rate = microphone.rate_of(push)
         while self._inbox and len(pushes) < _MOST_AT_ONCE:
             news = self._inbox[0][0]
-            if not isinstance(news, told.Push) or microphone.rate_of(news) != rate:
+            if not isinstance(news, told.Push) or news.paused_s:
+                break
+            if microphone.rate_of(news) != rate:
                 break
             pushes.append(news)
             self._inbox.popleft()
+        self._pause(push.paused_s)
         sounds = [np.zeros(0, np.float32)]
         for each in pushes:
             try:
                 sounds.append(microphone.samples_of(each))
             except SessionError as error:
                 self._tell(refusal(error, self.clock, each))
-        audible = lambda: self._desk.playback.audible  # noqa: E731
+        audible = lambda: self._desk.playback.audible_to_microphone  # noqa: E731
         async for heard in microphone.hear(np.concatenate(sounds), rate, audible):
             await self._heard(heard, Cause(arrived_s))
             if self._closing:
                 return
         self.commands_done += len(pushes)
+
+    def _pause(self, seconds: float | None) -> None:
+        """Take into account that nothing was recorded before the next sound."""
+        desk = self._desk
+        seconds = desk.playback.pause_s if seconds is None else seconds
+        if seconds:
+            desk.playback.skip(seconds)
+            desk.microphone.paused(seconds)
+            self._tell(events.InputPaused(seconds, clock=self.clock))
 
     async def _heard(self, heard: Heard, cause: Cause) -> None:
         turn, clock = heard.turn, self.clock

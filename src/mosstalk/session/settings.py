@@ -117,9 +117,9 @@ class SessionSettings:
     ``turn_detection`` None leaves the ends of turns to ``Commit``. Hands-free,
     ``create_response`` answers each turn at its end and ``interrupt_response`` lets speech end
     the reply that is being made or played. ``echo_gate`` tells the assistant's own voice, come
-    back through the microphone, from the user's: off for headsets and telephones, where none
-    comes back, because with it the first 0.75 s of a conversation's first reply cannot be
-    interrupted. ``script`` forces a reply's modes and length, for random weights, which never
+    back through the microphone, from the user's. Off for headsets, telephones and clients that
+    cancel echo themselves: where none comes back there is nothing to tell, and a user is heard
+    up to 0.2 s sooner. ``script`` forces a reply's modes and length, for random weights, which never
     end one.
     """
 

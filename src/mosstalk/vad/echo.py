@@ -13,9 +13,13 @@ import numpy as np
 
 from mosstalk.codec.audio import Samples
 from mosstalk.vad.echo_path import (
+    AUDIBLE_OVER_NOISE_DB,
     BANDS,
     HOP_SAMPLES,
+    HOPS,
     LAGS,
+    LOWEST_DB,
+    NOISE_MARGIN_DB,
     WINDOW_SAMPLES,
     EchoPath,
     Levels,
@@ -30,11 +34,12 @@ Measured in simulated rooms: `mosstalk bench vad` prints what follows from it.
 """
 _SMOOTHING = 1 - float(np.exp(-HOP_SAMPLES / 1280))
 """Over 80 ms, as the score jumps from hop to hop."""
-_NOISE_MARGIN_DB = 3.0
-_AUDIBLE_OVER_NOISE_DB = 6.0
 _NOISE_RISE_DB = 0.05
 _FEWEST_BANDS = 5
 _MOST_EXCESS_DB = 20.0
+_SURE = 2500.0
+_RECENT_HOPS = 12
+_LONGEST_HOPS = HOPS - 1
 
 
 def _nothing() -> Samples:
@@ -52,7 +57,7 @@ class EchoState:
         path: what is learned of the way from one to the other.
         noise: (20,) the microphone's noise by band, None before the first hop.
         scores: (38,) mean excess by delay.
-        is_echo: of the last hop.
+        verdict: of the last hop.
     """
 
     position: int = 0
@@ -61,7 +66,12 @@ class EchoState:
     path: EchoPath = field(default_factory=EchoPath)
     noise: Levels | None = None
     scores: Levels = field(default_factory=lambda: np.zeros(LAGS))
-    is_echo: bool = False
+    late: Levels = field(default_factory=lambda: np.full((2, HOPS, BANDS), LOWEST_DB))
+    verdict: bool | None = False
+    first: int = 0
+    verdicts: list[bool] = field(default_factory=list)
+    open: int = 0
+    waiting: Samples = field(default_factory=_nothing)
 
 
 class EchoGate:
@@ -102,28 +112,53 @@ class EchoGate:
         """Playing was cut off at the microphone's sample ``at_samples``."""
         self.state.reference = self.state.reference[: max(at_samples - self.state.position, 0)]
 
+    def paused(self, samples: int, at_samples: int) -> None:
+        """Nothing was recorded for so many ``samples`` before the microphone's ``at_samples``.
+
+        What was to be played meanwhile is past.
+        """
+        state = self.state
+        begin = max(at_samples - state.position, 0)
+        known = state.reference
+        state.reference = np.concatenate([known[:begin], known[begin + samples :]])
+        state.path.fall_silent()
+
+    @property
+    def held(self) -> int:
+        """How many frames are held back until they are decided."""
+        return len(self.state.waiting)
+
+    def forget(self) -> None:
+        """What is held back is no speech that matters."""
+        self.state.waiting = np.zeros_like(self.state.waiting)
+
     def heard(self, samples: Samples, frames: Frames) -> Frames:
         """Hear the microphone's next samples (n,), and judge the frames found in them.
 
-        ``frames`` are what a detector gave for these same samples. Returns them with
-        probability 0 where there is only echo.
+        ``frames`` are what a detector gave for these same samples. Returns those that are
+        decided by now, held back ones first, with probability 0 where there is only echo.
 
         Raises:
             AudioError: a sample is NaN or infinite.
         """
-        before = self.state.is_echo
-        self.state.heard = np.concatenate([self.state.heard, finite(samples)])
-        first_end = self.state.position + WINDOW_SAMPLES
-        verdicts = [before]
-        while len(self.state.heard) >= WINDOW_SAMPLES:
-            verdicts.append(self._hop())
-        ends = frames.start_samples + frames.frame_samples * np.arange(1, len(frames) + 1)
-        # Verdict 0 is the last one before these samples.
-        last = ((ends - first_end) // HOP_SAMPLES + 1).clip(0, len(verdicts) - 1)
-        speech = np.where(np.array(verdicts)[last], np.float32(0), frames.speech)
-        return Frames(frames.start_samples, frames.frame_samples, speech)
+        state = self.state
+        state.heard = np.concatenate([state.heard, finite(samples)])
+        while len(state.heard) >= WINDOW_SAMPLES:
+            self._hop()
+        speech = np.concatenate([state.waiting, frames.speech])
+        length, start = frames.frame_samples, frames.end_samples
+        start -= length * len(speech)
+        # A frame shares the fate of the last hop in it.
+        ends = start + length * np.arange(1, len(speech) + 2)
+        hops = (ends - WINDOW_SAMPLES) // HOP_SAMPLES - state.first
+        count = int(np.searchsorted(hops[:-1], len(state.verdicts)))
+        is_echo = np.array([False, *state.verdicts])[hops[:count].clip(-1) + 1]
+        past = min(max(int(hops[count]), 0), len(state.verdicts))
+        state.verdicts, state.first = state.verdicts[past:], state.first + past
+        state.waiting = speech[count:]
+        return Frames(start, length, np.where(is_echo, np.float32(0), speech[:count]))
 
-    def _hop(self) -> bool:
+    def _hop(self) -> None:
         state = self.state
         reference = state.reference[:WINDOW_SAMPLES]
         windows = np.zeros((2, WINDOW_SAMPLES), np.float32)
@@ -133,24 +168,53 @@ class EchoGate:
         state.position += HOP_SAMPLES
         state.heard = state.heard[HOP_SAMPLES:]
         state.reference = state.reference[HOP_SAMPLES:]
-        state.is_echo = self._judge(levels[0], levels[1])
-        return state.is_echo
+        state.noise = _follow_noise(state.noise, levels[0])
+        state.late[:, 1:] = state.late[:, :-1]
+        state.late[:, 0] = levels[0], state.noise
+        state.path.play(levels[1])
+        verdict = self._judge()
+        if verdict is False:
+            decided = state.path.silent or state.path.known
+            self._settle(state.open, is_echo=decided and state.verdict is not False)
+            state.verdicts.append(False)
+        else:
+            state.open += 1
+            if verdict:
+                self._settle(state.open - (0 if state.path.known else _RECENT_HOPS), is_echo=True)
+        state.verdict = verdict
 
-    def _judge(self, heard: Levels, reference: Levels) -> bool:
+    def _settle(self, count: int, *, is_echo: bool) -> None:
+        """Say what the first ``count`` hops were that are open; a path is learned from echo."""
+        state = self.state
+        for ago in range(state.open - 1, state.open - 1 - count, -1):
+            if is_echo:
+                state.path.learn(state.late[0, ago], ago)
+            state.verdicts.append(is_echo)
+        state.open -= max(count, 0)
+
+    def _judge(self) -> bool | None:
+        """Whether the last hop is echo, or else may be a voice; None if that is open yet."""
         state, path = self.state, self.state.path
-        noise = _follow_noise(state.noise, heard)
-        state.noise = noise
-        path.play(reference)
+        heard, noise = state.late[:, 0]
         if path.silent:
             state.scores = np.zeros(LAGS)
             return False
-        path.learn(heard)
-        expected = np.maximum(path.echo(), noise + _NOISE_MARGIN_DB)
-        audible = heard > noise + _AUDIBLE_OVER_NOISE_DB
-        excess = (heard - expected).clip(0, _MOST_EXCESS_DB) @ audible
-        mean = excess / max(int(audible.sum()), _FEWEST_BANDS)
-        state.scores = state.scores + _SMOOTHING * (mean - state.scores)
-        return not path.known or bool(state.scores.min() < ECHO_BELOW_DB)
+        audible = heard > noise + AUDIBLE_OVER_NOISE_DB
+        if path.known:
+            expected = np.maximum(path.echo(), noise + NOISE_MARGIN_DB)
+            excess = (heard - expected).clip(0, _MOST_EXCESS_DB) @ audible
+            mean = excess / max(int(audible.sum()), _FEWEST_BANDS)
+            state.scores = state.scores + _SMOOTHING * (mean - state.scores)
+            is_echo = bool(state.scores.min() < ECHO_BELOW_DB)
+            if not is_echo and path.unlike(*state.late) < -_SURE:
+                path.learn(heard)
+            return is_echo
+        if state.verdict is not None and not audible.any():
+            return state.verdict
+        unlike = path.unlike(*state.late)
+        if abs(unlike) < _SURE and state.open < _LONGEST_HOPS:
+            return None
+        return unlike <= 0
 
 
 def _follow_noise(noise: Levels | None, heard: Levels) -> Levels:

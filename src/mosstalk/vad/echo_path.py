@@ -29,11 +29,22 @@ _BELOW_PEAK_DB = 25.0
 _PEAK_FALL_DB = 0.016
 _FORGET_S = 3.0
 _LEARNT_S = 0.75
-"""Loud reference heard before the path counts as known."""
+"""Loud echo heard before the path counts as known."""
 _BUSY_BANDS = 6
 """More loud bands than these make a hop one to forget older hops for."""
 _HOPS_TO_FORGET = _FORGET_S * _HOPS_PER_S
 _LOOK_EVERY_HOPS = 4
+
+HOPS = 25
+"""How many hops are held against what was played: 400 ms."""
+NOISE_MARGIN_DB = 3.0
+AUDIBLE_OVER_NOISE_DB = 6.0
+_MOST_GAIN_DB = 10.0
+_MOST_MISS_DB = 20.0
+_SHARED_CELLS = 2.0
+"""A band's loss counts as much as so many of the mean loss of all bands."""
+_MISSED_DB = 4.9
+"""An echo misses its expected level by less, as the root of the mean square, a voice by more."""
 
 
 def _mel_bands() -> Levels:
@@ -63,7 +74,8 @@ class EchoPath:
     """Statistics of (microphone less reference) for every delay and band, older hops forgotten.
 
     Attributes:
-        played: (38, 20) what was played 0, 1, ... hops ago, with its reverberation.
+        played: (62, 20) what was played 0, 1, ... hops ago, with its reverberation.
+        bare: (62, 20) the same without.
         peak: (20,) the loudest of late, by band.
         sums: (3, 38, 20) over hops in which the reference was loud: how many, of the loss, of
             its squares.
@@ -73,7 +85,8 @@ class EchoPath:
             a standard deviation above the mean.
     """
 
-    played: Levels = field(default_factory=lambda: np.full((LAGS, BANDS), LOWEST_DB))
+    played: Levels = field(default_factory=lambda: np.full((LAGS + HOPS - 1, BANDS), LOWEST_DB))
+    bare: Levels = field(default_factory=lambda: np.full((LAGS + HOPS - 1, BANDS), LOWEST_DB))
     peak: Levels = field(default_factory=lambda: np.full(BANDS, LOWEST_DB))
     sums: Levels = field(default_factory=lambda: np.zeros((3, LAGS, BANDS)))
     hops: int = 0
@@ -83,7 +96,7 @@ class EchoPath:
     @property
     def silent(self) -> bool:
         """Whether nothing that was played can still be heard."""
-        return bool(self.played.max() < _AUDIBLE_DB)
+        return bool(self.played[:LAGS].max() < _AUDIBLE_DB)
 
     @property
     def known(self) -> bool:
@@ -93,15 +106,20 @@ class EchoPath:
     def play(self, levels: Levels) -> None:
         """The next hop's reference (20,)."""
         now = np.maximum(levels, self.played[0] - _DECAY_DB)
-        self.played[1:] = self.played[:-1]
-        self.played[0] = now
+        self.played[1:], self.bare[1:] = self.played[:-1], self.bare[:-1]
+        self.played[0], self.bare[0] = now, levels
         self.peak = np.maximum(self.peak - _PEAK_FALL_DB, levels)
 
-    def learn(self, heard: Levels) -> None:
-        """Take in the microphone (20,) of the same hop."""
-        loud = self.played > np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)
+    def fall_silent(self) -> None:
+        """Nothing that was played can be heard any more."""
+        self.played[:] = self.bare[:] = LOWEST_DB
+
+    def learn(self, heard: Levels, ago: int = 0) -> None:
+        """Take in the microphone (20,) of the hop ``ago`` hops before the last one played."""
+        played = self.played[ago : ago + LAGS]
+        loud = played > np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)
         busy = loud.sum(axis=1) > _BUSY_BANDS
-        loss = heard - self.played
+        loss = heard - played
         loss *= loud
         self.sums *= np.where(busy, np.exp(-1 / _HOPS_TO_FORGET), 1.0)[:, None]
         self.sums[0] += loud
@@ -129,7 +147,32 @@ class EchoPath:
         The loss is that of the likeliest delay: a player's delay changes from one reply to the
         next far more often than its loss does.
         """
-        near = self.played.copy()
-        near[1:] = np.maximum(near[1:], self.played[:-1])
-        near[:-1] = np.maximum(near[:-1], self.played[1:])
+        played = self.played[:LAGS]
+        near = played.copy()
+        near[1:] = np.maximum(near[1:], played[:-1])
+        near[:-1] = np.maximum(near[:-1], played[1:])
         return near + self.loss
+
+    def unlike(self, heard: Levels, noise: Levels) -> float:
+        """How much of what was heard of late does not follow what was played: above 0 too much.
+
+        ``heard`` and ``noise`` (25, 20), the last hop first. For every delay the loss is taken
+        from these hops alone; what counts is the delay at which the echo explains most.
+        """
+        bare, with_room = (
+            np.lib.stride_tricks.sliding_window_view(each, HOPS, axis=0)
+            for each in (self.bare, self.played)
+        )
+        floor = noise.T + NOISE_MARGIN_DB
+        level = np.maximum(heard.T, floor)
+        audible = (heard > noise + AUDIBLE_OVER_NOISE_DB).T
+        both = audible & (bare > np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)[:, None])
+        count, loss = both.sum(axis=2), ((level - bare) * both).sum(axis=2)
+        mean = loss.sum(axis=1) / np.maximum(count.sum(axis=1), 1)
+        loss = (loss + _SHARED_CELLS * mean[:, None]) / (count + _SHARED_CELLS)
+        loss = np.minimum(loss, _MOST_GAIN_DB)[:, :, None]
+        lowest, highest = np.maximum(bare + loss, floor), np.maximum(with_room + loss, floor)
+        miss = (level - level.clip(lowest, highest)).clip(-_MOST_MISS_DB, _MOST_MISS_DB)
+        told = audible | (lowest > floor + NOISE_MARGIN_DB)
+        over = ((miss * miss - _MISSED_DB**2) * told).sum(axis=(1, 2))
+        return float(over.min())

@@ -113,6 +113,7 @@ def _made(wishes: dict[str, Any], served: Served) -> WireSession:
     input_format = format_of(heard, "format") or AudioFormat()
     output_format = format_of(spoken, "format") or AudioFormat()
     reply = reply_of(fields, "output_modalities") or defaults.reply
+    echo_gate = own.flag("echo_gate")
     try:
         settings = replace(
             defaults,
@@ -123,6 +124,7 @@ def _made(wishes: dict[str, Any], served: Served) -> WireSession:
             turn_detection=turns.detection,
             create_response=turns.create_response,
             interrupt_response=turns.interrupt_response,
+            echo_gate=defaults.echo_gate if echo_gate is None else echo_gate,
             playback=Playback(own.choice("playback", list(Playback)) or defaults.playback),
             sampling=_sampling(fields, own.object("sampling"), defaults.sampling),
             limits=replace(
@@ -206,6 +208,7 @@ def _vendor(
         "voices": list(served.voices),
         "sampling": vars(settings.sampling),
         "playback": str(settings.playback),
+        "echo_gate": settings.echo_gate,
         "asked": {name: value for name, value in asked.items() if value not in (None, given[name])},
         "warnings": warnings,
     }

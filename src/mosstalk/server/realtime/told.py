@@ -37,6 +37,7 @@ class Told:
             events.SpeechStarted: self._speech_started,
             events.SpeechStopped: self._speech_stopped,
             events.IdleTimeout: self._idle,
+            events.InputPaused: lambda _: None,  # the protocol has no word for it
             events.TurnCommitted: self._committed,
             events.InputCleared: self._cleared,
             events.ItemAdded: self._item_added,
