@@ -119,8 +119,8 @@ class SessionSettings:
     the reply that is being made or played. ``echo_gate`` tells the assistant's own voice, come
     back through the microphone, from the user's. Off for headsets, telephones and clients that
     cancel echo themselves: where none comes back there is nothing to tell, and a user is heard
-    up to 0.2 s sooner. ``script`` forces a reply's modes and length, for random weights, which never
-    end one.
+    up to 0.2 s sooner. ``script`` forces a reply's modes and length, for random weights, which
+    never end one.
     """
 
     input_rate: int = 24_000

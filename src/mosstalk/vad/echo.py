@@ -38,8 +38,11 @@ _NOISE_RISE_DB = 0.05
 _FEWEST_BANDS = 5
 _MOST_EXCESS_DB = 20.0
 _SURE = 2500.0
+"""``EchoPath.unlike`` beyond which, on either side, a verdict need not wait for more."""
 _RECENT_HOPS = 12
+"""Echo is told with certainty only so late, as a voice shows some 0.2 s after its beginning."""
 _LONGEST_HOPS = HOPS - 1
+"""Whatever is still undecided after 0.4 s is what is likelier."""
 
 
 def _nothing() -> Samples:
@@ -57,7 +60,11 @@ class EchoState:
         path: what is learned of the way from one to the other.
         noise: (20,) the microphone's noise by band, None before the first hop.
         scores: (38,) mean excess by delay.
-        verdict: of the last hop.
+        late: (2, 25, 20) the microphone and its noise, the last hop first.
+        verdict: whether the last hop is echo, None while that is undecided.
+        verdicts: of the hops from number ``first`` on that no frame has needed yet.
+        open: how many hops after those are undecided, or too recent to be called echo.
+        waiting: probabilities of the frames that are held back.
     """
 
     position: int = 0
@@ -77,8 +84,9 @@ class EchoState:
 class EchoGate:
     """Takes speech out of frames in which nothing but the assistant is heard, for one stream.
 
-    Until 0.75 s of the assistant have been heard once, all that comes while it plays is taken
-    for echo: that long the first reply of a conversation cannot be interrupted by voice.
+    Until 0.75 s of loud echo have been heard, frames that come while the assistant plays are held
+    back until what was heard in them, and 0.4 s before, follows what was played, or does not: a
+    voice is then handed on from its beginning. A path is learned from echo alone.
     A loudspeaker turned up by 6 dB between replies is taken for a user once, then learned; a
     microphone whose gain wanders by 4 dB within seconds, now and then. A delay may change.
     ``state`` may be copied (``copy.deepcopy``) and put back.

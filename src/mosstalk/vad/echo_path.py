@@ -157,7 +157,8 @@ class EchoPath:
         """How much of what was heard of late does not follow what was played: above 0 too much.
 
         ``heard`` and ``noise`` (25, 20), the last hop first. For every delay the loss is taken
-        from these hops alone; what counts is the delay at which the echo explains most.
+        from these hops alone; what counts is the delay at which the echo explains most. An echo
+        lies between what was played and that with its reverberation: rooms differ in it.
         """
         bare, with_room = (
             np.lib.stride_tricks.sliding_window_view(each, HOPS, axis=0)
