@@ -118,9 +118,8 @@ class SessionSettings:
     ``create_response`` answers each turn at its end and ``interrupt_response`` lets speech end
     the reply that is being made or played. ``echo_gate`` tells the assistant's own voice, come
     back through the microphone, from the user's. Off for headsets, telephones and clients that
-    cancel echo themselves: where none comes back there is nothing to tell, and a user is heard
-    up to 0.2 s sooner. ``script`` forces a reply's modes and length, for random weights, which
-    never end one.
+    cancel echo themselves: where none comes back the gate can only be wrong. ``script`` forces a
+    reply's modes and length, for random weights, which never end one.
     """
 
     input_rate: int = 24_000
