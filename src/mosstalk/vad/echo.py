@@ -213,10 +213,8 @@ class EchoGate:
             excess = (heard - expected).clip(0, _MOST_EXCESS_DB) @ audible
             mean = excess / max(int(audible.sum()), _FEWEST_BANDS)
             state.scores = state.scores + _SMOOTHING * (mean - state.scores)
-            is_echo = bool(state.scores.min() < ECHO_BELOW_DB)
-            if not is_echo and path.unlike(*state.late) < -_SURE:
-                path.learn(heard)
-            return is_echo
+            # The way may have changed: its loss by a knob, its delay by a player.
+            return bool(state.scores.min() < ECHO_BELOW_DB or path.unlike(*state.late) < -_SURE)
         if state.verdict is not None and not audible.any():
             return state.verdict
         unlike = path.unlike(*state.late)

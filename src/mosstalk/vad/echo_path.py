@@ -161,19 +161,26 @@ class EchoPath:
         lies between what was played and that with its reverberation: rooms differ in it.
         """
         bare, with_room = (
-            np.lib.stride_tricks.sliding_window_view(each, HOPS, axis=0)
+            np.lib.stride_tricks.sliding_window_view(_by_band(each), HOPS, axis=1)
             for each in (self.bare, self.played)
-        )
-        floor = noise.T + NOISE_MARGIN_DB
-        level = np.maximum(heard.T, floor)
-        audible = (heard > noise + AUDIBLE_OVER_NOISE_DB).T
-        both = audible & (bare > np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)[:, None])
+        )  # (20, 38, 25)
+        heard, noise = _by_band(heard)[:, None], _by_band(noise)[:, None]
+        floor = noise + np.float32(NOISE_MARGIN_DB)
+        level = np.maximum(heard, floor)
+        audible = heard > noise + np.float32(AUDIBLE_OVER_NOISE_DB)
+        loud = np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)[:, None, None]
+        both = audible & (bare > loud)
         count, loss = both.sum(axis=2), ((level - bare) * both).sum(axis=2)
-        mean = loss.sum(axis=1) / np.maximum(count.sum(axis=1), 1)
-        loss = (loss + _SHARED_CELLS * mean[:, None]) / (count + _SHARED_CELLS)
-        loss = np.minimum(loss, _MOST_GAIN_DB)[:, :, None]
+        mean = loss.sum(axis=0) / np.maximum(count.sum(axis=0), 1)
+        loss = (loss + _SHARED_CELLS * mean) / (count + _SHARED_CELLS)
+        loss = np.minimum(loss, _MOST_GAIN_DB)[:, :, None].astype(np.float32)
         lowest, highest = np.maximum(bare + loss, floor), np.maximum(with_room + loss, floor)
         miss = (level - level.clip(lowest, highest)).clip(-_MOST_MISS_DB, _MOST_MISS_DB)
-        told = audible | (lowest > floor + NOISE_MARGIN_DB)
-        over = ((miss * miss - _MISSED_DB**2) * told).sum(axis=(1, 2))
+        told = audible | (lowest > floor + np.float32(NOISE_MARGIN_DB))
+        over = ((miss * miss - np.float32(_MISSED_DB**2)) * told).sum(axis=(0, 2))
         return float(over.min())
+
+
+def _by_band(levels: Levels) -> npt.NDArray[np.float32]:
+    """Levels (n, 20) as (20, n), side by side in memory: three times as fast."""
+    return np.ascontiguousarray(levels.T, np.float32)
