@@ -35,7 +35,14 @@ _GENERATION: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "max_new_tokens": 512,
     "mosstalk": {
-        "speak": {"do_sample": False, "max_new_tokens": 400},
+        "speak": {
+            "do_sample": False,
+            "max_new_tokens": 400,
+            # What the teachers read in training; see corpus.py.
+            "max_chars": 90,
+            "languages": ["en"],
+            "normalize": True,
+        },
         "transcribe": {"do_sample": False, "max_new_tokens": 200},
     },
 }

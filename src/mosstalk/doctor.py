@@ -137,6 +137,7 @@ def _cache_thing() -> _Thing:
 
 def _optional_packages() -> list[_Thing]:
     wanted = (
+        ("wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers"),
         ("triton", "fast kernels on a GPU (later)", "plain torch operations are used"),
         ("onnxruntime", "making voices (x-vector)", "voices cannot be made, only used"),
         ("kaldi-native-fbank", "making voices (features)", "voices cannot be made, only used"),

@@ -3,6 +3,8 @@
 A model does them as well as it was trained for these prompts.
 """
 
+import warnings
+
 import numpy as np
 
 from mosstalk.codec.audio import Samples
@@ -12,6 +14,7 @@ from mosstalk.model.generate import Limits
 from mosstalk.model.sampling import SamplingOptions
 from mosstalk.pipeline import Answer, Pipeline
 from mosstalk.script import Script
+from mosstalk.text_normalizer import readable
 
 SPEAK_PROMPT = "Read the user's text aloud."
 TRANSCRIBE_PROMPT = "Write down what the user says."
@@ -31,14 +34,20 @@ def speak(
 
     A conversation of its own: a system turn (``system``, by default ``SPEAK_PROMPT``, empty
     for none), the text as a typed turn, a spoken reply. ``options`` and ``limits`` None are
-    the checkpoint's for this task.
+    the checkpoint's for this task. The text is spelled as the checkpoint asks, with a warning
+    of what is left out, and is not cut: longer text is best given in the pieces of
+    ``text_normalizer.readable``.
 
     Raises:
-        TextError: the text is empty or cannot be encoded.
+        TextError: the text is empty, cannot be encoded, or holds no word or no letters that the
+            checkpoint knows.
         VoiceError: the voice is unknown, damaged, or made for another codec.
     """
+    found = readable(text, pipeline.defaults.text)
+    if found.note:
+        warnings.warn(found.note, stacklevel=2)
     chat = pipeline.chat(voice=voice, system=SPEAK_PROMPT if system is None else system)
-    chat.read(text)
+    chat.read(found.text)
     chosen = pipeline.defaults.of("speak")
     return chat.answer(
         options=options or chosen.options(), limits=limits or chosen.limits(), script=script

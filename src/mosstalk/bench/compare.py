@@ -93,7 +93,7 @@ def comparison_table(found: Sequence[Compared]) -> Table:
 
 def _heard(document: Mapping[str, Any]) -> Said:
     found: Said = {}
-    for sentence in document["sentences"]:
+    for sentence in (*document["sentences"], *document.get("long_sentences", ())):
         for name, heard in sentence["heard"].items():
             said, understood = found.setdefault(f"heard: {name}", ([], []))
             said.append(sentence["text"])

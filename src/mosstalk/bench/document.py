@@ -16,11 +16,13 @@ def document_of(quality: Quality) -> dict[str, Any]:
         "settings": quality.settings,
         "speech": [asdict(row) for row in quality.speech],
         "transcripts": [asdict(row) for row in quality.transcripts],
+        "lengths": [asdict(row) for row in quality.lengths],
         "codec": [asdict(row) for row in quality.codec],
         "streaming": asdict(quality.streaming) if quality.streaming else None,
         "speed": asdict(quality.speed) if quality.speed else None,
         "skipped": quality.skipped,
         "sentences": _sentences(quality.verdicts),
+        "long_sentences": _sentences(quality.long_verdicts),
     }
 
 

@@ -12,14 +12,13 @@ from mosstalk.bench.artefacts import find_artefacts
 from mosstalk.bench.html import END, head, settings_html, skipped_html, table_html
 from mosstalk.bench.judging import Verdict
 from mosstalk.bench.png import spectrogram_png
-from mosstalk.bench.quality import Quality
+from mosstalk.bench.quality import TEACHER_NAME, Quality
 from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import READ_ALOUD, RESYNTHESISED, STREAMED
 from mosstalk.bench.words import compared
 from mosstalk.codec.audio import Samples, resample
 from mosstalk.units import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
 
-TEACHER_NAME = "teacher"
 SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
 EXAMPLES = 10
 WRITTEN = 5
@@ -47,7 +46,7 @@ def _title(quality: Quality) -> str:
 
 def _label(quality: Quality) -> str:
     labels = [f"{key}: {quality.settings[key]}" for key in _LABELS if key in quality.settings]
-    return ". ".join(labels)
+    return ". ".join([quality.headline, *labels] if quality.headline else labels)
 
 
 def _examples(quality: Quality) -> Iterator[str]:

@@ -7,9 +7,10 @@ so that a judge that is deaf or forgiving shows.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mosstalk.bench import intervals
+from mosstalk.bench.align import Errors
 from mosstalk.bench.codec_scores import CodecRow, codec_rows
 from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.judging import Panel, SpeechRow, Verdict, naturalness_difference, speech_row
@@ -17,20 +18,37 @@ from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_pr
 from mosstalk.bench.readings import Reading, noise_like, read_recordings
 from mosstalk.bench.sound_scores import aligned, log_spectral_distance, seam_jumps
 from mosstalk.bench.spread import Spread, spread
-from mosstalk.bench.takes import Streamed, Way, read_texts, resynthesise, write_down
+from mosstalk.bench.takes import (
+    READ_ALOUD,
+    READ_ALOUD_LONG,
+    Streamed,
+    Way,
+    read_texts,
+    resynthesise,
+    write_down,
+)
 from mosstalk.bench.voices import LISTENED, TEACHER, UNSEEN, SyntheticVoice, read_aloud
 from mosstalk.bench.words import word_errors
 from mosstalk.errors import BenchError, MosstalkError
 from mosstalk.tensors import Progress
 
+TEACHER_NAME = "teacher"
+TEACHER_LONG = "teacher, long sentences"
+_LENGTHS = ((1, 8), (9, 14), (15, 23), (24, 28), (29, 33))
+"""Words of sentences that are counted together, from and to."""
+_Counted: TypeAlias = tuple[str, Errors]
 _UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to measure: sentences read by the teacher, other voices to judge beside it."""
+    """What to measure: sentences read by the teacher, other voices to judge beside it.
+
+    ``long_sentences`` are read aloud by the checkpoint and the teacher alone.
+    """
 
     sentences: tuple[str, ...]
+    long_sentences: tuple[str, ...] = ()
     recordings: Path | None = None
     people: Path | None = None
     beside: tuple[SyntheticVoice, ...] = ()
@@ -56,6 +74,19 @@ class Line:
     said: str
     own: str
     judge: str
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """Word error rates of sentences of about one length, as the checkpoint and the teacher read
+    them; None without the teacher.
+    """
+
+    words: str
+    n: int
+    own: Estimate
+    teacher: Estimate | None
+    over_teacher: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -89,10 +120,23 @@ class Quality:
     speech: list[SpeechRow] = field(default_factory=list)
     transcripts: list[TranscriptRow] = field(default_factory=list)
     codec: list[CodecRow] = field(default_factory=list)
+    lengths: list[LengthRow] = field(default_factory=list)
     streaming: StreamingRow | None = None
     speed: SpeedRow | None = None
     skipped: list[str] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    long_verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def headline(self) -> str:
+        """Words wrong in what the checkpoint reads aloud, short and long; empty without it."""
+        parts = [
+            f"{_percent(row.words)} of {row.n} sentences of {_words(verdict.reading.texts)} words"
+            for verdict in (*self.verdicts, *self.long_verdicts)
+            for row in self.speech
+            if row.name == verdict.reading.name and row.name in (READ_ALOUD, READ_ALOUD_LONG)
+        ]
+        return f"words wrong, read aloud: {'; '.join(parts)}" if parts else ""
 
 
 def measure_voices(wanted: Wanted, panel: Panel, tell: Progress) -> Quality:
@@ -110,6 +154,16 @@ def measure_checkpoint(wanted: Wanted, panel: Panel, way: Way, tell: Progress) -
     Without the teacher's recordings, all that is compared with them is skipped by name.
     """
     return _Run(wanted, panel, tell).checkpoint(way)
+
+
+def _percent(rate: Estimate) -> str:
+    return f"{100 * rate.value:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+
+
+def _words(texts: Sequence[str]) -> str:
+    """From how many words to how many the texts have."""
+    counts = [len(text.split()) for text in texts]
+    return f"{min(counts)} to {max(counts)}"
 
 
 class _Run:
@@ -132,19 +186,33 @@ class _Run:
         else:
             self._compare(way, teacher, spoken)
         self.quality.speed = _speed(spoken)
+        if self.wanted.long_sentences:
+            self._read_long(way, self.wanted.long_sentences)
+        self.quality.lengths = _by_length(self.quality)
         self._listen(way, teacher)
         return self.quality
+
+    def _read_long(self, way: Way, sentences: Sequence[str]) -> None:
+        """Long sentences, as the checkpoint and the teacher read them."""
+        spoken = read_texts(way, sentences, self.tell, READ_ALOUD_LONG).reading
+        verdicts = self.quality.long_verdicts
+        recordings = self._try(TEACHER_LONG, lambda: self._teachers_long(sentences))
+        teacher = self._judge(recordings, None, verdicts) if recordings else None
+        self._judge(spoken, teacher, verdicts)
+
+    def _teachers_long(self, sentences: Sequence[str]) -> Reading:
+        return Reading(TEACHER_LONG, tuple(sentences), read_aloud(TEACHER, sentences).sounds)
 
     def _teacher(self) -> Reading:
         self.tell("preparing the teacher's recordings", 0, 1)
         if self.wanted.recordings:
-            found = read_recordings(self.wanted.recordings, "teacher")
+            found = read_recordings(self.wanted.recordings, TEACHER_NAME)
             return found.only(self.wanted.sentences)
         try:
             reading = read_aloud(TEACHER, self.wanted.sentences)
         except BenchError as error:
             raise BenchError(f"{error}, or give its recordings with --recordings DIR") from None
-        return Reading("teacher", reading.texts, reading.sounds)
+        return Reading(TEACHER_NAME, reading.texts, reading.sounds)
 
     def _compare(self, way: Way, recordings: Reading, spoken: Streamed) -> None:
         teacher = self._judge(recordings)
@@ -168,9 +236,14 @@ class _Run:
         self._judge(noise, teacher)
         return noise
 
-    def _judge(self, reading: Reading, teacher: Verdict | None = None) -> Verdict:
+    def _judge(
+        self,
+        reading: Reading,
+        teacher: Verdict | None = None,
+        verdicts: list[Verdict] | None = None,
+    ) -> Verdict:
         verdict = self.panel.judge(reading, self.tell)
-        self.quality.verdicts.append(verdict)
+        (self.quality.verdicts if verdicts is None else verdicts).append(verdict)
         self.quality.speech.append(speech_row(verdict, teacher or verdict))
         return verdict
 
@@ -233,6 +306,41 @@ class _Run:
         except MosstalkError as error:
             self.quality.skipped.append(f"{what}: {error}")
             return None
+
+
+def _by_length(quality: Quality) -> list[LengthRow]:
+    """Read aloud, long sentences included, in groups of sentences of as many words."""
+    own, teacher = list[_Counted](), list[_Counted]()
+    for verdict in (*quality.verdicts, *quality.long_verdicts):
+        counted = list(zip(verdict.reading.texts, verdict.words, strict=True))
+        if verdict.reading.name in (READ_ALOUD, READ_ALOUD_LONG):
+            own += counted
+        elif verdict.reading.name in (TEACHER_NAME, TEACHER_LONG):
+            teacher += counted
+    rows = [_length_row(own, teacher, *group) for group in _LENGTHS]
+    return [row for row in rows if row]
+
+
+def _length_row(
+    own: Sequence[_Counted], teacher: Sequence[_Counted], fewest: int, most: int
+) -> LengthRow | None:
+    chosen = [
+        (words, dict(teacher).get(text))
+        for text, words in own
+        if fewest <= len(text.split()) <= most
+    ]
+    if not chosen:
+        return None
+    ours = [words for words, _ in chosen]
+    theirs = [words for _, words in chosen if words]
+    whole = len(theirs) == len(ours)
+    return LengthRow(
+        f"{fewest} to {most} words",
+        len(chosen),
+        intervals.rate(ours),
+        intervals.rate(theirs) if whole else None,
+        intervals.rate_difference(ours, theirs) if whole else None,
+    )
 
 
 def _transcript_row(

@@ -40,7 +40,7 @@ class Table:
 
 def tables_of(quality: Quality) -> list[Table]:
     """All tables that a run has figures for."""
-    makers = (_words, _naturalness, _transcripts, _codec, _streaming, _speed, _artefacts)
+    makers = (_words, _lengths, _naturalness, _transcripts, _codec, _streaming, _speed, _artefacts)
     return [table for make in makers for table in make(quality)]
 
 
@@ -59,6 +59,23 @@ def _words(quality: Quality) -> Iterator[Table]:
         ("", "n", "s", "WER %", "over teacher", "PER %"),
         tuple(rows),
     )
+
+
+def _lengths(quality: Quality) -> Iterator[Table]:
+    if quality.lengths:
+        yield Table(
+            "Read aloud: words wrong, by length of the sentence",
+            "Word error rates in %, the teacher's of the same sentences, and the difference in "
+            "points. In brackets 95% intervals.",
+            ("", "n", "read aloud", "teacher", "over teacher"),
+            tuple(
+                (
+                    *(row.words, str(row.n), percent(row.own)),
+                    *(percent(row.teacher), points(row.over_teacher)),
+                )
+                for row in quality.lengths
+            ),
+        )
 
 
 def _naturalness(quality: Quality) -> Iterator[Table]:

@@ -15,9 +15,12 @@ from mosstalk.pipeline import Answer, Pipeline
 from mosstalk.script import Script
 from mosstalk.tasks import speak, transcribe
 from mosstalk.tensors import Progress
+from mosstalk.text_normalizer import readable
+from mosstalk.timing import TurnTimings
 from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 READ_ALOUD = "read aloud"
+READ_ALOUD_LONG = "read aloud, long sentences"
 RESYNTHESISED = "resynthesised"
 STREAMED = "streamed"
 """Resynthesised hop by hop."""
@@ -90,25 +93,35 @@ class _Hops:
         return tuple(int(end) for end in ends[:-1])
 
 
-def read_texts(way: Way, texts: Sequence[str], tell: Progress) -> Streamed:
+def read_texts(way: Way, texts: Sequence[str], tell: Progress, name: str = READ_ALOUD) -> Streamed:
     """Have the checkpoint read each text aloud, as a user hears it: hop by hop.
 
-    One reply is made first and thrown away, so that no figure holds the machine's warm-up.
+    A text that is longer than the checkpoint reads at once is read in pieces. One text is read
+    first and thrown away, so that no figure holds the machine's warm-up.
     """
-    for _ in _speak(way, texts[0]):
-        pass
+    _read(way, texts[0])
     hops, first_ms, factors = list[_Hops](), list[float](), list[float]()
     for place, text in enumerate(texts):
         tell("reading aloud", place, len(texts))
-        answer = _speak(way, text)
-        hops.append(_Hops(list(answer)))
-        factor = answer.timings.real_time_factor(answer.audio_s)
-        if answer.timings.first_audio_ms is not None and factor is not None:
-            first_ms.append(answer.timings.first_audio_ms)
+        read, timings, audio_s = _read(way, text)
+        hops.append(read)
+        factor = timings.real_time_factor(audio_s)
+        if timings.first_audio_ms is not None and factor is not None:
+            first_ms.append(timings.first_audio_ms)
             factors.append(factor)
-    reading = Reading(READ_ALOUD, tuple(texts), tuple(each.whole for each in hops))
+    reading = Reading(name, tuple(texts), tuple(each.whole for each in hops))
     seams = tuple(each.seams for each in hops)
     return Streamed(reading, seams, tuple(first_ms), tuple(factors))
+
+
+def _read(way: Way, text: str) -> tuple[_Hops, TurnTimings, float]:
+    """The sound of a text, piece after piece, with what it took and how many seconds it lasts."""
+    hops, answers = _Hops(), list[Answer]()
+    for piece in readable(text, way.pipeline.defaults.text).pieces:
+        answers.append(_speak(way, piece))
+        hops.sounds += answers[-1]
+    timings = TurnTimings.together([answer.timings for answer in answers])
+    return hops, timings, sum(answer.audio_s for answer in answers)
 
 
 def _speak(way: Way, text: str) -> Answer:

@@ -16,7 +16,7 @@ from mosstalk.bench.judging import Panel
 from mosstalk.bench.page import quality_page
 from mosstalk.bench.quality import Quality, Wanted, measure_checkpoint, measure_voices
 from mosstalk.bench.readings import read_recordings
-from mosstalk.bench.sentences import HELD_OUT, read_sentences
+from mosstalk.bench.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
 from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import Way
 from mosstalk.bench.voices import find_synthetic_voice
@@ -32,10 +32,15 @@ _PACKAGES = (
     "numpy",
 )
 
+_SHORT_FOR_A_LONG = 4
+
 
 @dataclass(frozen=True)
 class Material:
-    """What is read, and by whom; ``limit`` 0 takes every sentence."""
+    """What is read, and by whom; ``limit`` 0 takes every sentence.
+
+    The long sentences are read beside those that come with the package alone, a quarter as many.
+    """
 
     sentences: Path | None
     limit: int
@@ -63,6 +68,7 @@ def run_quality(judged: Judged, material: Material, to: Outputs) -> None:
         with progress_bar() as tell:
             quality = measure_checkpoint(wanted, panel, way, tell)
         quality.settings = _checkpoint_settings(judged, way) | _settings(material, wanted, panel)
+        quality.settings["long sentences"] = str(len(wanted.long_sentences) or "none")
         _print(quality)
     _write(quality, to)
 
@@ -89,7 +95,10 @@ def _wanted(material: Material) -> Wanted:
     else:
         sentences = read_sentences(material.sentences or HELD_OUT)
     chosen = sentences[: material.limit or len(sentences)]
-    return Wanted(chosen, material.recordings, material.people, beside)
+    own = material.sentences or material.recordings
+    long = () if own else read_sentences(HELD_OUT_LONG)
+    long = long[: -(-material.limit // _SHORT_FOR_A_LONG) or len(long)]
+    return Wanted(chosen, long, material.recordings, material.people, beside)
 
 
 def _load(judged: Judged) -> Way:
@@ -145,6 +154,8 @@ def _versions() -> dict[str, str]:
 
 def _print(quality: Quality) -> None:
     print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
+    if quality.headline:
+        print(f"\n{quality.headline}")
 
 
 def _write(quality: Quality, to: Outputs) -> None:

@@ -21,10 +21,11 @@ from mosstalk.codec.audio import output_format
 from mosstalk.codec.voices import Voice
 from mosstalk.errors import OptionError, TextError
 from mosstalk.figures import answer_figures, model_facts
-from mosstalk.pieces import text_pieces
+from mosstalk.model.defaults import read_defaults
 from mosstalk.pipeline import Answer, Pipeline
 from mosstalk.progress import status_line
 from mosstalk.tasks import speak
+from mosstalk.text_normalizer import ReadableText, readable
 from mosstalk.timing import TurnTimings
 from mosstalk.units import CODE_MS
 
@@ -76,15 +77,14 @@ def run_speak(request: SpeakRequest) -> int:
     sound are also left when the user interrupts.
     """
     output_format(request.out)
-    pieces = text_pieces(read_text(request.text, request.file))
-    if not pieces:
-        raise TextError("the text is empty; give something to read aloud")
+    text = read_text(request.text, request.file)
     with recorded(request.trace, as_json=request.as_json) as record:
         chosen = ChosenModel.of(request.model)
+        found = readable(text, read_defaults(chosen.folders[0]).text)
         chosen.announce("speech")
         reading = _prepare(request, chosen, record)
-        record.results |= {"out": None, "audio_s": 0.0, "pieces": []}
-        _read_aloud(reading, pieces, request.out, record)
+        record.results |= {"out": None, "audio_s": 0.0, "left_out": found.left_out, "pieces": []}
+        _read_aloud(reading, found, request.out, record)
     return 0 if record.results["out"] else 1
 
 
@@ -125,7 +125,10 @@ def _prepare(request: SpeakRequest, chosen: ChosenModel, record: Record) -> _Rea
     return _Reading(pipeline, voice, request.system, drawing)
 
 
-def _read_aloud(reading: _Reading, pieces: list[str], out: Path, record: Record) -> None:
+def _read_aloud(reading: _Reading, found: ReadableText, out: Path, record: Record) -> None:
+    pieces = found.pieces
+    if found.note:
+        print(f"  note     {found.note}")
     if len(pieces) > 1:
         print(f"  the text is read as {len(pieces)} pieces, each a reply of its own")
     sound = Sound(out)

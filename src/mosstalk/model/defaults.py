@@ -1,4 +1,4 @@
-"""How a checkpoint wants its ids drawn: ``generation_config.json`` beside its ``config.json``.
+"""What a checkpoint asks for: ``generation_config.json`` beside its ``config.json``.
 
 The file is the one that model repositories commonly carry. Of its keys ``temperature``,
 ``top_k``, ``top_p``, ``repetition_penalty``, ``do_sample`` and ``max_new_tokens`` are read;
@@ -6,6 +6,10 @@ The file is the one that model repositories commonly carry. Of its keys ``temper
 An object ``mosstalk`` in it may say otherwise for a task::
 
     {"temperature": 0.6, "mosstalk": {"transcribe": {"do_sample": false}}}
+
+For ``speak`` it may also hold what ``TextRules`` says of the text that is read aloud::
+
+    {"mosstalk": {"speak": {"max_chars": 90, "languages": ["en"], "normalize": true}}}
 """
 
 from collections.abc import Mapping
@@ -18,6 +22,8 @@ from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError, OptionError
 from mosstalk.model.generate import Limits
 from mosstalk.model.sampling import SamplingOptions
+from mosstalk.pieces import LONGEST_TEXT
+from mosstalk.text_normalizer import LANGUAGES, TextRules
 
 FILE = "generation_config.json"
 TASKS = ("chat", "speak", "transcribe")
@@ -67,10 +73,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a checkpoint chose: for everything, and by the name of a task."""
+    """What a checkpoint chose: for everything, and by the name of a task.
+
+    ``text``: what it asks of text that it reads aloud.
+    """
 
     everywhere: Choices = field(default_factory=Choices)
     tasks: Mapping[str, Choices] = field(default_factory=dict)
+    text: TextRules = field(default_factory=TextRules)
 
     def of(self, task: str) -> Choices:
         """The choices for one of ``TASKS``."""
@@ -83,7 +93,7 @@ def read_defaults(folder: Path) -> Defaults:
 
     Raises:
         ConfigError: the file is no json object, a value has the wrong type or means nothing,
-            or its ``mosstalk`` object names an unknown task or key.
+            or its ``mosstalk`` object names an unknown task, key or language.
     """
     path = folder / FILE
     if not path.exists():
@@ -91,19 +101,29 @@ def read_defaults(folder: Path) -> Defaults:
     reader = Reader(read_json(path), str(path))
     common = _values(reader)
     own = Reader(reader.get("mosstalk", dict, {}), f"{path}: mosstalk")
-    tasks = {task: own.get(task, dict, {}) for task in TASKS}
+    tasks = {task: Reader(own.get(task, dict, {}), f"{own.where}.{task}") for task in TASKS}
     _refuse_unknown(own, TASKS)
-    return Defaults(
-        _choices(common, reader.where),
-        {task: _task(values, common, f"{own.where}.{task}") for task, values in tasks.items()},
-    )
+    text = _text_rules(tasks["speak"])
+    chosen = {task: _task(values, common) for task, values in tasks.items()}
+    return Defaults(_choices(common, reader.where), chosen, text)
 
 
-def _task(values: dict[str, Any], common: dict[str, Any], where: str) -> Choices:
-    reader = Reader(values, where)
+def _task(reader: Reader, common: dict[str, Any]) -> Choices:
     changed = _values(reader)
-    _refuse_unknown(reader, tuple(_KINDS))
-    return _choices(common | changed, where)
+    _refuse_unknown(reader, (*_KINDS, *sorted(reader.used - set(_KINDS))))
+    return _choices(common | changed, reader.where)
+
+
+def _text_rules(reader: Reader) -> TextRules:
+    languages = tuple(reader.get("languages", list, []))
+    for language in languages:
+        if not isinstance(language, str) or language not in LANGUAGES:
+            known = ", ".join(LANGUAGES)
+            raise ConfigError(f"{reader.where}: unknown language {language!r}; known: {known}")
+    normalize: bool = reader.get("normalize", bool, False)
+    if normalize and not languages:
+        raise ConfigError(f'{reader.where}: normalize needs languages, such as ["en"]')
+    return TextRules(reader.size("max_chars", LONGEST_TEXT), languages, normalize)
 
 
 def _values(reader: Reader) -> dict[str, Any]:
