@@ -49,6 +49,14 @@ def test_sentences_are_compared_in_pairs() -> None:
     assert same.before.high > 0 == same.difference.low == same.difference.high
 
 
+def test_long_sentences_are_compared_where_both_have_them() -> None:
+    long = [{"text": SAID[0], "heard": {"own, long sentences": CLEAN[0]}}]
+    before, after = document(CLEAN, CLEAN), document(CLEAN, CLEAN) | {"long_sentences": long}
+    assert [row.name for row in compared(before, after)] == ["heard: own", "written down: teacher"]
+    names = [row.name for row in compared(after, after)]
+    assert names == ["heard: own", "heard: own, long sentences", "written down: teacher"]
+
+
 def test_the_command_prints_both_and_their_difference(mosstalk: Run, tmp_path: Path) -> None:
     first = saved(tmp_path / "first.json", document(CLEAN, CLEAN))
     second = saved(tmp_path / "second.json", document(["", *CLEAN[1:]], CLEAN))

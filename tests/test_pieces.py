@@ -11,6 +11,10 @@ from mosstalk.pieces import sound_pieces, text_pieces
 RATE = 1000
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u8d70\u5427\u3002"
 """A sentence of twelve signs without blanks, with a comma in it and a full stop at its end."""
+LONG = (
+    "The neighbors told us that the water will be turned off tomorrow morning, so we should fill "
+    "a few bottles before we go to bed."
+)
 
 
 @given(
@@ -35,15 +39,36 @@ def test_pieces_of_text_hold_every_sign_and_none_is_too_long(text: str, longest:
         ("A title\n\nIts text.", ["A title", "Its text."]),
         ("The first is here. The second too.", ["The first is here.", "The second too."]),
         ('She said "No!" And then she went.', ['She said "No!"', "And then she went."]),
-        ("A version 3.5 of it is here now.", ["A version 3.5 of it is", "here now."]),
+        ("A version 3.5 of it is here now.", ["A version 3.5", "of it is here now."]),
         ("What was long, had a comma in it.", ["What was long,", "had a comma in it."]),
-        ("No mark at all in these words", ["No mark at all in these", "words"]),
+        ("No mark at all in these words", ["No mark at all", "in these words"]),
+        ("One of them sang and all of us danced.", ["One of them sang", "and all of us danced."]),
+        ("Yes. And what was long, had a comma.", ["Yes.", "And what was long,", "had a comma."]),
         ("a" * 30, ["a" * 24, "a" * 6]),
         (3 * CHINESE, [2 * CHINESE, CHINESE]),
     ],
 )
 def test_text_is_cut_at_the_politest_place_that_fits(text: str, pieces: list[str]) -> None:
     assert text_pieces(text, 24) == pieces
+
+
+def test_a_long_sentence_is_cut_at_its_clauses_into_parts_of_similar_length() -> None:
+    (sentence,) = text_pieces(LONG)
+    assert text_pieces(LONG, 90) == [
+        "The neighbors told us that the water will be turned off tomorrow morning,",
+        "so we should fill a few bottles before we go to bed.",
+    ]
+    assert " ".join(text_pieces(LONG, 40)) == sentence
+    for longest in (90, 60, 40):
+        pieces = text_pieces(LONG, longest)
+        assert len(pieces) <= -(-len(LONG) // longest) + 1
+        assert min(map(len, pieces)) >= longest // 3
+        assert not any(piece.endswith((" the", " a", " to", " and")) for piece in pieces)
+
+
+def test_a_text_without_any_mark_is_cut_in_time() -> None:
+    pieces = text_pieces("word and another " * 2_000 + "x" * 20_000, 90)
+    assert max(map(len, pieces)) <= 90
 
 
 def noise(seconds: float, seed: int = 0) -> Samples:

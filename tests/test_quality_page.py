@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -19,10 +20,10 @@ from mosstalk.bench.intervals import rate
 from mosstalk.bench.judging import Verdict, speech_row
 from mosstalk.bench.page import encode_sound, marked, pick_examples, quality_page
 from mosstalk.bench.png import spectrogram_png
-from mosstalk.bench.quality import Line, Quality, TranscriptRow
+from mosstalk.bench.quality import TEACHER_LONG, Line, Quality, TranscriptRow, lengths_of
 from mosstalk.bench.readings import Reading, noise_like
 from mosstalk.bench.tables import tables_of
-from mosstalk.bench.takes import READ_ALOUD
+from mosstalk.bench.takes import READ_ALOUD, READ_ALOUD_LONG
 from mosstalk.bench.words import word_errors
 from mosstalk.codec.audio import Samples, read_audio
 from mosstalk.documents import as_text
@@ -166,6 +167,33 @@ def test_a_table_names_what_is_worse_than_the_teacher(quality: Quality) -> None:
     assert all(
         len(line) <= 100 for table in tables_of(quality) for line in table.as_text().split("\n")
     )
+
+
+def test_the_headline_and_a_table_tell_short_from_long_sentences(quality: Quality) -> None:
+    text = "We waited " + "and waited " * 12 + "for you."
+    teacher, aloud = (
+        verdict(
+            replace(each.reading, name=name, texts=(text,), sounds=each.reading.sounds[:1]), said
+        )
+        for each, name, said in zip(
+            quality.verdicts, (TEACHER_LONG, READ_ALOUD_LONG), (text, "We waited."), strict=True
+        )
+    )
+    both = replace(
+        quality,
+        speech=[*quality.speech, speech_row(teacher, teacher), speech_row(aloud, teacher)],
+        long_verdicts=[teacher, aloud],
+    )
+    assert quality.headline == (
+        "words wrong, read aloud: 57.1 % [25.0, 100.0] of 2 sentences of 3 to 4 words"
+    )
+    assert both.headline == (f"{quality.headline}; 92.9 % [92.9, 92.9] of 1 sentence of 28 words")
+    both.lengths = lengths_of(both)
+    (table,) = [table for table in tables_of(both) if "by length" in table.title]
+    assert [row[:2] for row in table.rows] == [("1 to 8 words", "2"), ("24 to 28 words", "1")]
+    assert [row[3] for row in table.rows] == ["0.0 [0.0, 0.0]"] * 2
+    assert table.rows[1][4].startswith("+92.9 [")
+    assert both.headline in quality_page(both)
 
 
 def test_a_spectrogram_is_a_png_of_the_sounds_length(sound: Samples) -> None:

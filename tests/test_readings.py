@@ -9,7 +9,7 @@ from conftest import QUESTION, ROOT
 
 from mosstalk.bench.people import asset_recordings
 from mosstalk.bench.readings import noise_like, read_recordings
-from mosstalk.bench.sentences import HELD_OUT, read_sentences
+from mosstalk.bench.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
 from mosstalk.bench.words import normalised
 from mosstalk.errors import AudioError, BenchError
 from mosstalk.units import OUTPUT_RATE
@@ -81,6 +81,16 @@ def test_the_held_out_sentences_are_a_hundred_short_plain_ones() -> None:
     assert all(5 <= len(sentence.split()) <= 14 for sentence in sentences)
     assert not any(letter.isdigit() for sentence in sentences for letter in sentence)
     assert sentences == tuple(HELD_OUT.read_text().splitlines())
+
+
+def test_the_long_sentences_are_two_dozen_that_no_reply_holds_whole() -> None:
+    sentences = read_sentences(HELD_OUT_LONG)
+    assert len({" ".join(normalised(sentence)) for sentence in sentences}) == 24
+    assert all(24 <= len(sentence.split()) <= 33 for sentence in sentences)
+    assert sum(len(sentence.split()) >= 29 for sentence in sentences) >= 8
+    assert min(map(len, sentences)) > 90
+    assert not any(letter.isdigit() for sentence in sentences for letter in sentence)
+    assert sentences == tuple(HELD_OUT_LONG.read_text().splitlines())
 
 
 def test_sentences_of_ones_own_are_read_without_blank_lines(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ LANGUAGES = {"en": "English", "zh": "Chinese"}
 _SCRIPTS = {"en": frozenset({"LATIN"}), "zh": frozenset({"CJK", "LATIN"})}
 """Of each language, as the names of Unicode's letters begin. Chinese text holds Latin words."""
 _SCRIPT_NAMES = {"CJK": "Chinese"}
+_UNITS = frozenset("\u03bc\u03a9\u03c0")
+"""Greek letters that stand for micro, ohm and pi in any language."""
 _AT_ONCE = 300
 """Characters that are normalised together: wetext's time grows faster than the text."""
 _HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -35,7 +37,9 @@ _SAME = str.maketrans(
         "\u2026": "...",
         "\u2103": "\u00b0C",
         "\u2109": "\u00b0F",
-        "\u2116": "#",
+        "\u2116": " No. ",
+        "\u03a9": " ohm",
+        "\u03c0": " pi",
     }
 )
 _RANGE = re.compile(r"(?<=\d)\s?[\u2013\u2014]\s?(?=\d)")
@@ -110,6 +114,7 @@ _AFTER = (
     (re.compile(r"\s+-+\s+|--+|[;:()\[\]]"), ", "),
     (re.compile(r"(?<![a-zA-Z])['-]+|['-]+(?![a-zA-Z])"), " "),
     (re.compile(r"/"), " "),
+    (re.compile(r"[\u00b5\u03bc]"), " micro "),
     (re.compile(r"&"), " and "),
     (re.compile(r"\+"), " plus "),
     (re.compile(r"="), " equals "),
@@ -172,28 +177,25 @@ def readable(text: str, rules: TextRules) -> ReadableText:
     """
     if not text.strip():
         raise TextError("the text is empty; give something to read aloud")
-    words, left_out = _normalized(text, rules.languages) if rules.normalize else (text, ())
     if rules.languages:
-        _require_words(text, words, rules.languages)
+        _require_letters(text, rules.languages)
+    words, left_out = _normalized(text, rules.languages) if rules.normalize else (text, ())
+    if rules.languages and not any(map(str.isalnum, words)):
+        raise TextError(f"there is no word to read aloud in {_short(text)!r}; give some")
     return ReadableText(words, rules.max_chars, left_out)
 
 
-def _require_words(text: str, read: str, languages: tuple[str, ...]) -> None:
+def _require_letters(text: str, languages: tuple[str, ...]) -> None:
     known = frozenset[str]().union(*(_SCRIPTS[language] for language in languages))
-    for word in read.split():
-        for letter in word:
+    names = " and ".join(LANGUAGES[language] for language in languages)
+    for word in text.split():
+        for letter in filter(str.isalpha, unicodedata.normalize("NFKC", word)):
             script = unicodedata.name(letter, "UNKNOWN").partition(" ")[0]
-            if letter.isalpha() and script not in known:
+            if script not in known and letter not in _UNITS:
                 raise TextError(
-                    f"this model reads {_names(languages)} alone, and {_short(word)!r} is not in "
-                    f"its letters ({_SCRIPT_NAMES.get(script, script.capitalize())}); give text that is, or another --model"
+                    f"this model reads {names} alone, and {_short(word)!r} is written in "
+                    f"{_SCRIPT_NAMES.get(script, script.capitalize())}; give {names} text"
                 )
-    if not any(map(str.isalnum, read)):
-        raise TextError(f"there is no word to read aloud in {_short(text)!r}; give some")
-
-
-def _names(languages: Iterable[str]) -> str:
-    return " and ".join(LANGUAGES[language] for language in languages)
 
 
 def _short(text: str, longest: int = 40) -> str:
@@ -273,6 +275,9 @@ def _in_full(text: str) -> str:
     """``text`` with its abbreviations written out."""
     text = _TITLE.sub(lambda found: _BEFORE_NAMES[found[1]], text)
     text = _COUNTED.sub(lambda found: f"{_BEFORE_NUMBERS[found[1].lower()]} ", text)
+
+    # wetext takes it for a number wherever it stands.
+    text = re.sub(r"\bNo\.", "no.", text)
 
     def words(found: re.Match[str]) -> str:
         # The point stays where it also ends the sentence.

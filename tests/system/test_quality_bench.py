@@ -11,7 +11,7 @@ from conftest import QUESTION, SYNTHETIC, Run, lacking, require_package, require
 
 from mosstalk.bench.judges import NaturalnessJudge, PhonemeJudge, WhisperJudge
 from mosstalk.bench.people import librivox_clips, telephone_prompts
-from mosstalk.bench.sentences import read_sentences
+from mosstalk.bench.sentences import HELD_OUT_LONG, read_sentences
 from mosstalk.bench.sound_scores import pesq, stoi
 from mosstalk.bench.voices import TEACHER, UNSEEN, VOICES, read_aloud
 from mosstalk.bench.words import error_rate
@@ -60,6 +60,36 @@ def test_the_bench_tells_speech_from_random_weights(process: Run, tmp_path: Path
     assert "scripted" in found["settings"]["replies"]
     assert "scripted" in run.stdout
     assert (tmp_path / "page.html").read_text().count("<audio") == 3 * 4
+    # A quarter as many long sentences, at least one; random weights say none of their words.
+    (line,) = found["long_sentences"]
+    assert line["text"] == read_sentences(HELD_OUT_LONG)[0]
+    assert wer["teacher, long sentences"] < 0.15 < 0.8 < wer["read aloud, long sentences"]
+    assert [row["words"] for row in found["lengths"]] == ["9 to 14 words", "24 to 28 words"]
+    headline = run.stdout.splitlines()[-1]
+    assert headline.startswith("words wrong, read aloud: ")
+    assert "of 3 sentences of 9 to 12 words; " in headline
+    assert "of 1 sentence of 27 words" in headline
+
+
+def test_the_shipped_model_reads_long_sentences_and_numbers_so_that_they_are_understood(
+    process: Run, tmp_path: Path
+) -> None:
+    long = read_sentences(HELD_OUT_LONG)[:6]
+    numbers = (
+        "The ticket costs $3.50 and the train leaves at 3:45 pm.",
+        "It is 5 km to the lake, and it is 20 °C outside.",
+        "Dr. Smith works for the U.S.A. and has 2 dogs.",
+    )
+    judge = WhisperJudge()
+    for texts, most in ((long, 0.15), (numbers, 0.2)):
+        heard = []
+        for text in texts:
+            run = process("speak", text, "--model", "pocket", "--out", "said.wav")
+            assert run.returncode == 0, run.stderr
+            samples = read_audio(tmp_path / "said.wav", OUTPUT_RATE).samples
+            heard.append(judge.transcribe(samples, OUTPUT_RATE))
+        said = [text.replace("°C", "degrees Celsius").replace("U.S.A.", "USA") for text in texts]
+        assert error_rate(said, heard) < most, heard
 
 
 def test_a_json_document_on_stdout_stands_alone(process: Run) -> None:

@@ -131,7 +131,8 @@ class Quality:
     def headline(self) -> str:
         """Words wrong in what the checkpoint reads aloud, short and long; empty without it."""
         parts = [
-            f"{_percent(row.words)} of {row.n} sentences of {_words(verdict.reading.texts)} words"
+            f"{_percent(row.words)} of {row.n} sentence{'s'[: row.n != 1]} of "
+            f"{_words(verdict.reading.texts)} words"
             for verdict in (*self.verdicts, *self.long_verdicts)
             for row in self.speech
             if row.name == verdict.reading.name and row.name in (READ_ALOUD, READ_ALOUD_LONG)
@@ -162,8 +163,8 @@ def _percent(rate: Estimate) -> str:
 
 def _words(texts: Sequence[str]) -> str:
     """From how many words to how many the texts have."""
-    counts = [len(text.split()) for text in texts]
-    return f"{min(counts)} to {max(counts)}"
+    counts = {len(text.split()) for text in texts}
+    return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
 
 
 class _Run:
@@ -188,7 +189,7 @@ class _Run:
         self.quality.speed = _speed(spoken)
         if self.wanted.long_sentences:
             self._read_long(way, self.wanted.long_sentences)
-        self.quality.lengths = _by_length(self.quality)
+        self.quality.lengths = lengths_of(self.quality)
         self._listen(way, teacher)
         return self.quality
 
@@ -308,7 +309,7 @@ class _Run:
             return None
 
 
-def _by_length(quality: Quality) -> list[LengthRow]:
+def lengths_of(quality: Quality) -> list[LengthRow]:
     """Read aloud, long sentences included, in groups of sentences of as many words."""
     own, teacher = list[_Counted](), list[_Counted]()
     for verdict in (*quality.verdicts, *quality.long_verdicts):
@@ -332,7 +333,7 @@ def _length_row(
     if not chosen:
         return None
     ours = [words for words, _ in chosen]
-    theirs = [words for _, words in chosen if words]
+    theirs = [words for _, words in chosen if words is not None]
     whole = len(theirs) == len(ours)
     return LengthRow(
         f"{fewest} to {most} words",

@@ -45,10 +45,14 @@ def speak(
 
     echo "The train is late." | mosstalk speak - --out late.ogg
 
-    Long text is cut at sentence ends: each piece is one reply, one after the
-    other in OUT. It grows hop by hop in OUT.part, which is renamed at the end.
+    Long text is cut at sentence ends, long sentences at commas: each piece is
+    one reply, one after the other in OUT. It grows hop by hop in OUT.part,
+    which is renamed at the end.
 
-    How well it is read depends on the model: see its card.
+    The model says what it can read: how long a piece may be, whether numbers,
+    units and abbreviations are spelled as words first, and which languages it
+    knows. mosstalk-pocket reads English in words. Emoji are left out with a
+    note; text that the model cannot read is refused.
 
     Exit code 1: the model ended its replies without a sound. 2: wrong input.
     """
