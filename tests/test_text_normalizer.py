@@ -154,12 +154,11 @@ WRITTEN = st.text(
 
 @settings(deadline=None)
 @given(text=WRITTEN)
-def test_whatever_is_written_comes_out_in_plain_words_and_stays_so(text: str) -> None:
+def test_whatever_is_written_comes_out_in_plain_words(text: str) -> None:
     try:
         found = readable(text, ENGLISH)
     except TextError:
         assert not re.search(r"[a-zA-Z0-9]", text)
         return
     assert re.fullmatch(r"[a-zA-Z' ,.?!\n-]*[a-zA-Z][a-zA-Z' ,.?!\n-]*", found.text)
-    again = readable(found.text, ENGLISH)
-    assert (again.text, again.left_out) == (found.text, ())
+    assert not re.search(r"^[,.?!]|[.?!]{2}| [,.?!]|  ", found.text)

@@ -66,7 +66,7 @@ def _cut(line: str, longest: int) -> Iterator[str]:
         if len(sentence.rstrip()) > longest:
             yield from _cut_sentence(sentence, longest)
         else:
-            piece += sentence
+            piece = (piece + sentence).lstrip()
     if piece:
         yield piece.rstrip()
 

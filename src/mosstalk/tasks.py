@@ -29,6 +29,7 @@ def speak(
     options: SamplingOptions | None = None,
     limits: Limits | None = None,
     script: Script | None = None,
+    as_written: bool = False,
 ) -> Answer:
     """Begin to read ``text`` aloud; iterate over the answer for its sound.
 
@@ -36,18 +37,20 @@ def speak(
     for none), the text as a typed turn, a spoken reply. ``options`` and ``limits`` None are
     the checkpoint's for this task. The text is spelled as the checkpoint asks, with a warning
     of what is left out, and is not cut: longer text is best given in the pieces of
-    ``text_normalizer.readable``.
+    ``text_normalizer.readable``, ``as_written``, which leaves a text as it is.
 
     Raises:
         TextError: the text is empty, cannot be encoded, or holds no word or no letters that the
             checkpoint knows.
         VoiceError: the voice is unknown, damaged, or made for another codec.
     """
-    found = readable(text, pipeline.defaults.text)
-    if found.note:
-        warnings.warn(found.note, stacklevel=2)
+    if not as_written:
+        found = readable(text, pipeline.defaults.text)
+        text = found.text
+        if found.note:
+            warnings.warn(found.note, stacklevel=2)
     chat = pipeline.chat(voice=voice, system=SPEAK_PROMPT if system is None else system)
-    chat.read(found.text)
+    chat.read(text)
     chosen = pipeline.defaults.of("speak")
     return chat.answer(
         options=options or chosen.options(), limits=limits or chosen.limits(), script=script

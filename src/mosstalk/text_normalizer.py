@@ -110,20 +110,29 @@ _SHORT_WORDS = (
 _EMPHASISED = frozenset(_SHORT_WORDS.split())
 """What people write in capitals for emphasis; other capitals stand for letters."""
 _VOWEL = re.compile(r"[AEIOUY]")
-_AFTER = (
-    (re.compile(r"\s+-+\s+|--+|[;:()\[\]]"), ", "),
-    (re.compile(r"(?<![a-zA-Z])['-]+|['-]+(?![a-zA-Z])"), " "),
-    (re.compile(r"/"), " "),
+_SIGN_WORDS = (
     (re.compile(r"[\u00b5\u03bc]"), " micro "),
+    (re.compile(r"²"), " squared "),
+    (re.compile(r"³"), " cubed "),
     (re.compile(r"&"), " and "),
     (re.compile(r"\+"), " plus "),
     (re.compile(r"="), " equals "),
     (re.compile(r"@"), " at "),
-    (re.compile(r"\s+(?=[,.?!])"), ""),
+    (re.compile(r"/"), " "),
+)
+"""What wetext leaves as signs, in words."""
+_MARKS = (
+    (re.compile(r"\s+-+\s+|--+|[;:()\[\]]"), ", "),
+    (re.compile(r"(?<![a-zA-Z])['-]+|['-]+(?![a-zA-Z])"), " "),
+)
+"""The marks of other pauses as commas."""
+_TIDY = (
+    (re.compile(r"\s+"), " "),
+    (re.compile(r" (?=[,.?!])"), ""),
     (re.compile(r"\.+(?=[?!])"), ""),
     (re.compile(r"([.?!])[.?!,]+"), r"\1"),
-    (re.compile(r",[,\s]*(?=[,.?!])"), ""),
-    (re.compile(r"^[,.?!\s]+"), ""),
+    (re.compile(r",[, ]*(?=[,.?!])"), ""),
+    (re.compile(r"^[,.?! ]+"), ""),
 )
 _LETTERS = str.maketrans(
     {"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l",
@@ -169,8 +178,7 @@ class ReadableText:
 def readable(text: str, rules: TextRules) -> ReadableText:
     """``text`` as a checkpoint with these rules can read it aloud.
 
-    Blank lines stay; other blanks and line ends become single blanks if it is normalised. What
-    was returned once stays the same when it is given again.
+    Blank lines stay; other blanks and line ends become single blanks if it is normalised.
 
     Raises:
         TextError: it has no word, or letters of a script that is of none of the languages.
@@ -247,20 +255,21 @@ def _known(sign: str) -> str | None:
 
 def _in_words(chunk: str, languages: tuple[str, ...], left_out: list[str]) -> str:
     if "zh" in languages and ("en" not in languages or _HAN.search(chunk)):
-        words = _spoken(chunk, "zh")
+        words = "".join(_spoken_signs(_spoken(chunk, "zh"), left_out))
     else:
-        words = _english(_unaccented(chunk))
-    return " ".join("".join(_spoken_signs(words, left_out)).split())
+        words = _english(_unaccented(chunk), left_out)
+    return " ".join(words.split())
 
 
-def _english(text: str) -> str:
+def _english(text: str, left_out: list[str]) -> str:
     words = text
     if not _PLAIN.fullmatch(text):
         words = _in_full(_replaced(text, _BEFORE))
         words = _AMOUNT.sub(_amount, _PHONE.sub(_digit_by_digit, words))
         words = _THOUSAND.sub(_thousand, words)
-        words = _letters(_spoken(words, "en"))
-    words = _replaced(words, _AFTER)
+        words = _replaced(_spoken(words, "en"), _SIGN_WORDS)
+    words = "".join(_spoken_signs(_replaced(words, _MARKS), left_out))
+    words = _replaced(_letters(words), _TIDY).strip()
     words = words if text.endswith(",") else words.rstrip(" ,")
     return words[:1].upper() + words[1:] if text[:1].isupper() else words
 

@@ -118,19 +118,20 @@ def _read(way: Way, text: str) -> tuple[_Hops, TurnTimings, float]:
     """The sound of a text, piece after piece, with what it took and how many seconds it lasts."""
     hops, answers = _Hops(), list[Answer]()
     for piece in readable(text, way.pipeline.defaults.text).pieces:
-        answers.append(_speak(way, piece))
+        answers.append(_speak_piece(way, piece))
         hops.sounds += answers[-1]
     timings = TurnTimings.together([answer.timings for answer in answers])
     return hops, timings, sum(answer.audio_s for answer in answers)
 
 
-def _speak(way: Way, text: str) -> Answer:
+def _speak_piece(way: Way, piece: str) -> Answer:
     return speak(
         way.pipeline,
-        text,
+        piece,
         voice=way.voice,
         options=way.options("speak"),
         script=way.script("speak"),
+        as_written=True,
     )
 
 

@@ -67,6 +67,7 @@ class _Reading:
             options=self.drawing.options,
             limits=self.drawing.limits,
             script=self.drawing.script,
+            as_written=True,
         )
 
 
