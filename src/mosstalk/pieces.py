@@ -27,7 +27,8 @@ _JOINING = frozenset(_JOINING_WORDS.split())
 _LEANING_WORDS = (
     "a an the this that these those my your his her its our their of to in on at by for from with "
     "into onto over under through about between near behind past along is are was were be not and "
-    "but or so if because no very some any every each"
+    "but or so if because no very some any every each two three four five six seven eight nine ten "
+    "eleven twelve twenty thirty forty fifty sixty seventy eighty ninety hundred thousand point"
 )
 _LEANING = frozenset(_LEANING_WORDS.split())
 """Words that are said in one breath with the next."""
