@@ -122,7 +122,7 @@ def test_where_the_checkpoint_asks_for_nothing_text_stays_as_it_is(text: str) ->
 
 def test_words_stay_as_they_are_and_paragraphs_apart() -> None:
     text = "Good morning, how are you? I'm well-rested.\n\nThe train is late."
-    found = readable(f"{text}\n\n😀\n", ENGLISH)
+    found = readable(f"\n\n{text}\n\n😀\n", ENGLISH)
     assert (found.text, found.left_out) == (text, ("😀",))
 
 

@@ -227,14 +227,16 @@ def _known_signs(text: str, left_out: list[str]) -> str:
     """``text`` in signs that can become words; runs of others are added to ``left_out``."""
     text = _RANGE.sub("-", unicodedata.normalize("NFC", text)).translate(_SAME)
     signs, run = list[str](), ""
-    for sign, after in zip(text, f"{text[1:]} ", strict=True):
+    for sign, after in zip(text, f"{text[1:]} ", strict=False):
         known = None if sign == "#" and not after.isdigit() else _known(sign)
         if known is None and (run or unicodedata.category(sign) not in ("Mn", "Cf", "Cc")):
             run += sign
         if known is not None:
-            left_out += [run] if run else []
-            signs, run = [*signs, " "] if run else signs, ""
+            if run:
+                left_out.append(run)
+                signs.append(" ")
             signs.append(known)
+            run = ""
     left_out += [run] if run else []
     return "".join(signs)
 
