@@ -49,10 +49,9 @@ def speak(
     one reply, one after the other in OUT. It grows hop by hop in OUT.part,
     which is renamed at the end.
 
-    The model says what it can read: how long a piece may be, whether numbers,
-    units and abbreviations are spelled as words first, and which languages it
-    knows. mosstalk-pocket reads English in words. Emoji are left out with a
-    note; text that the model cannot read is refused.
+    The model says what it can read. For mosstalk-pocket numbers, units and
+    abbreviations become words, emoji are left out with a note, and text that
+    is not English is refused.
 
     Exit code 1: the model ended its replies without a sound. 2: wrong input.
     """
