@@ -45,9 +45,8 @@ def speak(
 
     echo "The train is late." | mosstalk speak - --out late.ogg
 
-    Long text is cut at sentence ends, long sentences at commas: each piece is
-    one reply, one after the other in OUT. It grows hop by hop in OUT.part,
-    which is renamed at the end.
+    Long text is cut at sentence ends, else commas: each piece is one reply, one
+    after the other in OUT. It grows in OUT.part, which is renamed at the end.
 
     The model says what it can read. For mosstalk-pocket numbers, units and
     abbreviations become words, emoji are left out with a note, and text that
