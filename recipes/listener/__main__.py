@@ -215,7 +215,7 @@ def score(
             log.flush()
             interval = f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
             print(
-                f"{row['set']:12} {row['way']:44} {100 * row['wer']:6.1f} % ({interval}), "
+                f"{row['set']:12} {row['way']:60} {100 * row['wer']:6.1f} % ({interval}), "
                 f"n = {row['n']}", flush=True,
             )  # fmt: skip
 

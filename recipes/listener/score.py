@@ -169,7 +169,9 @@ def score(
         for bits in (16, 8):
             tokenizer = load_tokenizer(path.with_suffix(""), bits)
             size = stored_bytes(tokenizer.state_dict(), bits)
-            ways[f"{path.stem}, {bits} bits, {size:,} bytes"] = of_codes(student, tokenizer)
+            ways[f"{path.with_suffix('')}, {bits} bits, {size:,} bytes"] = of_codes(
+                student, tokenizer
+            )
     for name, texts, sounds in readings(sets, work, most):
         for way, features in ways.items():
             written = judge.written(features, sounds)
