@@ -3,6 +3,7 @@
 import json
 import random
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -178,9 +179,9 @@ def test_eight_bits_round_each_output_by_its_own_scale() -> None:
 def clips_of(lengths: list[int]) -> Clips:
     """Clips of constant sound, each louder than the one before."""
     sound = torch.cat([torch.full((n,), 1000 * (k + 1)) for k, n in enumerate(lengths)])
-    ends = np.cumsum(lengths)
+    sizes = np.array(lengths, np.int64)
     return Clips(
-        sound.to(torch.int16), ends - lengths, np.array(lengths), np.arange(len(lengths)),
+        sound.to(torch.int16), np.cumsum(sizes) - sizes, sizes, np.arange(len(sizes)),
         torch.zeros(len(lengths), 256),
     )  # fmt: skip
 
@@ -198,15 +199,11 @@ def test_a_segment_has_the_text_and_the_places_of_its_clips() -> None:
         codes = batch.clean[row].reshape(segments.CODES, INPUT_SAMPLES_PER_CODE)
         loud = codes.abs().amax(1) > 0.01
         assert bool(batch.speech[row][loud].all())
-        said = []
-        for code in range(segments.CODES):
-            clip = int(batch.clip[row, code])
-            if clip >= 0 and bool(loud[code]):
-                level = float(codes[code].abs().max()) * 32768 / 1000
-                assert abs(level - (clip + 1)) < 0.01 or code == segments.CODES
-                said += [clip] if not said or said[-1] != clip else []
-        if said and len(set(said)) == len(said):
-            assert text[:-1] == [token for clip in said for token in tokens[clip]]
+        # Clips in the text's order, then in the sound's; one said twice in a row counts once.
+        written = [key for token in text for key, own in tokens.items() if own[0] == token]
+        marked = [int(clip) for clip, there in zip(batch.clip[row], loud, strict=True) if there]
+        if marked[0] >= 0:
+            assert [key for key, _ in groupby(marked)] == [key for key, _ in groupby(written)]
 
 
 def test_held_out_voices_read_only_the_bench() -> None:
