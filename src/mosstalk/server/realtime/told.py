@@ -239,8 +239,7 @@ class Told:
         if state.updates.pop(command_id, None):
             latest = list(state.updates.values())
             state.planned = latest[-1] if latest else state.session
-        of_response = event.command in _ASKED_FOR or command_id in state.groups
-        if event.code in FAILED_RESPONSES and of_response:
+        if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
             self._fail(event, wish or usual(state.session))
             return
         body = told(event) | {"event_id": event_id_of(event.command_id)}
