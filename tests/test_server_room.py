@@ -22,7 +22,7 @@ LONG = bytes(15 * MIB)
 """5.5 minutes of sound."""
 GONE_S = 2.0
 HANDSHAKE = (
-    "GET /v1/realtime HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
