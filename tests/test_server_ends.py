@@ -262,7 +262,7 @@ def test_a_server_whose_output_nobody_reads_serves_and_ends(
 def test_what_was_logged_while_nobody_read_is_there_for_whoever_reads_again(
     cache_folder: Path,
 ) -> None:
-    async def main() -> None:
+    async def come_and_go(server: Server) -> None:
         async with Talker(server):
             pass
 
@@ -272,7 +272,7 @@ def test_what_was_logged_while_nobody_read_is_there_for_whoever_reads_again(
     os.close(writing)  # the server's is the only one now
     try:
         server.await_ready()
-        run(main())
+        run(come_and_go(server))
         server.await_nothing_held()
         server.signal(signal.SIGTERM)
         with os.fdopen(reading) as pipe:

@@ -164,10 +164,10 @@ class EchoPath:
             np.lib.stride_tricks.sliding_window_view(_by_band(each), HOPS, axis=1)
             for each in (self.bare, self.played)
         )  # (20, 38, 25)
-        heard, noise = _by_band(heard)[:, None], _by_band(noise)[:, None]
-        floor = noise + np.float32(NOISE_MARGIN_DB)
-        level = np.maximum(heard, floor)
-        audible = heard > noise + np.float32(AUDIBLE_OVER_NOISE_DB)
+        here, quiet = _by_band(heard)[:, None], _by_band(noise)[:, None]
+        floor = quiet + np.float32(NOISE_MARGIN_DB)
+        level = np.maximum(here, floor)
+        audible = here > quiet + np.float32(AUDIBLE_OVER_NOISE_DB)
         loud = np.maximum(self.peak - _BELOW_PEAK_DB, _AUDIBLE_DB)[:, None, None]
         both = audible & (bare > loud)
         count, loss = both.sum(axis=2), ((level - bare) * both).sum(axis=2)
