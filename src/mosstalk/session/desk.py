@@ -19,7 +19,7 @@ from mosstalk.session.line import Line
 from mosstalk.session.microphone import Microphone
 from mosstalk.session.playback import Playback
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
-from mosstalk.session.sound import resampled, samples_of
+from mosstalk.session.sound import require_rate, resampled, samples_of
 from mosstalk.session.stage import Stage
 from mosstalk.units import CODES_PER_SECOND, INPUT_RATE
 
@@ -157,11 +157,16 @@ class Desk:
         async with self.stage.long_work:
             return await asyncio.to_thread(work)
 
+    def _rate_of(self, sound: Sound) -> int:
+        rate = sound.rate or self.settings.input_rate
+        require_rate(rate)
+        return rate
+
     def _seconds(self, sound: Sound) -> float:
-        return sample_count(sound.pcm) / (sound.rate or self.settings.input_rate)
+        return sample_count(sound.pcm) / self._rate_of(sound)
 
     def _samples(self, sound: Sound) -> Samples:
-        return resampled(samples_of(sound.pcm), sound.rate or self.settings.input_rate)
+        return resampled(samples_of(sound.pcm), self._rate_of(sound))
 
     async def _speech(self, samples: Samples) -> SpeechSegment:
         length_ms = len(samples) * 1000 // INPUT_RATE

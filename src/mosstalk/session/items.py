@@ -42,6 +42,7 @@ class Items:
         command: told.CreateText | told.CreateAudio | told.CreateMessage,
     ) -> None:
         self._desk.history.require_new(command.item_id)
+        self._desk.require_place(0, message.role)  # before anything is made of it
         entry = await self._desk.entry_of(message, command.item_id or new_id("item"))
         self._desk.require_place(len(entry.rows), entry.role)
         await self._insert(entry, command.previous_item_id, command.command_id)
