@@ -47,12 +47,12 @@ def parse_json(text: str) -> Any:
         raise ConfigError(_TOO_DEEP) from None
     except ValueError as error:  # no json, or a number of thousands of digits
         raise ConfigError(f"not readable as json ({error})") from None
-    if _deeper_than(value, _DEEPEST):
+    if deeper_than(value, _DEEPEST):
         raise ConfigError(_TOO_DEEP)
     return value
 
 
-def _deeper_than(value: Any, most: int) -> bool:
+def deeper_than(value: Any, most: int) -> bool:
     """Whether lists and objects are nested more than ``most`` levels deep; it never recurses."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from mosstalk.documents import deeper_than
 from mosstalk.server.realtime.errors import WireError
 
 MIB = 1 << 20
@@ -192,13 +193,7 @@ def require_plain(event: Fields, raw: str | bytes) -> None:
     Raises:
         WireError: it is nested deeply, or holds half a surrogate pair, which no text may hold.
     """
-    level: list[Any] = [event.value]
-    for _ in range(_DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [each for group in inner for each in group if isinstance(each, dict | list)]
-        if not level:
-            break
-    else:
+    if deeper_than(event.value, _DEEPEST):
         raise _too_deep()
     marks: Any = ("\\ud", "\\uD") if isinstance(raw, str) else (b"\\ud", b"\\uD")
     if any(mark in raw for mark in marks) and not is_text(
