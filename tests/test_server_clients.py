@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -222,6 +222,29 @@ def test_large_messages_wait_for_one_another_and_not_for_ever(server: Server) ->
                 await talker.wait("input_audio_buffer.cleared")
                 rest = holders[0].recv(65536)
                 assert b"\x03\xf0a message was not whole after 3 s" in rest, rest
+
+    before = server.metrics()["mosstalk_audio_in_seconds_total"]
+    run(main())
+    server.await_nothing_held()
+    assert server.metrics()["mosstalk_audio_in_seconds_total"] - before > 20
+
+
+def test_a_slow_line_may_take_its_time_while_nobody_waits_for_its_place(server: Server) -> None:
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND)
+            message = json.dumps(append(bytes(MIB)))
+            size = len(message) // 20
+            pieces = [message[at : at + size] for at in range(0, len(message), size)]
+
+            async def slowly() -> AsyncIterator[str]:
+                for piece in pieces:
+                    yield piece
+                    await asyncio.sleep(0.2)  # the line's speed: 4 s in all, where 3 are allowed
+
+            await talker.socket.send(slowly())
+            await talker.send({"type": "input_audio_buffer.clear"})
+            await talker.wait("input_audio_buffer.cleared")
 
     before = server.metrics()["mosstalk_audio_in_seconds_total"]
     run(main())

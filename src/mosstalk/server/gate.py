@@ -90,6 +90,11 @@ class Gate:
         self.between.pop(oldest, None)
         return True
 
+    @property
+    def others_wait(self) -> bool:
+        """Whether connections wait in line with a large message."""
+        return bool(self._in_line)
+
     def may_read_large(self, protocol: "WebSocketProtocol") -> bool:
         """Whether a connection may go on with a large message; if not, it is called later."""
         if protocol in self._large:

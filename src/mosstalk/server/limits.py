@@ -41,7 +41,8 @@ class Limits:
         large_bytes: a message that is longer is large.
         large_messages: large messages that are read at a time, of all clients together; others
             wait in their sockets.
-        message_s: how long a large message may take; then the connection is closed with code 1008.
+        message_s: how long a large message may take while others wait for its place; then the
+            connection is closed with code 1008.
         per_key: connections at a time for one API key; None is any number.
         connections: open at a time, of all clients together and WebSockets or not; one more takes
             the place of the oldest that waits idly, or is answered 503.

@@ -32,6 +32,8 @@ _TURN_S = 0.002
 """How long one connection parses before the others have their turn."""
 _FRAGMENT = 256
 """A fragment with fewer bytes brings next to nothing, and counts as a control frame."""
+_AGAIN_S = 0.25
+"""How often one that takes long with a large message is held against who waits for its place."""
 _POLICY = 1008
 _GOODBYE_S = 1.0
 """How long a client that is sent away may take to read why."""
@@ -227,6 +229,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.resume_reading()
 
     def _unfinished(self) -> None:
+        if not self._gate.others_wait:  # a slow line takes nobody's place
+            self._deadline = self.loop.call_later(_AGAIN_S, self._unfinished)
+            return
         most_s = self._gate.limits.message_s
         self._fail(f"a message was not whole after {most_s:g} s: send long sound in pieces")
 
