@@ -32,7 +32,7 @@ def endless_headers(url: str, mib_per_s: float = 400.0) -> None:
 
     def once(say: Callable[[], None]) -> None:
         with raw(url) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
             while True:
                 connection.sendall(block)
                 say()

@@ -154,12 +154,12 @@ def test_a_client_that_sends_a_whole_file_at_once_is_read_as_fast_as_it_is_heard
 
 
 def test_requests_must_arrive_in_time_and_their_heads_be_short(server: Server) -> None:
-    head = b"GET /v1/realtime HTTP/1.1\r\nHost: here\r\n"
+    head = b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\n"
     upgrade = (
         b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     )
-    whole = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for sent, status in (
         (b"", b""),  # nothing, and half a request, until the time is up
         (head, b""),
