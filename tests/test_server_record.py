@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import require_package, run
+from conftest import ROOT, require_package, run
 from server_rig import BY_HAND, Server, Talker, question, serving, silence, typed
 from typer.testing import CliRunner
 
@@ -22,6 +22,7 @@ from mosstalk.session.commands import (
     Commit,
     CreateMessage,
     CreateResponse,
+    CreateText,
     Message,
     Push,
     Sound,
@@ -183,6 +184,18 @@ def test_what_a_response_is_given_and_mixed_items_are_kept_with_their_sound(tmp_
     assert isinstance(empty, CreateResponse)
     assert empty == told[3]
     assert plain == told[4]
+
+
+def test_a_recording_of_the_format_before_is_read_as_it_was_meant() -> None:
+    read = read_recording(ROOT / "tests" / "recordings" / "format-1")
+    commands = [moment.command for moment in read.moments if moment.command]
+    push, _, typed_in, apart, plain = commands
+    assert isinstance(push, Push)
+    assert (push.pcm, push.rate, push.paused_s) == (b"\3\0" * 240, 24_000, 0.0)
+    assert typed_in == CreateText("user", "Good morning.", "item_2")
+    assert apart == CreateResponse(in_conversation=False, input=("item_2",))
+    assert plain == CreateResponse()
+    assert (read.closed, read.rows) == ("client", [(1, 2)])
 
 
 def test_a_disk_that_fills_ends_the_recording_and_nothing_else(

@@ -34,6 +34,7 @@ from mosstalk.units import OUTPUT_RATE
 
 _LOG = logging.getLogger("mosstalk.server.recording")
 FORMAT = 2
+"""Format 1 had ``input_item_ids`` where a response now has ``input``; ``replay`` reads both."""
 LEFT_BYTES = 64 << 20
 """Recordings end when less than this is free: the disk is not theirs alone."""
 _MOST_WAITING_BYTES = 64 << 20
