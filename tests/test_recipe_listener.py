@@ -28,11 +28,19 @@ from recipes.listener.kokoro_weights import (
     read_packed,
     write_packed,
 )
-from recipes.listener.score import Judge, eight_bits, export, load_tokenizer, of_codes
+from recipes.listener.score import (
+    Judge,
+    eight_bits,
+    export,
+    load_student,
+    load_tokenizer,
+    of_codes,
+)
 from recipes.listener.segments import Clips, Maker, load_clips
 from recipes.listener.speak import HELD_OUT, batches, heard_at_16k, reader_of
 from recipes.listener.student import Student
 from recipes.listener.texts import Line, Phonetics, read_lines, write_lines
+from recipes.listener.train import keep_tokenizer, resume_student, save_student
 from recipes.listener.whisper import (
     END,
     NO_TIMES,
@@ -175,6 +183,59 @@ def test_eight_bits_round_each_output_by_its_own_scale() -> None:
     assert float((rounded["a"] - weight)[0].abs().max()) <= 1 / 254
     assert float((rounded["a"] - weight)[1].abs().max()) <= 100 / 254
     assert rounded["b"].equal(torch.tensor([0.1234]))
+
+
+def toy(seed: int) -> Student:
+    """A student of random weights."""
+    torch.manual_seed(seed)
+    return Student(16, 8).eval()
+
+
+def test_what_is_kept_is_the_tokenizer_in_eight_bits(tmp_path: Path) -> None:
+    student, again = toy(0), toy(1)
+    save_student(student, tmp_path / "codes-16.safetensors", {})
+    paths = [str(tmp_path / name) for name in ("codes-16.safetensors", "kept.safetensors")]
+    result = CliRunner().invoke(app, ["keep", *paths], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert 3.9 < Path(paths[0]).stat().st_size / Path(paths[1]).stat().st_size < 6
+
+    wanted = eight_bits({n: v.float() for n, v in load_file(paths[0]).items()})
+    untrained = {n: v.clone() for n, v in again.reader.state_dict().items()}
+    assert not resume_student(again, Path(paths[1]))
+
+    for name, value in again.state_dict().items():
+        if name.startswith("reader."):
+            assert value.equal(untrained[name.removeprefix("reader.")])
+        elif name in wanted:
+            assert value.equal(wanted[name]), name
+    assert again.encoder.codebook.weight.equal(wanted["quantizer.codebook"])
+    assert resume_student(again, Path(paths[0]))
+    assert again.reader.enter.weight.equal(student.reader.enter.weight.half().float())
+
+
+@torch.inference_mode()
+def test_the_kept_tokenizer_hears_a_person(question: Tensor) -> None:
+    path = ROOT / "recipes" / "listener" / "kept" / "codes-4096.safetensors"
+    student = Student(4096, 8).eval()
+    assert not resume_student(student, path)
+    last = int(question.nonzero().max())
+
+    codes = student.tokenizer.encode(question[: last + 1])
+
+    # Random weights have 8 of 36 codes apart, the trained encoder with a random codebook 22.
+    assert len(set(codes)) > 0.8 * len(codes) > 25
+    in_training = student.heard(student.rows(question[None])).codes[0, : len(codes)].tolist()
+    assert np.mean(np.array(codes) == np.array(in_training)) > 0.9
+
+
+def test_codes_without_a_reader_cannot_be_scored(
+    whisper: tuple[Teacher, Decoder], tmp_path: Path
+) -> None:
+    save_student(toy(0), tmp_path / "codes-16.safetensors", {})
+    keep_tokenizer(tmp_path / "codes-16.safetensors", tmp_path / "kept.safetensors", 8)
+    load_student(tmp_path / "codes-16.safetensors", whisper[0])
+    with pytest.raises(FileNotFoundError, match="train one with quantise --resume"):
+        load_student(tmp_path / "kept.safetensors", whisper[0])
 
 
 def clips_of(lengths: list[int]) -> Clips:
@@ -320,6 +381,13 @@ def test_both_trainings_leave_what_help_says(
     assert not before[name].equal(after[name])
     log = [json.loads(line) for line in (tmp_path / "quantise-16.jsonl").open()]
     assert {"wer_clean", "wer_noisy", "perplexity"} <= set(log[-1])
+
+    kept = str(tmp_path / "kept.safetensors")
+    CliRunner().invoke(app, ["keep", str(tmp_path / "codes-16.safetensors"), kept])
+    resume = ["quantise", "--codes", "16", "--resume", kept]
+    result = CliRunner().invoke(app, resume + few, catch_exceptions=False)
+    assert f"{kept} has no reader: a fresh one begins" in result.output.splitlines()
+    assert "reader.enter.weight" in load_file(tmp_path / "codes-16.safetensors")
     assert load_clips(tmp_path / "sound", torch.device("cpu")).hours == pytest.approx(80 / 57_600)
 
 

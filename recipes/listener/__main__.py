@@ -27,6 +27,7 @@ stage      needs                             leaves in WORK
 4 convert  1, 2, 3                           causal-N.safetensors
 5 quantise 1 to 4                            codes-K.safetensors
 6 score    1, 2, 5                           scores.jsonl
+7 keep     5                                 the file that it is told to write
 """
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help=_HELP, rich_markup_mode=None,
@@ -178,14 +179,22 @@ def quantise(
     work: Work,
     codes: Annotated[int, typer.Option(help="Entries of the codebook; 0 for none.")] = 4096,
     look_ahead: Annotated[int, typer.Option(help="Which causal encoder to begin from.")] = 8,
-    resume: Annotated[Path | None, typer.Option(help="An earlier codes-K.safetensors.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier codes-K.safetensors, or one that `keep` wrote, which has no reader: "
+            "then a fresh one begins."
+        ),
+    ] = None,
     minutes: Minutes = 5, steps: Steps = _SLOW, rows: Rows = 48, seed: Seed = 1,
 ) -> None:  # fmt: skip
     """Stage 5: pool to 12.5 codes a second and quantise."""
     from recipes.listener.train import resume_student, save_student
 
     training, bench = _training(work, codes, look_ahead, rows, seed)
-    resume_student(training.student, resume or work / f"causal-{look_ahead}.safetensors")
+    began = resume or work / f"causal-{look_ahead}.safetensors"
+    if not resume_student(training.student, began):
+        print(f"{began} has no reader: a fresh one begins", flush=True)
     if resume is None:
         training.begin_codebook(6)
     training.run(
@@ -218,6 +227,19 @@ def score(
                 f"{row['set']:12} {row['way']:60} {100 * row['wer']:6.1f} % ({interval}), "
                 f"n = {row['n']}", flush=True,
             )  # fmt: skip
+
+
+@app.command()
+def keep(
+    student: Annotated[Path, typer.Argument(help="A file codes-K.safetensors.")],
+    kept: Annotated[Path, typer.Argument(help="Where to write it.")],
+    look_ahead: Annotated[int, typer.Option(help="The causal encoder's that it began from.")] = 8,
+) -> None:
+    """Stage 7: a student's tokenizer in 8 bits, without its reader, to go on from another day."""
+    from recipes.listener.train import keep_tokenizer
+
+    keep_tokenizer(student, kept, look_ahead)
+    print(f"{kept}: {kept.stat().st_size:,} bytes")
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.synthesis.sizes import PREPROCESSOR, PUBLISHED_CODEC
 from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 from recipes.listener.segments import SEGMENT, alone, load_clips
-from recipes.listener.student import Student
+from recipes.listener.student import Student, from_int8, to_int8
 from recipes.listener.texts import BENCH, read_lines
 from recipes.listener.train import resume_student
 from recipes.listener.whisper import SIZES, Decoder, Teacher, load_whisper, text_of, unpack
@@ -40,13 +40,8 @@ Features = Callable[[Tensor], Tensor]
 
 
 def eight_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices rounded to 8 bits with a scale for each output, as they would be stored."""
-    rounded = dict(weights)
-    for name, value in weights.items():
-        if value.ndim >= 2:
-            scale = value.abs().amax(tuple(range(1, value.ndim)), keepdim=True).clamp_min(1e-9)
-            rounded[name] = (value / scale * 127).round() / 127 * scale
-    return rounded
+    """Matrices rounded to 8 bits with a scale for each output, as they are kept."""
+    return from_int8(to_int8(weights))
 
 
 def stored_bytes(weights: dict[str, Tensor], bits: int) -> int:
@@ -84,12 +79,19 @@ def load_tokenizer(folder: Path, bits: int = 16) -> SpeechTokenizer:
 
 
 def load_student(path: Path, teacher: Teacher) -> Student:
-    """A student from the file that ``convert`` or ``quantise`` wrote."""
+    """A student from the file that ``convert`` or ``quantise`` wrote.
+
+    Raises FileNotFoundError if the file has no reader.
+    """
     codebook = load_file(path).get("quantizer.codebook")
     with torch.no_grad():
         student = Student(0 if codebook is None else codebook.shape[0], 8)
         student.begin_as(teacher)
-    resume_student(student, path)
+    if not resume_student(student, path):
+        raise FileNotFoundError(
+            f"{path} has no reader to tell Whisper's decoder what its codes say; "
+            f"train one with quantise --resume {path}"
+        )
     return student.eval()
 
 

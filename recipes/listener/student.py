@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mosstalk.codec.features import whisper_log_mel
 from mosstalk.codec.speech_tokenizer import Encoder, SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
-from recipes.listener.whisper import SIZES, Teacher
+from recipes.listener.whisper import FRAMES, SIZES, Teacher
 from recipes.pocket.quantizer import Quantizer, nearest
 from recipes.pocket.tokenizer import Mixer, sinusoids
 
@@ -23,6 +23,33 @@ STYLE = 256
 MEL_BINS = 80
 _SILENCE_SHARE = 0.1
 """Share of the codes without speech that move the codebook."""
+_SCALE = "|scale"
+_SMALLEST = 2.0**-24
+"""The smallest float16 above 0, so that outputs that are all 0 stay so."""
+
+
+def to_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices (n, ...) in int8, a float16 scale (n, 1, ...) beside each; vectors as they are."""
+    stored = {}
+    for name, value in weights.items():
+        stored[name] = value
+        if value.ndim >= 2:
+            scale = value.abs().amax(tuple(range(1, value.ndim)), keepdim=True).half()
+            stored[name + _SCALE] = scale = scale.clamp_min(_SMALLEST)
+            steps = (value.float() / scale.float() * 127).round()
+            stored[name] = steps.clamp(-127, 127).to(torch.int8)
+    return stored
+
+
+def from_int8(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """float32 weights of what ``to_int8`` made; those that have no scale beside them are kept."""
+    return {
+        name: value.float() / 127 * stored[name + _SCALE].float()
+        if name + _SCALE in stored
+        else value.float()
+        for name, value in stored.items()
+        if not name.endswith(_SCALE)
+    }
 
 
 class Reader(nn.Module):
@@ -87,7 +114,8 @@ class Student(nn.Module):
         super().__init__()
         config = SIZES | {"quantize_vocab_size": max(codes, 1)}
         self.tokenizer = SpeechTokenizer(SpeechTokenizerConfig.from_dict(config))
-        self.tokenizer.encoder.embed_positions.weight.requires_grad_(False)
+        positions = self.tokenizer.encoder.embed_positions.weight.requires_grad_(False)
+        positions.copy_(sinusoids(FRAMES, SIZES["d_model"]))
         self.tokenizer.encoder.codebook.weight.requires_grad_(False)
         self.quantizer = Quantizer(codes, SIZES["d_model"]) if codes else None
         self.layer_norm = nn.LayerNorm(SIZES["d_model"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from mosstalk.bench.words import error_rate
 from mosstalk.codec.features import vocoder_mel, whisper_log_mel
 from recipes.listener.segments import Clips, Maker, Segments, alone
-from recipes.listener.student import Heard, Student
+from recipes.listener.student import Heard, Student, from_int8, to_int8
 from recipes.listener.whisper import Decoder, Teacher, text_of
 from recipes.pocket.augment import augment
 from recipes.pocket.quantizer import perplexity
@@ -250,13 +250,29 @@ def save_student(student: Student, path: Path, info: dict[str, float]) -> None:
     save_file(kept, path, metadata={"info": json.dumps(info)})
 
 
+def keep_tokenizer(path: Path, kept: Path, look_ahead: int) -> None:
+    """Write what ``save_student`` wrote to ``kept``: without the reader, its matrices in int8."""
+    weights = {n: v for n, v in load_file(path).items() if not n.startswith("reader.")}
+    info = {
+        "codes": weights["quantizer.codebook"].shape[0],
+        "look_ahead": look_ahead,
+        "from": "Whisper tiny.en (MIT), trained on speech of Kokoro's voices (Apache-2.0)",
+    }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    save_file(to_int8(weights), kept, metadata={"info": json.dumps(info)})
+
+
 @torch.no_grad()
-def resume_student(student: Student, path: Path) -> None:
-    """Take what ``save_student`` wrote; another codebook's size leaves the new one as it is."""
-    own = student.state_dict()
-    for name, value in load_file(path).items():
+def resume_student(student: Student, path: Path) -> bool:
+    """Take what ``save_student`` or ``keep_tokenizer`` wrote; False if that has no reader.
+
+    A reader that is not in the file stays as it is, and so does a codebook of another size.
+    """
+    own, weights = student.state_dict(), from_int8(load_file(path))
+    for name, value in weights.items():
         if name in own and own[name].shape == value.shape:
             own[name].copy_(value)
     if student.quantizer is not None:
         student.quantizer.sums.copy_(student.quantizer.codebook * student.quantizer.counts[:, None])
         student.settle()
+    return any(name.startswith("reader.") for name in weights)
