@@ -42,6 +42,9 @@ class Mouth:
         """Those that have a place, or are being given one."""
         self._waiting: set[SpokenReply] = set()
         self._pausing = asyncio.Lock()
+        self._in_line = asyncio.Semaphore(most)
+        """Held by each hop in the background from its turn to its sound. No more of them than one
+        run takes wait in line: who begins to speak then finds all others still pausing."""
         self._changed = asyncio.Event()
         """Set, and another taken, whenever a reply ends or makes its first sound."""
         self._decoder = decoder
@@ -75,9 +78,17 @@ class Mouth:
             CodecFullError: there is no room, and nobody else will ever make any.
         """
         reply = saying.reply
-        if reply in self._behind:
-            due_s += BACKGROUND_S
-            await self._let_others(reply)
+        if reply not in self._behind:
+            return await self._made(saying, due_s)
+        while reply not in self._holding and len(self._holding & self._behind) >= self._most_behind:
+            await self._changed.wait()
+        async with self._in_line:
+            await self._let_others()
+            return await self._made(saying, due_s + BACKGROUND_S)
+
+    async def _made(self, saying: Saying, due_s: float) -> Samples:
+        """The sound of a hop, once there is room for its reply."""
+        reply = saying.reply
         while True:
             changed, held = self._changed, reply in self._holding
             self._holding.add(reply)
@@ -95,10 +106,8 @@ class Mouth:
                     self._change()
                 return samples
 
-    async def _let_others(self, reply: SpokenReply) -> None:
-        """Before a hop in the background: wait for a place, and a while for others' first sound."""
-        while reply not in self._holding and len(self._holding & self._behind) >= self._most_behind:
-            await self._changed.wait()
+    async def _let_others(self) -> None:
+        """Before a hop in the background: wait a while for others' first sound."""
         async with self._pausing:  # one after the other: so many waits do not end at once
             with suppress(TimeoutError):
                 async with asyncio.timeout(_MOST_PAUSE_S):

@@ -213,11 +213,14 @@ class EchoGate:
             excess = (heard - expected).clip(0, _MOST_EXCESS_DB) @ audible
             mean = excess / max(int(audible.sum()), _FEWEST_BANDS)
             state.scores = state.scores + _SMOOTHING * (mean - state.scores)
+            if state.scores.min() < ECHO_BELOW_DB:
+                return True
             # The way may have changed: its loss by a knob, its delay by a player.
-            return bool(state.scores.min() < ECHO_BELOW_DB or path.unlike(*state.late) < -_SURE)
+            whole, last = path.unlike(*state.late)
+            return whole < -_SURE and last < 0
         if state.verdict is not None and not audible.any():
             return state.verdict
-        unlike = path.unlike(*state.late)
+        unlike, _ = path.unlike(*state.late)
         if abs(unlike) < _SURE and state.open < _LONGEST_HOPS:
             return None
         return unlike <= 0

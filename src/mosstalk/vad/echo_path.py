@@ -34,6 +34,7 @@ _BUSY_BANDS = 6
 """More loud bands than these make a hop one to forget older hops for."""
 _HOPS_TO_FORGET = _FORGET_S * _HOPS_PER_S
 _LOOK_EVERY_HOPS = 4
+_LAST_HOPS = 8
 
 HOPS = 25
 """How many hops are held against what was played: 400 ms."""
@@ -153,8 +154,10 @@ class EchoPath:
         near[:-1] = np.maximum(near[:-1], played[1:])
         return near + self.loss
 
-    def unlike(self, heard: Levels, noise: Levels) -> float:
+    def unlike(self, heard: Levels, noise: Levels) -> tuple[float, float]:
         """How much of what was heard of late does not follow what was played: above 0 too much.
+
+        The first figure is that of all these hops, the second that of the last 8 of them.
 
         ``heard`` and ``noise`` (25, 20), the last hop first. For every delay the loss is taken
         from these hops alone; what counts is the delay at which the echo explains most. An echo
@@ -177,8 +180,10 @@ class EchoPath:
         lowest, highest = np.maximum(bare + loss, floor), np.maximum(with_room + loss, floor)
         miss = (level - level.clip(lowest, highest)).clip(-_MOST_MISS_DB, _MOST_MISS_DB)
         told = audible | (lowest > floor + np.float32(NOISE_MARGIN_DB))
-        over = ((miss * miss - np.float32(_MISSED_DB**2)) * told).sum(axis=(0, 2))
-        return float(over.min())
+        over = ((miss * miss - np.float32(_MISSED_DB**2)) * told).sum(axis=0)
+        whole = over.sum(axis=1)
+        best = int(whole.argmin())
+        return float(whole[best]), float(over[best, :_LAST_HOPS].sum())
 
 
 def _by_band(levels: Levels) -> npt.NDArray[np.float32]:
