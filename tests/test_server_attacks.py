@@ -8,14 +8,12 @@ from typing import Any
 
 import attackers
 import pytest
-from neighbour_rig import Stay, attack, stop, talk
+from neighbour_rig import Stay, assert_honest, attack, stop, talk
 from server_rig import QUICK, Server, serving
 
+pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
 MIB = 2**20
 FEW, MANY = 3, 30
-TRIES = 3
-"""Other tests may compute more while there is an attack than before it. None of the attacks is as
-short as that: where a limit is missing the neighbour fails, or is slow, every time."""
 FILES = 512
 HTTP, FRAMES, UPDATES = "before the first request", "frames", "updates"
 ATTACKS: dict[str, tuple[str, Callable[..., None], dict[str, Any]]] = {
@@ -51,26 +49,28 @@ def server(cache_folder: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", [HTTP, FRAMES, UPDATES])
 def test_attacks_of_a_kind_are_not_noticed(kind: str, server: Server) -> None:
-    alone, under = Stay(), Stay()
-    for _ in range(TRIES):
+    def tried() -> tuple[Stay, Stay]:
         alone = talk(server, FEW)
         with ExitStack() as attacks:
             for each, attacker, more in ATTACKS.values():
                 if each == kind:
                     attacks.enter_context(attack(server, attacker, **more))
-            under = talk(server, FEW)
-        if under.failed or not under.is_slow(alone):
-            break
-    under.assert_honest(alone)
+            return alone, talk(server, FEW)
+
+    assert_honest(tried)
 
 
-@pytest.mark.slow  # minutes: each with a server of its own, over as many turns as a p95 needs
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     _, attacker, more = ATTACKS[name]
-    with attackable(cache_folder) as server:
-        alone = talk(server, MANY)
-        with attack(server, attacker, **more):
-            under = talk(server, MANY)
-            under.stop_s = stop(server)
-        under.assert_honest(alone)
+
+    def tried() -> tuple[Stay, Stay]:
+        with attackable(cache_folder) as server:
+            alone = talk(server, MANY)
+            with attack(server, attacker, **more):
+                under = talk(server, MANY)
+                under.stop_s = stop(server)
+            return alone, under
+
+    assert_honest(tried)

@@ -6,9 +6,10 @@ from typing import Any
 
 import flood_attackers
 import pytest
-from neighbour_rig import Stay, attack, stop, talk
+from neighbour_rig import Stay, assert_honest, attack, stop, talk
 from server_rig import QUICK, Server, serving
 
+pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
 FEW, MANY = 3, 30
 FLOODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "system items": (flood_attackers.items, {"role": "system", "chars": 20, "connections": 4}),
@@ -39,19 +40,26 @@ def alone(server: Server) -> Stay:
 @pytest.mark.parametrize("name", ["system items", "spoken responses of four"])
 def test_a_flood_is_not_noticed(name: str, server: Server, alone: Stay) -> None:
     flood, more = FLOODS[name]
-    with attack(server, flood, **more):
-        under = talk(server, FEW)
-    under.assert_honest(alone)
+
+    def tried() -> tuple[Stay, Stay]:
+        with attack(server, flood, **more):
+            return alone, talk(server, FEW)
+
+    assert_honest(tried)
     server.await_nothing_held()
 
 
-@pytest.mark.slow  # minutes: each with a server of its own, over as many turns as a p95 needs
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     flood, more = FLOODS[name]
-    with serving(*QUICK, cache=cache_folder) as server:
-        alone = talk(server, MANY)
-        with attack(server, flood, **more):
-            under = talk(server, MANY)
-            under.stop_s = stop(server)
-        under.assert_honest(alone)
+
+    def tried() -> tuple[Stay, Stay]:
+        with serving(*QUICK, cache=cache_folder) as server:
+            alone = talk(server, MANY)
+            with attack(server, flood, **more):
+                under = talk(server, MANY)
+                under.stop_s = stop(server)
+            return alone, under
+
+    assert_honest(tried)
