@@ -217,7 +217,7 @@ class EchoGate:
                 return True
             # The way may have changed: its loss by a knob, its delay by a player.
             whole, last = path.unlike(*state.late)
-            return whole < -_SURE and last < 0
+            return whole < -_SURE and last < -_SURE / 3
         if state.verdict is not None and not audible.any():
             return state.verdict
         unlike, _ = path.unlike(*state.late)
