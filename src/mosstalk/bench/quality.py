@@ -4,7 +4,7 @@ Every figure stands beside the same judge's on the teacher's own recordings and 
 so that a judge that is deaf or forgiving shows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -311,24 +311,22 @@ class _Run:
 
 def lengths_of(quality: Quality) -> list[LengthRow]:
     """Read aloud, long sentences included, in groups of sentences of as many words."""
-    own, teacher = list[_Counted](), list[_Counted]()
+    own, teacher = list[_Counted](), dict[str, Errors]()
     for verdict in (*quality.verdicts, *quality.long_verdicts):
         counted = list(zip(verdict.reading.texts, verdict.words, strict=True))
         if verdict.reading.name in (READ_ALOUD, READ_ALOUD_LONG):
             own += counted
         elif verdict.reading.name in (TEACHER_NAME, TEACHER_LONG):
-            teacher += counted
+            teacher |= counted
     rows = [_length_row(own, teacher, *group) for group in _LENGTHS]
     return [row for row in rows if row]
 
 
 def _length_row(
-    own: Sequence[_Counted], teacher: Sequence[_Counted], fewest: int, most: int
+    own: Sequence[_Counted], teacher: Mapping[str, Errors], fewest: int, most: int
 ) -> LengthRow | None:
     chosen = [
-        (words, dict(teacher).get(text))
-        for text, words in own
-        if fewest <= len(text.split()) <= most
+        (words, teacher.get(text)) for text, words in own if fewest <= len(text.split()) <= most
     ]
     if not chosen:
         return None

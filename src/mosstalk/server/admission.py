@@ -18,8 +18,8 @@ from mosstalk.server.house import Closed, House
 
 _LOG = logging.getLogger("mosstalk.server")
 _TRY_AGAIN_LATER = 1013
-_LONGEST_NAMED = 200
-"""Characters of an origin or a name that are told and logged."""
+LONGEST_NAMED = 200
+"""Characters of an origin, a name or a path that are told back."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def note_refusal(refusal: Refusal, house: House) -> None:
 def _printable(text: str) -> str:
     """What a stranger has sent, such that it steers no terminal and fills no log."""
     signs = (sign if sign.isascii() and sign.isprintable() else "?" for sign in text)
-    return "".join(islice(signs, _LONGEST_NAMED))
+    return "".join(islice(signs, LONGEST_NAMED))
 
 
 def subprotocol(socket: WebSocket) -> str | None:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
 from mosstalk.server.admission import (
+    LONGEST_NAMED,
     NO_KEY,
     Refusal,
     note_refusal,
@@ -37,8 +38,6 @@ SERVED = (
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-_LONGEST_NAMED = 200
-"""Characters of a path that are told back."""
 
 
 def make_app(house: House) -> ASGIApp:
@@ -110,7 +109,7 @@ async def _fault(_: Request, __: Exception) -> Response:
 
 
 def _nothing_at(what: str) -> Refusal:
-    return Refusal(404, "unknown_url", f"there is no {what[:_LONGEST_NAMED]} here; {SERVED}")
+    return Refusal(404, "unknown_url", f"there is no {what[:LONGEST_NAMED]} here; {SERVED}")
 
 
 class Routes:

@@ -86,9 +86,8 @@ def serve(options: ServeOptions, reports: Reports | None = None) -> int:
         OutputError: no recordings can be kept there.
     """
     listener = listen(options.host, options.port)
-    loop_factory = uvicorn.Config(
-        "", log_config=None
-    ).get_loop_factory()  # uvloop where it is installed
+    # uvloop where it is installed
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     with bounded_output(), listener, asyncio.Runner(loop_factory=loop_factory) as runner:
         options.log.install("front")
         return runner.run(Front(options, listener, reports or Reports()).run())

@@ -6,7 +6,6 @@ file descriptors.
 """
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mosstalk.server.admission import Refusal
 from mosstalk.server.limits import Limits
 from mosstalk.server.metrics import Metrics
 
@@ -179,14 +179,11 @@ class HttpProtocol(H11Protocol):
 def _full() -> bytes:
     """The answer to one connection too many, before it has asked."""
     message = f"too many connections are open; come again in {_RETRY_S} s"
-    error = {"type": "server_error", "code": "connections", "message": message, "param": None}
-    body = json.dumps({"error": error | {"retry_after_s": _RETRY_S}})
+    answer = Refusal(503, "connections", message, _RETRY_S).answer()
     head = (
-        "HTTP/1.1 503 Service Unavailable",
-        "Content-Type: application/json",
-        "X-Content-Type-Options: nosniff",
-        f"Content-Length: {len(body)}",
-        f"Retry-After: {_RETRY_S}",
-        "Connection: close",
+        b"HTTP/1.1 503 Service Unavailable",
+        *(b"%b: %b" % header for header in answer.raw_headers),
+        b"X-Content-Type-Options: nosniff",
+        b"Connection: close",
     )
-    return "\r\n".join((*head, "", body)).encode()
+    return b"\r\n".join((*head, b"", bytes(answer.body)))
