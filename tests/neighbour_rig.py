@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +123,25 @@ def assert_honest(tried: Callable[[], tuple[Stay, Stay]]) -> None:
             break
         alone, under = tried()
     under.assert_honest(alone)
+
+
+def assert_withstood(
+    opened: Callable[[], AbstractContextManager[Server]],
+    turns: int,
+    attacker: Callable[..., None],
+    **more: Any,
+) -> None:
+    """Check so many turns alone and beside an attacker, and SIGTERM, on a server of their own."""
+
+    def tried() -> tuple[Stay, Stay]:
+        with opened() as server:
+            alone = talk(server, turns)
+            with attack(server, attacker, **more):
+                under = talk(server, turns)
+                under.stop_s = stop(server)
+            return alone, under
+
+    assert_honest(tried)
 
 
 def talk(server: Server, turns: int) -> Stay:

@@ -8,7 +8,7 @@ from typing import Any
 
 import attackers
 import pytest
-from neighbour_rig import Stay, assert_honest, attack, stop, talk
+from neighbour_rig import Stay, assert_honest, assert_withstood, attack, talk
 from server_rig import QUICK, Server, serving
 
 pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
@@ -64,13 +64,4 @@ def test_attacks_of_a_kind_are_not_noticed(kind: str, server: Server) -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     _, attacker, more = ATTACKS[name]
-
-    def tried() -> tuple[Stay, Stay]:
-        with attackable(cache_folder) as server:
-            alone = talk(server, MANY)
-            with attack(server, attacker, **more):
-                under = talk(server, MANY)
-                under.stop_s = stop(server)
-            return alone, under
-
-    assert_honest(tried)
+    assert_withstood(lambda: attackable(cache_folder), MANY, attacker, **more)

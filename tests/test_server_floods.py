@@ -6,7 +6,7 @@ from typing import Any
 
 import flood_attackers
 import pytest
-from neighbour_rig import Stay, assert_honest, attack, stop, talk
+from neighbour_rig import Stay, assert_honest, assert_withstood, attack, talk
 from server_rig import QUICK, Server, serving
 
 pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
@@ -53,13 +53,4 @@ def test_a_flood_is_not_noticed(name: str, server: Server, alone: Stay) -> None:
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     flood, more = FLOODS[name]
-
-    def tried() -> tuple[Stay, Stay]:
-        with serving(*QUICK, cache=cache_folder) as server:
-            alone = talk(server, MANY)
-            with attack(server, flood, **more):
-                under = talk(server, MANY)
-                under.stop_s = stop(server)
-            return alone, under
-
-    assert_honest(tried)
+    assert_withstood(lambda: serving(*QUICK, cache=cache_folder), MANY, flood, **more)

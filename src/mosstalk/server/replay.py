@@ -23,7 +23,7 @@ from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, Resp
 from mosstalk.session.host import Host
 from mosstalk.session.session import Session
 from mosstalk.session.settings import ReplyMode, SessionSettings
-from mosstalk.units import INPUT_RATE
+from mosstalk.session.sound import InputClock
 
 PATIENCE_S = 20.0
 """How long the session may tell nothing before a command is given all the same."""
@@ -204,16 +204,12 @@ def _paused_as_then(moments: list[Moment], rate: int) -> Iterator[Moment]:
     """Pauses of the microphone put where they were: this machine's clock says nothing of then."""
     events = [moment.event for moment in moments if moment.event]
     pauses = {e["clock"]: e["seconds"] for e in events if e["type"] == InputPaused.__name__}
-    earlier, received = 0, 0
+    clock = InputClock(rate)
     for moment in moments:
         command = moment.command
         if isinstance(command, told.Push):
-            if command.rate not in (None, rate) and command.samples:
-                earlier, received = earlier + received * INPUT_RATE // rate, 0
-                rate = command.rate or rate
-            clock = earlier + received * INPUT_RATE // rate
-            received += command.samples
-            command = replace(command, paused_s=pauses.pop(clock, 0.0))
+            command = replace(command, paused_s=pauses.pop(clock.samples, 0.0))
+            clock.add(command.samples, command.rate or rate)
             moment = replace(moment, command=command)
         yield moment
 

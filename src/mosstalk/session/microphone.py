@@ -12,7 +12,7 @@ from mosstalk.session.events import ErrorCode
 from mosstalk.session.listener import ByHand, HandsFree, Heard, Listener, LiveTurn
 from mosstalk.session.senses import Senses
 from mosstalk.session.settings import SessionSettings
-from mosstalk.session.sound import Resampler, require_rate, samples_of
+from mosstalk.session.sound import InputClock, Resampler, require_rate, samples_of
 from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 _STOPPING_SAMPLES = INPUT_RATE // 5
@@ -28,8 +28,7 @@ class Microphone:
         self._senses = senses
         self._rate = settings.input_rate
         self._resampler = Resampler(settings.input_rate)
-        self._earlier, self._received = 0, 0
-        """Sound at other rates on the clock, and samples since then at the resampler's own rate."""
+        self._clock = InputClock(settings.input_rate)
         self._rest = np.zeros(0, np.float32)
         """What the resamplers of earlier rates held back, at 16 kHz."""
         self._listener = self._listening(settings, 0)
@@ -37,7 +36,7 @@ class Microphone:
     @property
     def clock(self) -> int:
         """Samples that came in, counted at 16 kHz."""
-        return self._earlier + self._received * INPUT_RATE // self._resampler.rate
+        return self._clock.samples
 
     @property
     def turn(self) -> LiveTurn | None:
@@ -61,7 +60,7 @@ class Microphone:
         for start in range(0, len(samples), size):
             piece = samples[start : start + size]
             self._tune(rate)
-            self._received += len(piece)
+            self._clock.add(len(piece), rate)
             heard = self._with_rest(self._resampler.push(piece))
             if len(heard):
                 async for each in self._listener.hear(heard, audible=audible()):
@@ -72,7 +71,6 @@ class Microphone:
         if rate == self._resampler.rate:
             return
         self._rest = self._with_rest(self._resampler.flush())
-        self._earlier, self._received = self.clock, 0
         self._resampler = Resampler(rate)
 
     def _with_rest(self, samples: Samples) -> Samples:

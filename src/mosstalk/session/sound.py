@@ -79,6 +79,26 @@ class Resampler:
         return soxr.ResampleStream(self.rate, INPUT_RATE, 1, dtype="float32", quality=_QUALITY)
 
 
+class InputClock:
+    """Counts the samples that came in, at whatever rates, as if all had come at 16 kHz."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._earlier, self._received = 0, 0
+        """What came at other rates, at 16 kHz, and the samples since then."""
+
+    @property
+    def samples(self) -> int:
+        """Samples so far, counted at 16 kHz."""
+        return self._earlier + self._received * INPUT_RATE // self._rate
+
+    def add(self, count: int, rate: int) -> None:
+        """So many samples at ``rate`` Hz have come."""
+        if count and rate != self._rate:
+            self._earlier, self._received, self._rate = self.samples, 0, rate
+        self._received += count
+
+
 def require_rate(rate: int) -> None:
     """Raise SessionError for a rate in Hz that sessions do not take."""
     if rate not in INPUT_RATES:
