@@ -59,6 +59,10 @@ WORDS = "Could you pick up some bread on your way home?"
 VOICES = ["af_heart", "af_nova", "am_adam", "bf_emma", "bf_alice", "bm_lewis", "jf_alpha"]
 
 
+NEEDS_WHISPER = pytest.mark.slow
+"""Its weights come with the extra ``quality``, which only `make test-all` sets up."""
+
+
 @pytest.fixture(scope="module")
 def published() -> Path:
     """The folder of Whisper tiny.en that a package brings."""
@@ -90,6 +94,7 @@ def student_of(teacher: Teacher, codes: int = 0, look_ahead: int = 0) -> Student
     return student.eval()
 
 
+@NEEDS_WHISPER
 def test_whisper_hears_what_ctranslate2_hears(
     published: Path, whisper: tuple[Teacher, Decoder], question: Tensor
 ) -> None:
@@ -108,6 +113,7 @@ def test_whisper_hears_what_ctranslate2_hears(
     assert float((made - wanted).norm() / wanted.norm()) < 1e-4
 
 
+@NEEDS_WHISPER
 def test_its_decoder_writes_down_a_person(
     published: Path, whisper: tuple[Teacher, Decoder], question: Tensor
 ) -> None:
@@ -122,6 +128,7 @@ def test_its_decoder_writes_down_a_person(
 
 
 @torch.inference_mode()
+@NEEDS_WHISPER
 def test_the_student_hears_nothing_that_is_to_come(whisper: tuple[Teacher, Decoder]) -> None:
     student = student_of(whisper[0])
     sound = torch.randn(1, 4 * INPUT_RATE) * 0.1
@@ -138,6 +145,7 @@ def test_the_student_hears_nothing_that_is_to_come(whisper: tuple[Teacher, Decod
 
 
 @torch.inference_mode()
+@NEEDS_WHISPER
 def test_untrained_its_convolutions_are_whispers_one_row_late(
     whisper: tuple[Teacher, Decoder],
 ) -> None:
@@ -156,6 +164,7 @@ def test_untrained_its_convolutions_are_whispers_one_row_late(
 
 
 @torch.inference_mode()
+@NEEDS_WHISPER
 def test_what_is_exported_gives_the_students_codes(
     whisper: tuple[Teacher, Decoder], question: Tensor, tmp_path: Path
 ) -> None:
@@ -228,6 +237,7 @@ def test_the_kept_tokenizer_hears_a_person(question: Tensor) -> None:
     assert np.mean(np.array(codes) == np.array(in_training)) > 0.9
 
 
+@NEEDS_WHISPER
 def test_codes_without_a_reader_cannot_be_scored(
     whisper: tuple[Teacher, Decoder], tmp_path: Path
 ) -> None:
