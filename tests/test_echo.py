@@ -82,9 +82,12 @@ def test_of_a_hundred_users_with_headsets_none_is_lost(replies: int) -> None:
     assert row.interrupted == 0
 
 
+@pytest.mark.parametrize("replies", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("echo_db", [-6.0, -24.0])
-def test_a_user_who_talks_over_the_echo_of_the_first_reply_is_heard_whole(echo_db: float) -> None:
-    setting = Setting(echo_db, 5.0, 1, EARLY_S)
+def test_a_user_who_talks_over_an_echo_from_its_beginning_is_heard_whole(
+    echo_db: float, replies: int
+) -> None:
+    setting = Setting(echo_db, 5.0, replies, EARLY_S)
     row = measure_barge_in(DETECTOR, setting, ASSISTANT, USER, range(20))
     assert row.late is not None
     assert row.late >= 0.8

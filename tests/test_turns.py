@@ -161,6 +161,8 @@ def test_a_strictness_that_means_nothing_is_refused() -> None:
         BargeIn(threshold=2)
     with pytest.raises(OptionError, match="minimum_speech_ms"):
         BargeIn(minimum_speech_ms=-1)
+    with pytest.raises(OptionError, match="prefix_padding_ms"):
+        BargeIn(prefix_padding_ms=-1)
 
 
 def test_the_eager_wait_least() -> None:
@@ -183,6 +185,16 @@ def test_over_the_assistant_speech_must_be_clearer_and_longer() -> None:
     started = only(user.hear("#"))
     assert isinstance(started, SpeechStarted)
     assert started.speech_samples == 20 * FRAME
+
+
+@pytest.mark.parametrize(("asked_ms", "given_ms"), [(0, 450), (300, 450), (600, 600)])
+def test_over_the_assistant_a_turn_reaches_further_back(asked_ms: int, given_ms: int) -> None:
+    user = Listening(TurnDetection(prefix_padding_ms=asked_ms))
+    user.turns.playing = True
+    user.hear("." * 20)
+    started = only(user.hear("#" * 7))
+    assert isinstance(started, SpeechStarted)
+    assert started.start_samples == started.speech_samples - given_ms * 16
 
 
 def test_a_turn_that_interrupted_goes_on_by_its_usual_settings() -> None:

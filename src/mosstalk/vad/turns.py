@@ -61,16 +61,25 @@ class TurnDetection:
 class BargeIn:
     """What speech takes to count as a turn while the assistant can be heard.
 
+    Attributes:
+        threshold: probability from which a frame is speech.
+        minimum_speech_ms: how much speech makes a turn.
+        prefix_padding_ms: sound before the first speech that belongs to the turn, where
+            ``TurnDetection`` asks for less: a quiet voice is told from the assistant's echo only
+            some words after its beginning (`mosstalk bench vad` prints how many turns are whole).
+
     Raises:
         OptionError: a threshold outside (0, 1), or a duration below zero.
     """
 
     threshold: float = 0.7
     minimum_speech_ms: int = 200
+    prefix_padding_ms: int = 450
 
     def __post_init__(self) -> None:
         _check_threshold(self.threshold)
-        _check_duration("minimum_speech_ms", self.minimum_speech_ms)
+        for name in ("minimum_speech_ms", "prefix_padding_ms"):
+            _check_duration(name, getattr(self, name))
 
 
 class SpeechStarted(NamedTuple):
@@ -203,13 +212,13 @@ class TurnDetector:
         wanted_ms = strict.minimum_speech_ms if strict else self.minimum_speech_ms
         if not still or self._speech_samples < wanted_ms * _SAMPLES_PER_MS:
             return None
-        return self._started(self._speech_from)
+        prefix_ms = max(self.settings.prefix_padding_ms, strict.prefix_padding_ms if strict else 0)
+        return self._started(self._speech_from, prefix_ms * _SAMPLES_PER_MS)
 
-    def _started(self, speech: int) -> SpeechStarted:
+    def _started(self, speech: int, prefix: int) -> SpeechStarted:
         self._forget()
         self._speaking = True
         self._idle_from = None
-        prefix = self.settings.prefix_padding_ms * _SAMPLES_PER_MS
         return SpeechStarted(max(speech - prefix, self._earliest), speech, self._position)
 
     def _stop(self, frame: Frame) -> SpeechStopped | None:
