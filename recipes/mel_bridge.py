@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_prompts
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.voices import LISTENED, TEACHER, UNSEEN, read_aloud
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel
 from mosstalk.codec.mel_bridge import SHIPPED, TAPS, MelBridge, frames_in, interpolation, mel_name
-from mosstalk.units import OUTPUT_RATE
+from mosstalk.constants import OUTPUT_RATE
+from mosstalk.models.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel
 
 SPECS = (
     MelSpec(22_050, 1024, 256, 80, 0.0, 8000.0),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import soundfile
 from conftest import QUESTION, ROOT, require_package, require_program
 
-from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.audio.sound import Samples, read_audio
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
-from mosstalk.settings import share_the_processor
+from mosstalk.environment import share_the_processor
 
 share_the_processor()  # before torch is imported: other processes may be using the cores
 

@@ -9,13 +9,13 @@ import torch
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, Reply, Row, SpecialIds
-from mosstalk.device import pick_device
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.model.generate import Generation, Limits
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.runtime.device import pick_device
 from mosstalk.script import Script, StepRule
 
 on_every_device = pytest.mark.parametrize(

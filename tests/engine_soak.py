@@ -11,21 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from mosstalk.settings import share_the_processor
+from mosstalk.environment import share_the_processor
 
 share_the_processor()  # before torch is imported: other processes may be using the cores
 
 import torch  # noqa: E402
 
 from mosstalk.conversation import Conversation, SpecialIds  # noqa: E402
-from mosstalk.default_models import chosen_model  # noqa: E402
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions  # noqa: E402
-from mosstalk.engine.engine import Engine  # noqa: E402
+from mosstalk.engine.async_engine import Engine  # noqa: E402
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions  # noqa: E402
 from mosstalk.engine.scheduler import SchedulerLimits  # noqa: E402
-from mosstalk.model.checkpoint import load_language_model  # noqa: E402
-from mosstalk.model.generate import Limits  # noqa: E402
-from mosstalk.model.sampling import SamplingOptions  # noqa: E402
-from mosstalk.model.tokenizer import TextTokenizer  # noqa: E402
+from mosstalk.models.checkpoint import load_language_model  # noqa: E402
+from mosstalk.models.generation import Limits  # noqa: E402
+from mosstalk.models.sampling import SamplingOptions  # noqa: E402
+from mosstalk.models.text_tokenizer import TextTokenizer  # noqa: E402
+from mosstalk.prepared.default_models import chosen_model  # noqa: E402
 from mosstalk.script import Script  # noqa: E402
 from mosstalk.server.memory import resident_bytes  # noqa: E402
 

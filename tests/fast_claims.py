@@ -21,8 +21,8 @@ from fast_rig import Scene, read, same
 from torch import Tensor
 
 from mosstalk.engine.fast_layers import FastOptions
-from mosstalk.kernels.launch import runs
-from mosstalk.kernels.pick_parts import AUDIO, TEXT
+from mosstalk.ops.launch import runs
+from mosstalk.ops.pick_parts import AUDIO, TEXT
 
 SMALL = replace(CONFIG, num_shared_layers=1, num_modality_layers=1)
 MIXES = {

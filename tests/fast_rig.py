@@ -9,13 +9,13 @@ from engine_rig import EOSP, PAD, SILENT
 from torch import Tensor
 
 from mosstalk.conversation import Row
-from mosstalk.engine.blocks import BlockPool
+from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.engine.store import KVStore
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
 
 SLOTS = 4
 Span = tuple[int, int]

@@ -2,9 +2,9 @@
 
 import torch
 
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 
 
 def random_flow(config: FlowConfig, device: torch.device, seed: int = 0) -> FlowDecoder:

@@ -30,25 +30,25 @@ from mosstalk import Pipeline
 from mosstalk.bench.machine import machine_facts
 from mosstalk.bench.report_figures import WHOLE
 from mosstalk.build.peaks import Peaks, host_peak_bytes
+from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import DecoderOptions
-from mosstalk.codec.voices import save_voice
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.device import pick_device
 from mosstalk.documents import write_document
-from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.engine_core import EngineOptions
+from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.engine.store import bytes_per_row
-from mosstalk.model.checkpoint import empty_model
-from mosstalk.model.fp8 import Fp8Linear, Fp8Weight
-from mosstalk.model.host_table import keep_table_on_host
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, replace_product
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.checkpoint import empty_model
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, replace_product
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.voices import save_voice
+from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
 from mosstalk.plan.fit import Wish
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs
+from mosstalk.runtime.device import pick_device
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone
 from mosstalk.session.host import Host, HostOptions

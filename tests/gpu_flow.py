@@ -24,13 +24,13 @@ from flow_rig import random_codes, random_flow, random_voice
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
 from mosstalk.codec.flow_stream import CachedFlowStream
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
-from mosstalk.device import pick_device
-from mosstalk.kernels.launch import SWITCHES
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
+from mosstalk.ops.launch import SWITCHES
+from mosstalk.runtime.device import pick_device
 
 FULL = FlowConfig()
 COUNTS = (1, 8, 32)

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.decoder import SpeechStream, decode_offline
-from mosstalk.codec.folder import Codec, load_codec
-from mosstalk.codec.voices import Voice
 from mosstalk.config import LanguageModelConfig
-from mosstalk.device import pick_device, synchronize
-from mosstalk.model.checkpoint import model_shapes
-from mosstalk.model.layout import unfused
-from mosstalk.tensors import open_sharded
-from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.models.checkpoint import model_shapes
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.layout import unfused
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import open_sharded
+from mosstalk.runtime.device import pick_device, synchronize
 
 REPLY_CODES = 75
 VOICE_CODES = 85

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from test_bigvgan import FOLDERS, V2, random_weights
 from test_hift import make_mel, prepare
 
-from mosstalk.codec.bigvgan import BigVgan, BigVganConfig
-from mosstalk.codec.bigvgan_batch import BatchedBigVgan, BigVganOptions
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
-from mosstalk.codec.hift_stream import HiftStream
+from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
-from mosstalk.device import pick_device
+from mosstalk.models.bigvgan import BigVgan, BigVganConfig
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import HiftStream
+from mosstalk.runtime.device import pick_device
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 RUNS = 30

@@ -1,7 +1,7 @@
 """Checks, times and tunes the flow's kernels on this machine's GPU: python tests/gpu_kernels.py.
 
 Tiles are tried in the order in which kernels follow one another in the flow, the best is kept
-for those tried next, and a table comes last that can be put into ``kernels/tiles.py``.
+for those tried next, and a table comes last that can be put into ``ops/tiles.py``.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from kernel_candidates import CANDIDATES, Values
 from kernel_cases import LAYERS, Case, cases, rooms
 from torch import Tensor
 
-from mosstalk.device import pick_device
-from mosstalk.kernels import tiles
-from mosstalk.kernels.launch import SWITCHES
-from mosstalk.kernels.tiles import Tile
+from mosstalk.ops import tiles
+from mosstalk.ops.launch import SWITCHES
+from mosstalk.ops.tiles import Tile
+from mosstalk.runtime.device import pick_device
 
 REPLAYS = 20
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -27,13 +27,13 @@ import torch
 from lm_attend_candidates import TILE_TRIES, Try, reading, row_tries
 from torch import Tensor
 
-from mosstalk.device import pick_device
-from mosstalk.kernels import attend_rows as by_rows
-from mosstalk.kernels import attend_tiles as by_tiles
-from mosstalk.kernels.launch import Launch, triton
-from mosstalk.kernels.move_rows import plan_embed, plan_gather
-from mosstalk.kernels.rotate_write import plan as plan_rotate
-from mosstalk.kernels.rotate_write import rotary_table
+from mosstalk.ops import attend_rows as by_rows
+from mosstalk.ops import attend_tiles as by_tiles
+from mosstalk.ops.launch import Launch, triton
+from mosstalk.ops.move_rows import plan_embed, plan_gather
+from mosstalk.ops.rotate_write import plan as plan_rotate
+from mosstalk.ops.rotate_write import rotary_table
+from mosstalk.runtime.device import pick_device
 
 HEADS, KV_HEADS, CHANNELS, BLOCK, EPS = 32, 8, 128, 16, 1e-6
 SIZES = HEADS, KV_HEADS, CHANNELS

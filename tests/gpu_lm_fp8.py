@@ -2,7 +2,7 @@
 
 Claims against ``model.fp8`` at the published sizes; then divisions, one product at a time with
 cold weights, the best few then within all products of 36 layers, rows rounded by their own
-kernel as in a step. A table for ``FP8_TILES`` of ``kernels/lm_tiles.py`` comes last.
+kernel as in a step. A table for ``FP8_TILES`` of ``ops/lm_tiles.py`` comes last.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,20 +34,20 @@ from lm_timing import (
 )
 from torch import Tensor
 
-from mosstalk.kernels import lm_tiles
-from mosstalk.kernels.fp8_linear import (
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight
+from mosstalk.ops import lm_tiles
+from mosstalk.ops.fp8_linear import (
     fp8_library,
     fp8_linear,
     fp8_linear_twin,
     library_takes,
     plan,
 )
-from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
-from mosstalk.kernels.launch import compiled_together
-from mosstalk.kernels.lm_candidates import FP8_CANDIDATES
-from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
-from mosstalk.kernels.rms_linear import LinearWorkspace
-from mosstalk.model.fp8 import E4M3, Fp8Weight
+from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_twin
+from mosstalk.ops.launch import compiled_together
+from mosstalk.ops.lm_candidates import FP8_CANDIDATES
+from mosstalk.ops.lm_tiles import KINDS, Division, Kind
+from mosstalk.ops.rms_linear import LinearWorkspace
 
 BRAIN = torch.bfloat16
 BOUND = 3e-3

@@ -3,7 +3,7 @@
     python tests/gpu_lm_linear.py [--rows 1,8,32,64] [--claims 0] [--fp8]
 
 Weights are cold: those of all layers in turn. Divisions are tried one product at a time, the
-best few then within a whole step's products; tables for ``kernels/lm_tiles.py`` come last.
+best few then within a whole step's products; tables for ``ops/lm_tiles.py`` come last.
 """
 
 import argparse
@@ -38,13 +38,13 @@ from lm_timing import (
 )
 from torch import Tensor
 
-from mosstalk.kernels import lm_tiles
-from mosstalk.kernels.gate_up import gate_up, gate_up_twin
-from mosstalk.kernels.launch import compiled_together
-from mosstalk.kernels.lm_candidates import CANDIDATES
-from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
-from mosstalk.kernels.rms_linear import LinearWorkspace
-from mosstalk.kernels.rms_norm import rms_norm, rms_norm_twin
+from mosstalk.ops import lm_tiles
+from mosstalk.ops.gate_up import gate_up, gate_up_twin
+from mosstalk.ops.launch import compiled_together
+from mosstalk.ops.lm_candidates import CANDIDATES
+from mosstalk.ops.lm_tiles import KINDS, Division, Kind
+from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.ops.rms_norm import rms_norm, rms_norm_twin
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 CLAIMED_ROWS = {torch.float32: (1, 8, 64), torch.float16: (1, 8), torch.bfloat16: (1, 8, 32, 64)}

@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from lm_pick_cases import AUDIO_IDS, EOSP, TEXT_IDS, Draws, draws
 
-from mosstalk.device import pick_device
-from mosstalk.kernels import best_ids, pick_ids
-from mosstalk.kernels.launch import Launch, compiled_together
-from mosstalk.kernels.pick_parts import AUDIO, HELD, TEXT, DrawState
-from mosstalk.kernels.settle_modes import ModeIds, settle_modes
-from mosstalk.kernels.tiles import Tile
+from mosstalk.ops import best_ids, pick_ids
+from mosstalk.ops.launch import Launch, compiled_together
+from mosstalk.ops.pick_parts import AUDIO, HELD, TEXT, DrawState
+from mosstalk.ops.settle_modes import ModeIds, settle_modes
+from mosstalk.ops.tiles import Tile
+from mosstalk.runtime.device import pick_device
 
 HERE = Path(__file__).resolve().parent
 DEVICE = pick_device("cuda")

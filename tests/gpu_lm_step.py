@@ -26,17 +26,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from mosstalk.bench.ceilings import Ceilings, measure_ceilings
 from mosstalk.bench.step_work import Load, step_work
-from mosstalk.device import pick_device
-from mosstalk.engine.blocks import BlockPool
+from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import Layers
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_plan import Layout
-from mosstalk.engine.store import KVStore
-from mosstalk.kernels.pick_parts import AUDIO
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, quantize_in_place
+from mosstalk.ops.pick_parts import AUDIO
+from mosstalk.runtime.device import pick_device
 from mosstalk.synthesis.direct_language import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
 

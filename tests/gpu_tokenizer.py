@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mosstalk.codec.audio import read_audio
-from mosstalk.codec.live_block import BUCKETS, Block, BlockStep
-from mosstalk.codec.live_codes import LiveCodes
-from mosstalk.codec.live_segment import LiveSegment
-from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
-from mosstalk.codec.speech_tokenizer import EncoderLayer, SpeechTokenizer
+from mosstalk.audio.sound import read_audio
+from mosstalk.codec.tokenizer_block import BUCKETS, Block, BlockStep
+from mosstalk.codec.tokenizer_codes import LiveCodes
+from mosstalk.codec.tokenizer_segment import LiveSegment
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.device import pick_device, synchronize
-from mosstalk.kernels import attend_long, linear_float32
-from mosstalk.kernels.halves import Halves, Precision
-from mosstalk.kernels.launch import SWITCHES, Launch
-from mosstalk.kernels.tiles import Tile
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
+from mosstalk.models.speech_tokenizer import EncoderLayer, SpeechTokenizer
+from mosstalk.ops import attend_long, linear_float32
+from mosstalk.ops.halves import Halves, Precision
+from mosstalk.ops.launch import SWITCHES, Launch
+from mosstalk.ops.tiles import Tile
+from mosstalk.runtime.device import pick_device, synchronize
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = "--small" in sys.argv

@@ -9,14 +9,14 @@ import torch
 from test_hift import make_mel, make_vocoder
 from torch import Tensor
 
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
-from mosstalk.codec.hift_stream import HiftStream
-from mosstalk.device import pick_device
-from mosstalk.kernels.harmonic_source import Excitation, harmonic_source, harmonic_source_twin
-from mosstalk.kernels.inverse_stft import inverse_basis, inverse_stft, inverse_stft_twin
-from mosstalk.kernels.launch import interprets, runs
-from mosstalk.kernels.scaled_sum import scaled_sum, scaled_sum_twin
-from mosstalk.kernels.snake import add_snake, add_snake_twin, snake, snake_twin
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.models.hift_stream import HiftStream
+from mosstalk.ops.harmonic_source import Excitation, harmonic_source, harmonic_source_twin
+from mosstalk.ops.inverse_stft import inverse_basis, inverse_stft, inverse_stft_twin
+from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.scaled_sum import scaled_sum, scaled_sum_twin
+from mosstalk.ops.snake import add_snake, add_snake_twin, snake, snake_twin
+from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
 BOUND = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -1,6 +1,6 @@
 """Tiles that ``gpu_kernels.py`` tries, by kernel, in the order in which it does."""
 
-from mosstalk.kernels.tiles import Kernel
+from mosstalk.ops.tiles import Kernel
 
 Values = tuple[int, ...]
 """Rows, columns, inner, warps, stages, groups of a tile."""

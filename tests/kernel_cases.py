@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.kernels import (
+from mosstalk.ops import (
     attend_groups,
     attend_pages,
     close_residual,
@@ -19,7 +19,7 @@ from mosstalk.kernels import (
     norm_linear,
     norm_qkv,
 )
-from mosstalk.kernels.launch import Launch
+from mosstalk.ops.launch import Launch
 
 WIDTH, HEADS, CHANNELS, FRAMES, BRANCHES = 256, 8, 64, 20, 2
 INNER = HEADS * CHANNELS

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.device import pick_device
-from mosstalk.kernels.attend_groups import attend_groups, groups_of
-from mosstalk.kernels.attend_pages import attend_pages, attend_pages_twin, attend_workspace
-from mosstalk.kernels.close_residual import close_residual, close_residual_twin
-from mosstalk.kernels.conv_rows import conv_rows, conv_rows_twin
-from mosstalk.kernels.euler import euler, euler_twin
-from mosstalk.kernels.launch import interprets, runs
-from mosstalk.kernels.linear_add import linear_add, linear_add_twin
-from mosstalk.kernels.norm_act import norm_act, norm_act_twin
-from mosstalk.kernels.norm_linear import norm_linear, norm_linear_twin
-from mosstalk.kernels.norm_qkv import norm_qkv, norm_qkv_twin
+from mosstalk.ops.attend_groups import attend_groups, groups_of
+from mosstalk.ops.attend_pages import attend_pages, attend_pages_twin, attend_workspace
+from mosstalk.ops.close_residual import close_residual, close_residual_twin
+from mosstalk.ops.conv_rows import conv_rows, conv_rows_twin
+from mosstalk.ops.euler import euler, euler_twin
+from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.linear_add import linear_add, linear_add_twin
+from mosstalk.ops.norm_act import norm_act, norm_act_twin
+from mosstalk.ops.norm_linear import norm_linear, norm_linear_twin
+from mosstalk.ops.norm_qkv import norm_qkv, norm_qkv_twin
+from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

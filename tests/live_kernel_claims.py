@@ -13,12 +13,11 @@ import torch
 from live_rig import CODE, LIVE, heard, rising, speech
 from torch import Tensor
 
-from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
-from mosstalk.device import pick_device
-from mosstalk.kernels.attend_long import Items, attend_long, attend_long_twin
-from mosstalk.kernels.halves import Halves, Precision
-from mosstalk.kernels.launch import interprets, runs
-from mosstalk.kernels.linear_float32 import (
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
+from mosstalk.ops.attend_long import Items, attend_long, attend_long_twin
+from mosstalk.ops.halves import Halves, Precision
+from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.linear_float32 import (
     Activation,
     Paged,
     Workspace,
@@ -27,7 +26,8 @@ from mosstalk.kernels.linear_float32 import (
     qkv_float32,
     qkv_float32_twin,
 )
-from mosstalk.kernels.norm_float32 import norm_float32, norm_float32_twin
+from mosstalk.ops.norm_float32 import norm_float32, norm_float32_twin
+from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
 TOKENIZER = copy.deepcopy(LIVE["goldens"].tokenizer).to(DEVICE)

@@ -8,15 +8,15 @@ from conftest import GOLDENS, QUESTION, ROOT
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mosstalk.codec.audio import read_audio
-from mosstalk.codec.folder import build
-from mosstalk.codec.live_codes import Change, LiveCodes
-from mosstalk.codec.live_tokenizer import LiveTokenizer
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.audio.sound import read_audio
+from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.default_models import shipped_model
-from mosstalk.tensors import open_sharded
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
+from mosstalk.models.codec_folder import build
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.weights import open_sharded
+from mosstalk.prepared.default_models import shipped_model
 
 CODE = 1280
 CPU = torch.device("cpu")

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mosstalk.kernels import attend_rows as by_rows
-from mosstalk.kernels.key_shares import Shares
-from mosstalk.kernels.launch import Launch, tl, triton
-from mosstalk.kernels.parts import follow, let_next_start
-from mosstalk.kernels.tiles import Tile
+from mosstalk.ops import attend_rows as by_rows
+from mosstalk.ops.key_shares import Shares
+from mosstalk.ops.launch import Launch, tl, triton
+from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.tiles import Tile
 
 
 class Try(NamedTuple):

@@ -13,27 +13,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.device import pick_device
-from mosstalk.kernels import attend_rows as by_rows
-from mosstalk.kernels.attend_rows import attend_rows, attend_rows_twin, places_of, rows_work
-from mosstalk.kernels.attend_tiles import (
+from mosstalk.models.language_model import RMSNorm, rotary_tables, rotate
+from mosstalk.ops import attend_rows as by_rows
+from mosstalk.ops.attend_rows import attend_rows, attend_rows_twin, places_of, rows_work
+from mosstalk.ops.attend_tiles import (
     TILE_ROWS,
     attend_tiles,
     attend_tiles_twin,
     tiles_of,
     tiles_work,
 )
-from mosstalk.kernels.key_shares import Shares
-from mosstalk.kernels.launch import interprets, runs
-from mosstalk.kernels.move_rows import (
+from mosstalk.ops.key_shares import Shares
+from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.move_rows import (
     Latest,
     embed_rows,
     embed_rows_twin,
     gather_rows,
     scatter_rows,
 )
-from mosstalk.kernels.rotate_write import rotary_table, rotate_write, rotate_write_twin
-from mosstalk.model.network import RMSNorm, rotary_tables, rotate
+from mosstalk.ops.rotate_write import rotary_table, rotate_write, rotate_write_twin
+from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

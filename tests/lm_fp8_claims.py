@@ -16,21 +16,21 @@ from kernel_claims import DEVICE, Rand, apart, every_dtype, rand, same, unwritte
 from torch import Tensor
 
 from mosstalk.engine.fast_layers import FastOptions
-from mosstalk.kernels.fp8_linear import (
+from mosstalk.models.quantization import Quantization, quantize_in_place
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight
+from mosstalk.numerics.fp8 import fp8_rows as plain_rows
+from mosstalk.ops.fp8_linear import (
     fp8_library,
     fp8_linear,
     fp8_linear_twin,
     library_takes,
     plan,
 )
-from mosstalk.kernels.fp8_rows import fp8_rows, fp8_rows_twin
-from mosstalk.kernels.launch import interprets
-from mosstalk.kernels.lm_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
-from mosstalk.kernels.rms_linear import LinearWorkspace
-from mosstalk.kernels.tiles import Tile
-from mosstalk.model.fp8 import E4M3, Fp8Weight
-from mosstalk.model.fp8 import fp8_rows as plain_rows
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_twin
+from mosstalk.ops.launch import interprets
+from mosstalk.ops.lm_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
+from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.ops.tiles import Tile
 
 __all__ = ["rand"]
 EPS = 1e-6

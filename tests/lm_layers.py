@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.kernels.lm_tiles import Division, Kind
-from mosstalk.kernels.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_twin
-from mosstalk.kernels.rms_norm import rms_norm
+from mosstalk.ops.lm_tiles import Division, Kind
+from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_twin
+from mosstalk.ops.rms_norm import rms_norm
 
 HIDDEN, QKV, INNER, EPS = 4096, 6144, 12288, 1e-6
 LAYERS = 36

@@ -11,11 +11,11 @@ import torch
 from kernel_claims import DEVICE, DTYPES, Rand, apart, every_dtype, rand, same, unwritten
 from torch import Tensor
 
-from mosstalk.kernels.gate_up import gate_up, gate_up_twin
-from mosstalk.kernels.lm_tiles import ANY_ROWS, TILES, Division, Kind, division
-from mosstalk.kernels.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_twin
-from mosstalk.kernels.rms_norm import rms_norm, rms_norm_twin
-from mosstalk.kernels.tiles import Tile
+from mosstalk.ops.gate_up import gate_up, gate_up_twin
+from mosstalk.ops.lm_tiles import ANY_ROWS, TILES, Division, Kind, division
+from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_twin
+from mosstalk.ops.rms_norm import rms_norm, rms_norm_twin
+from mosstalk.ops.tiles import Tile
 
 __all__ = ["rand"]
 EPS = 1e-6

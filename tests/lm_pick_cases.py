@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.engine.sampler import draw
-from mosstalk.kernels.pick_ids import pick_ids
-from mosstalk.kernels.pick_parts import AUDIO, FREE, DrawSettings, DrawState
+from mosstalk.ops.pick_ids import pick_ids
+from mosstalk.ops.pick_parts import AUDIO, FREE, DrawSettings, DrawState
 
 TEXT_IDS, AUDIO_IDS, EOSP = 151_680, 16_512, 16_384
 NEVERS = 3

@@ -13,10 +13,10 @@ from lm_pick_cases import AUDIO_IDS, EOSP, TEXT_IDS, Draws, copied, draws
 from torch import Tensor
 
 from mosstalk.conversation import Mode, SpecialIds, next_mode
-from mosstalk.device import pick_device
-from mosstalk.kernels import best_ids, pick_ids
-from mosstalk.kernels.launch import interprets, runs, tl, triton
-from mosstalk.kernels.pick_parts import (
+from mosstalk.numerics.rng import gumbel, gumbel_rows
+from mosstalk.ops import best_ids, pick_ids
+from mosstalk.ops.launch import interprets, runs, tl, triton
+from mosstalk.ops.pick_parts import (
     AUDIO,
     BAD_KEY,
     ENDED,
@@ -29,10 +29,10 @@ from mosstalk.kernels.pick_parts import (
     few,
     gumbel_at,
 )
-from mosstalk.kernels.pick_plain import pick_ids_twin
-from mosstalk.kernels.settle_modes import ModeIds, settle_modes, settle_modes_twin
-from mosstalk.kernels.tiles import Tile
-from mosstalk.rng import gumbel, gumbel_rows
+from mosstalk.ops.pick_plain import pick_ids_twin
+from mosstalk.ops.settle_modes import ModeIds, settle_modes, settle_modes_twin
+from mosstalk.ops.tiles import Tile
+from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
 DTYPES = [torch.float32, torch.float16] + ([] if interprets() else [torch.bfloat16])

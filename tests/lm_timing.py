@@ -17,11 +17,11 @@ import torch
 from lm_layers import Draw
 from torch import Tensor
 
-from mosstalk.device import pick_device
-from mosstalk.kernels import lm_tiles
-from mosstalk.kernels.launch import SWITCHES
-from mosstalk.kernels.lm_tiles import KINDS, Division, Kind
-from mosstalk.kernels.rms_linear import LinearWorkspace
+from mosstalk.ops import lm_tiles
+from mosstalk.ops.launch import SWITCHES
+from mosstalk.ops.lm_tiles import KINDS, Division, Kind
+from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.runtime.device import pick_device
 
 TIMED_BYTES = 4_000_000_000
 """Of weights in one graph."""

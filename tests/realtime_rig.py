@@ -13,7 +13,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime.dialogue import Dialogue, Shape, Step
 from mosstalk.session.commands import (
     Command,

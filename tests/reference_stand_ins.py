@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from mosstalk import read_audio
-from mosstalk.codec.features import whisper_log_mel
-from mosstalk.codec.flow import FlowDecoder, fixed_noise
-from mosstalk.codec.folder import Codec, load_codec
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.voices import Voice
 from mosstalk.conversation import Conversation, SpecialIds
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.generate import Generation, Limits
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.sampling import SamplingOptions
-from mosstalk.model.tokenizer import TextTokenizer
-from mosstalk.rng import normal
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.features import whisper_log_mel
+from mosstalk.models.flow import FlowDecoder, fixed_noise
+from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.voices import Voice
+from mosstalk.numerics.rng import normal
 
 CPU = torch.device("cpu")
 

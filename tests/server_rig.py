@@ -23,7 +23,7 @@ from conftest import QUESTION, ROOT, command_environment
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from mosstalk.codec.audio import read_audio
+from mosstalk.audio.sound import read_audio
 from mosstalk.session.sound import pcm_of
 
 RATE = 24_000

@@ -10,12 +10,12 @@ import numpy as np
 from conftest import ROOT, require_package
 
 from mosstalk import Pipeline
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.codec.speech_decoder import Saying, SpeechDecoder
+from mosstalk.audio.sound import Samples, read_audio
+from mosstalk.codec.decoder_batches import Saying, SpeechDecoder
 from mosstalk.conversation import Row
-from mosstalk.default_models import default_model
-from mosstalk.engine.core import EngineOptions
-from mosstalk.model.generate import Limits
+from mosstalk.engine.engine_core import EngineOptions
+from mosstalk.models.generation import Limits
+from mosstalk.prepared.default_models import default_model
 from mosstalk.session.commands import Command, Commit, CreateResponse
 from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, ResponseDone, TextDelta
 from mosstalk.session.host import Host, HostOptions

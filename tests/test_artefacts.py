@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from conftest import QUESTION
 
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.bench.artefacts import KINDS, find_artefacts
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.units import OUTPUT_RATE
+from mosstalk.constants import OUTPUT_RATE
 
 AT = int(1.2 * OUTPUT_RATE)
 

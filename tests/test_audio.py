@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.errors import AudioError, AudioWarning
 
 RATE = 16_000

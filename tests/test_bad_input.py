@@ -16,8 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from mosstalk import Pipeline
+from mosstalk.audio.sound import Samples
 from mosstalk.cli import app
-from mosstalk.codec.audio import Samples
 
 OLD_ANSWER = b"an answer from before"
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)).astype(np.float32)

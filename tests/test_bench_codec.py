@@ -13,9 +13,9 @@ from mosstalk.bench.ceilings import Work, measure_ceilings
 from mosstalk.bench.codec_hops import Crowd
 from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, timed_table
-from mosstalk.codec.features import WhisperBands
-from mosstalk.codec.live_tokenizer import LiveTokenizer
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.errors import BenchError
+from mosstalk.models.features import WhisperBands
 
 SMALL = ("--random-weights", "tiny", "--hops", "3", "--replies", "1,2", "--rounds", "1")
 

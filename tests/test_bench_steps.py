@@ -12,7 +12,7 @@ from mosstalk.bench.step_baselines import PlainStep
 from mosstalk.bench.step_work import Load, layer_weights, step_work
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
-from mosstalk.model.quantization import Quantization
+from mosstalk.models.quantization import Quantization
 from mosstalk.synthesis.sizes import FULL
 
 TINY = ("--random-weights", "tiny")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from conftest import QUESTION, Run, refused
 
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.bench.echo_rooms import ASSISTANT_DB, Setting, simulate
 from mosstalk.bench.vad import measure_found
 from mosstalk.bench.vad_clips import Clip, clip_of, pink_noise, sounds_without_speech, speech_level
-from mosstalk.codec.audio import Samples, read_audio
 from mosstalk.vad import Frames, open_detector
 
 SPEECH = read_audio(QUESTION, 16_000).samples

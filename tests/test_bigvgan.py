@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mosstalk import read_audio
-from mosstalk.codec.bigvgan import BigVgan, BigVganConfig, load_bigvgan, low_pass
-from mosstalk.codec.bigvgan_batch import BatchedBigVgan, BigVganOptions
 from mosstalk.codec.bigvgan_reach import reach
-from mosstalk.codec.features import FLOW_MEL, MelSpec, vocoder_mel
+from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
 from mosstalk.codec.mel_bridge import MelBridge, frames_in, frames_ready, places
 from mosstalk.errors import CheckpointError, CodecFullError, ConfigError, OptionError
+from mosstalk.models.bigvgan import BigVgan, BigVganConfig, load_bigvgan, low_pass
+from mosstalk.models.features import FLOW_MEL, MelSpec, vocoder_mel
 from recipes.mel_bridge import Pair, error_db, fit, unfitted
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from test_bigvgan import flow_mel, small
 
-from mosstalk.codec.bigvgan_batch import BatchedBigVgan, BigVganOptions
-from mosstalk.device import pick_device
+from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
+from mosstalk.runtime.device import pick_device
 
 pytestmark = pytest.mark.gpu
 

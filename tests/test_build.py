@@ -17,19 +17,19 @@ from typer.testing import CliRunner
 
 from mosstalk import Pipeline
 from mosstalk.build.check import bound_of, check_codec, check_language, plain_hops, require
-from mosstalk.build.folder import BuiltEngine
 from mosstalk.build.leftovers import at_work, clear_leftovers
 from mosstalk.build.machine import foreign, machine_of
 from mosstalk.build.settings import as_built
-from mosstalk.build.start import require_room, room_refusal
 from mosstalk.cli import app
-from mosstalk.codec.hift_batch import HiftOptions
-from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
-from mosstalk.default_models import chosen_codec, chosen_language_model, chosen_model
-from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
+from mosstalk.codec.hift_batches import HiftOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
-from mosstalk.model.checkpoint import load_language_model
+from mosstalk.models.checkpoint import load_language_model
 from mosstalk.plan.sizes import Configs
+from mosstalk.prepared.default_models import chosen_codec, chosen_language_model, chosen_model
+from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.start import require_room, room_refusal
 from mosstalk.server.loading import load
 from mosstalk.server.messages import BY_HAND, WorkerOptions
 

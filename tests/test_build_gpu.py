@@ -10,16 +10,16 @@ import torch
 from conftest import Run
 
 from mosstalk.build.check import check_language, require
-from mosstalk.build.folder import BuiltEngine
-from mosstalk.build.start import take_kernels
-from mosstalk.build.tiles import TILES_FILE
-from mosstalk.default_models import chosen_model
-from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.fast_layers import FastLayers
-from mosstalk.kernels.lm_candidates import few_candidates
-from mosstalk.kernels.lm_tiles import KINDS, LIMITS, Key, tuned_as, tuned_divisions
-from mosstalk.model.fp8 import E4M3
-from mosstalk.pipeline import Pipeline
+from mosstalk.numerics.fp8 import E4M3
+from mosstalk.offline.pipeline import Pipeline
+from mosstalk.ops.lm_candidates import few_candidates
+from mosstalk.ops.lm_tiles import KINDS, LIMITS, Key, tuned_as, tuned_divisions
+from mosstalk.prepared.default_models import chosen_model
+from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.start import take_kernels
+from mosstalk.prepared.tiles import TILES_FILE
 
 pytestmark = pytest.mark.gpu
 SESSIONS = ("--max-sessions", "4", "--device", "cuda")

@@ -9,13 +9,13 @@ import torch
 from conftest import Checkpoint
 from safetensors.torch import load_file, save_file
 
-from mosstalk.codec.folder import load_codec
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.codec_folder import load_codec
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.weights import StoredTensor, fold_weight_norm, open_pickled
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
-from mosstalk.tensors import StoredTensor, fold_weight_norm, open_pickled
 
 CPU = torch.device("cpu")
 

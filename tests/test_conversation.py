@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mosstalk.constants import codes_heard
 from mosstalk.conversation import (
     Conversation,
     FinishReason,
@@ -20,7 +21,6 @@ from mosstalk.conversation import (
     next_mode,
     start_mode,
 )
-from mosstalk.units import codes_heard
 
 IDS = SpecialIds(256, 257, 258, 259, 260, 1024, 512, stop=frozenset((256, 258)))
 PAD, SOSP, EOSP, SILENT = IDS.modality_pad, IDS.sosp, IDS.eosp, IDS.audio_pad

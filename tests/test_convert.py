@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from mosstalk import Pipeline
 from mosstalk.checkpoint.convert import convert
 from mosstalk.checkpoint.restartable import require_space
-from mosstalk.codec.folder import load_codec
 from mosstalk.errors import CheckpointError, OutputError
-from mosstalk.model.checkpoint import load_language_model
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.codec_folder import load_codec
 
 CPU = torch.device("cpu")
 SMALL_SHARDS = 0.0005

@@ -13,8 +13,8 @@ import pytest
 from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 
 import mosstalk as library
-from mosstalk.default_models import chosen_codec, chosen_model, synthetic_model
 from mosstalk.errors import ConfigError
+from mosstalk.prepared.default_models import chosen_codec, chosen_model, synthetic_model
 
 COMMANDS = """
 import json, sys

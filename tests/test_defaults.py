@@ -9,9 +9,9 @@ from conftest import Checkpoint
 
 from mosstalk import Limits, Pipeline, SamplingOptions
 from mosstalk.checkpoint.convert import convert
-from mosstalk.device import pick_dtype
 from mosstalk.errors import ConfigError
-from mosstalk.model.defaults import FILE, TASKS, Choices, Defaults, read_defaults
+from mosstalk.offline.defaults import FILE, TASKS, Choices, Defaults, read_defaults
+from mosstalk.runtime.device import pick_dtype
 
 COMMON = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.2}
 

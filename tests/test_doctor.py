@@ -14,8 +14,8 @@ import soundfile
 import torch
 from conftest import Run, command_environment
 
-from mosstalk.default_models import shipped_model
-from mosstalk.doctor import KV_ROWS, full_size_bytes
+from mosstalk.diagnostics.doctor import KV_ROWS, full_size_bytes
+from mosstalk.prepared.default_models import shipped_model
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
 
@@ -64,7 +64,7 @@ def test_versions_are_those_that_are_installed(mosstalk: Run) -> None:
 
 def test_optional_packages_are_found_without_importing_them(cache_folder: Path) -> None:
     probe = (
-        "import sys; from mosstalk.doctor import examine;"
+        "import sys; from mosstalk.diagnostics.doctor import examine;"
         "print({f.name: f.state for f in examine().findings});"
         "print(sorted({'onnxruntime', 'fastapi', 'kaldi_native_fbank'} & set(sys.modules)))"
     )

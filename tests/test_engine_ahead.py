@@ -21,13 +21,13 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, Row
-from mosstalk.engine.core import Ask, EngineCore
-from mosstalk.engine.engine import Engine
+from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.talk import Edit, Talk
-from mosstalk.engine.turnstile import Turnstile
 from mosstalk.errors import EngineInputError
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
+from mosstalk.runtime.deadline_lock import Turnstile
 
 LONG = Ask(GREEDY, Limits(30, min_new_rows=40))
 

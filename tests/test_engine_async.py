@@ -18,8 +18,8 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason
-from mosstalk.engine.core import Ask, EngineCore
-from mosstalk.engine.engine import Engine, NewRow, Ticket
+from mosstalk.engine.async_engine import Engine, NewRow, Ticket
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.engine.request import State
 from mosstalk.engine.talk import Talk
 from mosstalk.errors import (
@@ -28,7 +28,7 @@ from mosstalk.errors import (
     EngineInputError,
     EngineStoppedError,
 )
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
 from mosstalk.script import Script
 
 SHORT = Ask(GREEDY, Limits(20), Script.parse("speech:6"))

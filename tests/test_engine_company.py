@@ -24,10 +24,10 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Row
-from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.errors import OptionError, PoisonedError
-from mosstalk.model.generate import Limits
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.generation import Limits
+from mosstalk.models.language_model import LanguageModel
 
 SICK = 24
 """The text id whose embedding is NaN in a sick model."""

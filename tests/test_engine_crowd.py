@@ -25,12 +25,12 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Row
-from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.talk import Talk
 from mosstalk.errors import ContextLengthError, EngineFullError
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
 
 MODEL = wild_model(config=replace(CONFIG, max_position_embeddings=140))
 N = None

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
-from mosstalk.engine.core import EngineCore
+from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers, suited
 from mosstalk.engine.layer_weights import Matrix, packed_stacks
 from mosstalk.engine.layers import PlainLayers
@@ -35,9 +35,9 @@ from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
 from mosstalk.errors import EngineInputError
-from mosstalk.kernels.attend_tiles import TILE_ROWS
-from mosstalk.kernels.pick_parts import AUDIO, TEXT
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.attend_tiles import TILE_ROWS
+from mosstalk.ops.pick_parts import AUDIO, TEXT
 
 CPU = torch.device("cpu")
 MODEL = wild_model()

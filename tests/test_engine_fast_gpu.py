@@ -21,15 +21,15 @@ from fast_rig import Scene, Span, read, same
 from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
-from mosstalk.engine.core import EngineCore
+from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers
 from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, StepInputs
 from mosstalk.engine.step_plan import MIXED_BUCKETS
-from mosstalk.kernels.launch import SWITCHES
-from mosstalk.kernels.pick_parts import AUDIO, TEXT
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.launch import SWITCHES
+from mosstalk.ops.pick_parts import AUDIO, TEXT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -13,9 +13,9 @@ from mosstalk.engine.fast_layers import FastOptions, suited
 from mosstalk.engine.layer_weights import Fp8Matrix, packable, packed_stacks
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
-from mosstalk.model.fp8 import E4M3, Fp8Linear
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, quantize_in_place
+from mosstalk.numerics.fp8 import E4M3, Fp8Linear
 
 SPANS = [(13, 33), (0, 5), (30, 31), (9, 10), (2, 3)]
 BOUNDS = {torch.float32: 0.01, torch.bfloat16: 0.1}

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mosstalk.engine.core import Ask, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineOptions
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
 from mosstalk.engine.scheduler import SchedulerLimits, Work
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import EngineInputError, OptionError
-from mosstalk.model.sampling import SamplingOptions, warp
+from mosstalk.models.sampling import SamplingOptions, warp
 
 CPU = torch.device("cpu")
 SPECS = {

@@ -28,14 +28,14 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode
-from mosstalk.device import pick_device
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.model_runner import Flight, Outcome, Runner
 from mosstalk.engine.request import Request
-from mosstalk.engine.runner import Flight, Outcome, Runner
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import PoisonedError
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
+from mosstalk.runtime.device import pick_device
 
 N = None
 SPEECH = Ask(GREEDY, Limits(100, min_new_rows=90))

@@ -27,18 +27,18 @@ from engine_soak import soak
 
 from mosstalk.conversation import Conversation, Mode
 from mosstalk.engine import packed
-from mosstalk.engine.blocks import BlockPool
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
-from mosstalk.engine.engine import Engine, Ticket
+from mosstalk.engine.async_engine import Engine, Ticket
+from mosstalk.engine.block_pool import BlockPool
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.kv_store import KVStore, blocks_that_fit, bytes_per_row
+from mosstalk.engine.memory import free_bytes, largest_step, sized
 from mosstalk.engine.packed import Packed, Stretch
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
-from mosstalk.engine.sizing import free_bytes, largest_step, sized
 from mosstalk.engine.staging import Staging
-from mosstalk.engine.store import KVStore, blocks_that_fit, bytes_per_row
 from mosstalk.errors import DeviceError
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

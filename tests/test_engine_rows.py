@@ -27,12 +27,12 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode, Reply, SpecialIds
-from mosstalk.device import pick_device
-from mosstalk.engine.core import Ask
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.generate import Limits
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.engine.engine_core import Ask
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.generation import Limits
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.runtime.device import pick_device
 from mosstalk.verify.case import Case, read_case
 from mosstalk.verify.language_model import special_ids
 

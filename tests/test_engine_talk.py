@@ -23,12 +23,12 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Reply
-from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.engine.request import Request
 from mosstalk.engine.talk import Talk
 from mosstalk.errors import EngineFullError, OptionError
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
 from mosstalk.script import Script
 
 SPEECH = Ask(GREEDY, Limits(60), Script.parse("speech:12"))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mosstalk.conversation import Row
-from mosstalk.engine.blocks import BlockPool, embedded_id
+from mosstalk.engine.block_pool import BlockPool, embedded_id
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.errors import ContextLengthError, EngineFullError
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
 
 BLOCKS, BLOCK_ROWS = 14, 3
 LIMITS = SchedulerLimits(step_rows=7, slots=3, waiting=3)

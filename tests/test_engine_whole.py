@@ -25,9 +25,9 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode
-from mosstalk.engine.core import Ask
+from mosstalk.engine.engine_core import Ask
 from mosstalk.engine.request import Request
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
 
 TEXT_PROMPT = [*random_rows(Random(3), 12), (7, SILENT)]
 N = None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mosstalk.codec.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel, whisper_log_mel
+from mosstalk.models.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel, whisper_log_mel
 
 BIGVGAN_22K = MelSpec(22_050, 1024, 256, 80, 0.0, 11_025.0)
 BIGVGAN_22K_8K = MelSpec(22_050, 1024, 256, 80, 0.0, 8000.0)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mosstalk.codec.flow import NOISE_FRAMES, FlowDecoder, RecomputingFlowStream, fixed_noise
-from mosstalk.codec.flow_encoder import RelativeAttention, block_mask, relative_positions
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
 from mosstalk.errors import ConfigError
+from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, RecomputingFlowStream, fixed_noise
+from mosstalk.models.flow_encoder import RelativeAttention, block_mask, relative_positions
+from mosstalk.models.voices import Voice
 
 SMALL = FlowConfig(
     input_size=32,

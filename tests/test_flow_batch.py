@@ -15,14 +15,14 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
 from torch import Tensor
 
-from mosstalk.codec import flow as flow_module
 from mosstalk.codec import flow_graph
-from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply, flow_curve
 from mosstalk.codec.flow_batch_voices import with_steps
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply, flow_curve
 from mosstalk.codec.flow_stream import CachedFlowStream
-from mosstalk.codec.voices import Voice
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
+from mosstalk.models import flow as flow_module
+from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
+from mosstalk.models.voices import Voice
 from mosstalk.verify import codec as verify_codec
 from mosstalk.verify.run import run_case
 

@@ -12,12 +12,12 @@ from test_flow_batch import alone, conversations, in_company
 from test_flow_stream import FLOW_GOLDENS
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder, RecomputingFlowStream
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
 from mosstalk.codec.flow_stream import CachedFlowStream
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
-from mosstalk.device import pick_device
+from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
+from mosstalk.models.voices import Voice
+from mosstalk.runtime.device import pick_device
 from mosstalk.verify import codec as verify_codec
 from mosstalk.verify.run import run_case
 

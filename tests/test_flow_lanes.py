@@ -6,8 +6,8 @@ from test_flow import make_codes, make_flow, make_voice
 from test_flow_batch import FEW, alone, conversations, in_company
 from torch import Tensor
 
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions
 from mosstalk.codec.flow_batch_paged import _whole_hops
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
 from mosstalk.codec.flow_items import Item
 from mosstalk.errors import OptionError
 

@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
-from mosstalk.codec.flow_encoder import block_mask
 from mosstalk.codec.flow_kept import KeptKeys, seen_mask
 from mosstalk.codec.flow_parts import Conv, Linear
 from mosstalk.codec.flow_stream import KEPT_VOICES, CachedFlowStream, streaming
-from mosstalk.codec.voices import Voice
+from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
+from mosstalk.models.flow_encoder import block_mask
+from mosstalk.models.voices import Voice
 from mosstalk.verify.compare import WAVE
 from mosstalk.verify.run import run_case
 

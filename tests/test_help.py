@@ -14,7 +14,7 @@ from conftest import QUESTION, ROOT, Checkpoint, command_environment
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
-from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
+from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 
 
 def test_help_comes_within_half_a_second() -> None:

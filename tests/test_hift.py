@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_stream import KEPT_FRAMES, NOISE_STREAM, HiftStream, crossfade
 from mosstalk.config import HiftConfig
 from mosstalk.errors import ConfigError
-from mosstalk.rng import normal
-from mosstalk.tensors import fill, fold_weight_norm, open_pickled
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM, HiftStream, crossfade
+from mosstalk.models.weights import fill, fold_weight_norm, open_pickled
+from mosstalk.numerics.rng import normal
 
 FRAME = 480
 HALF = FRAME // 2

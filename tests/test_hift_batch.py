@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 from test_hift import FRAME, HELD, make_mel, make_vocoder, splits
 from torch import Tensor
 
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
 from mosstalk.codec.hift_batch_step import fades
-from mosstalk.codec.hift_stream import HiftStream
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig
-from mosstalk.device import pick_device
 from mosstalk.documents import read_json
 from mosstalk.errors import CodecFullError, DeviceError, OptionError
-from mosstalk.tensors import fill, fold_weight_norm, open_safetensors
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.weights import fill, fold_weight_norm, open_safetensors
+from mosstalk.runtime.device import pick_device
 
 CASES = sorted(path for path in GOLDENS.glob("hift*") if (path / "case.json").exists())
 BOUND = 5e-4

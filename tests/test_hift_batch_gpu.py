@@ -9,11 +9,11 @@ import torch
 from test_hift import make_mel, make_vocoder, prepare
 from torch import Tensor
 
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
-from mosstalk.codec.hift_stream import HiftStream
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
-from mosstalk.device import pick_device
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import HiftStream
+from mosstalk.runtime.device import pick_device
 
 pytestmark = pytest.mark.gpu
 

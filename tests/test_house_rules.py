@@ -50,18 +50,18 @@ def test_public_things_have_docstrings(path: Path) -> None:
 def test_the_environment_is_read_in_one_file() -> None:
     reading = re.compile(r"os\.environ|getenv")
     readers = [path.name for path in WITH_RECIPES if reading.search(path.read_text())]
-    assert readers == ["settings.py"]
+    assert readers == ["environment.py"]
 
 
 def test_nothing_below_the_session_knows_about_sockets() -> None:
-    for folder in ("model", "codec", "verify", "synthesis"):
+    for folder in ("audio", "models", "codec", "verify", "synthesis"):
         for path in (ROOT / "src" / "mosstalk" / folder).rglob("*.py"):
             assert not re.search(r"import (socket|websockets|fastapi)", path.read_text()), path
 
 
 def test_model_and_codec_do_not_import_upwards() -> None:
-    above = r"from mosstalk\.(pipeline|console|cli|verify|synthesis|default_models)"
-    for folder in ("model", "codec"):
+    above = r"from mosstalk\.(offline|cli|verify|synthesis|prepared)"
+    for folder in ("models", "codec"):
         for path in (ROOT / "src" / "mosstalk" / folder).rglob("*.py"):
             assert not re.search(above, path.read_text()), path
 

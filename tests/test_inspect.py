@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mosstalk.checkpoint.inspect import inspect
 from mosstalk.config import LanguageModelConfig
-from mosstalk.model.layout import fused_tensors
+from mosstalk.models.layout import fused_tensors
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
 

@@ -13,8 +13,8 @@ import torch
 from kernel_cases import LAYERS, cases, rooms
 from torch import Tensor
 
-from mosstalk.kernels.launch import Launch
-from mosstalk.kernels.tiles import norms_apart
+from mosstalk.ops.launch import Launch
+from mosstalk.ops.tiles import norms_apart
 
 triton = pytest.importorskip("triton", reason="Triton is there on Linux alone")
 

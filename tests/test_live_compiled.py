@@ -14,10 +14,10 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.kernels import attend_long, linear_float32, norm_float32
-from mosstalk.kernels.halves import Halves
-from mosstalk.kernels.launch import Launch
-from mosstalk.kernels.linear_float32 import Paged, Workspace
+from mosstalk.ops import attend_long, linear_float32, norm_float32
+from mosstalk.ops.halves import Halves
+from mosstalk.ops.launch import Launch
+from mosstalk.ops.linear_float32 import Paged, Workspace
 
 WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64
 STREAMS = {20: 1, 80: 4, 1280: 64}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from live_rig import CODE, LIVE, heard, noise, quiet, rising, speech
 
-from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.device import pick_device
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.runtime.device import pick_device
 
 pytestmark = pytest.mark.gpu
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
 
-from mosstalk.codec.live_block import BUCKETS
-from mosstalk.codec.live_inputs import Named, NamedBuffer, Values
-from mosstalk.codec.live_segment import Floats
-from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
-from mosstalk.codec.speech_tokenizer import EncoderAttention
+from mosstalk.codec.tokenizer_block import BUCKETS
+from mosstalk.codec.tokenizer_inputs import Named, NamedBuffer, Values
+from mosstalk.codec.tokenizer_segment import Floats
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
+from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import CodecFullError, EngineInputError
-from mosstalk.units import INPUT_RATE
+from mosstalk.models.speech_tokenizer import EncoderAttention
 
 BLOCK = 5 * CODE
 TOKENIZER = LIVE["goldens"].tokenizer

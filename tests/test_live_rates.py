@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from live_rig import KINDS, LIVE, Kind, noise, rising, speech
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.live_tokenizer import LiveOptions, LiveTokenizer
+from mosstalk.audio.sound import Samples
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.session.settings import INPUT_RATES
 from mosstalk.session.sound import Resampler, resampled
 

@@ -13,7 +13,7 @@ from mosstalk.bench.live_corpus import (
     Corpus,
     varied_speech,
 )
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 
 
 @pytest.fixture(scope="module")

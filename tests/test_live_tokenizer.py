@@ -25,11 +25,11 @@ from live_rig import (
 from torch import Tensor
 
 from mosstalk.bench.live_codes import live_codes
-from mosstalk.codec.live_codes import Change, LiveCodes
-from mosstalk.codec.live_tokenizer import LiveTokenizer
+from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.constants import INPUT_RATE, codes_in
 from mosstalk.errors import AudioError
-from mosstalk.tensors import open_safetensors
-from mosstalk.units import INPUT_RATE, codes_in
+from mosstalk.models.weights import open_safetensors
 
 SEGMENT = 480_000
 LAST_READ = 1160

@@ -14,8 +14,8 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.kernels import attend_rows, attend_tiles, move_rows, rotate_write
-from mosstalk.kernels.launch import Launch
+from mosstalk.ops import attend_rows, attend_tiles, move_rows, rotate_write
+from mosstalk.ops.launch import Launch
 
 TYPES.setdefault(torch.int64, "*i64")
 HEADS, KV_HEADS, CHANNELS, HIDDEN, SPAN = 32, 8, 128, 4096, 2048

@@ -16,11 +16,12 @@ from test_kernels_compiled import (
 )
 from torch import Tensor
 
-from mosstalk.kernels import fp8_linear as fp8_linears
-from mosstalk.kernels import fp8_rows as rows_in_fp8
-from mosstalk.kernels import gate_up, rms_linear, rms_norm
-from mosstalk.kernels.launch import Launch
-from mosstalk.kernels.lm_tiles import (
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight
+from mosstalk.ops import fp8_linear as fp8_linears
+from mosstalk.ops import fp8_rows as rows_in_fp8
+from mosstalk.ops import gate_up, rms_linear, rms_norm
+from mosstalk.ops.launch import Launch
+from mosstalk.ops.lm_tiles import (
     EXACT,
     FP8_INVARIANT,
     FP8_TILES,
@@ -29,8 +30,7 @@ from mosstalk.kernels.lm_tiles import (
     Division,
     Kind,
 )
-from mosstalk.kernels.rms_linear import LinearWorkspace
-from mosstalk.model.fp8 import E4M3, Fp8Weight
+from mosstalk.ops.rms_linear import LinearWorkspace
 
 WITHOUT_FP8 = 80
 

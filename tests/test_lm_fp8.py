@@ -9,10 +9,10 @@ import pytest
 import torch
 from claims_rig import outcomes_of, require_kept
 
-from mosstalk.kernels.fp8_linear import fp8_linear, library_takes
-from mosstalk.kernels.fp8_rows import fp8_rows
-from mosstalk.model.fp8 import E4M3, Fp8Linear, Fp8Weight
-from mosstalk.model.network import RMSNorm
+from mosstalk.models.language_model import RMSNorm
+from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight
+from mosstalk.ops.fp8_linear import fp8_linear, library_takes
+from mosstalk.ops.fp8_rows import fp8_rows
 
 CLAIMS = "lm_fp8_claims.py"
 

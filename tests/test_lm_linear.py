@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from claims_rig import outcomes_of, require_kept
 
-from mosstalk.kernels.gate_up import gate_up
-from mosstalk.kernels.rms_linear import rms_linear
-from mosstalk.kernels.rms_norm import rms_norm
-from mosstalk.model.network import RMSNorm
+from mosstalk.models.language_model import RMSNorm
+from mosstalk.ops.gate_up import gate_up
+from mosstalk.ops.rms_linear import rms_linear
+from mosstalk.ops.rms_norm import rms_norm
 
 CLAIMS = "lm_linear_claims.py"
 

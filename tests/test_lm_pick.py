@@ -8,8 +8,8 @@ import torch
 from claims_rig import outcomes_of, require_kept
 from lm_pick_cases import Draws, copied, draws
 
-from mosstalk.kernels.pick_parts import FREE
-from mosstalk.kernels.pick_plain import pick_ids_twin
+from mosstalk.ops.pick_parts import FREE
+from mosstalk.ops.pick_plain import pick_ids_twin
 
 CPU = torch.device("cpu")
 VOCABULARY = 500

@@ -7,9 +7,9 @@ import torch
 from lm_pick_cases import AUDIO_IDS, TEXT_IDS, draws
 from test_kernels_compiled import MOST_SPILLED_BYTES, SHARED_KIB, compiled, usage
 
-from mosstalk.kernels import pick_ids, settle_modes
-from mosstalk.kernels.launch import Launch
-from mosstalk.kernels.pick_parts import AUDIO, TEXT, DrawState
+from mosstalk.ops import pick_ids, settle_modes
+from mosstalk.ops.launch import Launch
+from mosstalk.ops.pick_parts import AUDIO, TEXT, DrawState
 
 triton = pytest.importorskip("triton", reason="Triton is there on Linux alone")
 

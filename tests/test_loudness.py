@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import QUESTION, ROOT
 
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.codec.loudness import loudness_jump
+from mosstalk.audio.loudness import loudness_jump
+from mosstalk.audio.sound import Samples, read_audio
 
 RATE = 16_000
 SPEECH = [QUESTION, ROOT / "assets" / "librivox.flac"]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosstalk.codec.audio import Samples
-from mosstalk.pieces import sound_pieces, text_pieces
+from mosstalk.audio.sound import Samples
+from mosstalk.offline.pieces import sound_pieces, text_pieces
 
 RATE = 1000
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u8d70\u5427\u3002"

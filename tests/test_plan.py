@@ -16,16 +16,17 @@ from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
 from mosstalk.cli.plan_console import memory_of
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions
+from mosstalk.codec.decoder_batches import DecoderOptions
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
-from mosstalk.codec.folder import open_part
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import DecoderOptions
-from mosstalk.engine.blocks import BlockPool
-from mosstalk.engine.store import KVStore
+from mosstalk.engine.block_pool import BlockPool
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.errors import ConfigError, DeviceError, OptionError
-from mosstalk.model.layout import IN_LAYER
+from mosstalk.models.codec_folder import open_part
+from mosstalk.models.layout import IN_LAYER
+from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
 from mosstalk.plan.cards import CARDS, cards
 from mosstalk.plan.fit import Wish, advice
 from mosstalk.plan.limits import limits_of
@@ -41,7 +42,6 @@ from mosstalk.plan.sizes import (
 )
 from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
-from mosstalk.tensors import Store, fold_weight_norm, open_sharded
 
 GIB = 2**30
 

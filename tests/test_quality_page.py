@@ -14,6 +14,7 @@ import pytest
 import soundfile
 from conftest import QUESTION
 
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.bench.align import align
 from mosstalk.bench.document import document_of
 from mosstalk.bench.intervals import rate
@@ -25,9 +26,8 @@ from mosstalk.bench.readings import Reading, noise_like
 from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import READ_ALOUD, READ_ALOUD_LONG
 from mosstalk.bench.words import word_errors
-from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.documents import as_text
-from mosstalk.units import OUTPUT_RATE
 
 TEXTS = ("Salt & pepper, <please>.", "Call me back.")
 

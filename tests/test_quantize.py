@@ -17,10 +17,10 @@ from mosstalk.checkpoint.inspect import inspect
 from mosstalk.cli import app
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, ConfigError, MosstalkError
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.fp8 import E4M3, Fp8Linear
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, quantize_in_place
+from mosstalk.numerics.fp8 import E4M3, Fp8Linear
 from mosstalk.quantize.write import Source, Writer
 from mosstalk.verify.case import Case
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mosstalk.errors import DeviceError
-from mosstalk.model.fp8 import (
+from mosstalk.numerics.fp8 import (
     E4M3,
     E4M3_MAX,
     Fp8Linear,

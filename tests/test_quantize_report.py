@@ -14,9 +14,9 @@ from mosstalk import Pipeline
 from mosstalk.cli import app
 from mosstalk.conversation import SpecialIds, TextSegment, Turn
 from mosstalk.errors import OptionError
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.defaults import Choices
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.offline.defaults import Choices
 from mosstalk.quantize.default_prompts import Speaker, sentences
 from mosstalk.quantize.prompts import lay_out, read_prompts
 

@@ -11,8 +11,8 @@ from mosstalk.bench.people import asset_recordings
 from mosstalk.bench.readings import noise_like, read_recordings
 from mosstalk.bench.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
 from mosstalk.bench.words import normalised
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import AudioError, BenchError
-from mosstalk.units import OUTPUT_RATE
 
 SAID = "Which folder should I save this message to?"
 

@@ -10,7 +10,7 @@ from conftest import run
 from realtime_rig import Caller, b64, call
 from session_rig import BY_HAND, GREEDY, HANDS_FREE, QUESTION, SENTENCE, Offline, silence, speech
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime import g711
 from mosstalk.server.realtime.dialogue import Shape
 from mosstalk.session.settings import SessionSettings

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import decode_offline
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.voices import Voice
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 from recipes.pocket.__main__ import SHIPPED, app
 from recipes.pocket.curves import LOGS, PANELS, draw, keep_logs, of_held_out, read_log, thinned
 from recipes.pocket.data import PHONES, UNLABELLED, load_recordings, teacher_clip

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
+from mosstalk.audio.sound import read_audio
 from mosstalk.bench.words import error_rate
-from mosstalk.codec.audio import read_audio
-from mosstalk.codec.features import whisper_log_mel
-from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.models.features import whisper_log_mel
 from recipes.listener import segments
 from recipes.listener.__main__ import app
 from recipes.listener.kokoro_weights import (

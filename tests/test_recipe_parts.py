@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.config import LanguageModelConfig
-from mosstalk.model.network import LanguageModel
-from mosstalk.units import MEL_FRAMES_PER_CODE
+from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.language_model import LanguageModel
 from recipes.pocket import flow, language_model
 from recipes.pocket.augment import augment
 from recipes.pocket.corpus import (

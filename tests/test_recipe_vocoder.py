@@ -15,9 +15,9 @@ from conftest import require_program
 from safetensors import safe_open
 from torch import Tensor
 
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.hift import HiftVocoder
 from mosstalk.config import HiftConfig
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.hift import HiftVocoder
 from recipes.pocket import vocoder
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
 from recipes.pocket.training import Budget, load_weights

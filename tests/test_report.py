@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import GOLDENS, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 
-from mosstalk.report import without_paths
+from mosstalk.diagnostics.report import without_paths
 
 CASE = GOLDENS / "prompt-mel"
 

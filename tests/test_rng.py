@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosstalk.rng import gumbel, normal, philox, uniform
+from mosstalk.numerics.rng import gumbel, normal, philox, uniform
 
 # Known answers of Philox4x32-10 from the Random123 distribution: counter, key, output.
 KNOWN_ANSWERS = [

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosstalk.errors import OptionError
-from mosstalk.model.sampling import SamplingOptions, draw, forbid, penalise, warp
+from mosstalk.models.sampling import SamplingOptions, draw, forbid, penalise, warp
 
 LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
     lambda values: torch.tensor(values).float() / 50

@@ -276,5 +276,5 @@ def test_the_page_comes_with_its_types_and_a_policy_that_permits_it(server: Serv
         assert answer.headers["x-content-type-options"] == "nosniff"
     inline = re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page.text)
     assert inline is None, inline
-    for path in ("/../settings.py", "/%2e%2e/app.py", "/..%2fapp.py", "/nothing.js", "/app.py"):
+    for path in ("/../environment.py", "/%2e%2e/app.py", "/..%2fapp.py", "/nothing.js", "/app.py"):
         assert server.get(path).status_code == 404

@@ -21,7 +21,7 @@ from session_rig import (
     speech,
 )
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.session.commands import Clear, Commit, CreateResponse, Truncate
 from mosstalk.session.events import (
     AudioDelta,

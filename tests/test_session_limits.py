@@ -21,7 +21,7 @@ from session_rig import (
 )
 
 from mosstalk import Pipeline
-from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import EngineFullError, EngineStoppedError, OptionError, VoiceError
 from mosstalk.session.commands import (

@@ -17,7 +17,7 @@ from session_rig import (
     speech,
 )
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.conversation import SpeechSegment, TextSegment, Turn
 from mosstalk.session.commands import (
     Commit,

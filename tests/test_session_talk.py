@@ -22,8 +22,8 @@ from session_rig import (
     speech,
 )
 
-from mosstalk.codec.audio import Samples
-from mosstalk.model.generate import Limits
+from mosstalk.audio.sound import Samples
+from mosstalk.models.generation import Limits
 from mosstalk.session.commands import (
     ROOT,
     CancelResponse,

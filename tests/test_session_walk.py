@@ -16,7 +16,7 @@ from session_rig import (
     speech,
 )
 
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
 from mosstalk.session.commands import (
     CancelResponse,
     Clear,

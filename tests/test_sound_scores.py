@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from conftest import QUESTION
 
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.bench.sound_scores import aligned, log_spectral_distance, seam_jumps
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.units import OUTPUT_RATE
+from mosstalk.constants import OUTPUT_RATE
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from session_rig import WRITTEN, Client, Offline, host, pocket
 
 from mosstalk import Pipeline, speak
 from mosstalk.conversation import Conversation
-from mosstalk.pieces import text_pieces
+from mosstalk.offline.pieces import text_pieces
+from mosstalk.offline.tasks import SPEAK_PROMPT
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ResponseDone
-from mosstalk.tasks import SPEAK_PROMPT
 
 LONG = " ".join(f"This is sentence {number}, and it goes on for a while." for number in
                 ("one", "two", "three", "four"))  # fmt: skip

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow_batch import FlowOptions
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.hift_batch import HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import (
+from mosstalk.codec.decoder_batches import (
     DecoderOptions,
     DecoderStream,
     Saying,
     SpeechDecoder,
     SpokenReply,
 )
-from mosstalk.codec.voices import Voice
+from mosstalk.codec.flow_batches import FlowOptions
+from mosstalk.codec.hift_batches import HiftOptions
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
-from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.voices import Voice
 
 
 @pytest.fixture(scope="module")

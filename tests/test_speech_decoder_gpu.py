@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch import FlowOptions
-from mosstalk.codec.folder import Codec, load_codec
-from mosstalk.codec.hift_batch import HiftOptions
+from mosstalk.codec.decoder_batches import DecoderOptions, Saying, SpeechDecoder
+from mosstalk.codec.flow_batches import FlowOptions
+from mosstalk.codec.hift_batches import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import DecoderOptions, Saying, SpeechDecoder
-from mosstalk.codec.voices import Voice
-from mosstalk.default_models import shipped_model
-from mosstalk.device import pick_device
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.voices import Voice
+from mosstalk.prepared.default_models import shipped_model
+from mosstalk.runtime.device import pick_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

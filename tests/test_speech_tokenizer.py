@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.constants import codes_in
 from mosstalk.errors import CheckpointError
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.weights import fill, open_safetensors
 from mosstalk.synthesis.sizes import TINY
-from mosstalk.tensors import fill, open_safetensors
-from mosstalk.units import codes_in
 
 CODE = 1280
 SEGMENT = 480_000

@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 from mosstalk import Pipeline, Script
 from mosstalk.cli import app
 from mosstalk.config import LanguageModelConfig
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.weights import shapes_of
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 from mosstalk.synthesis.write import _shards
-from mosstalk.tensors import shapes_of
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import pytest
 from conftest import QUESTION, ROOT
 
 from mosstalk import Pipeline
+from mosstalk.audio.sound import read_audio
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.takes import Way, read_texts, resynthesise, write_down
-from mosstalk.codec.audio import read_audio
-from mosstalk.units import OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.constants import OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
 TOLD: list[tuple[str, int, int]] = []
 

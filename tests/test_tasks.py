@@ -17,12 +17,12 @@ import soxr
 from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 
 from mosstalk import Pipeline, SamplingOptions, Script, read_audio, speak, transcribe
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.conversation import Conversation
 from mosstalk.errors import VoiceError
-from mosstalk.model.generate import Limits
-from mosstalk.pieces import LONGEST_TEXT, text_pieces
-from mosstalk.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.models.generation import Limits
+from mosstalk.offline.pieces import LONGEST_TEXT, text_pieces
+from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 
 CODE_SAMPLES = 1920
 RATE = 16_000

@@ -9,7 +9,7 @@ import soundfile
 from conftest import QUESTION, SYNTHETIC, Run, refused
 
 from mosstalk import Pipeline, speak, transcribe
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.errors import AudioError, TextError
 
 RATE = 16_000

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosstalk.errors import TextError
-from mosstalk.text_normalizer import TextRules, readable
+from mosstalk.offline.text_normalizer import TextRules, readable
 
 ENGLISH = TextRules(90, ("en",), normalize=True)
 CHINESE = TextRules(90, ("zh",), normalize=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mosstalk import Pipeline
 from mosstalk.errors import MosstalkError
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.text_tokenizer import TextTokenizer
 
 NAMES = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|object_ref_start|>", "<|modality_pad|>"]
 

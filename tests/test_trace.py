@@ -15,8 +15,8 @@ import soundfile
 import torch
 from conftest import QUESTION, SYNTHETIC, Run, command_environment, refused
 
-from mosstalk.timing import TurnTimings
-from mosstalk.trace import chrome_trace
+from mosstalk.diagnostics.trace import chrome_trace
+from mosstalk.runtime.timing import TurnTimings
 
 CODES = 12
 STEPS = CODES + 2

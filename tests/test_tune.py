@@ -14,17 +14,15 @@ from claims_rig import outcomes_of, require_kept
 from engine_rig import wild_model
 
 from mosstalk.build import tune
-from mosstalk.build.kernel_cache import kernels_apart
-from mosstalk.build.start import take_kernels, take_tiles
-from mosstalk.build.tiles import Tuning, choose, describe, tiles_for
 from mosstalk.build.tune import Call, Tuner
 from mosstalk.documents import write_document
 from mosstalk.engine.products import _most_sums
 from mosstalk.errors import CheckpointError
-from mosstalk.kernels import fp8_one, rms_linear
-from mosstalk.kernels.launch import INSTALLED
-from mosstalk.kernels.lm_candidates import TRIED, few_candidates
-from mosstalk.kernels.lm_tiles import (
+from mosstalk.numerics.fp8 import E4M3
+from mosstalk.ops import fp8_one, rms_linear
+from mosstalk.ops.launch import INSTALLED
+from mosstalk.ops.lm_candidates import TRIED, few_candidates
+from mosstalk.ops.lm_tiles import (
     KINDS,
     LIMITS,
     Division,
@@ -35,7 +33,9 @@ from mosstalk.kernels.lm_tiles import (
     tuned_divisions,
     use_tuned,
 )
-from mosstalk.model.fp8 import E4M3
+from mosstalk.prepared.kernel_cache import kernels_apart
+from mosstalk.prepared.start import take_kernels, take_tiles
+from mosstalk.prepared.tiles import Tuning, choose, describe, tiles_for
 
 BRAIN = torch.bfloat16
 KEYS: list[Key] = [(d, k, n) for d in (BRAIN, E4M3) for k in KINDS for n in LIMITS]

@@ -18,12 +18,12 @@ from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environ
 from typer.testing import CliRunner
 
 from mosstalk.atomic import new_folder
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.cli import app
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.folder import Codec, load_codec
-from mosstalk.codec.make_voice import LONGEST_S, make_voice, read_sample
-from mosstalk.codec.voices import load_voice, save_voice
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.voices import load_voice, save_voice
+from mosstalk.offline.make_voice import LONGEST_S, make_voice, read_sample
 from mosstalk.synthesis.sizes import TINY
 from mosstalk.synthesis.write import Synthesis, synthesize
 

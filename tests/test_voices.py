@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.atomic import new_folder
-from mosstalk.codec.folder import Codec, load_codec
-from mosstalk.codec.voices import (
+from mosstalk.errors import OutputError, VoiceError
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.voices import (
     Voice,
     find_voice,
     list_voices,
@@ -25,7 +26,6 @@ from mosstalk.codec.voices import (
     save_voice,
     trimmed,
 )
-from mosstalk.errors import OutputError, VoiceError
 from mosstalk.synthesis.sizes import TINY
 from mosstalk.synthesis.write import Synthesis, synthesize
 

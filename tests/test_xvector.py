@@ -11,10 +11,10 @@ from conftest import QUESTION, ROOT, Checkpoint
 from onnx import helper, numpy_helper
 
 from mosstalk import Pipeline
-from mosstalk.codec.audio import Samples, read_audio
-from mosstalk.codec.make_voice import make_voice, read_sample
-from mosstalk.codec.xvector import fbank, x_vector
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.errors import CheckpointError, VoiceError
+from mosstalk.models.x_vector import fbank, x_vector
+from mosstalk.offline.make_voice import make_voice, read_sample
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 
 SPEECH = [QUESTION, ROOT / "assets" / "librivox.flac"]

@@ -14,12 +14,12 @@ from fast_rig import Scene, read
 
 from mosstalk.build.tune import Call, Tuner
 from mosstalk.engine.fast_layers import FastOptions
-from mosstalk.kernels.launch import runs
-from mosstalk.kernels.lm_candidates import TRIED, few_candidates
-from mosstalk.kernels.lm_tiles import KINDS, LIMITS, Key, tuned_as, tuned_divisions
-from mosstalk.model.fp8 import E4M3
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, quantize_in_place
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, quantize_in_place
+from mosstalk.numerics.fp8 import E4M3
+from mosstalk.ops.launch import runs
+from mosstalk.ops.lm_candidates import TRIED, few_candidates
+from mosstalk.ops.lm_tiles import KINDS, LIMITS, Key, tuned_as, tuned_divisions
 
 SMALL = replace(CONFIG, num_shared_layers=1, num_modality_layers=1)
 MIXES = {"one row": [(37, 38)], "rows": [(5, 6), (0, 1), (66, 67)], "many": [(0, 40), (30, 31)]}

@@ -16,17 +16,17 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mosstalk.audio.sound import resample
 from mosstalk.bench.intervals import rate
 from mosstalk.bench.people import librivox_clips, telephone_prompts
 from mosstalk.bench.readings import Reading, noise_like
 from mosstalk.bench.voices import VOICES, read_aloud
 from mosstalk.bench.words import word_errors
-from mosstalk.codec.audio import resample
-from mosstalk.codec.features import whisper_log_mel
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.models.features import whisper_log_mel
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.synthesis.sizes import PREPROCESSOR, PUBLISHED_CODEC
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 from recipes.listener.segments import SEGMENT, alone, load_clips
 from recipes.listener.student import Student, from_int8, to_int8
 from recipes.listener.texts import BENCH, read_lines

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from recipes.listener.whisper import END, NO_TIMES, START
 
 SEGMENT = 30 * INPUT_RATE

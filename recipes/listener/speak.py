@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
 from recipes.listener.texts import Line
 

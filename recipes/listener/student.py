@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.features import whisper_log_mel
-from mosstalk.codec.speech_tokenizer import Encoder, SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.models.features import whisper_log_mel
+from mosstalk.models.speech_tokenizer import Encoder, SpeechTokenizer
 from recipes.listener.whisper import FRAMES, SIZES, Teacher
 from recipes.pocket.quantizer import Quantizer, nearest
 from recipes.pocket.tokenizer import Mixer, sinusoids

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.speech_tokenizer import Encoder, EncoderAttention, EncoderLayer
 from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.models.speech_tokenizer import Encoder, EncoderAttention, EncoderLayer
 
 START, END, NO_TIMES = 50257, 50256, 50362
 """Ids of the English-only models: start of transcript, end of text, no timestamps."""

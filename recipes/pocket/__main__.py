@@ -11,7 +11,7 @@ import typer
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.text_tokenizer import TextTokenizer
 from recipes.pocket.curves import LOGS
 from recipes.pocket.data import Recordings, load_recordings
 from recipes.pocket.sizes import POCKET_SIZES, SMOKE_SIZES

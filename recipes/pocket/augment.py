@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 
 _RIR_SAMPLES = 8192
 

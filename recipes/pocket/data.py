@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.units import (
+from mosstalk.constants import (
     INPUT_SAMPLES_PER_CODE,
     MEL_FRAME_SAMPLES,
     MEL_FRAMES_PER_CODE,

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.codec.features import whisper_log_mel
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.units import INPUT_SAMPLES_PER_CODE
+from mosstalk.constants import INPUT_SAMPLES_PER_CODE
+from mosstalk.models.features import whisper_log_mel
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.pocket.augment import augment
 from recipes.pocket.data import Recordings, padded_sound
 from recipes.pocket.quantizer import nearest

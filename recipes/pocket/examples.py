@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mosstalk.constants import MEL_FRAMES_PER_CODE
 from mosstalk.conversation import (
     SYSTEM_PROMPTS,
     Conversation,
@@ -28,9 +29,8 @@ from mosstalk.conversation import (
     Turn,
     segment_rows,
 )
-from mosstalk.model.tokenizer import TextTokenizer
-from mosstalk.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
-from mosstalk.units import MEL_FRAMES_PER_CODE
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
-from mosstalk.units import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.constants import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 from recipes.pocket.data import Recordings, padded_sound, side_by_side
 from recipes.pocket.encode import length_batches
 from recipes.pocket.sizes import FLOW, SMOKE_FLOW

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.model.cache import KVCache
-from mosstalk.model.network import LanguageModel, rotary_tables
-from mosstalk.units import MEL_FRAMES_PER_CODE
+from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.models.kv_cache import KVCache
+from mosstalk.models.language_model import LanguageModel, rotary_tables
 from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples
 from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights

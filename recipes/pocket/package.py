@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mosstalk.atomic import open_to_readers
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
-from mosstalk.codec.voices import CODEC_KEY, save_voice, trimmed
-from mosstalk.codec.xvector import X_VECTOR_FILE
 from mosstalk.config import WEIGHTS_KIND_KEY
+from mosstalk.models.codec_folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed
+from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
 from recipes.pocket.flow import speaker_embedding

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.flow import FlowDecoder, fixed_noise
-from mosstalk.units import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.constants import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.flow import FlowDecoder, fixed_noise
 from recipes.pocket.data import Recordings, side_by_side
 from recipes.pocket.encode import length_batches
 from recipes.pocket.flow import speaker_embedding

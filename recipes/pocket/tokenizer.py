@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mosstalk.codec.features import MelSpec, vocoder_mel, whisper_log_mel
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE, MEL_FRAMES_PER_CODE
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, MEL_FRAMES_PER_CODE
+from mosstalk.models.features import MelSpec, vocoder_mel, whisper_log_mel
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.pocket.augment import augment
 from recipes.pocket.data import PHONES, UNLABELLED, Recordings
 from recipes.pocket.quantizer import Quantizer, perplexity

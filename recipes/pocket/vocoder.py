@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.hift import HiftVocoder
 from mosstalk.config import HiftConfig
-from mosstalk.rng import normal
-from mosstalk.units import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.models.features import vocoder_mel
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.numerics.rng import normal
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
 from recipes.pocket.sizes import HIFT, SMOKE_HIFT
 from recipes.pocket.training import (

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.units import MEL_FRAME_SAMPLES
+from mosstalk.constants import MEL_FRAME_SAMPLES
+from mosstalk.models.features import vocoder_mel
 from recipes.pocket.vocoder_pitch import pitch
 
 _CONTEXT_FRAMES = 2

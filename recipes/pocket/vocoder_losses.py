@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.features import mel_filters
-from mosstalk.units import OUTPUT_RATE
+from mosstalk.constants import OUTPUT_RATE
+from mosstalk.models.features import mel_filters
 
 STFT_SIZES = (512, 1024, 2048)
 """FFT sizes of the spectral loss (Yamamoto et al. 2020, Parallel WaveGAN)."""

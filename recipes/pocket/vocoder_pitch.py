@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.units import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
 
 _FRAMES_AT_ONCE = 8192
 

@@ -15,7 +15,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 
 Samples16 = NDArray[np.int16]
 TEACHER = "slt_hts"

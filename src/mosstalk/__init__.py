@@ -8,32 +8,32 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mosstalk.codec.audio import AudioWriter, read_audio
+    from mosstalk.audio.sound import AudioWriter, read_audio
     from mosstalk.conversation import FinishReason, Mode
-    from mosstalk.default_models import default_model, synthetic_model
     from mosstalk.errors import MosstalkError
-    from mosstalk.model.generate import Limits
-    from mosstalk.model.sampling import SamplingOptions
-    from mosstalk.pipeline import Answer, Chat, Pipeline
+    from mosstalk.models.generation import Limits
+    from mosstalk.models.sampling import SamplingOptions
+    from mosstalk.offline.pipeline import Answer, Chat, Pipeline
+    from mosstalk.offline.tasks import speak, transcribe
+    from mosstalk.prepared.default_models import default_model, synthetic_model
     from mosstalk.script import Script
-    from mosstalk.tasks import speak, transcribe
 
 _HOMES = {
-    "Answer": "mosstalk.pipeline",
-    "AudioWriter": "mosstalk.codec.audio",
-    "Chat": "mosstalk.pipeline",
+    "Answer": "mosstalk.offline.pipeline",
+    "AudioWriter": "mosstalk.audio.sound",
+    "Chat": "mosstalk.offline.pipeline",
     "FinishReason": "mosstalk.conversation",
-    "Limits": "mosstalk.model.generate",
+    "Limits": "mosstalk.models.generation",
     "Mode": "mosstalk.conversation",
     "MosstalkError": "mosstalk.errors",
-    "Pipeline": "mosstalk.pipeline",
-    "SamplingOptions": "mosstalk.model.sampling",
+    "Pipeline": "mosstalk.offline.pipeline",
+    "SamplingOptions": "mosstalk.models.sampling",
     "Script": "mosstalk.script",
-    "default_model": "mosstalk.default_models",
-    "read_audio": "mosstalk.codec.audio",
-    "speak": "mosstalk.tasks",
-    "synthetic_model": "mosstalk.default_models",
-    "transcribe": "mosstalk.tasks",
+    "default_model": "mosstalk.prepared.default_models",
+    "read_audio": "mosstalk.audio.sound",
+    "speak": "mosstalk.offline.tasks",
+    "synthetic_model": "mosstalk.prepared.default_models",
+    "transcribe": "mosstalk.offline.tasks",
 }
 
 __version__ = version("mosstalk")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from mosstalk.tensors import Progress as Tell
+from mosstalk.models.weights import Progress as Tell
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from browser_rig import (
 from conftest import QUESTION
 from server_rig import Server, serving
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

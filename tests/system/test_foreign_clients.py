@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from server_rig import RATE, Server, serving, silence
 
-from mosstalk.codec.audio import read_audio
+from mosstalk.audio.sound import read_audio
 from mosstalk.session.sound import pcm_of
 
 CLIENTS = Path(__file__).parent / "clients"

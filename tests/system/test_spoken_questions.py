@@ -9,7 +9,7 @@ import soundfile
 from conftest import Run, refused, require_program
 
 from mosstalk import Pipeline
-from mosstalk.codec.audio import read_audio
+from mosstalk.audio.sound import read_audio
 from mosstalk.errors import AudioError
 
 pytestmark = pytest.mark.system

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from conftest import Run, require_program
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.barge_in import measure_barge_in
 from mosstalk.bench.echo_rooms import Setting
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.vad import measure_found
 from mosstalk.bench.vad_clips import clip_of, sounds_of
 from mosstalk.bench.voices import TEACHER, VOICES, read_aloud
-from mosstalk.codec.audio import Samples
 from mosstalk.vad import Detector, open_detector
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

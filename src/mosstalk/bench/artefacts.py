@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.features import vocoder_mel
-from mosstalk.codec.loudness import loudness_jump
-from mosstalk.units import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.audio.loudness import loudness_jump
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.models.features import vocoder_mel
 
 _Values = npt.NDArray[np.float64]
 

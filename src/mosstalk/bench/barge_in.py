@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.echo_rooms import Call, Setting, simulate
 from mosstalk.bench.tables import NONE, Table
-from mosstalk.codec.audio import Samples
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import SpeechStarted, TurnDetector

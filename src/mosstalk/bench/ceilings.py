@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mosstalk.device import synchronize
-from mosstalk.kernels.fp8_linear import fp8_library, library_takes
-from mosstalk.model.fp8 import E4M3, Fp8Weight
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight
+from mosstalk.ops.fp8_linear import fp8_library, library_takes
+from mosstalk.runtime.device import synchronize
 
 _COPY_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
 _SIDE = {"cuda": 8192, "cpu": 1024}

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.people import asset_recordings
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.tables import Table
 from mosstalk.bench.voices import TEACHER, read_aloud
-from mosstalk.codec.audio import Samples, resample
-from mosstalk.codec.flow_batch import FlowOptions, flow_curve
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.voices import Voice
+from mosstalk.codec.flow_batches import FlowOptions, flow_curve
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.voices import Voice
 
 CONTEXTS_S = (0.4, 0.8, 1.2, 1.6, 2.0, 3.2, 4.8, 8.0)
 STEPS = (2, 3, 4, 5, 6, 8)

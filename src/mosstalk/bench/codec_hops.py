@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.flow import RecomputingFlowStream
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.hift_stream import HiftStream
-from mosstalk.codec.speech_decoder import Saying, SpeechDecoder, SpokenReply
-from mosstalk.codec.voices import Voice
-from mosstalk.tensors import Progress
+from mosstalk.codec.decoder_batches import Saying, SpeechDecoder, SpokenReply
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.flow import RecomputingFlowStream
+from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import Progress
 
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20

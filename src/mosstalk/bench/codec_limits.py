@@ -6,12 +6,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mosstalk.bench.ceilings import Work
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_stream import KEPT_FRAMES
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
 from mosstalk.config import HiftConfig
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
 
 _BRANCHES = 2
 _KEYS_AND_VALUES = 2

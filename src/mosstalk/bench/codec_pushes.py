@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.live_codes import Change, LiveCodes
-from mosstalk.codec.live_tokenizer import LiveTokenizer
-from mosstalk.units import INPUT_RATE
+from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.constants import INPUT_RATE
 
 PUSH_S = 0.4
 _WARM_UPS = 3

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.sound_scores import aligned, log_spectral_distance, pesq, stoi
 from mosstalk.bench.spread import Spread, spread
-from mosstalk.codec.audio import Samples
 from mosstalk.errors import BenchError
-from mosstalk.tensors import Progress
+from mosstalk.models.weights import Progress
 
 _Score = Callable[[Samples, Samples], float | None]
 _SCORES: dict[str, _Score] = {"pesq": pesq, "stoi": stoi, "lsd_db": log_spectral_distance}

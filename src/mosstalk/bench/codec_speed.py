@@ -15,13 +15,13 @@ from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing
 from mosstalk.bench.live_codes import repair_tables, repairs_on_varied_speech
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.live_tokenizer import LiveTokenizer
-from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
-from mosstalk.codec.voices import Voice
-from mosstalk.device import pick_dtype
-from mosstalk.tensors import Progress
-from mosstalk.units import CODES_PER_SECOND
+from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.constants import CODES_PER_SECOND
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import Progress
+from mosstalk.runtime.device import pick_dtype
 
 PARTS = ("decode", "recompute", "encode", "memory")
 MORE_PARTS = ("curves", "repairs")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.vad_clips import clip_of, pink_noise, speech_level
-from mosstalk.codec.audio import Samples
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 
 _Draw = np.random.Generator
 _Wave = npt.NDArray[np.float64]

@@ -10,9 +10,9 @@ from contextlib import redirect_stdout
 import numpy as np
 import torch
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.extras import distillmos, extra
-from mosstalk.codec.audio import Samples, resample
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 
 _SHORTEST_SAMPLES = INPUT_RATE // 10
 _LOOPING = 2.4

@@ -12,9 +12,9 @@ from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.judges import NaturalnessJudge, PhonemeJudge, WhisperJudge
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.words import word_errors
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.tensors import Progress
-from mosstalk.units import OUTPUT_RATE
+from mosstalk.models.weights import Progress
 
 _J = TypeVar("_J")
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_prompts
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.voices import VOICES, SyntheticVoice, read_aloud
-from mosstalk.codec.audio import Samples, resample
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 SHORTEST_S, LONGEST_S = 1.0, 65.0
 """Turns are drawn from between these, short ones as often as long ones on a scale of ratios."""

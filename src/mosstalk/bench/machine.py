@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.settings import stated_commit
+from mosstalk.environment import stated_commit
 
 
 def machine_facts(device: torch.device, weights: str) -> dict[str, str]:

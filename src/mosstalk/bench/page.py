@@ -7,6 +7,7 @@ from html import escape
 
 import soundfile
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.align import Pair
 from mosstalk.bench.artefacts import find_artefacts
 from mosstalk.bench.html import END, head, settings_html, skipped_html, table_html
@@ -16,8 +17,7 @@ from mosstalk.bench.quality import TEACHER_NAME, Quality
 from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import READ_ALOUD, RESYNTHESISED, STREAMED
 from mosstalk.bench.words import compared
-from mosstalk.codec.audio import Samples, resample
-from mosstalk.units import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
 
 SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
 EXAMPLES = 10

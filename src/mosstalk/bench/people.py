@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples, read_audio, resample
 from mosstalk.bench.extras import extra
 from mosstalk.bench.readings import TRANSCRIPTS, Reading, read_recordings
 from mosstalk.bench.words import normalised
-from mosstalk.codec.audio import Samples, read_audio, resample
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
 """Recordings of a source checkout; a package that was installed without one has none."""

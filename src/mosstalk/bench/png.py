@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.features import vocoder_mel
+from mosstalk.audio.sound import Samples
+from mosstalk.models.features import vocoder_mel
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PALETTE_TYPE = 3

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.bench.words import normalised
-from mosstalk.codec.audio import Samples, read_audio
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.units import OUTPUT_RATE
 
 TRANSCRIPTS = "transcripts.txt"
 """File of a recordings folder: on each line a file's name, a tab, and what is said in it."""

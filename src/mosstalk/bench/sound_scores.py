@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.extras import INSTALL_PESQ, extra
-from mosstalk.codec.audio import Samples, resample
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 
 _Values = npt.NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from mosstalk.bench.step_speed import prompts
 from mosstalk.bench.step_work import Load
 from mosstalk.bench.tables import Table
 from mosstalk.conversation import Row, SpecialIds
-from mosstalk.engine.core import EngineCore, EngineOptions
-from mosstalk.model.network import LanguageModel, Logits
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
+from mosstalk.models.language_model import LanguageModel, Logits
 
 _ONE_BY_ONE = 16
 """Rows at the end that the engine reads one by one, as it does when it replies."""

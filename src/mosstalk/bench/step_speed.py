@@ -8,14 +8,14 @@ import torch
 from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed
 from mosstalk.conversation import Mode, Row, SpecialIds
-from mosstalk.device import synchronize
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import BenchError
-from mosstalk.model.generate import Limits
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.runtime.device import synchronize
 from mosstalk.script import Script
 
 _SEED = 11

@@ -7,7 +7,7 @@ import torch
 from mosstalk.bench.ceilings import Work
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
-from mosstalk.model.quantization import Quantization
+from mosstalk.models.quantization import Quantization
 
 _KEYS_AND_VALUES = 2
 _SCALE_BYTES = 4

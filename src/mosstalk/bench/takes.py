@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.readings import Reading
-from mosstalk.codec.audio import Samples, resample
 from mosstalk.codec.decoder import decode_offline
-from mosstalk.codec.voices import Voice
-from mosstalk.model.sampling import SamplingOptions
-from mosstalk.pipeline import Answer, Pipeline
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import Progress
+from mosstalk.offline.pipeline import Answer, Pipeline
+from mosstalk.offline.tasks import speak, transcribe
+from mosstalk.offline.text_normalizer import readable
+from mosstalk.runtime.timing import TurnTimings
 from mosstalk.script import Script
-from mosstalk.tasks import speak, transcribe
-from mosstalk.tensors import Progress
-from mosstalk.text_normalizer import readable
-from mosstalk.timing import TurnTimings
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 READ_ALOUD = "read aloud"
 READ_ALOUD_LONG = "read aloud, long sentences"

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from mosstalk.bench.tables import NONE, Table
-from mosstalk.device import synchronize
 from mosstalk.errors import BenchError
+from mosstalk.runtime.device import synchronize
 
 _T = TypeVar("_T")
 COLUMNS = ("", "n", "mean", "std", "min", "p50", "p95", "max", "cold", "limit", "valid")

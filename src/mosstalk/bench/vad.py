@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.spread import Spread, spread
 from mosstalk.bench.tables import Table
 from mosstalk.bench.vad_clips import CELL_SAMPLES, Clip, Mask
-from mosstalk.codec.audio import Samples
-from mosstalk.units import INPUT_RATE
+from mosstalk.constants import INPUT_RATE
 from mosstalk.vad.frames import Detector, Frames
 from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector
 

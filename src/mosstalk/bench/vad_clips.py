@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_prompts
 from mosstalk.bench.readings import Reading
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.voices import LISTENED, read_aloud
-from mosstalk.codec.audio import Samples, resample
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 Mask = npt.NDArray[np.bool_]
 

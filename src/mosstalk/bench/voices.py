@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mosstalk.audio.sound import read_audio
 from mosstalk.bench.readings import Reading
-from mosstalk.codec.audio import read_audio
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import AudioError, BenchError, OptionError
-from mosstalk.units import OUTPUT_RATE
 
 _PATIENCE_S = 600
 _Wavs = list[Path]

@@ -13,15 +13,15 @@ from torch import Tensor
 from mosstalk.bench.step_speed import prompts
 from mosstalk.bench.step_work import Load
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.speech_decoder import Saying, SpeechDecoder
-from mosstalk.codec.voices import Voice, list_voices
+from mosstalk.codec.decoder_batches import Saying, SpeechDecoder
 from mosstalk.conversation import Mode, Row
-from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.errors import BuildError, PoisonedError
-from mosstalk.model.generate import Generation, Limits, Step
-from mosstalk.model.network import LanguageModel, Logits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.generation import Generation, Limits, Step
+from mosstalk.models.language_model import LanguageModel, Logits
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.models.voices import Voice, list_voices
 from mosstalk.synthesis.direct import random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 

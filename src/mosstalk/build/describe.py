@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from mosstalk.build.folder import CODEC, MODEL
 from mosstalk.checkpoint.inspect import inspect
 from mosstalk.config import LanguageModelConfig
-from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.engine_core import EngineOptions
+from mosstalk.prepared.folder import CODEC, MODEL
 
 _SOUND = {"cuda": "float16", "cpu": "float32"}
 _KERNELS = {

@@ -22,11 +22,8 @@ from mosstalk.build.check import (
     require,
 )
 from mosstalk.build.describe import architecture, dtypes, engine_facts
-from mosstalk.build.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
-from mosstalk.build.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
 from mosstalk.build.machine import machine_of
 from mosstalk.build.peaks import Peaks
-from mosstalk.build.tiles import describe
 from mosstalk.build.tune import tune_into
 from mosstalk.build.warm import warm_draws, warm_host, warm_layers
 from mosstalk.build.weights import (
@@ -37,28 +34,31 @@ from mosstalk.build.weights import (
     write_model,
     write_random,
 )
-from mosstalk.codec.folder import Codec
+from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
-from mosstalk.codec.voices import Voice, list_voices, save_voice
-from mosstalk.device import fit_threads
 from mosstalk.documents import as_text
-from mosstalk.engine.core import EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.fast_layers import FastLayers, suited_to
+from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.engine.store import bytes_per_row
 from mosstalk.errors import DeviceError, OptionError
-from mosstalk.kernels.lm_tiles import use_tuned
-from mosstalk.model.fp8 import require_fp8
-from mosstalk.model.network import LanguageModel
-from mosstalk.pipeline import Pipeline
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.voices import Voice, list_voices, save_voice
+from mosstalk.models.weights import Progress
+from mosstalk.numerics.fp8 import require_fp8
+from mosstalk.offline.pipeline import Pipeline
+from mosstalk.ops.lm_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs
+from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
+from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
+from mosstalk.prepared.tiles import describe
 from mosstalk.quantize.write import digest_of
+from mosstalk.runtime.device import fit_threads
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.synthesis.sizes import named_sizes
-from mosstalk.tensors import Progress
 from mosstalk.verify.compare import Check
 
 Say = Callable[[str], None]

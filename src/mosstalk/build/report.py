@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mosstalk.build.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
-from mosstalk.build.kernel_cache import Kernels, kernels_in
 from mosstalk.build.machine import foreign, machine_of
-from mosstalk.build.tiles import TILES_FILE, tiles_for
 from mosstalk.checkpoint.restartable import sha256
-from mosstalk.device import pick_device
 from mosstalk.errors import CheckpointError
-from mosstalk.tensors import Progress
+from mosstalk.models.weights import Progress
+from mosstalk.prepared.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
+from mosstalk.prepared.kernel_cache import Kernels, kernels_in
+from mosstalk.prepared.tiles import TILES_FILE, tiles_for
+from mosstalk.runtime.device import pick_device
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mosstalk.build.folder import built_engine
+from mosstalk.prepared.folder import built_engine
 from mosstalk.server.messages import WorkerOptions
 
 

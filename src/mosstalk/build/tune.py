@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from mosstalk.build.machine import machine_of
-from mosstalk.build.tiles import TILES_FILE, Choice, Tuning, choose
 from mosstalk.documents import write_document
 from mosstalk.engine.layer_pass import Rooms
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
 from mosstalk.engine.products import Products
-from mosstalk.graphs import STEPPING, captured
-from mosstalk.kernels.fp8_linear import fp8_linear, fp8_linear_twin
-from mosstalk.kernels.launch import CompileError, compiled_together, interprets
-from mosstalk.kernels.lm_candidates import few_candidates
-from mosstalk.kernels.lm_tiles import (
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.weights import Progress
+from mosstalk.numerics.fp8 import E4M3
+from mosstalk.ops.fp8_linear import fp8_linear, fp8_linear_twin
+from mosstalk.ops.launch import CompileError, compiled_together, interprets
+from mosstalk.ops.lm_candidates import few_candidates
+from mosstalk.ops.lm_tiles import (
     ANY_ROWS,
     FEW_ROWS,
     LIMITS,
@@ -39,10 +40,9 @@ from mosstalk.kernels.lm_tiles import (
     tuned_as,
     use_tuned,
 )
-from mosstalk.kernels.rms_linear import LinearWorkspace, rms_linear, rms_linear_twin
-from mosstalk.model.fp8 import E4M3
-from mosstalk.model.network import LanguageModel
-from mosstalk.tensors import Progress
+from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear, rms_linear_twin
+from mosstalk.prepared.tiles import TILES_FILE, Choice, Tuning, choose
+from mosstalk.runtime.graphs import STEPPING, captured
 
 Call = Callable[[], object]
 Timer = Callable[[Sequence[Call]], float]

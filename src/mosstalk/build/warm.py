@@ -1,11 +1,11 @@
 """Running once, before anybody waits, all that a served conversation runs: kernels compile then."""
 
 from mosstalk.conversation import Mode, Row
-from mosstalk.engine.core import Ask, EngineCore
+from mosstalk.engine.engine_core import Ask, EngineCore
 from mosstalk.engine.fast_layers import FastLayers
 from mosstalk.engine.step_plan import KEY_BUCKETS
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
 from mosstalk.script import Script
 from mosstalk.session.host import Host
 

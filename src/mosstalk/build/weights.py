@@ -12,15 +12,15 @@ from mosstalk.checkpoint.restartable import require_space, save_tensors, sha256
 from mosstalk.config import LanguageModelConfig
 from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError, OptionError
-from mosstalk.model.checkpoint import open_published
-from mosstalk.model.layout import FUSED, LAYOUT_KEY
-from mosstalk.model.quantization import Quantization
+from mosstalk.models.checkpoint import open_published
+from mosstalk.models.layout import FUSED, LAYOUT_KEY
+from mosstalk.models.quantization import Quantization
+from mosstalk.models.weights import Progress
 from mosstalk.quantize.write import Source, Writer, digest_of
 from mosstalk.synthesis.direct_language import random_language_model
 from mosstalk.synthesis.sizes import TINY, Sizes
 from mosstalk.synthesis.small_tokenizer import write_tokenizer
 from mosstalk.synthesis.write import Synthesis, synthesize
-from mosstalk.tensors import Progress
 
 PRECISIONS = ("bf16", "fp8")
 _NORM = "model.text_norm.weight"

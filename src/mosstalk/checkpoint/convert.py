@@ -18,16 +18,16 @@ from mosstalk.checkpoint.restartable import (
     save_tensors,
     sha256,
 )
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
-from mosstalk.codec.hift import HiftVocoder
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError
-from mosstalk.model.checkpoint import model_shapes
-from mosstalk.model.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
-from mosstalk.model.quantization import KEY as QUANTIZATION_KEY
-from mosstalk.tensors import (
+from mosstalk.models.checkpoint import model_shapes
+from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
+from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
+from mosstalk.models.weights import (
     Progress,
     Store,
     check_inventory,

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from mosstalk.checkpoint.restartable import sha256
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import flow_names, open_part, read_flow_config, read_hift_config
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.codec.voices import list_voices
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, MosstalkError
-from mosstalk.model.checkpoint import model_shapes, open_published
-from mosstalk.model.layout import LAYOUT_KEY
-from mosstalk.model.quantization import KEY as QUANTIZATION_KEY
-from mosstalk.model.quantization import Quantization, own_dtypes, wrong_dtypes
-from mosstalk.tensors import (
+from mosstalk.models.checkpoint import model_shapes, open_published
+from mosstalk.models.codec_folder import flow_names, open_part, read_flow_config, read_hift_config
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.layout import LAYOUT_KEY
+from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
+from mosstalk.models.quantization import Quantization, own_dtypes, wrong_dtypes
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.voices import list_voices
+from mosstalk.models.weights import (
     Progress,
     Store,
     fold_weight_norm,

@@ -22,7 +22,7 @@ from torch import Tensor
 from mosstalk.atomic import open_to_readers
 from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError, OutputError
-from mosstalk.tensors import Progress
+from mosstalk.models.weights import Progress
 
 _STATE = "state.json"
 _OS_ERROR = re.compile(r"os error (\d+)")

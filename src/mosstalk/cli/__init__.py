@@ -18,7 +18,7 @@ from mosstalk.cli import (
     verify,
     voice,
 )
-from mosstalk.settings import share_the_processor
+from mosstalk.environment import share_the_processor
 
 app = typer.Typer(
     name="mosstalk",

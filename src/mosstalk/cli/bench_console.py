@@ -22,9 +22,9 @@ from mosstalk.bench.takes import Way
 from mosstalk.bench.voices import find_synthetic_voice
 from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.cli.opening import ChosenModel, ModelRequest
-from mosstalk.default_models import name_of
+from mosstalk.diagnostics.figures import model_facts
 from mosstalk.errors import OptionError
-from mosstalk.figures import model_facts
+from mosstalk.prepared.default_models import name_of
 from mosstalk.progress import progress_bar
 
 _PACKAGES = (

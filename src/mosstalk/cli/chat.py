@@ -62,7 +62,7 @@ def chat(
         from mosstalk.cli.console import ChatRequest, Outputs, run_chat
         from mosstalk.cli.opening import ModelRequest, SamplingRequest
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.model.defaults import Choices
+        from mosstalk.offline.defaults import Choices
 
         sound = SoundRequest(vocoder=vocoder, vocoder_folder=vocoder_dir)
         choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)

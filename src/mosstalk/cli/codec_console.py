@@ -16,15 +16,15 @@ from mosstalk.bench.codec_speed import (
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
-from mosstalk.codec.folder import Codec, load_codec
+from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.codec.speech_decoder import DecoderOptions
-from mosstalk.codec.voices import Voice
 from mosstalk.config import WEIGHTS_KIND_KEY
-from mosstalk.default_models import chosen_codec
-from mosstalk.device import fit_threads, pick_device
 from mosstalk.errors import OptionError
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.voices import Voice
+from mosstalk.prepared.default_models import chosen_codec
 from mosstalk.progress import progress_bar
+from mosstalk.runtime.device import fit_threads, pick_device
 from mosstalk.synthesis.direct import random_codec, random_voice
 from mosstalk.synthesis.sizes import named_sizes
 

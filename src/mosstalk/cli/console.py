@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mosstalk.audio.sound import Recording, output_format, read_audio
 from mosstalk.cli.opening import ChosenModel, Drawing, ModelRequest, SamplingRequest
 from mosstalk.cli.output import (
     Record,
@@ -16,16 +17,15 @@ from mosstalk.cli.output import (
     scripted,
     sound_file,
 )
-from mosstalk.codec.audio import Recording, output_format, read_audio
 from mosstalk.config import LanguageModelConfig
+from mosstalk.constants import CODE_MS, INPUT_RATE
 from mosstalk.conversation import Mode
+from mosstalk.diagnostics.figures import answer_figures, model_facts
 from mosstalk.errors import TextError
-from mosstalk.figures import answer_figures, model_facts
-from mosstalk.model.generate import Step
-from mosstalk.pipeline import Answer, Chat
+from mosstalk.models.generation import Step
+from mosstalk.offline.pipeline import Answer, Chat
 from mosstalk.progress import status_line
 from mosstalk.script import Script
-from mosstalk.units import CODE_MS, INPUT_RATE
 
 
 @dataclass(frozen=True)

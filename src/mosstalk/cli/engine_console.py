@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from mosstalk.build.folder import BuiltEngine
 from mosstalk.build.report import Report, report_of
-from mosstalk.build.tiles import describe
 from mosstalk.documents import as_text
+from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.tiles import describe
 from mosstalk.progress import progress_bar
 
 _GIB = 2**30

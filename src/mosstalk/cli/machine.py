@@ -15,7 +15,7 @@ def doctor(json: opt.AsJson = False) -> None:
     1: something that it needs is broken. Optional things never change it.
     """
     with reported():
-        from mosstalk.doctor import examine, printed
+        from mosstalk.diagnostics.doctor import examine, printed
         from mosstalk.documents import as_text
 
         diagnosis = examine()
@@ -42,7 +42,7 @@ def report(
     last part of their names.
     """
     with reported():
-        from mosstalk.report import Wanted, write_report
+        from mosstalk.diagnostics.report import Wanted, write_report
 
         wanted = Wanted(tuple(cases or ()), model, codec, device, dtype)
         typer.echo(write_report(out, wanted, force=force))

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mosstalk.build.start import take_kernels
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.config import LanguageModelConfig
-from mosstalk.default_models import Folders, chosen_model
-from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.model.defaults import Choices
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
-from mosstalk.pipeline import Pipeline
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.offline.defaults import Choices
+from mosstalk.offline.pipeline import Pipeline
+from mosstalk.prepared.default_models import Folders, chosen_model
+from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import loading
+from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.script import Script
 
 _REAL = (

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from mosstalk.codec.audio import AudioWriter, Samples
+from mosstalk.audio.sound import AudioWriter, Samples
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import FinishReason
+from mosstalk.diagnostics.figures import stage_figures
+from mosstalk.diagnostics.trace import write_trace
 from mosstalk.documents import as_text, human_text_on_stderr, require_target
-from mosstalk.figures import stage_figures
-from mosstalk.pipeline import Answer, Pipeline
+from mosstalk.offline.pipeline import Answer, Pipeline
+from mosstalk.runtime.timing import TurnTimings, peak_memory_mib
 from mosstalk.script import Script
-from mosstalk.timing import TurnTimings, peak_memory_mib
-from mosstalk.trace import write_trace
-from mosstalk.units import OUTPUT_RATE
 
 
 @dataclass

@@ -14,13 +14,13 @@ from mosstalk.bench.machine import machine_facts
 from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, print_settings, print_tables
 from mosstalk.conversation import SpecialIds
-from mosstalk.default_models import NAMES, chosen_model
-from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.defaults import read_defaults
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import ACTIVATIONS, BLOCKS, SCHEMES, STATISTICS, Quantization
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import ACTIVATIONS, BLOCKS, SCHEMES, STATISTICS, Quantization
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.weights import Progress
+from mosstalk.offline.defaults import read_defaults
+from mosstalk.prepared.default_models import NAMES, chosen_model
 from mosstalk.progress import progress_bar
 from mosstalk.quantize.calibrate import Magnitudes, calibrate
 from mosstalk.quantize.default_prompts import Speaker
@@ -28,7 +28,7 @@ from mosstalk.quantize.measure import Measured, measure, quantised_ways
 from mosstalk.quantize.prompts import Prompts, read_prompts
 from mosstalk.quantize.report import PLUMBING, document_of, page_of, tables_of
 from mosstalk.quantize.write import Source, Writer, Written, digest_of
-from mosstalk.tensors import Progress
+from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 
 
 @dataclass(frozen=True)

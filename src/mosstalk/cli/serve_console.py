@@ -12,9 +12,10 @@ from typing import Any
 from mosstalk.build.settings import as_built
 from mosstalk.cli.common import one_of
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.default_models import require_pair
+from mosstalk.environment import api_keys
 from mosstalk.errors import OptionError
 from mosstalk.plan.fit import PLACES
+from mosstalk.prepared.default_models import require_pair
 from mosstalk.server.auth import ANY, host_name, is_loopback, read_keys
 from mosstalk.server.front import Reports, ServeOptions, serve
 from mosstalk.server.limits import Limits
@@ -22,7 +23,6 @@ from mosstalk.server.logs import LogStyle
 from mosstalk.server.messages import BY_HAND, Facts, Failed, Loading, WorkerOptions
 from mosstalk.server.transcriber import require_transcriber
 from mosstalk.session.settings import Durations, ReplyLimits, Sampling, SessionSettings
-from mosstalk.settings import api_keys
 from mosstalk.vad.turns import TurnDetection
 
 _GIB = 1 << 30

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mosstalk.audio.sound import output_format
 from mosstalk.cli.opening import ChosenModel, Drawing, ModelRequest, SamplingRequest
 from mosstalk.cli.output import (
     Record,
@@ -17,17 +18,16 @@ from mosstalk.cli.output import (
     scripted,
     sound_file,
 )
-from mosstalk.codec.audio import output_format
-from mosstalk.codec.voices import Voice
+from mosstalk.constants import CODE_MS
+from mosstalk.diagnostics.figures import answer_figures, model_facts
 from mosstalk.errors import OptionError, TextError
-from mosstalk.figures import answer_figures, model_facts
-from mosstalk.model.defaults import read_defaults
-from mosstalk.pipeline import Answer, Pipeline
+from mosstalk.models.voices import Voice
+from mosstalk.offline.defaults import read_defaults
+from mosstalk.offline.pipeline import Answer, Pipeline
+from mosstalk.offline.tasks import speak
+from mosstalk.offline.text_normalizer import ReadableText, readable
 from mosstalk.progress import status_line
-from mosstalk.tasks import speak
-from mosstalk.text_normalizer import ReadableText, readable
-from mosstalk.timing import TurnTimings
-from mosstalk.units import CODE_MS
+from mosstalk.runtime.timing import TurnTimings
 
 STDIN = "-"
 _SHOWN = 60

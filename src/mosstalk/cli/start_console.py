@@ -4,10 +4,10 @@ from pathlib import Path
 
 from mosstalk.bench.machine import machine_facts
 from mosstalk.bench.starts import measure_starts
-from mosstalk.build.folder import BuiltEngine
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
-from mosstalk.device import pick_device
+from mosstalk.prepared.folder import BuiltEngine
 from mosstalk.progress import progress_bar
+from mosstalk.runtime.device import pick_device
 
 FORMAT = "mosstalk-starts-1"
 

@@ -15,26 +15,26 @@ from mosstalk.bench.step_speed import measure_prompts, measure_steps
 from mosstalk.bench.step_work import Load, step_work
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
-from mosstalk.build.start import take_kernels
 from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
 from mosstalk.collector import lasting_objects_spared
 from mosstalk.config import LanguageModelConfig
+from mosstalk.constants import CODE_MS
 from mosstalk.conversation import Mode, SpecialIds
-from mosstalk.default_models import chosen_language_model
-from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.errors import OptionError
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.fp8 import require_fp8
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import Quantization, precision_of, quantize_in_place
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.quantization import Quantization, precision_of, quantize_in_place
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.weights import Progress
+from mosstalk.numerics.fp8 import require_fp8
+from mosstalk.prepared.default_models import chosen_language_model
+from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import progress_bar
+from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
 from mosstalk.synthesis.sizes import named_sizes
-from mosstalk.tensors import Progress
-from mosstalk.units import CODE_MS
 
 FORMAT = "mosstalk-step-1"
 _GB = 1e9

@@ -58,7 +58,7 @@ def speak(
         from mosstalk.cli.opening import ModelRequest, SamplingRequest
         from mosstalk.cli.speak_console import SpeakRequest, run_speak
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.model.defaults import Choices
+        from mosstalk.offline.defaults import Choices
 
         sound = SoundRequest(vocoder=vocoder, vocoder_folder=vocoder_dir)
         choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)
@@ -107,7 +107,7 @@ def transcribe(
     with reported():
         from mosstalk.cli.opening import ModelRequest, SamplingRequest
         from mosstalk.cli.transcribe_console import TranscribeRequest, run_transcribe
-        from mosstalk.model.defaults import Choices
+        from mosstalk.offline.defaults import Choices
 
         choices = Choices(temperature, top_k, top_p, repetition_penalty, max_rows)
         request = TranscribeRequest(

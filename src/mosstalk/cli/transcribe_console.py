@@ -7,6 +7,7 @@ from unicodedata import category
 
 import numpy as np
 
+from mosstalk.audio.sound import SILENCE_PEAK, Recording, Samples, read_audio
 from mosstalk.cli.opening import ChosenModel, Drawing, ModelRequest, SamplingRequest
 from mosstalk.cli.output import (
     Record,
@@ -17,14 +18,13 @@ from mosstalk.cli.output import (
     recorded,
     scripted,
 )
-from mosstalk.codec.audio import SILENCE_PEAK, Recording, Samples, read_audio
-from mosstalk.figures import answer_figures, model_facts
-from mosstalk.pieces import LONGEST_S, sound_pieces
-from mosstalk.pipeline import Answer, Pipeline
+from mosstalk.constants import INPUT_RATE
+from mosstalk.diagnostics.figures import answer_figures, model_facts
+from mosstalk.offline.pieces import LONGEST_S, sound_pieces
+from mosstalk.offline.pipeline import Answer, Pipeline
+from mosstalk.offline.tasks import transcribe
 from mosstalk.progress import status_line
-from mosstalk.tasks import transcribe
-from mosstalk.timing import TurnTimings
-from mosstalk.units import INPUT_RATE
+from mosstalk.runtime.timing import TurnTimings
 
 
 @dataclass(frozen=True)

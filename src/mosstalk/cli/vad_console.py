@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from mosstalk.audio.sound import Samples
 from mosstalk.bench.barge_in import SETTINGS, BargeInRow, barge_in_table, measure_barge_in
 from mosstalk.bench.people import asset_recordings
 from mosstalk.bench.sentences import read_sentences
@@ -25,10 +26,9 @@ from mosstalk.bench.vad import (
 from mosstalk.bench.vad_clips import clip_of, sounds_of, sounds_without_speech, speakers
 from mosstalk.bench.voices import TEACHER, read_aloud
 from mosstalk.cli.measured_output import Outputs, print_found
-from mosstalk.codec.audio import Samples
 from mosstalk.errors import BenchError, DetectorError
+from mosstalk.models.weights import Progress
 from mosstalk.progress import progress_bar
-from mosstalk.tensors import Progress
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
 

@@ -36,8 +36,8 @@ def verify(
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
     with reported():
-        from mosstalk.device import pick_device, pick_dtype
         from mosstalk.documents import as_text, human_text_on_stderr
+        from mosstalk.runtime.device import pick_device, pick_dtype
         from mosstalk.verify.run import judge_cases
 
         with human_text_on_stderr(json):

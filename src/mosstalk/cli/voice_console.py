@@ -6,9 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mosstalk.codec.folder import STREAMING_FLOW, load_codec, read_fingerprint, read_flow_config
-from mosstalk.codec.make_voice import MadeVoice, make_voice, new_voice_path, read_sample
-from mosstalk.codec.voices import (
+from mosstalk.config import SpeechTokenizerConfig
+from mosstalk.constants import CODE_MS
+from mosstalk.documents import as_text
+from mosstalk.errors import CheckpointError, OutputError, VoiceError
+from mosstalk.models.codec_folder import (
+    STREAMING_FLOW,
+    load_codec,
+    read_fingerprint,
+    read_flow_config,
+)
+from mosstalk.models.voices import (
     CODEC_KEY,
     SUFFIX,
     Voice,
@@ -17,15 +25,12 @@ from mosstalk.codec.voices import (
     load_voice,
     save_voice,
 )
-from mosstalk.codec.xvector import X_VECTOR_FILE, require_packages
-from mosstalk.config import SpeechTokenizerConfig
-from mosstalk.default_models import NAMES, chosen_codec, is_shipped, is_synthetic
-from mosstalk.device import pick_device
-from mosstalk.documents import as_text
-from mosstalk.errors import CheckpointError, OutputError, VoiceError
+from mosstalk.models.x_vector import X_VECTOR_FILE, require_packages
+from mosstalk.offline.make_voice import MadeVoice, make_voice, new_voice_path, read_sample
+from mosstalk.prepared.default_models import NAMES, chosen_codec, is_shipped, is_synthetic
 from mosstalk.progress import loading
+from mosstalk.runtime.device import pick_device
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
-from mosstalk.units import CODE_MS
 
 CONSENT = "a voice made from someone's speech needs that person's permission"
 _FITS = {

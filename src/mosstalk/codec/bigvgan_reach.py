@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mosstalk.codec.bigvgan import ACTIVATION_REACH, BigVganConfig
+from mosstalk.models.bigvgan import ACTIVATION_REACH, BigVganConfig
 
 
 class Reach(NamedTuple):

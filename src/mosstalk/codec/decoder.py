@@ -5,15 +5,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder, FlowStream, RecomputingFlowStream
 from mosstalk.codec.flow_stream import CachedFlowStream, streaming
-from mosstalk.codec.folder import STREAMING_FLOW, Codec
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_stream import NOISE_STREAM, HiftStream
-from mosstalk.codec.voices import Voice
+from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import ConfigError
-from mosstalk.rng import normal
-from mosstalk.units import OUTPUT_SAMPLES_PER_CODE
+from mosstalk.models.codec_folder import STREAMING_FLOW, Codec
+from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import NOISE_STREAM, HiftStream
+from mosstalk.models.voices import Voice
+from mosstalk.numerics.rng import normal
 
 
 class SpeechStream:

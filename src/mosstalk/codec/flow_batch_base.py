@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.flow_batch_voices import (
     FlowFigures,
     FlowOptions,
@@ -22,8 +21,9 @@ from mosstalk.codec.flow_batch_voices import (
 )
 from mosstalk.codec.flow_items import NOTHING, Item, in_blocks
 from mosstalk.codec.flow_pages import PageLayout, PagePool
-from mosstalk.codec.voices import Voice
 from mosstalk.errors import CodecFullError
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 
 _FEWEST_HELD = 2
 """Own pages of a reply: a block's convolutions read the page before its own."""

@@ -12,23 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.flow_batch_estimator import splits_for
 from mosstalk.codec.flow_batch_weights import Transformer, held_bytes, packed, plain
-from mosstalk.codec.flow_encoder import (
+from mosstalk.codec.flow_items import PassInputs
+from mosstalk.codec.flow_pages import TAIL, PageStore
+from mosstalk.codec.flow_parts import Conv, Linear
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.flow_encoder import (
     LEAKY_SLOPE,
     EncoderBlock,
     InputLayer,
     relative_positions,
 )
-from mosstalk.codec.flow_items import PassInputs
-from mosstalk.codec.flow_pages import TAIL, PageStore
-from mosstalk.codec.flow_parts import Conv, Linear
-from mosstalk.kernels.attend_pages import attend_pages, attend_workspace
-from mosstalk.kernels.conv_rows import conv_rows
-from mosstalk.kernels.linear_add import linear_add
-from mosstalk.kernels.norm_linear import norm_linear
-from mosstalk.kernels.norm_qkv import norm_qkv
+from mosstalk.ops.attend_pages import attend_pages, attend_workspace
+from mosstalk.ops.conv_rows import conv_rows
+from mosstalk.ops.linear_add import linear_add
+from mosstalk.ops.norm_linear import norm_linear
+from mosstalk.ops.norm_qkv import norm_qkv
 
 _TILE = 512
 """Distances in one product. Products of other sizes round otherwise, and how many distances

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import ConditionalFlow
 from mosstalk.codec.flow_batch_weights import EstimatorWeights, Stage, Transformer, held_bytes
 from mosstalk.codec.flow_items import PassInputs
 from mosstalk.codec.flow_pages import BRANCHES, PageLayout, PageStore
 from mosstalk.codec.flow_parts import Linear, Norm
-from mosstalk.kernels.attend_groups import attend_groups
-from mosstalk.kernels.attend_pages import attend_pages, attend_workspace
-from mosstalk.kernels.close_residual import close_residual
-from mosstalk.kernels.conv_rows import conv_rows
-from mosstalk.kernels.euler import euler
-from mosstalk.kernels.linear_add import linear_add
-from mosstalk.kernels.norm_act import norm_act
-from mosstalk.kernels.norm_linear import norm_linear
-from mosstalk.kernels.norm_qkv import norm_qkv
-from mosstalk.kernels.tiles import norms_apart
+from mosstalk.models.flow import ConditionalFlow
+from mosstalk.ops.attend_groups import attend_groups
+from mosstalk.ops.attend_pages import attend_pages, attend_workspace
+from mosstalk.ops.close_residual import close_residual
+from mosstalk.ops.conv_rows import conv_rows
+from mosstalk.ops.euler import euler
+from mosstalk.ops.linear_add import linear_add
+from mosstalk.ops.norm_act import norm_act
+from mosstalk.ops.norm_linear import norm_linear
+from mosstalk.ops.norm_qkv import norm_qkv
+from mosstalk.ops.tiles import norms_apart
 
 _GROUPED_FROM = 12
 """Items that see the same keys first are taken together where there are so many items.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder, fixed_noise
 from mosstalk.codec.flow_batch_base import BlockFlow, Hop, Start
 from mosstalk.codec.flow_batch_host_layers import HostEncoder, HostEstimator, HostKept
 from mosstalk.codec.flow_batch_voices import (
@@ -24,7 +23,8 @@ from mosstalk.codec.flow_batch_voices import (
 )
 from mosstalk.codec.flow_items import Item
 from mosstalk.codec.flow_kept import seen_mask
-from mosstalk.codec.voices import Voice
+from mosstalk.models.flow import FlowDecoder, fixed_noise
+from mosstalk.models.voices import Voice
 
 _TOGETHER = 8
 """Replies whose layers run at once: the activations of more no longer fit into a core's cache."""

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.flow import ConditionalFlow
 from mosstalk.codec.flow_batch_weights import EstimatorWeights, Stage, Transformer
-from mosstalk.codec.flow_encoder import LEAKY_SLOPE
 from mosstalk.codec.flow_encoder_stream import EncoderState, StreamingEncoder
 from mosstalk.codec.flow_kept import KeptKeys, LayerKeys
 from mosstalk.codec.flow_pages import BRANCHES, TAIL
 from mosstalk.codec.flow_parts import Linear, Norm
+from mosstalk.models.flow import ConditionalFlow
+from mosstalk.models.flow_encoder import LEAKY_SLOPE
 
 Tails = list[list[Tensor]]
 """Of each Euler step, the tail (2, 2, C) of each convolution in the order they run."""

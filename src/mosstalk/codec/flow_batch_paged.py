@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.flow_batch_base import BlockFlow, Hop, Start
 from mosstalk.codec.flow_batch_voices import (
     FlowFigures,
@@ -19,8 +18,9 @@ from mosstalk.codec.flow_graph import SPEAKERS, FlowPass
 from mosstalk.codec.flow_items import Item
 from mosstalk.codec.flow_lanes import Lanes
 from mosstalk.codec.flow_pages import RETRY_AFTER_S, PageStore
-from mosstalk.codec.voices import Voice
 from mosstalk.errors import CodecFullError
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 
 
 class PagedFlow(BlockFlow[None]):

@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.flow_pages import PageLayout
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig
+from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.errors import OptionError
-from mosstalk.units import CODES_PER_SECOND
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.voices import Voice
 
 MEMORY_MIB = 8192
 """Of a GPU, for voices and replies, unless something else is asked for."""

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import EncoderBlock
-from mosstalk.codec.flow_estimator import (
+from mosstalk.codec.flow_parts import Conv, Linear, Norm
+from mosstalk.models.flow_encoder import EncoderBlock
+from mosstalk.models.flow_estimator import (
     ConvBlock,
     Estimator,
     GeluProjection,
     ResidualBlock,
     TransformerBlock,
 )
-from mosstalk.codec.flow_parts import Conv, Linear, Norm
 
 
 def packed(layer: Linear | Conv, dtype: torch.dtype) -> Linear:

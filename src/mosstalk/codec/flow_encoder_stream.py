@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import LEAKY_SLOPE, EncoderBlock, FlowEncoder, relative_positions
 from mosstalk.codec.flow_kept import KeptKeys, LayerKeys, seen_mask
 from mosstalk.codec.flow_parts import Conv, Linear
+from mosstalk.models.flow_encoder import LEAKY_SLOPE, EncoderBlock, FlowEncoder, relative_positions
 
 _FIRST_REACH = 512
 

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_estimator import (
+from mosstalk.codec.flow_kept import KeptKeys, LayerKeys
+from mosstalk.codec.flow_parts import Conv, Linear, Norm
+from mosstalk.models.flow_estimator import (
     ConvBlock,
     Estimator,
     GeluProjection,
     ResidualBlock,
     TransformerBlock,
 )
-from mosstalk.codec.flow_kept import KeptKeys, LayerKeys
-from mosstalk.codec.flow_parts import Conv, Linear, Norm
 
 _BRANCHES = 2
 

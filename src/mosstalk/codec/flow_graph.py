@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.codec.flow_batch_encoder import PagedEncoder, spans
 from mosstalk.codec.flow_batch_estimator import PagedEstimator, Rooms
 from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_pages import PageLayout, PageStore
-from mosstalk.graphs import DECODING, captured
-from mosstalk.kernels.launch import compiled_together, runs
+from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
+from mosstalk.ops.launch import compiled_together, runs
+from mosstalk.runtime.graphs import DECODING, captured
 
 Rows = npt.NDArray[np.int32]
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)

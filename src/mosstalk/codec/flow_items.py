@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mosstalk.config import FlowConfig
 from mosstalk.errors import EngineInputError
-from mosstalk.kernels.attend_groups import MEMBERS, NOBODY, groups_of
-from mosstalk.pinned import PinnedRing
+from mosstalk.ops.attend_groups import MEMBERS, NOBODY, groups_of
+from mosstalk.runtime.pinned import PinnedRing
 
 NOTHING = -1
 _NOT_ONE_EACH = ("codes", "table", "groups")

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder, FlowStream, fixed_noise
 from mosstalk.codec.flow_encoder_stream import EncoderState, StreamingEncoder
 from mosstalk.codec.flow_estimator_stream import EstimatorState, StreamingEstimator
 from mosstalk.codec.flow_kept import seen_mask
-from mosstalk.codec.voices import Voice
+from mosstalk.models.flow import FlowDecoder, FlowStream, fixed_noise
+from mosstalk.models.voices import Voice
 
 KEPT_VOICES = 4
 """Voices whose state a flow keeps, the latest used ones. Each takes the memory of a reply of

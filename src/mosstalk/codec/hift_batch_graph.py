@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.hift_batch_step import HiftStep
-from mosstalk.graphs import DECODING, captured
+from mosstalk.runtime.graphs import DECODING, captured
 
 _WARM_UPS = 3
 

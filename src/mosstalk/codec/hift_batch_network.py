@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.hift import (
+from mosstalk.models.hift import (
     LAST_LEAKY_SLOPE,
     MAGNITUDE_LIMIT,
     HiftVocoder,
     Snake,
     SnakeResidual,
 )
-from mosstalk.kernels.inverse_stft import inverse_basis, inverse_stft
-from mosstalk.kernels.scaled_sum import scaled_sum
-from mosstalk.kernels.snake import add_snake, snake
+from mosstalk.ops.inverse_stft import inverse_basis, inverse_stft
+from mosstalk.ops.scaled_sum import scaled_sum
+from mosstalk.ops.snake import add_snake, snake
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_stream import KEPT_FRAMES
 from mosstalk.config import HiftConfig
+from mosstalk.models.hift_stream import KEPT_FRAMES
 
 _SEED_RANGE = 1 << 64
 

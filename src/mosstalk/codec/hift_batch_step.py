@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_batch_network import HiftNetwork, Layout
 from mosstalk.codec.hift_batch_state import HiftState
-from mosstalk.codec.hift_stream import KEPT_FRAMES, NOISE_STREAM
-from mosstalk.kernels.harmonic_source import Excitation, harmonic_source
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
+from mosstalk.ops.harmonic_source import Excitation, harmonic_source
 
 Crossfade = Literal["published", "normalised"]
 

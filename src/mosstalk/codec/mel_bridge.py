@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.codec.features import FLOW_MEL, MelSpec
 from mosstalk.errors import ConfigError
-from mosstalk.tensors import open_safetensors
+from mosstalk.models.features import FLOW_MEL, MelSpec
+from mosstalk.models.weights import open_safetensors
 
 SHIPPED = Path(__file__).with_name("mel_bridges.safetensors")
 """Coefficients of the three published BigVGAN-v2 mels."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_stream import KEPT_FRAMES
-from mosstalk.units import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
+from mosstalk.models.hift_stream import KEPT_FRAMES
 
 _NEAR = 2
 """Samples on either side of a seam that count to it."""

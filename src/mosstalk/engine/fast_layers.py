@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.conversation import Row
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layer_pass import LayerPass
 from mosstalk.engine.layer_weights import packable
 from mosstalk.engine.layers import Layers, PlainLayers
@@ -19,14 +20,13 @@ from mosstalk.engine.packed import Stretch
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner
-from mosstalk.engine.store import KVStore
 from mosstalk.errors import EngineInputError
-from mosstalk.graphs import STEPPING, captured
-from mosstalk.kernels.launch import compiled_together, runs
-from mosstalk.kernels.lm_tiles import FEW_ROWS
-from mosstalk.kernels.pick_parts import AUDIO
-from mosstalk.kernels.rms_linear import rms_linear
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.launch import compiled_together, runs
+from mosstalk.ops.lm_tiles import FEW_ROWS
+from mosstalk.ops.pick_parts import AUDIO
+from mosstalk.ops.rms_linear import rms_linear
+from mosstalk.runtime.graphs import STEPPING, captured
 
 _CAPABLE_SINCE = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

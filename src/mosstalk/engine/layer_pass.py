@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layer_weights import LayerWeights, packed_stacks
 from mosstalk.engine.products import Between, Products
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import StepInputs
 from mosstalk.engine.step_plan import PassLimits
-from mosstalk.engine.store import KVStore
-from mosstalk.kernels.attend_rows import attend_rows, rows_work
-from mosstalk.kernels.attend_tiles import attend_tiles, tiles_work
-from mosstalk.kernels.move_rows import Latest, embed_rows, gather_rows, scatter_rows
-from mosstalk.kernels.rms_norm import rms_norm
-from mosstalk.kernels.rotate_write import rotary_table, rotate_write
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.attend_rows import attend_rows, rows_work
+from mosstalk.ops.attend_tiles import attend_tiles, tiles_work
+from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
+from mosstalk.ops.rms_norm import rms_norm
+from mosstalk.ops.rotate_write import rotary_table, rotate_write
 
 
 @dataclass(frozen=True)

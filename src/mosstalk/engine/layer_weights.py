@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
-from mosstalk.model.fp8 import Fp8Linear, Fp8Weight
-from mosstalk.model.network import Backbone, Block, DecoderLayer, RMSNorm
+from mosstalk.models.language_model import Backbone, Block, DecoderLayer, RMSNorm
+from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
 
 
 @dataclass(frozen=True)

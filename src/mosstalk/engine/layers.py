@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mosstalk.conversation import Row
 from mosstalk.engine.inputs import Inputs, Spec
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.packed import Packed, Stretch, run_block
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.staging import Staging
-from mosstalk.engine.store import KVStore
-from mosstalk.kernels.pick_parts import AUDIO
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.pick_parts import AUDIO
 
 NOT_SEEN = -1
 """Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""

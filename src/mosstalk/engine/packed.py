@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.staging import Staging
-from mosstalk.engine.store import KVStore
-from mosstalk.model.network import Attention, Block, DecoderLayer, rotary_tables, rotate
+from mosstalk.models.language_model import Attention, Block, DecoderLayer, rotary_tables, rotate
 
 MOST_PLACES = 1 << 16
 """Places whose K and V one attention of single rows reads, padding included."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mosstalk.constants import CODE_MS
 from mosstalk.conversation import (
     FinishReason,
     Mode,
@@ -15,10 +16,9 @@ from mosstalk.conversation import (
 )
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import MosstalkError
-from mosstalk.model.generate import Limits
-from mosstalk.model.sampling import SamplingOptions
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
 from mosstalk.script import Script, StepRule
-from mosstalk.units import CODE_MS
 
 _FREE = StepRule()
 _FIRST_SOUND_S = 0.2

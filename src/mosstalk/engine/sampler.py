@@ -1,6 +1,6 @@
 """Draws, penalties, modes and the stop test of many replies at once, on the device.
 
-The arithmetic is ``mosstalk.model.sampling``'s, row by row; draw k of channel c is a pure
+The arithmetic is ``mosstalk.models.sampling``'s, row by row; draw k of channel c is a pure
 function of (seed, c, k). Letters: R rows, V ids of the channel.
 """
 
@@ -15,12 +15,12 @@ from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.request import Request
 from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
-from mosstalk.kernels.launch import runs
-from mosstalk.kernels.pick_ids import pick_ids
-from mosstalk.kernels.pick_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
-from mosstalk.kernels.pick_plain import penalised, safely
-from mosstalk.model.sampling import NEVER
-from mosstalk.rng import gumbel_rows
+from mosstalk.models.sampling import NEVER
+from mosstalk.numerics.rng import gumbel_rows
+from mosstalk.ops.launch import runs
+from mosstalk.ops.pick_ids import pick_ids
+from mosstalk.ops.pick_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
+from mosstalk.ops.pick_plain import penalised, safely
 from mosstalk.script import StepRule
 
 _MOST_IDS = 1 << 32

@@ -12,7 +12,7 @@ to have their rows read ahead; for these only idle conversations lose blocks.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from mosstalk.engine.blocks import BlockPool
+from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import ContextLengthError, EngineFullError, OptionError

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from mosstalk.conversation import Mode, Row
-from mosstalk.engine.blocks import ROOT, BlockPool, Digest, block_digest
+from mosstalk.engine.block_pool import ROOT, BlockPool, Digest, block_digest
 
 
 class Part(IntEnum):

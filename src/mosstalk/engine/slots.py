@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.kernels.pick_parts import ENDED, TEXT, DrawState
-from mosstalk.kernels.settle_modes import ModeIds, settle_modes
+from mosstalk.ops.pick_parts import ENDED, TEXT, DrawState
+from mosstalk.ops.settle_modes import ModeIds, settle_modes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mosstalk.engine.packed import Stretch, in_passes
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.step_inputs import NOTHING, PassSize, Planned
 from mosstalk.errors import EngineInputError
-from mosstalk.kernels.attend_tiles import TILE_ROWS, tiles_of
+from mosstalk.ops.attend_tiles import TILE_ROWS, tiles_of
 
 Ints = npt.NDArray[np.int32]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)

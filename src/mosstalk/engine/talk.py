@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mosstalk.constants import codes_heard
 from mosstalk.conversation import Conversation, Row
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import OptionError
-from mosstalk.units import codes_heard
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.plan.measured import MIB
-from mosstalk.units import CODES_PER_SECOND
 
 BLOCK_ROWS = 16
 """Rows in a block of the engine's pool: K and V are given out in whole ones."""

@@ -11,14 +11,14 @@ import torch
 from mosstalk.bench.ceilings import Ceilings, Work
 from mosstalk.bench.codec_limits import hop_work, push_work
 from mosstalk.bench.step_work import Load, step_work
-from mosstalk.codec.folder import Codec
 from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import LanguageModelConfig
+from mosstalk.constants import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
 from mosstalk.errors import DeviceError
-from mosstalk.model.quantization import Quantization
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.quantization import Quantization
 from mosstalk.plan.cards import Card
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
-from mosstalk.units import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
 
 VOICE_CODES = 85
 """A voice of 6.8 s: 7 s, cut to whole blocks."""

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from mosstalk.engine.sizing import MARGIN
+from mosstalk.engine.memory import MARGIN
 from mosstalk.plan.fit import Costs, Item, Plan, Wish, with_fp8, with_table_on_host
 from mosstalk.plan.measured import measured
 from mosstalk.plan.sizes import (

@@ -9,21 +9,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mosstalk.codec.flow import FlowDecoder
 from mosstalk.codec.flow_batch_voices import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
-from mosstalk.codec.folder import STREAMING_FLOW, Codec, read_flow_config, read_hift_config
-from mosstalk.codec.hift import HiftVocoder
 from mosstalk.codec.hift_batch_state import HiftState
 from mosstalk.codec.sound_request import CONTEXT_S
-from mosstalk.codec.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.default_models import chosen_codec, chosen_language_model
-from mosstalk.engine.store import bytes_per_row
-from mosstalk.model.checkpoint import model_shapes
+from mosstalk.constants import CODES_PER_SECOND
+from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.models.checkpoint import model_shapes
+from mosstalk.models.codec_folder import STREAMING_FLOW, Codec, read_flow_config, read_hift_config
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
+from mosstalk.models.weights import shapes_of
+from mosstalk.prepared.default_models import chosen_codec, chosen_language_model
 from mosstalk.synthesis.sizes import FULL
-from mosstalk.tensors import shapes_of
-from mosstalk.units import CODES_PER_SECOND
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mosstalk.errors import CheckpointError
-from mosstalk.model.fp8 import E4M3_MAX
-from mosstalk.model.layout import IN_LAYER
-from mosstalk.model.network import LanguageModel
-from mosstalk.model.quantization import PRODUCTS, WEIGHT, plain_product
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.layout import IN_LAYER
+from mosstalk.models.quantization import PRODUCTS, WEIGHT, plain_product
+from mosstalk.models.weights import Progress
+from mosstalk.numerics.fp8 import E4M3_MAX
 from mosstalk.quantize.prompts import Prompt
-from mosstalk.tensors import Progress
 
 SHARE = 0.9999
 """Of an input's numbers that statistic ``p99.99`` does not clip."""

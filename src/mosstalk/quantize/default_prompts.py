@@ -21,14 +21,14 @@ from mosstalk.conversation import (
     TextSegment,
     Turn,
 )
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
 from mosstalk.engine.request import Request, State
-from mosstalk.model.defaults import Choices
-from mosstalk.model.generate import Limits
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.generation import Limits
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.weights import Progress
+from mosstalk.offline.defaults import Choices
+from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.quantize.prompts import Prompt, Prompts, lay_out
-from mosstalk.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
-from mosstalk.tensors import Progress
 
 NAME = "default-1"
 """Changes whenever the sentences do."""

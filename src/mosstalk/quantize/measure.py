@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mosstalk.model.fp8 import Fp8Linear, Fp8Weight
-from mosstalk.model.network import LanguageModel, Logits
-from mosstalk.model.quantization import STATISTICS, plain_product, replace_product
+from mosstalk.models.language_model import LanguageModel, Logits
+from mosstalk.models.quantization import STATISTICS, plain_product, replace_product
+from mosstalk.models.weights import Progress
+from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
 from mosstalk.quantize.calibrate import Magnitudes, grid
 from mosstalk.quantize.prompts import Prompt
-from mosstalk.tensors import Progress
 
 BY_ROW = "row"
 Products = dict[str, Fp8Linear]

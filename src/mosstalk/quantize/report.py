@@ -7,7 +7,7 @@ from typing import Any
 
 from mosstalk.bench.html import END, head, settings_html, table_html
 from mosstalk.bench.tables import Table
-from mosstalk.model.quantization import PRODUCTS, Quantization
+from mosstalk.models.quantization import PRODUCTS, Quantization
 from mosstalk.quantize.charts import line_chart
 from mosstalk.quantize.measure import WAYS, Measured, ProductError
 

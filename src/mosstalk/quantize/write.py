@@ -20,17 +20,17 @@ from mosstalk.checkpoint.restartable import (
 from mosstalk.config import LanguageModelConfig
 from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError
-from mosstalk.model.checkpoint import model_shapes, open_published
-from mosstalk.model.fp8 import Fp8Weight
-from mosstalk.model.layout import FUSED, LAYOUT_KEY, fused_tensors
-from mosstalk.model.quantization import (
+from mosstalk.models.checkpoint import model_shapes, open_published
+from mosstalk.models.layout import FUSED, LAYOUT_KEY, fused_tensors
+from mosstalk.models.quantization import (
     INPUT_SCALE,
     KEY,
     WEIGHT,
     WEIGHT_SCALE,
     Quantization,
 )
-from mosstalk.tensors import Progress, Store, StoredTensor, check_inventory, open_sharded
+from mosstalk.models.weights import Progress, Store, StoredTensor, check_inventory, open_sharded
+from mosstalk.numerics.fp8 import Fp8Weight
 
 SHARD_GIB = 2.0
 """Largest shard written; with the tensor being read it bounds the memory that writing takes."""

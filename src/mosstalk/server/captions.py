@@ -7,7 +7,8 @@ held back for it, for a moment and only while nothing else happens: after it cli
 import asyncio
 from collections.abc import Callable
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.server.realtime.transcripts import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session import commands as told
@@ -23,7 +24,6 @@ from mosstalk.session.events import (
 )
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 HOLD_S = 3.0
 """How long a reply's end waits for its transcript."""

@@ -12,9 +12,9 @@ import signal
 import socket
 import sys
 
+from mosstalk.environment import share_the_processor
 from mosstalk.server.child_process import end_with_parent
 from mosstalk.server.streams import bounded_output
-from mosstalk.settings import share_the_processor
 
 
 def main(words: list[str]) -> None:

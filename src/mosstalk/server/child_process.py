@@ -9,7 +9,7 @@ import sys
 import threading
 from select import poll
 
-from mosstalk.settings import environment_of_a_child
+from mosstalk.environment import environment_of_a_child
 
 _PR_SET_PDEATHSIG = 1
 """Which signal a process gets when its parent dies: prctl(2)."""

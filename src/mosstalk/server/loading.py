@@ -4,19 +4,19 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosstalk.build.start import require_room, settings_named, take_kernels
-from mosstalk.codec.speech_decoder import DecoderOptions
+from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.config import LanguageModelConfig
-from mosstalk.default_models import chosen_model, is_shipped, name_of
-from mosstalk.device import fit_threads, pick_device, pick_dtype
-from mosstalk.engine.core import EngineOptions
+from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits
+from mosstalk.environment import faults_folder
 from mosstalk.errors import DetectorError
+from mosstalk.models.weights import Progress
+from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
+from mosstalk.prepared.start import require_room, settings_named, take_kernels
+from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.server.messages import BY_HAND, Facts, WorkerOptions
 from mosstalk.server.steps import Faults, WatchedRunner, watch_steps
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.settings import faults_folder
-from mosstalk.tensors import Progress
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
 

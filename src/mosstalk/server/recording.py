@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from mosstalk import __version__
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import Row
 from mosstalk.documents import as_text
 from mosstalk.errors import OutputError
@@ -30,7 +31,6 @@ from mosstalk.server.metrics import Metrics
 from mosstalk.session import commands as told
 from mosstalk.session import events
 from mosstalk.session.settings import SessionSettings
-from mosstalk.units import OUTPUT_RATE
 
 _LOG = logging.getLogger("mosstalk.server.recording")
 FORMAT = 2

@@ -6,8 +6,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, cast
 
-from mosstalk.engine.core import EngineCore
-from mosstalk.engine.runner import Flight, Outcome, Runner
+from mosstalk.engine.engine_core import EngineCore
+from mosstalk.engine.model_runner import Flight, Outcome, Runner
 
 _MOST_KEPT = 10_000
 

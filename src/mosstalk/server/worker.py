@@ -10,7 +10,7 @@ from typing import Any
 
 from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
-from mosstalk.engine.engine import Engine
+from mosstalk.engine.async_engine import Engine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load

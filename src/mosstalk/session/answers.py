@@ -5,10 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from secrets import randbits
 
+from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import Reply, Row
-from mosstalk.engine.core import Ask
+from mosstalk.engine.engine_core import Ask
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
-from mosstalk.model.generate import Limits
+from mosstalk.models.generation import Limits
 from mosstalk.script import Script
 from mosstalk.session.commands import CreateResponse
 from mosstalk.session.desk import Desk, new_id
@@ -28,7 +29,6 @@ from mosstalk.session.history import Entry
 from mosstalk.session.line import Line
 from mosstalk.session.response import Listeners, Outcome, Plan, Response
 from mosstalk.session.settings import Playback, ReplyMode
-from mosstalk.units import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
 MOST_APART = 4
 """Responses outside the conversation that a session may have at a time."""

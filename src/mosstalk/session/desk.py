@@ -6,11 +6,12 @@ from functools import partial
 from secrets import token_hex
 from typing import TypeVar
 
-from mosstalk.codec.audio import SHORTEST_MS, Samples
+from mosstalk.audio.sound import SHORTEST_MS, Samples
+from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
 from mosstalk.conversation import SYSTEM_PROMPTS, Row, Segment, SpeechSegment
 from mosstalk.errors import ContextLengthError, SessionError
-from mosstalk.model.defaults import Choices
-from mosstalk.model.tokenizer import LONG_CHARS
+from mosstalk.models.text_tokenizer import LONG_CHARS
+from mosstalk.offline.defaults import Choices
 from mosstalk.script import Script
 from mosstalk.session.commands import Message, Sound, sample_count
 from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
@@ -21,7 +22,6 @@ from mosstalk.session.playback import Playback
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
 from mosstalk.session.sound import require_rate, resampled, samples_of
 from mosstalk.session.stage import Stage
-from mosstalk.units import CODES_PER_SECOND, INPUT_RATE
 
 _T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.session.settings import ReplyMode, SessionSettings
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 
 class ErrorCode(StrEnum):

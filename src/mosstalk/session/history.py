@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mosstalk.constants import CODE_MS
 from mosstalk.conversation import (
     Conversation,
     Encode,
@@ -18,7 +19,6 @@ from mosstalk.conversation import (
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import ROOT
 from mosstalk.session.events import ErrorCode, Item, ItemStatus
-from mosstalk.units import CODE_MS
 
 ROLES = ("user", "system", "assistant")
 _STRIDE = 256

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.folder import Codec
-from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
-from mosstalk.device import fit_threads
-from mosstalk.engine.core import EngineCore, EngineOptions
-from mosstalk.engine.engine import Engine
-from mosstalk.engine.sizing import sized
-from mosstalk.engine.turnstile import Turnstile
+from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
+from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
+from mosstalk.engine.memory import sized
 from mosstalk.errors import EngineFullError, EngineStoppedError
-from mosstalk.pipeline import Pipeline
+from mosstalk.models.codec_folder import Codec
+from mosstalk.models.weights import Progress
+from mosstalk.offline.pipeline import Pipeline
+from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.device import fit_threads
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.desk import require_usable
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
@@ -25,7 +26,6 @@ from mosstalk.session.senses import Senses
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.stage import Stage
-from mosstalk.tensors import Progress
 from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from mosstalk.conversation import Conversation, Encode, Row, SpecialIds
-from mosstalk.engine.core import Ask
-from mosstalk.engine.engine import Engine, Ticket
+from mosstalk.engine.async_engine import Engine, Ticket
+from mosstalk.engine.engine_core import Ask
 from mosstalk.engine.talk import Edit, Talk
 from mosstalk.session.history import common_rows
 

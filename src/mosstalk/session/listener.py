@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from mosstalk.codec.audio import SHORTEST_MS, Samples
-from mosstalk.codec.live_codes import LiveCodes
+from mosstalk.audio.sound import SHORTEST_MS, Samples
+from mosstalk.codec.tokenizer_codes import LiveCodes
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.errors import SessionError
 from mosstalk.session.events import ErrorCode
 from mosstalk.session.senses import Paused, Played, Senses
-from mosstalk.units import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.vad import turns
 from mosstalk.vad.echo import EchoGate
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import soxr
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import Push
 from mosstalk.session.events import ErrorCode
@@ -13,7 +14,6 @@ from mosstalk.session.listener import ByHand, HandsFree, Heard, Listener, LiveTu
 from mosstalk.session.senses import Senses
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import InputClock, Resampler, require_rate, samples_of
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 _STOPPING_SAMPLES = INPUT_RATE // 5
 """How long a player goes on after it was told to stop."""

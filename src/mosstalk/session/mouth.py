@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.speech_decoder import Saying, SpeechDecoder, SpokenReply
-from mosstalk.codec.voices import Voice
-from mosstalk.device import own_stream
+from mosstalk.audio.sound import Samples
+from mosstalk.codec.decoder_batches import Saying, SpeechDecoder, SpokenReply
 from mosstalk.engine.request import BACKGROUND_S
-from mosstalk.engine.turnstile import Turnstile
 from mosstalk.errors import CodecFullError, EngineStoppedError
+from mosstalk.models.voices import Voice
+from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches
 
 _MOST_PAUSE_S = 1.0

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Protocol
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.speech_decoder import Saying, SpokenReply
-from mosstalk.codec.voices import Voice
+from mosstalk.audio.sound import Samples
+from mosstalk.codec.decoder_batches import Saying, SpokenReply
+from mosstalk.constants import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import FinishReason, Mode, Row
-from mosstalk.engine.core import Ask
-from mosstalk.engine.engine import Ticket
+from mosstalk.engine.async_engine import Ticket
+from mosstalk.engine.engine_core import Ask
 from mosstalk.errors import MosstalkError
+from mosstalk.models.voices import Voice
 from mosstalk.session.events import Reason, ResponseStatus, Timings, Usage
 from mosstalk.session.runaway import CycleWatch
 from mosstalk.session.settings import ReplyMode
 from mosstalk.session.stage import Stage
 from mosstalk.session.writing import TextStream
-from mosstalk.units import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
 _LOG = getLogger(__name__)
 _FIRST_SOUND_S = 0.2

@@ -2,12 +2,12 @@
 
 from typing import Any, NamedTuple
 
-from mosstalk.codec.audio import Samples
-from mosstalk.codec.live_codes import LiveCodes
-from mosstalk.codec.live_tokenizer import LiveTokenizer
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
+from mosstalk.audio.sound import Samples
+from mosstalk.codec.tokenizer_codes import LiveCodes
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.constants import INPUT_RATE
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.session.workers import Gathering
-from mosstalk.units import INPUT_RATE
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import Row, SpeechSegment
 from mosstalk.errors import EngineStoppedError, MosstalkError, SessionError
 from mosstalk.session import commands as told
@@ -32,7 +33,6 @@ from mosstalk.session.response import Response
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import pcm_of
 from mosstalk.session.stage import Stage
-from mosstalk.units import INPUT_RATE, OUTPUT_RATE
 
 _LOG = getLogger(__name__)
 _MOST_AT_ONCE = 50

@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import Pcm
 from mosstalk.session.events import ErrorCode
 from mosstalk.session.settings import INPUT_RATES
-from mosstalk.units import INPUT_RATE
 
 _FULL_SCALE = 32768.0
 _QUALITY = "HQ"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mosstalk.codec.voices import Voice, list_voices
-from mosstalk.engine.engine import Engine
+from mosstalk.engine.async_engine import Engine
 from mosstalk.errors import VoiceError
-from mosstalk.pipeline import Pipeline
+from mosstalk.models.voices import Voice, list_voices
+from mosstalk.offline.pipeline import Pipeline
 from mosstalk.session.mouth import Mouth
 from mosstalk.session.senses import Senses
 

@@ -11,8 +11,8 @@ from queue import Empty, PriorityQueue, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mosstalk.engine.jobs import Job
-from mosstalk.engine.turnstile import Turnstile
 from mosstalk.errors import EngineStoppedError
+from mosstalk.runtime.deadline_lock import Turnstile
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")

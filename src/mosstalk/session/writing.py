@@ -1,6 +1,6 @@
 """Text of a reply as it is written, piece by piece and never half a character."""
 
-from mosstalk.model.tokenizer import TextTokenizer
+from mosstalk.models.text_tokenizer import TextTokenizer
 
 _UNFINISHED = "\ufffd"
 _MOST_HELD = 8

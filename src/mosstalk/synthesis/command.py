@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 from mosstalk.atomic import new_folder
-from mosstalk.codec.xvector import X_VECTOR_FILE
-from mosstalk.device import pick_dtype
+from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.progress import progress_bar
+from mosstalk.runtime.device import pick_dtype
 from mosstalk.synthesis.sizes import parse_sizes
 from mosstalk.synthesis.write import Synthesis, synthesize
 

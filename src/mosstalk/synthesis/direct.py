@@ -12,15 +12,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import FLOW_BLOCK_CODES, STREAMING_FLOW, Codec
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
+from mosstalk.constants import CODES_PER_SECOND
+from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, STREAMING_FLOW, Codec
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.voices import Voice
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.write import scale_of
-from mosstalk.units import CODES_PER_SECOND
 
 _CALM, _MEL_LEVEL = 0.1, -6.0
 _M = TypeVar("_M", bound=nn.Module)

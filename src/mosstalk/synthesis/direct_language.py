@@ -10,7 +10,7 @@ import torch
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.language_model import LanguageModel
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.write import scale_of
 

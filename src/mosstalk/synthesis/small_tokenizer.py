@@ -8,7 +8,7 @@ from typing import Any
 
 from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
-from mosstalk.model.tokenizer import REQUIRED_TOKENS, added_tokens
+from mosstalk.models.text_tokenizer import REQUIRED_TOKENS, added_tokens
 
 _BYTES = 256
 _BETWEEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -15,12 +15,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mosstalk.codec.flow import FlowDecoder
-from mosstalk.codec.folder import read_fingerprint
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.codec.voices import CODEC_KEY, Voice, save_voice
-from mosstalk.codec.xvector import X_VECTOR_FILE
 from mosstalk.config import (
     WEIGHTS_KIND_KEY,
     FlowConfig,
@@ -28,11 +22,17 @@ from mosstalk.config import (
     LanguageModelConfig,
     SpeechTokenizerConfig,
 )
-from mosstalk.model.network import LanguageModel
+from mosstalk.models.codec_folder import read_fingerprint
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.voices import CODEC_KEY, Voice, save_voice
+from mosstalk.models.weights import Progress, shapes_of
+from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
-from mosstalk.tensors import Progress, shapes_of
 
 SHARD_BYTES = 5_000_000_000
 """Largest shard; the published model at this size lies in four."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.vad.echo_path import (
     AUDIBLE_OVER_NOISE_DB,
     BANDS,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mosstalk.codec.audio import Samples
-from mosstalk.units import INPUT_RATE
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE
 
 Levels = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
 from mosstalk.errors import AudioError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import OptionError
-from mosstalk.units import INPUT_RATE
 from mosstalk.vad.frames import Frame, Frames
 
 HYSTERESIS = 0.15

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mosstalk.codec.audio import Samples
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import DetectorError
-from mosstalk.units import INPUT_RATE
 from mosstalk.vad.frames import Frames, finite
 
 FRAME_SAMPLES = 480

@@ -7,25 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.features import MelSpec, vocoder_mel
-from mosstalk.codec.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
 from mosstalk.codec.flow_stream import CachedFlowStream
-from mosstalk.codec.folder import build, open_part, read_flow_config, read_hift_config
-from mosstalk.codec.hift import HiftVocoder
-from mosstalk.codec.hift_stream import KEPT_FRAMES, HiftStream
-from mosstalk.codec.speech_tokenizer import SpeechTokenizer
-from mosstalk.codec.voices import Voice
 from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
+from mosstalk.constants import INPUT_RATE
 from mosstalk.documents import read_json
 from mosstalk.errors import CaseError
-from mosstalk.tensors import (
+from mosstalk.models.codec_folder import build, open_part, read_flow_config, read_hift_config
+from mosstalk.models.features import MelSpec, vocoder_mel
+from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import KEPT_FRAMES, HiftStream
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import (
     Store,
     fold_weight_norm,
     open_pickled,
     open_safetensors,
     open_sharded,
 )
-from mosstalk.units import INPUT_RATE
 from mosstalk.verify.case import Case, pcm_from
 from mosstalk.verify.compare import Check, Comparer
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from mosstalk.conversation import Row
-from mosstalk.engine.core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
 from mosstalk.engine.packed import Stretch
 from mosstalk.engine.request import Request
 from mosstalk.engine.sampler import warp_rows
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import CaseError
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.network import Logits
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.language_model import Logits
 from mosstalk.verify.case import Case
 from mosstalk.verify.compare import Check, Comparer
 from mosstalk.verify.language_model import (

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch import BatchedFlow, FlowOptions, FlowReply
-from mosstalk.codec.hift_batch import BatchedHift, HiftOptions
-from mosstalk.codec.hift_stream import KEPT_FRAMES
-from mosstalk.codec.live_tokenizer import LiveTokenizer
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.codec.vocoder import VocoderReply
-from mosstalk.codec.voices import Voice
+from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.voices import Voice
 from mosstalk.verify.case import Case, pcm_from
 from mosstalk.verify.codec import (
     check_flow,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mosstalk.conversation import Mode, Reply, Row, SpecialIds
-from mosstalk.model.checkpoint import load_language_model
-from mosstalk.model.generate import Generation, Limits
-from mosstalk.model.network import LanguageModel, Logits
-from mosstalk.model.sampling import SamplingOptions, warp
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.language_model import LanguageModel, Logits
+from mosstalk.models.sampling import SamplingOptions, warp
 from mosstalk.verify.case import Case
 from mosstalk.verify.compare import Check, Comparer
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import soxr
 
+from mosstalk.constants import OUTPUT_RATE
 from mosstalk.server.realtime import g711
 from mosstalk.server.realtime.errors import WireError
 from mosstalk.server.realtime.reading import Fields, WireLimits, sound_of, unknown_value
 from mosstalk.session.settings import INPUT_RATES
-from mosstalk.units import OUTPUT_RATE
 
 PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
 _OTHER_NAMES = {

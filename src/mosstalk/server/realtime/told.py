@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime.errors import (
     FAILED_RESPONSES,
     VENDOR,
@@ -17,7 +18,6 @@ from mosstalk.server.realtime.state import State, event_id_of
 from mosstalk.server.realtime.transcripts import Transcript
 from mosstalk.session import events
 from mosstalk.session.events import CloseReason, ErrorCode
-from mosstalk.units import INPUT_RATE
 
 _ASKED_FOR = (None, "CreateResponse")
 _ENDS: dict[str, str] = {

@@ -1,0 +1,1 @@
+"""Sound as samples: reading, writing, resampling, loudness. No torch."""

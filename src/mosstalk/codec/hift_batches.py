@@ -1,0 +1,201 @@
+"""HiFT for many replies at once: calls of equal length share a batch, on a GPU a CUDA graph.
+
+A call of T frames in all, kept ones included, is the same work whether a reply begins or
+continues, so replies are grouped by T alone: 28 for an ordinary hop, others at the first hop and
+at the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from mosstalk.codec.hift_batch_graph import HiftGraphs, place_frames, steady_convolutions
+from mosstalk.codec.hift_batch_network import Layout
+from mosstalk.codec.hift_batch_state import HiftState
+from mosstalk.codec.hift_batch_step import Crossfade, HiftStep
+from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
+from mosstalk.errors import OptionError
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.runtime.device import pick_dtype
+
+BUCKETS = (1, 2, 4, 8, 16, 32)
+"""Batch sizes that are captured; a batch in between runs as the next larger one."""
+_HOP_FRAMES = 20
+_CODE_FRAMES = 4
+_SINGLE_FRAMES = range(KEPT_FRAMES + _CODE_FRAMES, KEPT_FRAMES + 8 * _CODE_FRAMES, _CODE_FRAMES)
+"""Lengths of first and last hops, captured for one reply."""
+_LONGEST_CAPTURED = 64
+_SINGLY = 4
+"""Up to so many calls of a length without a batched graph run one by one: a call outside a graph
+takes several times as long as one in it."""
+
+
+@dataclass(frozen=True)
+class HiftOptions:
+    """How a ``BatchedHift`` computes.
+
+    ``dtype``: of the convolutions in between; ``float32`` is exact. ``graphs``: CUDA graphs on
+    a GPU. ``replies``: places for replies at once. ``crossfade``: the published Hamming window,
+    whose halves add to 1.08, or the same divided by its sum. ``channels_last``: order in memory;
+    a tenth faster for one reply on an H200, and a third slower for 32. ``tune``: have cuDNN try
+    kernels at warm-up.
+
+    Raises:
+        OptionError: a value that means nothing.
+        DeviceError: an unknown dtype.
+    """
+
+    dtype: str = "float32"
+    graphs: bool = True
+    replies: int = 256
+    crossfade: Crossfade = "published"
+    channels_last: bool = False
+    tune: bool = False
+
+    def __post_init__(self) -> None:
+        pick_dtype(self.dtype)
+        if self.replies < 1:
+            raise OptionError("a vocoder needs a place for at least one reply")
+        if self.crossfade not in get_args(Crossfade):
+            raise OptionError(f"crossfade must be one of {', '.join(get_args(Crossfade))}")
+
+
+class BatchedHift:
+    """``HiftStream`` for many replies; a ``StreamingVocoder``.
+
+    In float32 a reply's sound does not depend on the other replies in its batch: on a CPU each
+    is computed alone, since there a convolution rounds otherwise in another batch size; on a GPU
+    that holds for one batch size, and between sizes to rounding.
+    """
+
+    def __init__(self, vocoder: HiftVocoder, options: HiftOptions | None = None) -> None:
+        self.options = options = options or HiftOptions()
+        self.config = vocoder.config
+        self.device = vocoder.conv_pre.weight.device
+        on_gpu, dtype = self.device.type == "cuda", pick_dtype(options.dtype)
+        layout = Layout(dtype, options.channels_last, bias_apart=on_gpu)
+        self._slots = Slots(options.replies, "vocoder")
+        self._state = HiftState.empty(options.replies + 1, self.config, self.device)
+        self._step = HiftStep(vocoder, self._state, layout, options.crossfade)
+        graphs = HiftGraphs(self._step, self.device, tune=options.tune)
+        self._graphs = graphs if on_gpu and options.graphs else None
+        self._most = BUCKETS[-1] if on_gpu else 1
+        self._held = KEPT_FRAMES * self.config.samples_per_frame
+
+    def open(self, seed: int = 0) -> VocoderReply:
+        """Begin a reply; its noise is a function of ``seed`` and the sample alone.
+
+        Raises:
+            CodecFullError: all places are taken.
+        """
+        slot = self._slots.take()
+        self._state.reset(slot, seed)
+        return VocoderReply(slot, seed)
+
+    def close(self, reply: VocoderReply) -> None:
+        """Give the reply's place back; closing twice does nothing."""
+        if not reply.closed:
+            reply.closed = reply.ended = True
+            self._slots.give(reply.slot)
+
+    def push(self, work: Sequence[Work]) -> list[Tensor]:
+        """Take new frames (80, T) of several replies; return what is settled of each.
+
+        480 samples a frame; unless it is a reply's last call, 3840 samples are held back, and
+        the first call needs at least 8 frames.
+        """
+        check_work(work, self.config.in_channels, KEPT_FRAMES)
+        frames = [mel.shape[1] + KEPT_FRAMES * (reply.frames > 0) for reply, mel, _ in work]
+        sound: dict[int, Tensor] = {}
+        order = sorted(range(len(work)), key=frames.__getitem__)
+        for length, group in groupby(order, key=frames.__getitem__):
+            rows = list(group)
+            for start in range(0, len(rows), self._most):
+                part = rows[start : start + self._most]
+                waves = self._call([work[index] for index in part], length)
+                sound.update(zip(part, waves, strict=True))
+        return [self._settle(work[index], sound[index]) for index in range(len(work))]
+
+    def push_with_source(
+        self, reply: VocoderReply, mel: Tensor, source: Tensor, *, final: bool = False
+    ) -> Tensor:
+        """``push`` of one reply with the source of kept and new frames (N,) from outside.
+
+        Not clamped after the cross-fade, as published.
+        """
+        work = (reply, mel, final)
+        check_work([work], self.config.in_channels, KEPT_FRAMES)
+        frames = mel.shape[1] + KEPT_FRAMES * (reply.frames > 0)
+        given = source[None].to(self.device, torch.float32)
+        return self._settle(work, self._eagerly([work], frames, given)[0])
+
+    def warm(self) -> None:
+        """Capture the graphs of ordinary hops, and for one reply those of first and last hops."""
+        ordinary = KEPT_FRAMES + _HOP_FRAMES
+        if self._graphs is None:
+            slots = torch.zeros(1, dtype=torch.int64, device=self.device)
+            bins = self.config.in_channels
+            self._step(slots, torch.zeros(1, bins, ordinary, device=self.device))
+            return
+        for frames in (ordinary, _HOP_FRAMES):
+            for bucket in reversed(BUCKETS):
+                self.capture(bucket, frames)
+        for frames in _SINGLE_FRAMES:
+            self.capture(1, frames)
+
+    def capture(self, bucket: int, frames: int) -> None:
+        """Capture the graph for up to ``bucket`` replies, one of ``BUCKETS``, of T = ``frames``.
+
+        Without graphs this does nothing.
+        """
+        assert bucket in BUCKETS
+        if self._graphs is not None:
+            self._graphs.capture(bucket, frames)
+
+    def figures(self) -> VocoderFigures:
+        """Sizes in bytes, and how many places are taken."""
+        state = sum(part.numel() * part.element_size() for part in self._state.tensors)
+        return VocoderFigures(
+            self._slots.count,
+            self._slots.used,
+            self._step.weight_bytes,
+            state,
+            self._graphs.graph_bytes if self._graphs else 0,
+            len(self._graphs) if self._graphs else 0,
+        )
+
+    def _call(self, work: list[Work], frames: int) -> list[Tensor]:
+        """Sound of calls of ``frames`` each, by the fastest way there is."""
+        if self._graphs is None or frames > _LONGEST_CAPTURED:
+            return list(self._eagerly(work, frames))
+        bucket = next(size for size in BUCKETS if size >= len(work))
+        if bucket > 1 and (bucket, frames) not in self._graphs:
+            if len(work) > _SINGLY:
+                return list(self._eagerly(work, frames))
+            return [self._call([one], frames)[0] for one in work]
+        self._graphs.capture(bucket, frames)
+        slots = [reply.slot for reply, _, _ in work]
+        mels = [mel.to(self.device, torch.float32) for _, mel, _ in work]
+        return list(self._graphs.run(bucket, slots, mels, frames))
+
+    def _eagerly(self, work: list[Work], frames: int, source: Tensor | None = None) -> Tensor:
+        slots = torch.tensor([reply.slot for reply, _, _ in work])
+        if self.device.type == "cuda":
+            slots = slots.pin_memory().to(self.device, non_blocking=True)
+        mel = torch.zeros(len(work), self.config.in_channels, frames, device=self.device)
+        place_frames(mel, [mel.to(self.device, torch.float32) for _, mel, _ in work])
+        all_begun = all(reply.frames > 0 for reply, _, _ in work)
+        with steady_convolutions(tune=False):
+            return self._step(slots, mel, source, all_begun=all_begun)
+
+    def _settle(self, work: Work, wave: Tensor) -> Tensor:
+        """Count the frames, and leave the sound that the next call fades into for that call."""
+        reply, mel, final = work
+        reply.frames += mel.shape[1]
+        reply.ended = final
+        return wave if final else wave[: -self._held]

@@ -1,0 +1,263 @@
+"""The engine as programs use it: a thread that steps, and replies as async streams of rows."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from mosstalk.conversation import Conversation, Mode, Reply, Row
+from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.jobs import Job
+from mosstalk.engine.request import Request, State
+from mosstalk.engine.sequence import Part
+from mosstalk.engine.talk import Edit, Talk
+from mosstalk.errors import EngineStoppedError
+from mosstalk.runtime.deadline_lock import Turnstile
+
+_T = TypeVar("_T")
+_PATIENCE_S = 0.002
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """A row of a reply as it was drawn: ``step`` counts from 1 within the reply."""
+
+    step: int
+    mode: Mode
+    row: Row
+
+
+@dataclass
+class Ticket:
+    """A reply under way: iterate for ``NewRow``s; at the end ``reply`` is whole.
+
+    Iteration raises what ended the request early: ``PoisonedError``, ``EngineStoppedError``.
+    The audio id of a text row may stand as ``audio_pad`` unless whole rows were asked for.
+    """
+
+    talk: Talk
+    request: Request
+    cached_rows: int
+    """Rows of the prompt that had been read before it was asked."""
+    _loop: asyncio.AbstractEventLoop
+    _news: "asyncio.Queue[NewRow | None]" = field(default_factory=asyncio.Queue)
+    _given: int = 0
+    _failure: Exception | None = None
+
+    @property
+    def reply(self) -> Reply:
+        """Rows, modes and, once ended, the finish reason."""
+        return self.request.reply
+
+    async def __aiter__(self) -> AsyncIterator[NewRow]:
+        while (new := await self._news.get()) is not None:
+            yield new
+        self._news.put_nowait(None)  # whoever iterates again finds the end at once
+        failure = self._failure or self.request.error
+        if failure:
+            raise failure
+
+    def tell(self, failure: Exception | None = None) -> None:
+        """Hand new rows to the waiting task; called on the engine's thread."""
+        reply = self.request.reply
+        while self._given < self.request.ready:
+            place, self._given = self._given, self._given + 1
+            self._post(NewRow(self._given, reply.modes[place], reply.rows[place]))
+        self._failure = failure
+        if failure or self.request.state is State.DONE:
+            self._post(None)
+
+    def _post(self, news: NewRow | None) -> None:
+        # A loop that has closed, perhaps just now, has nobody waiting on it any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+
+class Engine:
+    """Runs an ``EngineCore`` on a thread of its own; every method may be called from asyncio.
+
+    Use as an async context manager, or call ``start`` and ``stop``. With a ``turnstile`` it steps
+    only when nobody else who uses that has more urgent work.
+    """
+
+    def __init__(self, core: EngineCore, turnstile: Turnstile | None = None) -> None:
+        self.core = core
+        self._turnstile = turnstile
+        self.failure: Exception | None = None
+        """What stopped the thread, if anything did: a supervisor should look at it."""
+        self.ended: Future[None] = Future()
+        """Done once the thread has ended, whatever ended it."""
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._tickets: dict[int, Ticket] = {}
+        self._door = threading.Lock()
+        self._open = False
+        self._thread = threading.Thread(target=self._run, name="mosstalk-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin stepping."""
+        self._open = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all replies and the thread; harmless if it has ended."""
+        self._shut()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    async def __aenter__(self) -> "Engine":
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)
+
+    async def warm(self) -> None:
+        """Have what nearly all steps run compiled and captured; see ``EngineCore.warm``."""
+        await self._on_thread(self.core.warm)
+
+    def talk(self, conversation: Conversation) -> Talk:
+        """Keep a conversation's K and V from now on."""
+        return Talk(conversation, self.core.open())
+
+    async def rewrite(self, talk: Talk, edit: Edit) -> None:
+        """Change what was said, and read ahead what is new, while nothing else is to be done.
+
+        The conversation must have no reply that is open.
+
+        Raises:
+            EngineInputError: a row has an id that the model does not know.
+        """
+
+        def job() -> None:
+            talk.rewrite(edit)
+            self.core.listen(talk.sequence)
+
+        await self._on_thread(job)
+
+    async def submit(
+        self,
+        talk: Talk,
+        ask: Ask | None = None,
+        *,
+        speech: bool = True,
+        edit: Edit | None = None,
+    ) -> Ticket:
+        """Ask for a reply to what was said, after a last ``edit`` of it.
+
+        A reply that nobody reads goes on to its end; ``close`` ends it with its conversation.
+
+        Raises:
+            EngineInputError: a row has an id that the model does not know.
+            ContextLengthError, EngineFullError: it cannot run ever, or not now; the
+                conversation is as it was after the edit.
+            EngineStoppedError: the engine has ended.
+        """
+        loop = asyncio.get_running_loop()
+
+        def job() -> Ticket:
+            if edit:
+                talk.rewrite(edit)
+            with talk.reply_opened(speech=speech):
+                request = self.core.submit(talk.sequence, ask)
+            read = talk.sequence.read[Part.TRUNK]
+            ticket = self._tickets[request.number] = Ticket(talk, request, read, loop)
+            return ticket
+
+        return await self._on_thread(job)
+
+    async def cancel(self, ticket: Ticket) -> None:
+        """End a reply before its next step; harmless if it has ended."""
+
+        def job() -> None:
+            self.core.cancel(ticket.request)
+            self._tell(ticket.request)
+
+        await self._on_thread(job)
+
+    async def close_reply(self, ticket: Ticket, heard_ms: float | None = None) -> None:
+        """Make history of an ended reply, cut to what was heard of it."""
+        await self._on_thread(lambda: ticket.talk.close_reply(ticket.request, heard_ms))
+
+    async def truncate(self, talk: Talk, heard_ms: float) -> None:
+        """Cut the latest reply of a conversation to what was heard of it."""
+        await self._on_thread(lambda: talk.truncate(heard_ms))
+
+    async def close(self, talk: Talk) -> None:
+        """Forget a conversation and free its blocks; a reply of it under way is cancelled."""
+
+        def job() -> None:
+            for request in self.core.close(talk.sequence):
+                self._tell(request)
+
+        await self._on_thread(job)
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        job = Job(work)
+        with self._door:
+            if not self._open:
+                raise _stopped(self.failure)
+            self._jobs.put(job)
+        return await asyncio.wrap_future(job.done)
+
+    def _run(self) -> None:
+        try:
+            while self._do_jobs():
+                for request in self._step():
+                    self._tell(request)
+        except Exception as error:
+            self.failure = error
+        self._end()
+
+    def _step(self) -> list[Request]:
+        """One step in turn; none if others were first for so long that jobs may have come."""
+        if not self._turnstile:
+            return self.core.step()
+        if not self._turnstile.enter(self.core.due_s, _PATIENCE_S):
+            return []
+        try:
+            return self.core.step()
+        finally:
+            self._turnstile.leave()
+
+    def _do_jobs(self) -> bool:
+        """Do what was asked, waiting for it if there is nothing else; whether to go on."""
+        try:
+            job = self._jobs.get(block=not self.core.has_work)
+            while job:
+                job.run()
+                job = self._jobs.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _tell(self, request: Request) -> None:
+        ticket = self._tickets.get(request.number)
+        if ticket:
+            ticket.tell()
+        if request.state is State.DONE:
+            self._tickets.pop(request.number, None)
+
+    def _shut(self) -> None:
+        """Take no more jobs; what was asked before is done, then the thread ends."""
+        with self._door:
+            self._open = False
+            self._jobs.put(None)
+
+    def _end(self) -> None:
+        self._shut()
+        gone = _stopped(self.failure)
+        for ticket in self._tickets.values():
+            ticket.tell(gone)
+        self._tickets.clear()
+        while job := self._jobs.get():
+            job.refuse(gone)
+        self.ended.set_result(None)
+
+
+def _stopped(failure: Exception | None) -> EngineStoppedError:
+    why = f"{type(failure).__name__}: {failure}" if failure else "it has ended, or never began"
+    return EngineStoppedError(f"the engine is not running: {why}")

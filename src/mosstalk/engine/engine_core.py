@@ -1,0 +1,348 @@
+"""The engine without threads: take requests, step, hand out rows."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+
+from mosstalk.conversation import Mode, Row, SpecialIds
+from mosstalk.engine.block_pool import BlockPool
+from mosstalk.engine.fast_layers import FastLayers, FastOptions
+from mosstalk.engine.model_runner import Flight, Outcome, Runner
+from mosstalk.engine.request import DueDraw, Request, State
+from mosstalk.engine.sampler import Draw
+from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
+from mosstalk.models.generation import Limits
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.script import Script
+
+Clock = Callable[[], float]
+_STEP_SMOOTHING = 0.1
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Sizes and switches of an engine.
+
+    ``blocks`` of ``block_rows`` rows make the pool; ``deferral`` puts off modality blocks,
+    heads and draws that no coming row needs; ``share_prefixes`` reads equal beginnings once.
+    ``late`` launches a step before the rows of the one before it are known (with deferral only);
+    None: where the model is on a GPU, which then never waits for the host.
+    ``kernels``: own kernels where they run, captured in ``graphs``; plain torch otherwise.
+    ``batch_invariant``: a row is computed in the same order of sums whoever shares its step.
+    ``poison`` fills new blocks with NaN, for tests: what is read unwritten cannot go unseen.
+    """
+
+    blocks: int = 256
+    block_rows: int = 16
+    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    deferral: bool = True
+    share_prefixes: bool = True
+    poison: bool = False
+    late: bool | None = None
+    kernels: bool = True
+    graphs: bool = True
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for a pool that holds nothing."""
+        if min(self.blocks, self.block_rows) < 1:
+            raise OptionError(f"a pool of {self.blocks} blocks of {self.block_rows} rows is none")
+
+    def fast(self, slots: int) -> FastOptions | None:
+        """How kernels compute for so many replies at once; None where they are switched off."""
+        if not self.kernels:
+            return None
+        invariant = True if self.batch_invariant else None
+        return FastOptions(self.limits.step_rows + slots, slots, self.graphs, invariant)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of the engine for one reply; see ``Request`` for what is not plain."""
+
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    limits: Limits = field(default_factory=Limits)
+    script: Script | None = None
+    first_due_s: float | None = None
+    whole_rows: bool = False
+    background: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for a time that orders nothing."""
+        if self.first_due_s is not None and not math.isfinite(self.first_due_s):
+            raise OptionError(f"first_due_s must be a time in seconds, not {self.first_due_s}")
+
+
+class EngineCore:
+    """Requests in, rows out, one ``step`` at a time; everything on the caller's thread."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        ids: SpecialIds,
+        options: EngineOptions | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.options = options or EngineOptions()
+        self.model, self.ids, self.clock = model, ids, clock
+        self.pool = BlockPool(self.options.blocks, self.options.block_rows)
+        self.scheduler = Scheduler(self.pool, self.options.limits, self.options.share_prefixes)
+        self.runner = Runner(
+            model, ids, self.pool, self.options.limits.slots,
+            pass_rows=self.options.limits.step_rows, deferral=self.options.deferral,
+            fast=self.options.fast(self.options.limits.slots),
+        )  # fmt: skip
+        if self.options.batch_invariant and not self.batch_invariant:
+            raise OptionError(
+                f"--batch-invariant in {model.dtype} needs the engine's kernels, and on "
+                f"{model.device} they do not run: take --dtype float32, or an NVIDIA GPU of "
+                "compute capability 8.0 or more with Triton installed"
+            )
+        late = self.options.late
+        on_gpu = model.device.type == "cuda"
+        self._late = self.options.deferral and (on_gpu if late is None else late)
+        self._flight: Flight | None = None
+        self._asked = 0
+        self._begun: dict[int, int] = {}
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's bits do not depend on the rows that share its step."""
+        layers = self.runner.layers
+        if isinstance(layers, FastLayers):
+            return layers.invariant
+        return self.model.dtype == torch.float32
+
+    def warm(self) -> None:
+        """Compile and capture what nearly all steps run, so that no reply has to wait for it."""
+        layers = self.runner.layers
+        if isinstance(layers, FastLayers):
+            layers.warm(layers.limits.usual())
+
+    def open(self, rows: list[Row] | None = None) -> Sequence:
+        """A new conversation's sequence, with its first rows."""
+        return Sequence(self.pool, self.ids.modality_pad, list(rows or []))
+
+    def submit(self, sequence: Sequence, ask: Ask | None = None) -> Request:
+        """Ask for a reply to the sequence's rows.
+
+        Raises:
+            EngineInputError: a row has an id that the model has no embedding of.
+            ContextLengthError, EngineFullError: see ``Scheduler.submit``.
+        """
+        ask = ask or Ask()
+        self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        if not sequence.unread:  # it was read ahead, and the next row is drawn from its last one
+            sequence.forget(len(sequence.rows) - 1)
+        longest = min(self.model.config.max_position_embeddings, self.pool.size * self.pool.rows)
+        self._asked += 1
+        request = Request(
+            self._asked, sequence, self.ids, ask.options, ask.limits, longest,
+            self.clock(), ask.first_due_s, ask.whole_rows, ask.script, background=ask.background,
+        )  # fmt: skip
+        self.scheduler.submit(request)
+        return request
+
+    def listen(self, sequence: Sequence) -> None:
+        """Read the rows of a conversation ahead of its next reply, in room that steps leave.
+
+        Raises:
+            EngineInputError: a row has an id that the model has no embedding of.
+        """
+        self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        self.scheduler.listen(sequence)
+
+    def cancel(self, request: Request) -> None:
+        """End a reply here and now, between two steps; harmless if it has ended."""
+        if request.state is State.DONE:
+            return
+        if request.whole_rows and request.can_make_up:
+            self._make_up([request])
+        if request.error is None:
+            request.cancelled = True
+            self._end(request)
+
+    def close(self, sequence: Sequence) -> list[Request]:
+        """Forget a conversation; its blocks are free again.
+
+        Returns its reply if one was under way: it has been cancelled.
+        """
+        replies = self.scheduler.replies_of(sequence)
+        for request in replies:
+            self.cancel(request)
+        self.scheduler.drop(sequence)
+        return replies
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def due_s(self) -> float:
+        """When the next row of any reply is due; infinity if there is none to make."""
+        asked = (*self.scheduler.running, *self.scheduler.waiting)
+        return min((request.due_s for request in asked), default=math.inf)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: a request, or rows to read ahead or catch up with."""
+        return self.busy or bool(self.scheduler.ahead or self._catching_up(0))
+
+    def step(self) -> list[Request]:
+        """Run one step; return the requests that got a row or ended.
+
+        If steps are launched late, the next one is on the device before this one is waited for.
+        """
+        started = self.clock()
+        if self._flight and not self._flight.live:
+            self.runner.collect(self._flight)
+            self._flight = None
+        flight = self._flight or self._launched(self.scheduler.plan())
+        if flight is None:
+            return []
+        self._flight = self._launched(self.scheduler.plan_late()) if self._late else None
+        touched = self._landed(flight)
+        pace = self.clock() - started
+        self.scheduler.step_s += _STEP_SMOOTHING * (pace - self.scheduler.step_s)
+        return touched
+
+    def run(self) -> None:
+        """Step until nothing waits or runs."""
+        while self.busy:
+            self.step()
+
+    def _launched(self, works: list[Work] | None) -> Flight | None:
+        """A step on its way: requests' works, and what else there is room for."""
+        if works is None:
+            return None
+        limit = self.options.limits.step_rows
+        works += self.scheduler.read_ahead(limit - sum(work.count for work in works))
+        works += self._catching_up(sum(work.count for work in works))
+        if not works:
+            return None
+        if self.options.poison:
+            for work in works:
+                self.runner.store.poison(work.sequence.table[-(-work.start // self.pool.rows) :])
+        running = self.scheduler.running
+        fresh = [r for r in running if self._begun.get(r.number) != r.preemptions]
+        flight = self.runner.launch(works, fresh)
+        self._begun |= {request.number: request.preemptions for request in fresh}
+        for work in works:
+            if work.request is None and not work.count:
+                # What was read ahead is not known to be sound before something is drawn from it.
+                work.sequence.publish(len(work.sequence.rows))
+        return flight
+
+    def _landed(self, flight: Flight) -> list[Request]:
+        """Wait for a step and do what follows from it, perhaps while the next one runs."""
+        outcomes = self.runner.collect(flight)
+        touched = [each.draw.request for each in outcomes if self._take(each)]
+        self._make_up([r for r in touched if r.audio_due_now])
+        late = {draw.request.number: draw for draw in self._flight.draws} if self._flight else {}
+        for request in touched:
+            self._turn(request, late.get(request.number))
+        return touched
+
+    def _take(self, outcome: Outcome) -> bool:
+        """Append a drawn row, or end the request whose logits were not finite.
+
+        False if there is nothing: the reply has ended, or the draw was missed.
+        """
+        draw, request = outcome.draw, outcome.draw.request
+        if request.state is not State.RUNNING:
+            return False
+        if draw.missed:
+            assert outcome.row is None, "a row was drawn in a mode that had ended"
+            return False
+        request.sequence.pending -= 1
+        if outcome.bad:
+            self._poisoned(request)
+            return True
+        assert outcome.row is not None, "no row was drawn, and no mode had ended"
+        request.sequence.publish(draw.place)
+        if request.mode is Mode.TEXT and self.options.deferral:
+            request.due_draws.append(DueDraw(draw.place, draw.step, draw.rule))
+        request.add(outcome.row)
+        return True
+
+    def _make_up(self, requests: list[Request]) -> None:
+        """Make up put-off draws that the next row, or the asker, needs."""
+        if not requests:
+            return
+        for request, bad in self.runner.make_up(requests):
+            if bad:
+                self._poisoned(request)
+
+    def _turn(self, request: Request, late: Draw | None) -> None:
+        """End a request that needs no further row, or set the mode of its next one.
+
+        Its ``late`` draw is on the device: if the mode is another one, nothing is drawn there.
+        """
+        if request.state is not State.RUNNING:
+            return
+        if request.ended:
+            self._end(request)
+            return
+        request.turn_mode()
+        if late and (late.mode is not request.mode or self._halted(request, late)):
+            late.missed = True
+            request.sequence.pending -= 1
+
+    def _halted(self, request: Request, late: Draw) -> bool:
+        """Whether a row of text keeps a late draw in the same mode from being made."""
+        if late.mode is Mode.AUDIO or not request.halts_late:
+            return False
+        if request.sequence.rows[-1][0] == self.ids.modality_pad:
+            # It is embedded by its audio id, which had not been drawn when it was read.
+            request.sequence.forget(len(request.sequence.rows) - 1)
+        return True
+
+    def _poisoned(self, request: Request) -> None:
+        request.sequence.discard()
+        self._end(
+            request,
+            PoisonedError(
+                f"request {request.number}: the model's logits are not finite at row "
+                f"{len(request.sequence.rows)}: its weights are damaged or its arithmetic "
+                "overflows; try --dtype float32"
+            ),
+        )
+
+    def _end(self, request: Request, error: MosstalkError | None = None) -> None:
+        request.finish(error)
+        request.sequence.abandon()
+        if self._flight and not self._flight.live:
+            self._flight = None
+        self._begun.pop(request.number, None)
+        self.scheduler.done(request)
+
+    def _require_known_ids(self, rows: list[Row]) -> None:
+        """On a GPU an unknown id would take down every conversation, not just this one."""
+        config = self.model.config
+        for text, audio in rows:
+            if not (0 <= text < config.vocab_size and 0 <= audio < config.audio_vocab_size):
+                raise EngineInputError(
+                    f"row ({text}, {audio}) has an id that the model does not know: it has "
+                    f"{config.vocab_size} text ids and {config.audio_vocab_size} audio ids"
+                )
+
+    def _catching_up(self, planned_rows: int) -> list[Work]:
+        """An idle conversation whose modality blocks can catch up in the room a step has left.
+
+        Only then can its blocks be shared. A longer lag waits for a step with nothing else.
+        """
+        if not (self.options.deferral and self.options.share_prefixes):
+            return []
+        room = self.options.limits.step_rows - planned_rows if planned_rows else None
+        fitting = (
+            w for w in self.scheduler.lagging() if room is None or w.sequence.lagging <= room
+        )
+        return list(islice(fitting, 1))

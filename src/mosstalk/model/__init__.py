@@ -1,1 +1,0 @@
-"""The two-headed language model: network, checkpoint, sampling, generation, in plain torch."""

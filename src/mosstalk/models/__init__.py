@@ -1,0 +1,1 @@
+"""The networks in plain PyTorch: language model, speech tokenizer, flow, vocoders, their loading."""

@@ -1,0 +1,90 @@
+"""From raw logits to one id per channel: mask, repetition penalty, warpers, draw."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.numerics.rng import gumbel
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How ids are drawn; the defaults are the public demo's. Temperature 0 is greedy."""
+
+    temperature: float = 0.6
+    top_k: int = 20
+    top_p: float = 0.95
+    repetition_penalty: float = 1.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for values no distribution follows from."""
+        if not 0 <= self.temperature < math.inf:
+            raise OptionError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
+        if self.top_k < 0:
+            raise OptionError(f"top_k must be 0 (off) or more, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise OptionError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Apply the repetition penalty (Keskar et al. 2019) once to each id in ``seen``.
+
+    ``logits`` (V,) float32; ``seen`` (n,) distinct ids; negative logits are multiplied by
+    ``penalty``, others divided.
+    """
+    chosen = logits[seen]
+    scaled = torch.where(chosen < 0, chosen * penalty, chosen / penalty)
+    return logits.index_put((seen,), scaled)
+
+
+def warp(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Temperature, then top-k (ties at the edge stay), then top-p (Holtzman et al. 2020).
+
+    ``logits`` (..., V); what is cut becomes -inf. ``top_k`` 0 and ``top_p`` 1 are off. Of
+    equal logits top-p keeps the lower ids.
+    """
+    logits = logits / temperature
+    if 0 < top_k < logits.shape[-1]:
+        edge = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < edge, NEVER)
+    if top_p < 1:
+        descending, order = logits.sort(dim=-1, descending=True, stable=True)
+        at_most = descending.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
+        cut = at_most <= 1 - top_p
+        cut[..., 0] = False
+        logits = logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), NEVER)
+    return logits
+
+
+def draw(logits: Tensor, options: SamplingOptions, channel: int, step: int) -> int:
+    """Draw an id from penalised ``logits`` (V,) as a pure function of (seed, channel, step).
+
+    Greedy takes the largest, ties to the lowest id. Sampling adds Gumbel noise to what the
+    warpers leave (the Gumbel-max trick), so no sum over the vocabulary orders the result.
+    """
+    if not bool(logits.max() > NEVER):
+        raise CheckpointError(
+            "the model's logits are not finite: its weights or config are damaged, or its "
+            "arithmetic overflows; try --dtype float32"
+        )
+    if options.temperature == 0:
+        return int(logits.argmax())
+    warped = warp(logits, options.temperature, options.top_k, options.top_p)
+    ids = (warped > NEVER).nonzero()[:, 0]
+    noisy = warped[ids].double() + gumbel(options.seed, channel, step, ids)
+    return int(ids[noisy.argmax()])
+
+
+def forbid(logits: Tensor, ids: Iterable[int]) -> Tensor:
+    """Return ``logits`` (V,) with the given ids at -inf."""
+    banned = torch.tensor(sorted(ids), dtype=torch.long, device=logits.device)
+    return logits.index_fill(0, banned, NEVER)

@@ -1,0 +1,1 @@
+"""Number formats, random numbers and position tables that all of the code shares."""

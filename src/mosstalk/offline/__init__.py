@@ -1,0 +1,1 @@
+"""One model and codec without a clock: answers, reading aloud, writing down, voices."""

@@ -1,0 +1,150 @@
+"""What a checkpoint asks for: ``generation_config.json`` beside its ``config.json``.
+
+The file is the one that model repositories commonly carry. Of its keys ``temperature``,
+``top_k``, ``top_p``, ``repetition_penalty``, ``do_sample`` and ``max_new_tokens`` are read;
+``do_sample`` false is greedy, absent it leaves the temperature as it is. Others are left alone.
+An object ``mosstalk`` in it may say otherwise for a task::
+
+    {"temperature": 0.6, "mosstalk": {"transcribe": {"do_sample": false}}}
+
+For ``speak`` it may also hold what ``TextRules`` says of the text that is read aloud::
+
+    {"mosstalk": {"speak": {"max_chars": 90, "languages": ["en"], "normalize": true}}}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mosstalk.config import Reader
+from mosstalk.documents import read_json
+from mosstalk.errors import ConfigError, OptionError
+from mosstalk.models.generation import Limits
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.offline.pieces import LONGEST_TEXT
+from mosstalk.offline.text_normalizer import LANGUAGES, TextRules
+
+FILE = "generation_config.json"
+TASKS = ("chat", "speak", "transcribe")
+_KINDS = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "repetition_penalty": float,
+    "do_sample": bool,
+    "max_new_tokens": int,
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values that someone chose for a reply; None leaves one to whoever is asked next."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for values no distribution or reply follows from."""
+        self.options()
+        self.limits()
+
+    def over(self, others: "Choices") -> "Choices":
+        """These values, and those of ``others`` where none was chosen here."""
+        return Choices(**(vars(others) | self._chosen()))
+
+    def options(self, seed: int = 0) -> SamplingOptions:
+        """How ids are drawn; what no one chose is the public demo's."""
+        chosen = self._chosen()
+        chosen.pop("max_new_rows", None)
+        return SamplingOptions(**chosen, seed=seed)
+
+    def limits(self) -> Limits:
+        """How long a reply may be."""
+        return Limits() if self.max_new_rows is None else Limits(self.max_new_rows)
+
+    def _chosen(self) -> dict[str, Any]:
+        values = ((spec.name, getattr(self, spec.name)) for spec in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a checkpoint chose: for everything, and by the name of a task.
+
+    ``text``: what it asks of text that it reads aloud.
+    """
+
+    everywhere: Choices = field(default_factory=Choices)
+    tasks: Mapping[str, Choices] = field(default_factory=dict)
+    text: TextRules = field(default_factory=TextRules)
+
+    def of(self, task: str) -> Choices:
+        """The choices for one of ``TASKS``."""
+        assert task in TASKS, task
+        return self.tasks.get(task, self.everywhere)
+
+
+def read_defaults(folder: Path) -> Defaults:
+    """Read ``folder/generation_config.json``; without the file nothing is chosen.
+
+    Raises:
+        ConfigError: the file is no json object, a value has the wrong type or means nothing,
+            or its ``mosstalk`` object names an unknown task, key or language.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return Defaults()
+    reader = Reader(read_json(path), str(path))
+    common = _values(reader)
+    own = Reader(reader.get("mosstalk", dict, {}), f"{path}: mosstalk")
+    tasks = {task: Reader(own.get(task, dict, {}), f"{own.where}.{task}") for task in TASKS}
+    _refuse_unknown(own, TASKS)
+    text = _text_rules(tasks["speak"])
+    chosen = {task: _task(values, common) for task, values in tasks.items()}
+    return Defaults(_choices(common, reader.where), chosen, text)
+
+
+def _task(reader: Reader, common: dict[str, Any]) -> Choices:
+    changed = _values(reader)
+    _refuse_unknown(reader, (*_KINDS, *sorted(reader.used - set(_KINDS))))
+    return _choices(common | changed, reader.where)
+
+
+def _text_rules(reader: Reader) -> TextRules:
+    languages = tuple(reader.get("languages", list, []))
+    for language in languages:
+        if not isinstance(language, str) or language not in LANGUAGES:
+            known = ", ".join(LANGUAGES)
+            raise ConfigError(f"{reader.where}: unknown language {language!r}; known: {known}")
+    normalize: bool = reader.get("normalize", bool, False)
+    if normalize and not languages:
+        raise ConfigError(f'{reader.where}: normalize needs languages, such as ["en"]')
+    return TextRules(reader.size("max_chars", LONGEST_TEXT), languages, normalize)
+
+
+def _values(reader: Reader) -> dict[str, Any]:
+    found = {key: reader.get(key, kind, None) for key, kind in _KINDS.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _refuse_unknown(reader: Reader, known: tuple[str, ...]) -> None:
+    for key in reader.rest():
+        raise ConfigError(f"{reader.where}: unknown key {key!r}; known: {', '.join(known)}")
+
+
+def _choices(values: dict[str, Any], where: str) -> Choices:
+    temperature = 0.0 if values.get("do_sample") is False else values.get("temperature")
+    try:
+        return Choices(
+            temperature,
+            values.get("top_k"),
+            values.get("top_p"),
+            values.get("repetition_penalty"),
+            values.get("max_new_tokens"),
+        )
+    except OptionError as error:
+        raise ConfigError(f"{where}: {error}") from None

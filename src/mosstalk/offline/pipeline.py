@@ -1,0 +1,324 @@
+"""Model and codec together: a conversation in which turns are heard and answered.
+
+The plain, exact form of the main job: one conversation, one stage after the other. It is
+what the examples and ``mosstalk chat`` use, and what real-time sessions are measured by.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mosstalk.audio.sound import Recording, Samples, read_audio
+from mosstalk.codec.decoder import SpeechStream, prepare
+from mosstalk.codec.decoder_batches import DecoderOptions, DecoderStream, SpeechDecoder
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.constants import CODE_MS, INPUT_RATE, OUTPUT_RATE
+from mosstalk.conversation import (
+    SYSTEM_PROMPTS,
+    Conversation,
+    FinishReason,
+    Mode,
+    Reply,
+    SpecialIds,
+)
+from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.errors import CheckpointError, TextError
+from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.codec_folder import Codec, load_codec
+from mosstalk.models.generation import Generation, Limits, Step
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.sampling import SamplingOptions
+from mosstalk.models.text_tokenizer import TextTokenizer
+from mosstalk.models.voices import Voice
+from mosstalk.models.weights import Progress
+from mosstalk.offline.defaults import Defaults, read_defaults
+from mosstalk.runtime.timing import TurnTimings
+from mosstalk.script import Script
+
+OnStep = Callable[[Step], None]
+SoundStream = SpeechStream | DecoderStream
+_REPLIES = 4
+"""Replies at once of one conversation: an abandoned one may not be gone yet."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A loaded language model, its tokenizer, its codec, and how it wants ids drawn."""
+
+    model: LanguageModel
+    tokenizer: TextTokenizer
+    codec: Codec
+    ids: SpecialIds
+    defaults: Defaults = field(default_factory=Defaults)
+    sound: SoundRequest = field(default_factory=SoundRequest)
+
+    @cached_property
+    def decoder(self) -> SpeechDecoder | None:
+        """What makes the sound where it was asked for in a certain way; else None."""
+        if self.sound.plain:
+            return None
+        options = DecoderOptions.of(self.sound, self.codec.device, replies=_REPLIES)
+        return SpeechDecoder(self.codec, options)
+
+    @property
+    def decoder_dtype(self) -> str:
+        """Precision of flow and vocoder."""
+        dtype = self.decoder.flow.options.dtype if self.decoder else torch.float32
+        return str(dtype).removeprefix("torch.")
+
+    def prepare(self, voice: Voice) -> None:
+        """Compute what depends on the voice alone, so that no reply has to wait for it."""
+        if self.decoder:
+            self.decoder.prepare(voice)
+        else:
+            prepare(self.codec, voice)
+
+    def open_stream(self, voice: Voice, seed: int = 0) -> SoundStream:
+        """A reply's way from codes to sound."""
+        if self.decoder:
+            return DecoderStream(self.decoder, voice, seed)
+        return SpeechStream(self.codec, voice, seed)
+
+    @classmethod
+    def load(
+        cls,
+        model: Path | str,
+        codec: Path | str,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = torch.float32,
+        progress: Progress | None = None,
+        sound: SoundRequest | None = None,
+        embeddings: str = "device",
+    ) -> "Pipeline":
+        """Read a model folder and a codec folder.
+
+        ``dtype`` is the language model's, None for the stored one. The codec runs in float32 but
+        for what ``sound`` asks of flow and vocoder; without it they are exact. ``embeddings``
+        "host" keeps those of text in the host's memory.
+
+        Raises:
+            ConfigError, CheckpointError: a folder is no checkpoint, is damaged, or the two do
+                not fit each other.
+            DeviceError: see ``load_language_model`` and ``keep_table_on_host``.
+        """
+        model, codec, device = Path(model), Path(codec), torch.device(device)
+        defaults = read_defaults(model)
+        network = load_language_model(model, device=device, dtype=dtype, progress=progress)
+        if embeddings == "host":
+            keep_table_on_host(network)
+        tokenizer = TextTokenizer.from_folder(model, network.config.vocab_size)
+        ids = SpecialIds.of(network.config, tokenizer.special)
+        loaded = load_codec(codec, device=device, progress=progress)
+        _check_codes(ids, loaded)
+        return cls(network, tokenizer, loaded, ids, defaults, sound or SoundRequest())
+
+    def chat(
+        self, *, voice: str | Voice = "default", system: str | None = None, speech: bool = True
+    ) -> "Chat":
+        """Begin a conversation.
+
+        ``system`` None takes the public demo's prompt for spoken or, without ``speech``, for
+        written replies; an empty string leaves the system turn out. The voice is looked for
+        at once where ``speech`` is wanted, else when there is speech after all.
+        """
+        conversation = Conversation(self.ids, self.tokenizer.encode)
+        prompt = SYSTEM_PROMPTS["speech" if speech else "text"] if system is None else system
+        if prompt:
+            conversation.add_text("system", prompt)
+        chat = Chat(self, conversation, voice)
+        if speech:
+            _ = chat.voice
+        return chat
+
+
+def _check_codes(ids: SpecialIds, codec: Codec) -> None:
+    heard, spoken = codec.tokenizer.config.quantize_vocab_size, codec.flow.config.vocab_size
+    if heard > ids.eosp or spoken < ids.eosp:
+        raise CheckpointError(
+            f"model and codec do not fit: the model speaks {ids.eosp} codes, the codec hears "
+            f"{heard} and can speak {spoken}; take both from one release"
+        )
+
+
+class Chat:
+    """One conversation: add what the user says, then iterate over ``answer``."""
+
+    def __init__(self, pipeline: Pipeline, conversation: Conversation, voice: str | Voice) -> None:
+        self.pipeline = pipeline
+        self.conversation = conversation
+        self._voice = voice
+        self.cache = pipeline.model.new_cache()
+        self._timings = TurnTimings(pipeline.codec.device)
+
+    @cached_property
+    def voice(self) -> Voice:
+        """The voice that answers; raise VoiceError when it is unknown or does not fit."""
+        named, codec = self._voice, self.pipeline.codec
+        voice = codec.voice(named) if isinstance(named, str) else named
+        self.pipeline.prepare(voice)
+        return voice
+
+    @property
+    def longest_speech_s(self) -> float:
+        """Seconds of speech that still fit into the model's context."""
+        limit = self.pipeline.model.config.max_position_embeddings
+        return max(0, limit - len(self.conversation.rows)) * CODE_MS / 1000
+
+    def hear_file(self, path: Path | str, *, channel: int | None = None) -> Recording:
+        """Add a spoken turn from a sound file; raise AudioError if it holds nothing to hear."""
+        recording = read_audio(
+            Path(path), INPUT_RATE, channel=channel, longest_s=self.longest_speech_s
+        )
+        self.hear(recording.samples)
+        return recording
+
+    def hear(self, samples: Samples) -> list[int]:
+        """Add a spoken turn from samples (n,), float at 16 kHz, and return its codes."""
+        self._timings.commit()
+        with self._timings.stage("encode"):
+            codes = self.pipeline.codec.tokenizer.encode(torch.from_numpy(samples))
+        self.conversation.add_speech("user", codes)
+        return codes
+
+    def read(self, text: str) -> None:
+        """Add a typed turn; special-token strings in it stay text."""
+        if not text.strip():
+            raise TextError("the text is empty; type what you want to say")
+        self._timings.commit()
+        self.conversation.add_text("user", text)
+
+    def answer(
+        self,
+        *,
+        speech: bool = True,
+        options: SamplingOptions | None = None,
+        limits: Limits | None = None,
+        script: Script | None = None,
+        on_step: OnStep | None = None,
+    ) -> "Answer":
+        """Begin the answer to what was said; iterate over it for sound.
+
+        ``options`` and ``limits`` None are the checkpoint's for conversations.
+        """
+        chosen = self.pipeline.defaults.of("chat")
+        timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
+        self.conversation.open_reply(speech)
+        generation = Generation(
+            self.pipeline.model,
+            self.cache,
+            self.conversation.rows,
+            self.pipeline.ids,
+            options or chosen.options(),
+            limits or chosen.limits(),
+            script,
+        )
+        return Answer(self, generation, timings, on_step)
+
+
+@dataclass
+class Answer:
+    """An answer while it is made and after: iterate for sound, then read what it was.
+
+    Iterating yields float32 samples (n,) at 24 kHz, hop by hop; a written answer yields
+    none. However iteration ends, the conversation then holds the reply as history.
+    """
+
+    chat: Chat
+    generation: Generation
+    timings: TurnTimings
+    on_step: OnStep | None = None
+    samples: int = 0
+    steps: int = 0
+    _closed: bool = field(default=False)
+
+    @property
+    def reply(self) -> Reply:
+        """The generated rows and the finish reason."""
+        return self.generation.reply
+
+    @property
+    def codes(self) -> list[int]:
+        """Speech codes of the answer."""
+        return self.reply.codes(self.chat.pipeline.ids)
+
+    @property
+    def text(self) -> str:
+        """Text of the answer as people read it."""
+        pipeline = self.chat.pipeline
+        return pipeline.tokenizer.decode(self.reply.text_ids(pipeline.ids))
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of sound made so far."""
+        return self.samples / OUTPUT_RATE
+
+    def cancel(self) -> None:
+        """End the answer before its next step; safe from any thread."""
+        self.generation.cancel()
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Yield the sound of each hop as soon as it is made."""
+        try:
+            yield from self._hops()
+        finally:
+            self._close()
+
+    def _hops(self) -> Iterator[Samples]:
+        ids, stream = self.chat.pipeline.ids, None
+        with self.timings.stage("prefill"):
+            self.timings.rows_prefilled = self.generation.prefill() + 1
+        codes, waiting = 0, list[int]()
+        for step in self._timed_steps():
+            if step.mode is Mode.TEXT or step.row[1] == ids.eosp:
+                continue
+            stream = stream or self._open_stream()
+            codes += 1
+            waiting.append(step.row[1])
+            if codes >= stream.codes_needed:
+                with self.timings.stage("hop"):
+                    sounds = stream.push(waiting)
+                waiting = []
+                yield from map(self._heard, sounds)
+        if stream:
+            with self.timings.stage("hop"):
+                last = [*stream.push(waiting), stream.finish()]
+            yield from (self._heard(sound) for sound in last if sound is not None)
+
+    def _open_stream(self) -> SoundStream:
+        chat = self.chat
+        return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
+
+    def _timed_steps(self) -> Iterator[Step]:
+        steps = iter(self.generation)
+        while True:
+            with self.timings.stage("step"):
+                step = next(steps, None)
+            if step is None:
+                # Asking for a step after the last is no step.
+                self.timings.stages["step"].pop()
+                return
+            self.steps += 1
+            if self.on_step:
+                self.on_step(step)
+            yield step
+
+    def _heard(self, sound: Tensor) -> Samples:
+        self.timings.heard()
+        samples: Samples = sound.cpu().numpy().astype(np.float32, copy=False)
+        self.samples += len(samples)
+        return samples
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self.reply.finish_reason is None:
+            self.reply.finish_reason = FinishReason.CANCELLED
+        kept = self.chat.conversation.close_reply(self.reply)
+        self.chat.cache.truncate(min(kept, self.chat.cache.rows))

@@ -1,0 +1,277 @@
+"""Causal attention in float32 of a few new rows of each stream over all that it has heard.
+
+Shapes: R rows of all streams, H heads, d channels of a head, P rows of a page.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.ops.halves import Halves, Precision, put_halves, takes, times, upper
+from mosstalk.ops.launch import Launch, ceil_div, power_of_two, tl, triton
+from mosstalk.ops.linear_float32 import Shared, Workspace
+from mosstalk.ops.parts import follow
+from mosstalk.ops.tiles import Tile
+
+ITEM_ROWS = 32
+"""Most rows of an item: more are several items."""
+TILE = Tile(ITEM_ROWS, 64, 0, 4, 5)
+"""``columns`` are keys."""
+_PROGRAMS = 160
+"""So many at least should run at once, or most of a card idles."""
+_MOST_SPLITS = 16
+_LOG2_E = 1 / math.log(2)
+
+
+class Items(NamedTuple):
+    """New rows of streams, int32 (items,) each.
+
+    The item reads the pages in row ``source`` of a table; its ``rows``, up to 32, begin at row
+    ``first`` of all; the last of them sees ``visible`` keys, itself included, and each row
+    before it one less.
+    """
+
+    source: Tensor
+    first: Tensor
+    rows: Tensor
+    visible: Tensor
+
+
+def splits_for(items: int, heads: int) -> int:
+    """How many programs share an item's keys where there are few items."""
+    fit = (n for n in (1, 2, 4, 8) if items * heads * n >= _PROGRAMS)
+    return next(fit, _MOST_SPLITS)
+
+
+def attend_workspace(heads: int, channels: int) -> int:
+    """Numbers in the workspace for any items whose keys ``splits_for`` splits."""
+    items = range(1, _PROGRAMS)
+    most = max(n * splits_for(n, heads) for n in items if splits_for(n, heads) > 1)
+    return most * heads * ITEM_ROWS * (power_of_two(channels) + 2)
+
+
+def attend_long(
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor,
+    items: Items,
+    *,
+    splits: int = 1,
+    split: bool = False,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+) -> Halves:
+    """softmax(q k^T / sqrt(d)) v of every row of the items, in halves where ``split``.
+
+    ``q`` and the result (R, H d), no gaps; ``kv`` (pages, 1, 2, H, P, d), any strides but the
+    last; ``table`` (streams, max_pages) int32: key j of a stream is row j % P of page
+    table[stream, j // P]. Rows of no item are left unwritten.
+
+    ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
+    ``visible`` alone, and their sums are joined in order: the same bits at every run. The
+    kernel takes float32, the twin any precision. ``workspace`` is made where it is needed.
+    """
+    if not takes(q):
+        return attend_long_twin(q, kv, table, items, split=split)
+    out = Halves.empty(q, q.shape[1], split=split)
+    plan(q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace).run()
+    return out
+
+
+def attend_long_twin(
+    q: Tensor, kv: Tensor, table: Tensor, items: Items, *, split: bool = False
+) -> Halves:
+    """``attend_long`` in plain torch, item by item; reads the items on the host."""
+    _, _, _, heads, page_rows, channels = kv.shape
+    queries, mixed = q.unflatten(1, (heads, channels)), torch.zeros_like(q)
+    for stream, first, rows, seen in zip(*(each.tolist() for each in items), strict=True):
+        pages = table[stream, : ceil_div(seen, page_rows)]
+        kept = kv[pages, 0].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seen]
+        place = torch.arange(seen, device=q.device)
+        visible = place <= place[seen - rows :, None]
+        found = F.scaled_dot_product_attention(
+            queries[first : first + rows].transpose(0, 1), kept[0], kept[1], attn_mask=visible
+        )
+        mixed[first : first + rows] = found.transpose(0, 1).flatten(1)
+    return Halves.of(mixed, split=split)
+
+
+def plan(
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor,
+    items: Items,
+    out: Halves,
+    *,
+    splits: int = 1,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+    tile: Tile = TILE,
+) -> Launch:
+    """The kernel that does what ``attend_long`` says."""
+    _, branches, parts, heads, page_rows, channels = kv.shape
+    count = len(items.first)
+    assert (branches, parts) == (1, 2)
+    assert kv.stride(5) == 1
+    assert table.is_contiguous()
+    assert all(each.is_contiguous() and each.shape == (count,) for each in items)
+    Halves(q).check(len(q), heads * channels)
+    out.check(len(q), heads * channels)
+    numbers = tile.rows * (power_of_two(channels) + 2)
+    strides = ("kv_page", "_branch", "kv_part", "kv_head", "kv_row", "_channel")
+    places = dict(zip(strides, kv.stride(), strict=True))
+    return Launch(
+        _attend,
+        (count, heads, splits),
+        {
+            "q": q,
+            "kv": kv,
+            "table": table,
+            **items._asdict(),
+            "out": out.high,
+            "out_low": out.low,
+            **Shared.of(workspace, splits, count * heads, numbers, q)._asdict(),
+            "pages": table.shape[1],
+            **{name: places[name] for name in strides if name.startswith("kv")},
+            "scale": _LOG2_E / math.sqrt(channels),
+        },
+        {
+            "SPLIT": out.low is not None,
+            "IEEE": precision == "ieee",
+            "PAGE": page_rows,
+            "HEADS": heads,
+            "D": channels,
+            "SHARED": splits > 1,
+            "ROWS": tile.rows,
+            "KEYS": tile.columns,
+            "WIDTH": power_of_two(channels),
+        },
+        tile,
+    )
+
+
+@triton.jit
+def _attend(
+    q,
+    kv,
+    table,
+    source,
+    first,
+    rows,
+    visible,
+    out,
+    out_low,
+    counters,
+    sums,
+    pages,
+    kv_page,
+    kv_part,
+    kv_head,
+    kv_row,
+    scale,
+    SPLIT: tl.constexpr,
+    IEEE: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    head = tl.program_id(1)
+    t = tl.arange(0, ROWS)
+    channel = tl.arange(0, WIDTH)
+    follow(DEPENDENT)
+    own = tl.load(rows + tl.program_id(0))
+    seen = tl.load(visible + tl.program_id(0))
+    table += tl.load(source + tl.program_id(0)) * pages
+    # Rows are the tiles' second side: keys and values are halved in registers, queries and
+    # weights lie in shared memory, which is where TF32 units take them from.
+    row = (tl.load(first + tl.program_id(0)) + t)[None, :] * (HEADS * D) + head * D
+    mine = (channel < D)[:, None] & (t < own)[None, :]
+    query = tl.load(q + row + channel[:, None], mask=mine, other=0.0)
+    query_high = upper(query)
+    query_low = query - query_high
+    splits = tl.num_programs(2)
+    share = tl.cdiv(tl.cdiv(seen, splits), KEYS) * KEYS
+    begin = tl.program_id(2) * share
+    end = tl.minimum(seen, begin + share)
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    weight = tl.zeros((KEYS, ROWS), tl.float32)
+    mixed = tl.zeros((WIDTH, ROWS), tl.float32)
+    kv += head * kv_head
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < end
+        # A page has millions of numbers: its place needs 64 bits.
+        if PAGE % KEYS == 0:
+            page = kv + tl.load(table + start // PAGE).to(tl.int64) * kv_page
+            place = page + (start % PAGE + tl.arange(0, KEYS)) * kv_row
+        else:
+            page = tl.load(table + key // PAGE, mask=inside, other=0).to(tl.int64)
+            place = kv + page * kv_page + key % PAGE * kv_row
+        known = inside[:, None] & (channel < D)[None, :]
+        keys = tl.load(place[:, None] + channel[None, :], mask=known, other=0.0)
+        score = times(keys, query_high, query_low, True, IEEE) * scale
+        score = tl.where(key[:, None] > (seen - own + t)[None, :], float("-inf"), score)
+        higher = tl.maximum(highest, tl.max(score, axis=0))
+        # A row that has seen nothing yet has no maximum to subtract.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        part = tl.exp2(score - level[None, :])
+        fade = tl.exp2(highest - level)
+        known = (channel < D)[:, None] & inside[None, :]
+        values = tl.load(place[None, :] + kv_part + channel[:, None], mask=known, other=0.0)
+        weight = weight * fade[None, :] + part
+        mixed = mixed * fade[None, :] + times(values, part, part, False, IEEE)
+        highest = higher
+    total = tl.sum(weight, axis=0)
+    last = True
+    if SHARED:
+        pair = tl.program_id(0) * HEADS + head
+        own_sums = sums + pair * splits * ROWS * (WIDTH + 2)
+        _leave(own_sums, highest, total, mixed, ROWS, WIDTH)
+        tl.debug_barrier()
+        last = tl.atomic_add(counters + pair, 1, sem="acq_rel") == splits - 1
+        if last:
+            total, mixed = _join(own_sums, splits, ROWS, WIDTH)
+            tl.store(counters + pair, 0)
+    if last:
+        total = tl.where(total == 0.0, 1.0, total)
+        put_halves(out, out_low, row + channel[:, None], mixed / total[None, :], mine, SPLIT)
+
+
+@triton.jit
+def _leave(sums, highest, total, mixed, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Write one split's sums for whichever program of the item and head comes last."""
+    row = tl.arange(0, ROWS)
+    own = sums + tl.program_id(2) * ROWS * (WIDTH + 2)
+    tl.store(own + row[None, :] * WIDTH + tl.arange(0, WIDTH)[:, None], mixed)
+    tl.store(own + ROWS * WIDTH + row, highest)
+    tl.store(own + ROWS * (WIDTH + 1) + row, total)
+
+
+@triton.jit
+def _join(sums, splits, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """All splits' sums joined in their order, past the nearest cache, which may be stale."""
+    row = tl.arange(0, ROWS)
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((WIDTH, ROWS), tl.float32)
+    for split in range(splits):
+        own = sums + split * ROWS * (WIDTH + 2)
+        other = tl.load(own + ROWS * WIDTH + row, cache_modifier=".cg")
+        higher = tl.maximum(highest, other)
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, share = tl.exp2(highest - level), tl.exp2(other - level)
+        place = own + row[None, :] * WIDTH + tl.arange(0, WIDTH)[:, None]
+        theirs = tl.load(place, cache_modifier=".cg")
+        theirs_total = tl.load(own + ROWS * (WIDTH + 1) + row, cache_modifier=".cg")
+        total = total * fade + theirs_total * share
+        mixed = mixed * fade[None, :] + theirs * share[None, :]
+        highest = higher
+    return total, mixed

@@ -1,0 +1,386 @@
+"""Attention of one new row an item over its pages, from the row's products to what it mixes."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.ops.key_shares import (
+    Room,
+    Shares,
+    joined,
+    joined_at_once,
+    leave,
+    queries_of,
+    room_numbers,
+    see,
+)
+from mosstalk.ops.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
+from mosstalk.ops.parts import ask_for, follow, let_next_start
+from mosstalk.ops.rotate_write import (
+    check_store,
+    rotations,
+    turned,
+    turned_twin,
+    with_partner,
+)
+
+LOG2_E = 1 / math.log(2)
+NOTHING, ASKED, TAKEN = 0, 1, 2
+"""What happens to a program's first keys and values before its turn."""
+EARLY = TAKEN
+DOT = True
+"""Whether queries are multiplied in products, of which they fill a part, or number by number."""
+ANY_ITEMS = 1 << 31
+SHARES = {
+    4: Shares(64, 64, 64, 2, 2),
+    24: Shares(64, 256, 32, 4, 3),
+    ANY_ITEMS: Shares(32, 512, 16, 4, 4),
+}
+"""In 16 bit, by the most items that each is for."""
+EXACT = Shares(32, 64, 64, 4, 1)
+"""In float32: for any number of items, so that company changes no bit."""
+
+
+def shares_for(items: int, dtype: torch.dtype) -> Shares:
+    """How ``items`` of ``dtype`` share out their keys."""
+    if dtype == torch.float32:
+        return EXACT
+    return next(shares for most, shares in SHARES.items() if items <= most)
+
+
+def rows_work(
+    items: int, heads: int, kv_heads: int, channels: int, span: int, dtype: torch.dtype
+) -> int:
+    """How many float32 numbers of work ``attend_rows`` needs; zeros before its first call.
+
+    Calls that follow one another share them, and so do calls with fewer items or keys.
+    """
+    group = heads // kv_heads
+    counts = {min(items, most) for most in SHARES}
+    return max(
+        room_numbers(count * kv_heads, shares_for(count, dtype).splits(span), group, channels)
+        for count in counts
+    )
+
+
+def attend_rows(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: Tensor,
+    out: Tensor,
+    *,
+    block_rows: int,
+    span: int,
+    work: Tensor,
+) -> Tensor:
+    """Write each item's new key and value to their place and what it mixes into ``out``.
+
+    ``qkv`` (I, (H + 2 G) D), ``gains``, ``eps``, ``angles``, ``keys`` and ``values`` are as in
+    ``rotate_write``. ``table`` (I, B) int32: row j of an item is at place
+    table[item, j // block_rows] * block_rows + j % block_rows. ``length`` (I,) int32: keys an
+    item sees, the new row's included, which is its last; 0: nothing is written but zeros into
+    ``out`` (I, H D). No length may be above ``span``. Scores are divided by sqrt(D).
+
+    ``table``, ``length`` and keys and values of earlier rows are read before the kernel's turn:
+    no kernel of the same chain of dependent launches may write them. ``work`` has ``rows_work``
+    numbers. An item's bits do not depend on other items or on ``span``, but in 16 bit on how many
+    items there are.
+    """
+    if not runs(qkv):
+        return attend_rows_twin(
+            qkv, gains, eps, angles, keys, values, table, length, out, block_rows=block_rows
+        )
+    plan(
+        qkv, gains, eps, angles, keys, values, table, length, out,
+        block_rows=block_rows, span=span, work=work,
+    ).run()  # fmt: skip
+    return out
+
+
+def attend_rows_twin(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: Tensor,
+    out: Tensor,
+    *,
+    block_rows: int,
+) -> Tensor:
+    """``attend_rows`` in plain torch, item by item; reads ``length`` on the host."""
+    lines = angles[(length - 1).clamp(min=0).long()]
+    query, key, value = turned_twin(qkv, gains, eps, lines, keys.shape[1])
+    out.zero_()
+    for item, seen in enumerate(length.tolist()):
+        if seen == 0:
+            continue
+        place = places_of(table[item], 0, seen, block_rows)
+        keys[place[-1]], values[place[-1]] = key[item], value[item]
+        mixed = mixed_twin(query[item, :, None], keys[place], values[place])
+        out[item] = mixed[:, 0].flatten().to(out.dtype)
+    return out
+
+
+def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
+    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
+    row = torch.arange(first, end, device=blocks.device)
+    return blocks[row // block_rows].long() * block_rows + row % block_rows
+
+
+def mixed_twin(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D)."""
+    key, value = (one.float().transpose(0, 1)[None] for one in (keys, values))
+    wide = query.float()[None]
+    return F.scaled_dot_product_attention(wide, key, value, attn_mask=mask, enable_gqa=True)[0]
+
+
+def plan(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    length: Tensor,
+    out: Tensor,
+    *,
+    block_rows: int,
+    span: int,
+    work: Tensor,
+) -> Launch:
+    """The kernel that does what ``attend_rows`` says."""
+    items, (kv_heads, channels) = table.shape[0], keys.shape[1:]
+    group = (qkv.shape[1] // channels - 2 * kv_heads) // kv_heads
+    _check(qkv, table, length, out, kv_heads * group * channels)
+    check_store(qkv, gains, angles, keys, values)
+    shares = shares_for(items, qkv.dtype)
+    splits = shares.splits(span)
+    room = Room.of(work, items * kv_heads, splits, group, channels)
+    return Launch(
+        _attend_rows,
+        (kv_heads, items, splits),
+        {
+            "qkv": qkv,
+            "q_gain": gains[0],
+            "k_gain": gains[1],
+            "angles": angles,
+            "keys": keys,
+            "values": values,
+            "table": table,
+            "length": length,
+            "out": out,
+            "counters": room.counters,
+            "sums": room.sums,
+            "blocks": table.shape[1],
+            "qkv_stride": qkv.stride(0),
+            "out_stride": out.stride(0),
+            "eps": eps,
+            "scale": LOG2_E / math.sqrt(channels),
+        },
+        {
+            "G": kv_heads,
+            "GROUP": group,
+            "D": channels,
+            "BLOCK": block_rows,
+            **_division(shares, queries_of(group)),
+            "WIDTH": power_of_two(channels),
+            "LINE": LINE_BYTES // keys.element_size(),
+        },
+        shares.tile,
+    )
+
+
+def _division(shares: Shares, queries: int) -> dict[str, int]:
+    """What says how keys are taken, by a kernel's constants."""
+    return {
+        "LEAST": shares.least,
+        "MOST": shares.most,
+        "KEYS": shares.keys,
+        "EARLY": EARLY,
+        "DOT": DOT,
+        "ROWS": power_of_two(queries) if DOT else queries,
+        "QUERIES": queries,
+        "AT_ONCE": joined_at_once(shares.most, queries),
+    }
+
+
+def _check(qkv: Tensor, table: Tensor, length: Tensor, out: Tensor, width: int) -> None:
+    assert qkv.shape[0] == table.shape[0]
+    assert length.shape == (table.shape[0],)
+    assert out.shape == (table.shape[0], width)
+    assert qkv.stride(1) == out.stride(1) == 1
+    assert table.is_contiguous()
+    assert length.is_contiguous()
+    assert table.dtype == length.dtype == torch.int32
+
+
+@triton.jit
+def kept(
+    store, table, g, start, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """A tile (KEYS, WIDTH) of an item's kept rows from ``start`` on, zeros from ``end`` on."""
+    place = kept_places(table, g, start, end, G, D, BLOCK, KEYS)
+    channel = tl.arange(0, WIDTH)[None, :]
+    inside = (start + tl.arange(0, KEYS))[:, None] < end
+    return tl.load(store + place[:, None] + channel, mask=inside & (channel < D), other=0.0)
+
+
+@triton.jit
+def kept_places(
+    table, g, start, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr
+):
+    """Offsets (KEYS,) of an item's kept rows from ``start`` on in a layer's keys or values."""
+    key = start + tl.arange(0, KEYS)
+    block = tl.load(table + key // BLOCK, mask=key < end, other=0).to(tl.int64)
+    return ((block * BLOCK + key % BLOCK) * G + g) * D
+
+
+@triton.jit
+def ask_for_kept(
+    keys, values, table, g, begin, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
+    """Have keys and values brought into the cache; those that are still to come, later."""
+    for start in range(begin, end, KEYS):
+        place = kept_places(table, g, start, end, G, D, BLOCK, KEYS)
+        for line in tl.static_range(0, D, LINE):
+            ask_for(keys + place + line)
+            ask_for(values + place + line)
+
+
+@triton.jit
+def _give(
+    out, counters, sums, pair, split, used, seen, highest, weight, mixed,
+    GROUP: tl.constexpr, D: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
+    QUERIES: tl.constexpr, AT_ONCE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write what a key head's queries mix to ``out`` (1, WIDTH), or leave it for the last split."""
+    member = tl.arange(0, ROWS)
+    real = (tl.arange(0, WIDTH) < D)[None, :]
+    if used == 1:
+        mixed = tl.where(seen > 0, mixed / weight[:, None], 0.0)
+        inside = (member < GROUP)[:, None] & real
+        tl.store(out + member[:, None] * D, mixed.to(out.dtype.element_ty), mask=inside)
+    else:
+        sums += pair.to(tl.int64) * tl.num_programs(2) * (GROUP * (D + 2))
+        own_sums = sums + split * (GROUP * (D + 2))
+        here = member < GROUP
+        if leave(
+            own_sums, counters + pair, used, member, here, highest, weight, mixed, GROUP, D, WIDTH
+        ):
+            one = tl.arange(0, QUERIES)
+            known = one < GROUP
+            result = joined(sums, used, one, known, GROUP, D, WIDTH, MOST, AT_ONCE)
+            spot = out + one[:, None] * D
+            tl.store(spot, result.to(out.dtype.element_ty), mask=known[:, None] & real)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _attend_rows(
+    qkv,
+    q_gain,
+    k_gain,
+    angles,
+    keys,
+    values,
+    table,
+    length,
+    out,
+    counters,
+    sums,
+    blocks,
+    qkv_stride,
+    out_stride,
+    eps,
+    scale,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+    KEYS: tl.constexpr,
+    EARLY: tl.constexpr,
+    DOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    let_next_start(DEPENDENT)
+    g, item, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    seen = tl.load(length + item)
+    # The first split sees the new row too, which is never read from where it is written.
+    old = tl.maximum(seen - 1, 0)
+    share = tl.maximum(tl.cdiv(tl.cdiv(old, MOST), KEYS) * KEYS, LEAST)
+    used = tl.maximum(tl.cdiv(old, share), 1)
+    # The first splits always wait for their turn, so that the kernel's end is after all before.
+    if split >= used:
+        return
+    begin = split * share
+    end = tl.minimum(old, begin + share)
+    table += item * blocks
+    first_keys, first_values = split, split
+    if EARLY == 2:
+        first_keys = kept(keys, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
+        first_values = kept(values, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
+    if EARLY == 1 and DEPENDENT:
+        ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
+    channel = tl.arange(0, WIDTH)
+    real = (channel < D)[None, :]
+    cos, sin = rotations(angles + old.to(tl.int64) * D, D, WIDTH)
+    q_own, q_partner = with_partner(q_gain, real, D, WIDTH)
+    k_own, k_partner = with_partner(k_gain, real, D, WIDTH)
+    block = tl.load(table + old // BLOCK, mask=seen > 0, other=0).to(tl.int64)
+    follow(DEPENDENT)
+    member = tl.arange(0, ROWS)
+    qkv += item.to(tl.int64) * qkv_stride
+    x = qkv + (g * GROUP + member)[:, None] * D
+    own, partner = with_partner(x, (member < GROUP)[:, None], D, WIDTH)
+    new_own, new_partner = with_partner(qkv + (G * GROUP + g) * D, real, D, WIDTH)
+    new_value = tl.load(qkv + (G * GROUP + G + g) * D + channel, mask=channel < D, other=0.0)
+    query = turned(own, partner, q_own, q_partner, cos, sin, eps, D)
+    new_key = turned(new_own, new_partner, k_own, k_partner, cos, sin, eps, D)
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    weight = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, WIDTH), tl.float32)
+    if split == 0:
+        place = ((block * BLOCK + old % BLOCK) * G + g) * D + channel
+        written = (channel < D) & (seen > 0)
+        tl.store(keys + place[None, :], new_key, mask=written[None, :])
+        tl.store(values + place, new_value, mask=written)
+        highest = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), axis=1) * scale
+        weight += 1.0
+        mixed += new_value.to(tl.float32)[None, :]
+    if EARLY == 2:
+        hidden = (begin + tl.arange(0, KEYS) >= end)[None, :]
+        highest, weight, mixed = see(
+            query, first_keys, first_values, hidden, highest, weight, mixed, scale, DOT
+        )
+        begin += KEYS
+    for start in range(begin, end, KEYS):
+        more_keys = kept(keys, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
+        more_values = kept(values, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
+        hidden = (start + tl.arange(0, KEYS) >= end)[None, :]
+        highest, weight, mixed = see(
+            query, more_keys, more_values, hidden, highest, weight, mixed, scale, DOT
+        )
+    out += item.to(tl.int64) * out_stride + g * GROUP * D + channel[None, :]
+    _give(
+        out, counters, sums, item * G + g, split, used, seen, highest, weight, mixed,
+        GROUP, D, MOST, ROWS, QUERIES, AT_ONCE, WIDTH,
+    )  # fmt: skip

@@ -1,0 +1,215 @@
+"""Whether kernels run, and how one is launched."""
+
+import os
+import sys
+from collections.abc import Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mosstalk.ops.tiles import Tile
+
+try:
+    import triton as triton
+
+    tl = triton.language
+
+    INSTALLED = True
+    CompileError: type[Exception] = triton.TritonError
+except ImportError:
+    INSTALLED = False
+    CompileError = RuntimeError
+
+    class _Absent:
+        """Lets kernels be defined where Triton is not installed."""
+
+        constexpr = int
+
+        @staticmethod
+        def jit(function: Any = None, **_: Any) -> Any:
+            return function or (lambda function: function)
+
+    triton = tl = _Absent
+
+Norm = tuple[Tensor, Tensor, float]
+"""Weight and bias (C,) of a LayerNorm, and its epsilon."""
+
+_SMALLEST_SIDE = 16
+"""Of a tile in a matrix product."""
+_DEPENDENT_SINCE = (9, 0)
+LINE_BYTES = 128
+"""Of the card's cache."""
+
+
+@dataclass
+class Switches:
+    """What all kernels share; a captured graph keeps what was set when it was captured.
+
+    ``twins``: plain torch even where kernels could run. ``dependent``: a kernel is launched
+    while the one before it still runs and waits in the device (programmatic dependent launch,
+    from compute capability 9.0 on), where it is short enough for that to pay.
+    """
+
+    twins: bool = False
+    dependent: bool = True
+
+
+SWITCHES = Switches()
+
+
+def interprets() -> bool:
+    """Whether Triton was imported as an interpreter, which runs kernels on the CPU."""
+    return INSTALLED and bool(triton.knobs.runtime.interpret)
+
+
+def runs(tensor: Tensor) -> bool:
+    """Whether kernels, rather than their twins, take ``tensor``."""
+    if SWITCHES.twins or not INSTALLED:
+        return False
+    return tensor.is_cuda or interprets()
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size`` and may be a product's side."""
+    return max(_SMALLEST_SIDE, 1 << (size - 1).bit_length())
+
+
+def ceil_div(size: int, part: int) -> int:
+    """How many parts cover ``size``."""
+    return -(-size // part)
+
+
+def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
+    """What ``parts.product`` and ``parts.fetch_ahead`` are compiled for.
+
+    ``channels`` are those of a row; rows of ``weight`` may hold several windows of them.
+    """
+    width = power_of_two(channels)
+    line = LINE_BYTES // weight.element_size()
+    return {
+        "ROWS": size.rows,
+        "COLUMNS": size.columns,
+        "INNER": min(size.inner, width),
+        "WIDTH": width,
+        "LINES": 1 << (ceil_div(weight.shape[1], line) - 1).bit_length(),
+        "LINE": line,
+    }
+
+
+def page_strides(kv: Tensor) -> dict[str, int]:
+    """Strides of one layer's pages (pages, branches, 2, H, P, d), by a kernel's arguments."""
+    names = ("kv_page", "kv_branch", "kv_part", "kv_head", "kv_row")
+    return dict(zip(names, kv.stride(), strict=False))
+
+
+def at_once(size: Tile, channels: int) -> dict[str, int]:
+    """What ``parts.held`` and those that take what it gives are compiled for, besides ``sides``.
+
+    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
+    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
+    """
+    return {"AT_ONCE": int(size.inner >= power_of_two(channels)), "GROUPS": size.groups}
+
+
+def forget_compiled() -> None:
+    """Have all kernels looked up on the disk anew at their next launch, and compiled if need be.
+
+    Graphs that hold them must not be replayed any more.
+    """
+    if not INSTALLED:
+        return
+    modules = [module for name, module in sys.modules.items() if name.startswith(__package__)]
+    for value in (value for module in modules for value in vars(module).values()):
+        if isinstance(value, triton.JITFunction):
+            value.device_caches.clear()
+
+
+Variant = tuple[Hashable, ...]
+_gathered: ContextVar[dict[Variant, "Launch"] | None] = ContextVar("gathered", default=None)
+
+
+@contextmanager
+def compiled_together(*, strict: bool = True) -> Iterator[None]:
+    """Kernels that this thread launches within are not run, but compiled when it ends, at once.
+
+    A flow has some 60 variants of them, which one after another take half a minute. Without
+    ``strict`` what cannot be compiled raises where it is launched, and not here.
+    """
+    found: dict[Variant, Launch] = {}
+    token = _gathered.set(found)
+    try:
+        yield
+    finally:
+        _gathered.reset(token)
+    if not found:
+        return
+    with (
+        ThreadPoolExecutor(min(len(found), os.cpu_count() or 1)) as threads,
+        triton.AsyncCompileMode(threads, ignore_errors=not strict),
+    ):
+        for launch in found.values():
+            launch.compile()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with everything it is called with.
+
+    ``arguments`` are tensors and numbers known at run time, ``constants`` those known when
+    the kernel is compiled. A tensor that is None is never read. ``registers`` is the most that
+    a thread may have, None as many as the compiler likes. ``short``: there are few rows.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    tile: Tile
+    registers: int | None = None
+    short: bool = True
+
+    def run(self) -> None:
+        """Launch the kernel on the current stream."""
+        gathered = _gathered.get()
+        if gathered is None:
+            self.kernel[self.grid](**self._given())
+        else:
+            gathered.setdefault(self._variant(), self)
+
+    def compile(self) -> None:
+        """Compile the kernel, or begin to, as ``run`` would."""
+        self.kernel.warmup(grid=self.grid, **self._given())
+
+    def _given(self) -> dict[str, Any]:
+        device = next(value.device for value in self.arguments.values() if torch.is_tensor(value))
+        dependent = SWITCHES.dependent and self.short and _can_depend(device)
+        extra: dict[str, Any] = {"launch_pdl": True} if dependent else {}
+        if self.registers:
+            extra["maxnreg"] = self.registers
+        return {
+            **self.arguments,
+            **self.constants,
+            "DEPENDENT": dependent,
+            "num_warps": self.tile.warps,
+            "num_stages": self.tile.stages,
+            **extra,
+        }
+
+    def _variant(self) -> Variant:
+        """What tells apart launches that are not compiled alike, and perhaps some that are."""
+        values = (
+            value.dtype if torch.is_tensor(value) else isinstance(value, int) and value % 16
+            for value in self.arguments.values()
+        )
+        return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
+
+
+@lru_cache
+def _can_depend(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _DEPENDENT_SINCE

@@ -1,0 +1,392 @@
+"""Linear layers in float32: few rows as fast as weights arrive, many in halves on TF32 units.
+
+Shapes: R rows, K channels in, N out, H heads, d channels of a head, P rows of a page.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.ops.halves import Halves, Precision, put_halves, takes, times
+from mosstalk.ops.launch import Launch, ceil_div, tl, triton
+from mosstalk.ops.parts import activate, ask_for, follow
+from mosstalk.ops.tiles import Tile
+
+Activation = Literal["none", "gelu"]
+
+_SIXTEENTHS = 16
+"""Rows are passed so many times over: for a multiple of 16 Triton would compile anew."""
+_MOST_COUNTERS = 4096
+"""Tiles whose channels in may be shared."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A tile, and how many programs should run at least: below, they share channels in.
+
+    ``registers`` of a thread are what lets several programs be on one processor.
+    """
+
+    tile: Tile
+    programs: int
+    registers: int | None = None
+
+    def splits(self, rows: int, columns: int, channels: int) -> int:
+        """How many programs share the channels in of a tile; each gets two runs of them or more."""
+        tiles = ceil_div(rows, self.tile.rows) * ceil_div(columns, self.tile.columns)
+        most = max(channels // (2 * self.tile.inner), 1)
+        return min(ceil_div(self.programs, tiles), most)
+
+
+FEW, MANY = 32, 1 << 31
+DIVISIONS = {
+    FEW: Division(Tile(32, 64, 32, 4, 4), 320),
+    MANY: Division(Tile(64, 128, 32, 8, 3), 200, registers=128),
+}
+"""By the most rows that each is for."""
+EXACT = Division(Tile(64, 64, 16, 8, 2), 240)
+"""For any rows where products are float32's own."""
+
+
+class _How(TypedDict):
+    activation: Activation
+    residual: Tensor | None
+
+
+def division(rows: int, precision: Precision = "tf32x3") -> Division:
+    """How a product of so many rows is divided."""
+    if precision == "ieee":
+        return EXACT
+    return next(each for limit, each in DIVISIONS.items() if rows <= limit)
+
+
+class Workspace:
+    """Room for the sums of programs that share a tile.
+
+    Calls that follow one another share it: each leaves the counters in it at zero.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        self.sums = torch.empty(numbers, device=device)
+
+
+class Shared(NamedTuple):
+    """What a launch uses of a workspace: nothing where no programs share a tile."""
+
+    counters: Tensor | None
+    sums: Tensor | None
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
+    ) -> "Shared":
+        """For so many ``tiles`` of ``numbers``; the workspace is made where it is None."""
+        if splits == 1:
+            return cls(None, None)
+        workspace = workspace or Workspace(tiles * splits * numbers, like.device)
+        assert workspace.sums.numel() >= tiles * splits * numbers
+        assert workspace.counters.numel() >= tiles
+        return cls(workspace.counters, workspace.sums)
+
+
+def linear_workspace() -> int:
+    """Numbers in the workspace for any product."""
+    divisions = (EXACT, *DIVISIONS.values())
+    return max(2 * each.programs * each.tile.rows * each.tile.columns for each in divisions)
+
+
+class Paged(NamedTuple):
+    """Where keys and values of rows go: row ``rows`` (R,) of page ``pages`` (R,), int64.
+
+    ``kv`` is (pages, 1, 2, H, P, d), any strides but the last.
+    """
+
+    kv: Tensor
+    pages: Tensor
+    rows: Tensor
+
+    def put(self, both: Tensor) -> None:
+        """Write keys and values, (R, 2 H d)."""
+        _, _, parts, heads, _, _ = self.kv.shape
+        by_row = self.kv[:, 0].permute(0, 3, 1, 2, 4)
+        by_row[self.pages, self.rows] = both.unflatten(1, (parts, heads, -1))
+
+
+def linear_float32(
+    x: Halves,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    split: bool = False,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+) -> Halves:
+    """act(x W^T + b) + residual, in halves where they are to be ``split``; GELU is the exact one.
+
+    ``x`` (R, K), ``weight`` (N, K), ``bias`` (N,), ``residual`` and the result (R, N), rows
+    without gaps. The kernel takes float32, the twin any precision that is not to be split.
+    ``workspace`` is made where one is needed and None is given.
+    """
+    how: _How = {"activation": activation, "residual": residual}
+    if not takes(x.high):
+        return linear_float32_twin(x, weight, bias, split=split, **how)
+    out = Halves.empty(x.high, len(weight), split=split)
+    plan(x, weight, bias, out, precision=precision, workspace=workspace, **how).run()
+    return out
+
+
+def qkv_float32(
+    x: Halves,
+    weight: Tensor,
+    bias: Tensor | None,
+    paged: Paged,
+    *,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+) -> Tensor:
+    """x W^T + b as queries, returned (R, H d), and keys and values, put into their pages.
+
+    ``weight`` (3 H d, K) and ``bias`` (3 H d,) hold q, k and v one after the other; else as
+    ``linear_float32``.
+    """
+    if not takes(x.high):
+        return qkv_float32_twin(x, weight, bias, paged)
+    query = Halves.empty(x.high, len(weight) // 3, split=False)
+    plan(x, weight, bias, query, paged=paged, precision=precision, workspace=workspace).run()
+    return query.high
+
+
+def linear_float32_twin(
+    x: Halves,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    split: bool = False,
+) -> Halves:
+    """``linear_float32`` in plain torch."""
+    y = F.linear(x.whole(), weight, bias)
+    if activation == "gelu":
+        y = F.gelu(y)
+    return Halves.of(y if residual is None else residual + y, split=split)
+
+
+def qkv_float32_twin(x: Halves, weight: Tensor, bias: Tensor | None, paged: Paged) -> Tensor:
+    """``qkv_float32`` in plain torch."""
+    width = weight.shape[0] // 3
+    y = F.linear(x.whole(), weight, bias)
+    paged.put(y[:, width:])
+    return y[:, :width]
+
+
+def plan(
+    x: Halves,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Halves,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    paged: Paged | None = None,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+    divided: Division | None = None,
+    splits: int | None = None,
+) -> Launch:
+    """The kernel that does what ``linear_float32`` and ``qkv_float32`` say."""
+    (rows, channels), columns = x.high.shape, weight.shape[0]
+    x.check(rows, channels)
+    out.check(rows, columns if paged is None else columns // 3)
+    Halves(weight).check(columns, channels)
+    assert residual is None or residual.is_contiguous()
+    divided = divided or division(rows, precision)
+    tile = divided.tile
+    splits = splits or divided.splits(rows, columns, channels)
+    grid = (ceil_div(rows, tile.rows), ceil_div(columns, tile.columns), splits)
+    shared = Shared.of(workspace, splits, grid[0] * grid[1], tile.rows * tile.columns, weight)
+    return Launch(
+        _linear,
+        grid,
+        {
+            "x": x.high,
+            "x_low": x.low,
+            "weight": weight,
+            "bias": bias,
+            "residual": residual,
+            "out": out.high,
+            "out_low": out.low,
+            **shared._asdict(),
+            "rows_16": rows * _SIXTEENTHS,
+            "K": channels,
+            "N": columns,
+            **_places(paged),
+        },
+        {
+            "ACTIVATION": activation,
+            "BIAS": bias is not None,
+            "ADD": residual is not None,
+            "HALVES": x.low is not None,
+            "SPLIT": out.low is not None,
+            "PAGED": paged is not None,
+            "WHOLE": channels % tile.inner == 0 and columns % tile.columns == 0,
+            "IEEE": precision == "ieee",
+            "FETCH": rows <= FEW,
+            "SHARED": splits > 1,
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "INNER": tile.inner,
+        },
+        tile,
+        divided.registers,
+    )
+
+
+def _places(paged: Paged | None) -> dict[str, Any]:
+    """What the kernel is told about pages; where there are none, numbers that it never reads."""
+    names = ("kv_page", "_branch", "kv_part", "kv_head", "kv_row", "_channel")
+    if paged is None:
+        kept = {"kv": None, "pages": None, "page_rows": None, "D": 16, "Q": 16}
+        return kept | {name: 16 for name in names if name.startswith("kv")}
+    _, branches, parts, heads, _, channels = paged.kv.shape
+    assert (branches, parts) == (1, 2)
+    assert paged.kv.stride(5) == 1
+    assert channels % 4 == 0
+    assert paged.pages.is_contiguous()
+    assert paged.rows.is_contiguous()
+    strides = dict(zip(names, paged.kv.stride(), strict=True))
+    return {
+        "kv": paged.kv,
+        "pages": paged.pages,
+        "page_rows": paged.rows,
+        "D": channels,
+        "Q": heads * channels,
+        **{name: strides[name] for name in names if name.startswith("kv")},
+    }
+
+
+@triton.jit
+def _linear(
+    x,
+    x_low,
+    weight,
+    bias,
+    residual,
+    out,
+    out_low,
+    kv,
+    pages,
+    page_rows,
+    counters,
+    sums,
+    rows_16,
+    K,
+    N,
+    kv_page,
+    kv_part,
+    kv_head,
+    kv_row,
+    D,
+    Q,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    HALVES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PAGED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    IEEE: tl.constexpr,
+    FETCH: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # Columns are the tile's first side: weights are halved in registers, rows lie in shared
+    # memory, which is where TF32 units take them from.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    share = tl.cdiv(tl.cdiv(K, tl.num_programs(2)), INNER) * INNER
+    begin = tl.program_id(2) * share
+    end = tl.minimum(K, begin + share)
+    if DEPENDENT and FETCH:
+        _fetch_ahead(weight, column, begin, end, K, N)
+    follow(DEPENDENT)
+    here = row < rows_16 // 16
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    inner = tl.arange(0, INNER)
+    ours = row[:, None] * K + inner[None, :]
+    theirs = column[:, None] * K + inner[None, :]
+    for start in range(begin, end, INNER):
+        if WHOLE:
+            a = tl.load(x + ours + start, mask=here[:, None], other=0.0)
+            w = tl.load(weight + theirs + start)
+        else:
+            known = (start + inner < end)[None, :]
+            a = tl.load(x + ours + start, mask=here[:, None] & known, other=0.0)
+            w = tl.load(weight + theirs + start, mask=(column < N)[:, None] & known, other=0.0)
+        a_low = a
+        if HALVES:
+            known = here[:, None] & (start + inner < end)[None, :]
+            a_low = tl.load(x_low + ours + start, mask=known, other=0.0)
+        total += times(w, tl.trans(a), tl.trans(a_low), HALVES, IEEE)
+    last = True
+    if SHARED:
+        total, last = _joined(total, counters, sums, ROWS, COLUMNS)
+    if last:
+        inside = (column < N)[:, None] & here[None, :]
+        if BIAS:
+            total += tl.load(bias + column, mask=column < N, other=0.0)[:, None]
+        total = activate(total, ACTIVATION)
+        if ADD:
+            place = column[:, None] + row[None, :] * N
+            total += tl.load(residual + place, mask=inside, other=0.0)
+        if PAGED:
+            query = inside & (column < Q)[:, None]
+            tl.store(out + column[:, None] + row[None, :] * Q, total, mask=query)
+            beside = column - Q
+            into = beside // Q * kv_part + beside % Q // D * kv_head + beside % D
+            # So it is for heads of a multiple of 4 channels, which the compiler cannot see.
+            into = tl.max_contiguous(tl.multiple_of(into, 4), 4)
+            # A page has millions of numbers: its place needs 64 bits.
+            place = tl.load(pages + row, mask=here, other=0) * kv_page
+            place += tl.load(page_rows + row, mask=here, other=0) * kv_row
+            kept = inside & (beside >= 0)[:, None]
+            tl.store(kv + into[:, None] + place[None, :], total, mask=kept)
+        else:
+            put_halves(out, out_low, column[:, None] + row[None, :] * N, total, inside, SPLIT)
+
+
+@triton.jit
+def _fetch_ahead(weight, column, begin, end, K, N):
+    """Ask for the weights that this program reads: nothing that it waits for writes them."""
+    line = tl.arange(0, 8) * 32
+    for start in range(begin, end, 8 * 32):
+        place = tl.minimum(column, N - 1)[:, None] * K + tl.minimum(start + line, K - 1)[None, :]
+        ask_for(weight + place)
+
+
+@triton.jit
+def _joined(total, counters, sums, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of all splits in their order, for whichever program comes last; whether it is."""
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    splits = tl.num_programs(2)
+    place += tile * splits * ROWS * COLUMNS
+    tl.store(sums + place + tl.program_id(2) * ROWS * COLUMNS, total)
+    tl.debug_barrier()
+    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == splits - 1
+    if last:
+        total = tl.zeros((COLUMNS, ROWS), tl.float32)
+        for split in range(splits):
+            # Past the nearest cache, which may be stale.
+            total += tl.load(sums + place + split * ROWS * COLUMNS, cache_modifier=".cg")
+        tl.store(counters + tile, 0)
+    return total, last

@@ -1,0 +1,282 @@
+"""Pieces that kernels share; each is inlined into the kernel that calls it."""
+
+from mosstalk.ops.launch import tl, triton
+
+
+@triton.jit
+def let_next_start(DEPENDENT: tl.constexpr):
+    """Let the kernel after this one start as soon as all programs of this one have started.
+
+    It may then read what no kernel writes, and waits for the rest in ``follow``.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def follow(DEPENDENT: tl.constexpr):
+    """Wait for the kernel before this one; a kernel that has not let the next start does it here.
+
+    Every program of every kernel calls this before it touches what another kernel writes or
+    reads: only then does the end of a kernel mean the end of all before it.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def fetch_ahead(
+    weight, column, LENGTH: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr
+):
+    """Ask for rows ``column`` of ``weight`` (N, LENGTH) to be brought into the cache.
+
+    A row is LINES lines of LINE numbers, the last ones perhaps past its end. Weights are what
+    a kernel may read before those it waits for are done.
+    """
+    element = tl.arange(0, LINES) * LINE
+    place = tl.minimum(column, N - 1)[:, None] * LENGTH + tl.minimum(element, LENGTH - 1)[None, :]
+    ask_for(weight + place)
+
+
+@triton.jit
+def fetch_once(
+    weight, column, LENGTH: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr
+):
+    """``fetch_ahead`` by the first of the programs that share columns."""
+    if tl.program_id(0) == 0:
+        fetch_ahead(weight, column, LENGTH, N, LINES, LINE)
+
+
+@triton.jit
+def ask_for(place):
+    """Ask for the lines that a tile of pointers is in to be brought into the cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [place.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def held(
+    weight,
+    column,
+    start,
+    LENGTH: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """C columns from ``start`` on of rows ``column`` of ``weight`` (N, LENGTH), zeros outside.
+
+    (WIDTH, columns), or with several GROUPS (GROUPS, WIDTH / GROUPS, columns).
+    """
+    if GROUPS == 1:
+        tile = weights_at(weight, column, tl.arange(0, WIDTH), start, LENGTH, N, C)
+    else:
+        share: tl.constexpr = WIDTH // GROUPS
+        inner = tl.arange(0, GROUPS)[:, None, None] * share + tl.arange(0, share)[None, :, None]
+        place = column[None, None, :] * LENGTH + start + inner
+        tile = tl.load(weight + place, mask=(column < N)[None, None, :] & (inner < C), other=0.0)
+    return tile
+
+
+@triton.jit
+def rows_at_once(
+    x,
+    here,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Rows that ``x`` (rows, 1) points to, zeros where not ``here``, arranged as ``held``.
+
+    (rows, WIDTH), or with several GROUPS (GROUPS, rows, WIDTH / GROUPS).
+    """
+    if GROUPS == 1:
+        inner = tl.arange(0, WIDTH)[None, :]
+        tile = tl.load(x + inner, mask=here & (inner < C), other=0.0)
+    else:
+        share: tl.constexpr = WIDTH // GROUPS
+        part = tl.arange(0, GROUPS)[:, None, None] * share + tl.arange(0, share)[None, None, :]
+        tile = tl.load(x[None, :, :] + part, mask=here[None, :, :] & (part < C), other=0.0)
+    return tile
+
+
+@triton.jit
+def await_turn(
+    weight,
+    gain,
+    shift,
+    column,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    NORM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Take what no kernel writes, then wait for the kernel before.
+
+    Returns the weights and the norm's factor and offset (WIDTH,) where all channels are in one
+    product; else weights are but asked for.
+    """
+    let_next_start(DEPENDENT)
+    w, factor, offset = column, column, column
+    if AT_ONCE:
+        w = held(weight, column, 0, K, N, K, WIDTH, GROUPS)
+        if NORM:
+            inner = tl.arange(0, WIDTH)
+            factor = tl.load(gain + inner, mask=inner < K, other=0.0).to(tl.float32)
+            offset = tl.load(shift + inner, mask=inner < K, other=0.0).to(tl.float32)
+    elif DEPENDENT:
+        fetch_once(weight, column, K, N, LINES, LINE)
+    follow(DEPENDENT)
+    return w, factor, offset
+
+
+@triton.jit
+def times_held(
+    x,
+    here,
+    w,
+    factor,
+    offset,
+    eps,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    MISH: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Product in float32 of what ``await_turn`` gives and rows that ``x`` (ROWS, 1) points to."""
+    if NORM:
+        inside = here & (tl.arange(0, WIDTH) < K)[None, :]
+        a = tl.load(x + tl.arange(0, WIDTH)[None, :], mask=inside, other=0.0).to(tl.float32)
+        mean, scale = moments(a, inside, eps, K)
+        a = (a - mean) * scale * factor[None, :] + offset[None, :]
+        if MISH:
+            a = mish(a)
+        if GROUPS > 1:
+            a = tl.permute(tl.reshape(a, (ROWS, GROUPS, WIDTH // GROUPS)), (1, 0, 2))
+    else:
+        a = rows_at_once(x, here, K, WIDTH, GROUPS)
+        if MISH:
+            a = mish(a.to(tl.float32))
+    return product_at_once(a, w, GROUPS)
+
+
+@triton.jit
+def product_at_once(a, w, GROUPS: tl.constexpr):
+    """Product of all channels, as ``rows_at_once`` and ``held`` give them, in float32."""
+    if GROUPS == 1:
+        total = tl.dot(a.to(w.dtype), w, input_precision="ieee")
+    else:
+        total = tl.sum(tl.dot(a.to(w.dtype), w, input_precision="ieee"), axis=0)
+    return total
+
+
+@triton.jit
+def moments(x, inside, eps, C: tl.constexpr):
+    """Mean and 1 / standard deviation (rows, 1) of ``x`` (rows, >= C), zero where not inside."""
+    mean = tl.sum(x, axis=1)[:, None] / C
+    centred = tl.where(inside, x - mean, 0.0)
+    variance = tl.sum(centred * centred, axis=1)[:, None] / C
+    return mean, 1.0 / tl.sqrt(variance + eps)
+
+
+@triton.jit
+def mish(x):
+    """x tanh(ln(1 + e^x)), with the tanh written out as a quotient (Misra 2019)."""
+    power = tl.exp(tl.minimum(x, 20.0))
+    twice = power * (power + 2.0)
+    return x * (twice / (twice + 2.0))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """Exact GELU, SiLU, or ``x`` itself."""
+    if ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    if ACTIVATION == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    return x
+
+
+@triton.jit
+def normalised(x, mean, scale, gain, shift, inner, inside, NORM: tl.constexpr, MISH: tl.constexpr):
+    """LayerNorm and Mish of a tile (rows, inner), as far as they are asked for, in float32."""
+    x = x.to(tl.float32)
+    if NORM:
+        factor = tl.load(gain + inner, mask=inside, other=0.0).to(tl.float32)
+        offset = tl.load(shift + inner, mask=inside, other=0.0).to(tl.float32)
+        x = (x - mean) * scale * factor[None, :] + offset[None, :]
+    if MISH:
+        x = mish(x)
+    return x
+
+
+@triton.jit
+def weights_at(
+    weight, column, inner, start, LENGTH: tl.constexpr, N: tl.constexpr, C: tl.constexpr
+):
+    """A tile (inner, column) of ``weight`` (N, LENGTH) from column ``start`` on, zeros outside."""
+    place = column[None, :] * LENGTH + (start + inner)[:, None]
+    return tl.load(weight + place, mask=(column < N)[None, :] & (inner < C)[:, None], other=0.0)
+
+
+@triton.jit
+def product(
+    x,
+    here,
+    gain,
+    shift,
+    eps,
+    weight,
+    column,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    NORM: tl.constexpr,
+    MISH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """LN(x) W^T (ROWS, COLUMNS) in float32; ``x`` (ROWS, 1) points to rows, ``here`` to keep."""
+    mean = tl.zeros((ROWS, 1), tl.float32)
+    scale = mean
+    if NORM:
+        whole = tl.arange(0, WIDTH)
+        inside = here & (whole < K)[None, :]
+        row = tl.load(x + whole[None, :], mask=inside, other=0.0).to(tl.float32)
+        mean, scale = moments(row, inside, eps, K)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, K, INNER):
+        inner = start + tl.arange(0, INNER)
+        a = tl.load(x + inner[None, :], mask=here & (inner < K)[None, :], other=0.0)
+        # Left alone otherwise, so that 16-bit rows are copied straight to where products read.
+        if NORM or MISH:
+            a = normalised(a, mean, scale, gain, shift, inner, inner < K, NORM, MISH)
+        w = weights_at(weight, column, inner, 0, K, N, K)
+        total = tl.dot(a.to(w.dtype), w, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def bias_at(bias, column, N: tl.constexpr, BIAS: tl.constexpr):
+    """The bias of columns in float32, zeros where there is none."""
+    if BIAS:
+        shown = tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)
+    else:
+        shown = tl.zeros_like(column).to(tl.float32)
+    return shown[None, :]

@@ -1,0 +1,346 @@
+"""A linear layer on few rows, RMSNorm before it and SwiGLU or a residual after it."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.ops import rms_linear_one
+from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
+from mosstalk.ops.lm_parts import ask_for_rows, comes_last, joined, leave, silu
+from mosstalk.ops.lm_tiles import Division, division, kind_of
+from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.plain import linear
+from mosstalk.ops.rms_norm import normalised, rms_norm
+
+_MOST_COUNTERS = 4096
+_MOST_PROGRAMS = 400
+"""Where there are so many tiles of columns, none share one."""
+_FP8_SIDE = 32
+"""The fewest channels that matrix units multiply in 8 bits."""
+
+
+class LinearWorkspace:
+    """Room for the sums of programs that share a tile.
+
+    Calls that follow one another on a stream share it: each leaves the counters at zero.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
+
+
+def rms_linear(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    invariant: bool = False,
+    workspace: LinearWorkspace | None = None,
+) -> Tensor:
+    """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
+
+    ``x`` (R, C), ``gain`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
+    dtype; ``residual`` (R, N), which may be ``out``. Rows may lie apart, channels may not. f is
+    nothing, or with ``gated`` SwiGLU (Shazeer 2020): silu(x G^T) x U^T with ``weight`` (2N, C)
+    the rows of G, then of U. Sums are float32, and nothing is rounded between the products'
+    inputs and ``out``.
+
+    With ``invariant``, and in float32, a row's bits do not depend on the other rows. Best for
+    few rows; else right, but slower than torch. ``workspace`` is made where one is needed and None
+    is given.
+    """
+    if not runs(x):
+        return rms_linear_twin(x, gain, eps, weight, out, residual=residual, gated=gated)
+    rows, channels = x.shape
+    kind = kind_of(channels, normed=gain is not None, gated=gated)
+    # Pairs of numbers are what the kernel for one row reads.
+    few = rows if rms_linear_one.takes(x, gain, weight) else max(rows, 2)
+    divided = division(kind, few, weight.dtype, invariant=invariant)
+    if gain is not None and divided.apart:
+        x, gain = rms_norm(x, gain, eps, torch.empty(x.shape, dtype=x.dtype, device=x.device)), None
+    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
+    plan(x, gain, eps, weight, out, workspace=workspace, **how).run()
+    return out
+
+
+def rms_linear_twin(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """``rms_linear`` in plain torch."""
+    y = linear(x if gain is None else normalised(x, gain, eps), weight, None)
+    if gated:
+        gate, up = y.chunk(2, dim=1)
+        y = F.silu(gate) * up
+    return out.copy_(y if residual is None else residual + y)
+
+
+def plan(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    divided: Division,
+    workspace: LinearWorkspace | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> Launch:
+    """The kernel that does what ``rms_linear`` says, rows being normalised if ``apart`` says so.
+
+    ``scales`` (R,) and (N,), or (2N,) where gated, in float32: of rows and weights in E4M3.
+    """
+    rows, columns, channels = _sizes(x, gain, weight, out, residual, gated)
+    if divided.one:
+        return rms_linear_one.plan(x, gain, eps, weight, out, residual, gated, divided)
+    tile = divided.tile
+    inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
+    tiles = ceil_div(columns, tile.columns)
+    # Whatever the rows are, so that they do not decide in which order channels are summed.
+    splits = max(1, min(divided.splits, ceil_div(channels, inner), _MOST_PROGRAMS // tiles))
+    assert gain is None or (splits == 1 and scales is None), (
+        "rows of shared channels are normalised apart"
+    )
+    grid = (ceil_div(rows, tile.rows), tiles, splits)
+    counters, sums = _shared(workspace, divided, grid, 1 + gated, x.device)
+    return Launch(
+        _rms_linear,
+        grid,
+        {
+            "x": x,
+            "gain": gain,
+            "weight": weight,
+            "row_scale": scales[0] if scales else None,
+            "channel_scale": scales[1] if scales else None,
+            "residual": residual,
+            "out": out,
+            "counters": counters,
+            "sums": sums,
+            "rows": rows,
+            "x_stride": x.stride(0),
+            "add_stride": 0 if residual is None else residual.stride(0),
+            "out_stride": out.stride(0),
+            "eps": eps,
+        },
+        {
+            "K": channels,
+            "N": columns,
+            "NORM": gain is not None,
+            "GATED": int(gated),
+            "ADD": residual is not None,
+            "SCALED": scales is not None,
+            **_sides(divided, weight, inner, splits),
+        },
+        tile,
+    )
+
+
+def _sides(divided: Division, weight: Tensor, inner: int, splits: int) -> dict[str, int]:
+    """What the division says, by the kernel's constants."""
+    channels, tile = weight.shape[1], divided.tile
+    whole = channels % inner == 0
+    span = divided.ask if whole and channels % (splits * max(divided.ask, 1)) == 0 else 0
+    return {
+        "WHOLE": whole,
+        "SPLITS": splits,
+        "SHARE": ceil_div(ceil_div(channels, splits), inner) * inner,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "INNER": inner,
+        "ASK": span,
+        **divided.requests(span, weight),
+    }
+
+
+def _sizes(
+    x: Tensor,
+    gain: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    residual: Tensor | None,
+    gated: bool,
+) -> tuple[int, int, int]:
+    """Rows, columns written and channels, checked."""
+    (rows, channels), columns = x.shape, weight.shape[0] // (1 + gated)
+    assert weight.shape == (columns * (1 + gated), channels)
+    assert weight.is_contiguous()
+    assert weight.numel() < 1 << 31
+    assert x.dtype == weight.dtype
+    assert gain is None or gain.shape == (channels,)
+    assert out.shape == (rows, columns)
+    assert x.stride(1) == out.stride(1) == 1
+    assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
+    return rows, columns, channels
+
+
+def _shared(
+    workspace: LinearWorkspace | None,
+    divided: Division,
+    grid: tuple[int, int, int],
+    parts: int,
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None]:
+    if grid[2] == 1:
+        return None, None
+    tiles = grid[0] * grid[1]
+    numbers = tiles * grid[2] * parts * divided.tile.rows * divided.tile.columns
+    # One that was made before other divisions were found for the card may be too small.
+    if workspace is None or workspace.sums.numel() < numbers:
+        workspace = LinearWorkspace(numbers, device)
+    assert workspace.counters.numel() >= tiles
+    return workspace.counters, workspace.sums
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rms_linear(
+    x,
+    gain,
+    weight,
+    row_scale,
+    channel_scale,
+    residual,
+    out,
+    counters,
+    sums,
+    rows,
+    x_stride,
+    add_stride,
+    out_stride,
+    eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    SCALED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    ASK: tl.constexpr,
+    RUNS: tl.constexpr,
+    BULK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # Weights are the products' first side, so that few rows are the narrow one of matrix units.
+    let_next_start(DEPENDENT)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    begin = tl.program_id(2) * SHARE
+    # Columns past the last take its weights: no mask is then in the way of wide copies.
+    known = tl.minimum(column, N - 1)
+    sizes, upper_sizes = _channel_sizes(channel_scale, known, N, SCALED, GATED)
+    if DEPENDENT and ASK > 0:
+        ask_for_rows(weight, known, begin, K, ASK, RUNS, BULK)
+        if GATED:
+            ask_for_rows(weight + N * K, known, begin, K, ASK, RUNS, BULK)
+    follow(DEPENDENT)
+    here = row < rows
+    row_sizes = tl.load(row_scale + row, mask=here, other=0.0) if SCALED else row
+    inside = (column < N)[:, None] & here[None, :]
+    beside = residual + row[None, :] * add_stride + column[:, None] if ADD else residual
+    stream = _added(beside, inside, ROWS, COLUMNS, ADD and SPLITS == 1)
+    inner = tl.arange(0, INNER)
+    ours = x + row[:, None] * x_stride + inner[None, :]
+    theirs = weight + known[:, None] * K + inner[None, :]
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    upper = total
+    squares = tl.zeros((ROWS,), tl.float32)
+    # In 8 bits matrix units may add in fewer than float32's: after so many channels the sum is
+    # taken out of them and added in float32.
+    within: tl.constexpr = INNER if SCALED else None
+    for start in range(begin, tl.minimum(K, begin + SHARE), INNER):
+        left = start + inner < K
+        a = tl.load(ours + start, mask=here[:, None] if WHOLE else here[:, None] & left, other=0.0)
+        if NORM:
+            wide = a.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            factor = tl.load(gain + start + inner, mask=left, other=0.0)
+            a = (wide * factor.to(tl.float32)[None, :]).to(a.dtype)
+        w = _weights(theirs + start, left, WHOLE)
+        total = tl.dot(w, tl.trans(a), total, input_precision="ieee", max_num_imprecise_acc=within)
+        if GATED:
+            w = _weights(theirs + N * K + start, left, WHOLE)
+            upper = tl.dot(
+                w, tl.trans(a), upper, input_precision="ieee", max_num_imprecise_acc=within
+            )
+    last = True
+    if SPLITS > 1:
+        total, upper, last = _joined(total, upper, counters, sums, GATED, ROWS, COLUMNS)
+    if last:
+        if SPLITS > 1:
+            stream = _added(beside, inside, ROWS, COLUMNS, ADD)
+        if NORM:
+            # Taken out of the sums, to read the rows once.
+            scale = (1.0 / tl.sqrt(squares / K + eps))[None, :]
+            total *= scale
+            upper *= scale
+        total = _scaled(total, row_sizes, sizes, SCALED)
+        upper = _scaled(upper, row_sizes, upper_sizes, SCALED)
+        total = silu(total) * upper if GATED else total
+        place = out + row[None, :] * out_stride + column[:, None]
+        tl.store(place, (total + stream).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _channel_sizes(scale, column, N: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr):
+    """Scales of columns (COLUMNS,), and of the upper ones; where there are none, anything."""
+    sizes = tl.load(scale + column) if SCALED else column
+    upper = tl.load(scale + N + column) if SCALED and GATED else sizes
+    return sizes, upper
+
+
+@triton.jit
+def _scaled(total, row_sizes, sizes, SCALED: tl.constexpr):
+    """Sums (COLUMNS, ROWS) times the scales of rows and of columns, where there are any."""
+    return total * row_sizes[None, :] * sizes[:, None] if SCALED else total
+
+
+@triton.jit
+def _weights(place, left, WHOLE: tl.constexpr):
+    """A tile of weights, zeros where no channels are ``left``."""
+    return tl.load(place) if WHOLE else tl.load(place, mask=left[None, :], other=0.0)
+
+
+@triton.jit
+def _added(beside, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.constexpr):
+    """What is to be added (COLUMNS, ROWS) in float32, zeros where nothing is."""
+    stream = tl.zeros((COLUMNS, ROWS), tl.float32)
+    if ADD:
+        stream += tl.load(beside, mask=inside, other=0.0).to(tl.float32)
+    return stream
+
+
+@triton.jit
+def _joined(
+    total, upper, counters, sums,
+    GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The sums over all splits for the program that comes last, and whether this is it."""
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    leave(total, sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+    if GATED:
+        leave(upper, sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+    last = comes_last(counters, tile)
+    if last:
+        total = joined(sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+        if GATED:
+            upper = joined(sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+    return total, upper, last

@@ -1,0 +1,237 @@
+"""RMSNorm and rotary positions of queries and keys; keys and values to their places."""
+
+import torch
+from torch import Tensor
+
+from mosstalk.models.language_model import rotary_tables
+from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
+from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.tiles import Tile
+
+_TILE = Tile(16, 0, 0, 4, 1)
+"""Heads of one row to a program."""
+_SHORT_ROWS = 2048
+
+
+def rotary_table(positions: int, head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """Cosines, then sines, of every position's angles: (positions, D) float32.
+
+    Half of each line of ``network.rotary_tables``, whose other half repeats it, bit for bit.
+    """
+    cos, sin = rotary_tables(torch.arange(positions, device=device), head_dim, theta)
+    half = head_dim // 2
+    return torch.cat([cos[:, :half], sin[:, :half]], dim=-1)
+
+
+def rotate_write(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """Write each row's query into ``out``, its key and value to its place; return ``out``.
+
+    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
+    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
+    positions, rounded where ``model.network`` rounds; ``angles`` is a ``rotary_table``.
+    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
+    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
+    """
+    if not runs(qkv):
+        return rotate_write_twin(
+            qkv, gains, eps, angles, positions, places, keys, values, out
+        )  # fmt: skip
+    plan(qkv, gains, eps, angles, positions, places, keys, values, out).run()
+    return out
+
+
+def rotate_write_twin(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """``rotate_write`` in plain torch; which rows are written is read on the host."""
+    written = (places >= 0).nonzero()[:, 0]
+    place = places[written].long()
+    query, key, value = turned_twin(
+        qkv[written], gains, eps, angles[positions[written].long()], keys.shape[1]
+    )
+    out[written] = query.flatten(1)
+    keys[place] = key
+    values[place] = value
+    return out
+
+
+def turned_twin(
+    qkv: Tensor, gains: tuple[Tensor, Tensor], eps: float, lines: Tensor, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (N, H, D), keys and values (N, G, D) of rows ``qkv`` (N, (H + 2 G) D).
+
+    ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rotate_write``.
+    """
+    heads = qkv.unflatten(1, (-1, gains[0].shape[0]))
+    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    return _turned_twin(query, gains[0], eps, lines), _turned_twin(key, gains[1], eps, lines), value
+
+
+def _turned_twin(x: Tensor, gain: Tensor, eps: float, lines: Tensor) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    first, second = (gain * wide.to(x.dtype)).float().chunk(2, dim=-1)
+    cos, sin = lines[:, None].chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def plan(
+    qkv: Tensor,
+    gains: tuple[Tensor, Tensor],
+    eps: float,
+    angles: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+) -> Launch:
+    """The kernel that does what ``rotate_write`` says."""
+    rows, (kv_heads, channels) = qkv.shape[0], keys.shape[1:]
+    heads = qkv.shape[1] // channels - 2 * kv_heads
+    assert positions.shape == places.shape == (rows,)
+    assert out.shape == (rows, heads * channels)
+    check_store(qkv, gains, angles, keys, values)
+    assert qkv.stride(1) == out.stride(1) == 1
+    return Launch(
+        _rotate_write,
+        (rows, ceil_div(heads + 2 * kv_heads, _TILE.rows)),
+        {
+            "qkv": qkv,
+            "q_gain": gains[0],
+            "k_gain": gains[1],
+            "angles": angles,
+            "positions": positions,
+            "places": places,
+            "keys": keys,
+            "values": values,
+            "out": out,
+            "qkv_stride": qkv.stride(0),
+            "out_stride": out.stride(0),
+            "eps": eps,
+        },
+        {
+            "H": heads,
+            "G": kv_heads,
+            "D": channels,
+            "HEADS": _TILE.rows,
+            "WIDTH": power_of_two(channels),
+        },
+        _TILE,
+        short=rows <= _SHORT_ROWS,
+    )
+
+
+def check_store(
+    qkv: Tensor, gains: tuple[Tensor, Tensor], angles: Tensor, keys: Tensor, values: Tensor
+) -> None:
+    """Assert that a layer's keys and values, and what turns rows into them, fit one another."""
+    channels = keys.shape[2]
+    assert keys.shape == values.shape
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    assert qkv.dtype == keys.dtype == values.dtype
+    assert all(gain.shape == (channels,) and gain.dtype == qkv.dtype for gain in gains)
+    assert angles.shape[1] == channels
+    assert angles.dtype == torch.float32
+    assert angles.is_contiguous()
+
+
+@triton.jit
+def rotations(line, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Factors (1, WIDTH) of a channel itself and of the one it is turned with.
+
+    ``line`` points to a line of a ``rotary_table``.
+    """
+    channel = tl.arange(0, WIDTH)
+    here = channel < D
+    angle = channel % (D // 2)
+    cos = tl.load(line + angle, mask=here, other=0.0)
+    sin = tl.load(line + D // 2 + angle, mask=here, other=0.0)
+    return cos[None, :], tl.where(channel < D // 2, -sin, sin)[None, :]
+
+
+@triton.jit
+def with_partner(x, here, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows (rows, WIDTH) that ``x`` (rows, 1) points to, and the channels turned with theirs."""
+    channel = tl.arange(0, WIDTH)[None, :]
+    partner = tl.where(channel < D // 2, channel + D // 2, channel - D // 2)
+    inside = here & (channel < D)
+    own = tl.load(x + channel, mask=inside, other=0.0)
+    return own, tl.load(x + partner, mask=inside, other=0.0)
+
+
+@triton.jit
+def turned(own, partner, gain, partner_gain, cos, sin, eps, D: tl.constexpr):
+    """RMSNorm and rotary positions of heads as ``with_partner`` gives them, in their dtype.
+
+    Rounded where ``model.network`` rounds; gains and factors are (rows or 1, WIDTH).
+    """
+    wide = own.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / D + eps)
+    one = (wide * scale).to(own.dtype).to(tl.float32) * gain.to(tl.float32)
+    other = (partner.to(tl.float32) * scale).to(own.dtype).to(tl.float32)
+    other *= partner_gain.to(tl.float32)
+    one, other = one.to(own.dtype).to(tl.float32), other.to(own.dtype).to(tl.float32)
+    return (one * cos + other * sin).to(own.dtype)
+
+
+@triton.jit
+def _rotate_write(
+    qkv,
+    q_gain,
+    k_gain,
+    angles,
+    positions,
+    places,
+    keys,
+    values,
+    out,
+    qkv_stride,
+    out_stride,
+    eps,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    let_next_start(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    channel = tl.arange(0, WIDTH)[None, :]
+    place = tl.load(places + row).to(tl.int64)
+    line = angles + tl.load(positions + row).to(tl.int64) * D
+    cos, sin = rotations(line, D, WIDTH)
+    q_own, q_partner = with_partner(q_gain, channel < D, D, WIDTH)
+    k_own, k_partner = with_partner(k_gain, channel < D, D, WIDTH)
+    follow(DEPENDENT)
+    here = (head < H + 2 * G) & (place >= 0)
+    own, partner = with_partner(qkv + row * qkv_stride + head * D, here, D, WIDTH)
+    gain = tl.where(head < H, q_own, k_own)
+    partner_gain = tl.where(head < H, q_partner, k_partner)
+    result = turned(own, partner, gain, partner_gain, cos, sin, eps, D)
+    here = here & (channel < D)
+    tl.store(out + row * out_stride + head * D + channel, result, mask=here & (head < H))
+    spot = (place * G + head - H) * D + channel
+    tl.store(keys + spot, result, mask=here & (head >= H) & (head < H + G))
+    tl.store(values + spot - G * D, own, mask=here & (head >= H + G))

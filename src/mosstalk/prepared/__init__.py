@@ -1,0 +1,1 @@
+"""Folders that start at once, and the models that a command uses by default."""
