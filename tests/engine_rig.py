@@ -9,7 +9,7 @@ import torch
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, Reply, Row, SpecialIds
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.models.generation import Generation, Limits
@@ -105,7 +105,7 @@ class Task:
     """A prompt and what is asked for it."""
 
     rows: list[Row]
-    ask: Ask
+    ask: ReplyParams
 
 
 def random_rows(random: Random, count: int) -> list[Row]:
@@ -120,7 +120,7 @@ def random_rows(random: Random, count: int) -> list[Row]:
     return [*(row() for _ in range(count - 1)), last]
 
 
-def random_ask(random: Random) -> Ask:
+def random_ask(random: Random) -> ReplyParams:
     """Greedy or sampled, short or long, at times with a script."""
     options = SamplingOptions(
         temperature=random.choice([0.0, 0.8, 1.5]),
@@ -131,7 +131,7 @@ def random_ask(random: Random) -> Ask:
     )
     script = random.choice([None, None, None, Flapping(steps=9), Script.parse("text:2,speech:3")])
     limits = Limits(random.randint(1, 30), random.randint(0, 12))
-    return Ask(options, limits, script, whole_rows=random.random() < 0.5)
+    return ReplyParams(options, limits, script, whole_rows=random.random() < 0.5)
 
 
 def random_tasks(seed: int, count: int) -> list[Task]:

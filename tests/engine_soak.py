@@ -18,8 +18,8 @@ share_the_processor()  # before torch is imported: other processes may be using 
 import torch  # noqa: E402
 
 from mosstalk.conversation import Conversation, SpecialIds  # noqa: E402
-from mosstalk.engine.async_engine import Engine  # noqa: E402
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions  # noqa: E402
+from mosstalk.engine.async_engine import AsyncEngine  # noqa: E402
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams  # noqa: E402
 from mosstalk.engine.scheduler import SchedulerLimits  # noqa: E402
 from mosstalk.models.checkpoint import load_language_model  # noqa: E402
 from mosstalk.models.generation import Limits  # noqa: E402
@@ -36,7 +36,7 @@ AT_ONCE = 48
 
 
 async def soak(
-    engine: Engine, new_conversation: Callable[[], Conversation], requests: int
+    engine: AsyncEngine, new_conversation: Callable[[], Conversation], requests: int
 ) -> list[tuple[int, int]]:
     """Run short requests from many tasks; (requests done, resident bytes) every 500 or 20th."""
     samples, random = list[tuple[int, int]](), Random(0)
@@ -57,12 +57,12 @@ async def soak(
     return samples
 
 
-async def one(engine: Engine, conversation: Conversation, random: Random, number: int) -> None:
+async def one(engine: AsyncEngine, conversation: Conversation, random: Random, number: int) -> None:
     """A conversation of one short reply, now and then cancelled or abandoned."""
     conversation.add_text("user", f"Question {random.randrange(1000)}.")
     talk = engine.talk(conversation)
     script = Script.parse(random.choice(SCRIPTS))
-    ask = Ask(SamplingOptions(seed=number), Limits(12), script)
+    ask = ReplyParams(SamplingOptions(seed=number), Limits(12), script)
     ticket = await engine.submit(talk, ask, speech=script.parts[0][0] == 1)
     what = random.random()
     if what < 0.1:
@@ -74,7 +74,7 @@ async def one(engine: Engine, conversation: Conversation, random: Random, number
     await engine.close(talk)
 
 
-def report(engine: Engine, done: int) -> None:
+def report(engine: AsyncEngine, done: int) -> None:
     """Print where it stands."""
     pool = engine.core.pool
     print(
@@ -91,14 +91,14 @@ def slope(samples: list[tuple[int, int]], after: int) -> float:
     return float((centred * sizes).sum() / centred.square().sum())
 
 
-def pocket_engine(model: str) -> tuple[Engine, Callable[[], Conversation]]:
+def pocket_engine(model: str) -> tuple[AsyncEngine, Callable[[], Conversation]]:
     """The engine over a named model's weights, and what makes its conversations."""
     folder, _ = chosen_model(Path(model), None)
     weights = load_language_model(folder, device=torch.device("cpu"), dtype=torch.float32)
     tokenizer = TextTokenizer.from_folder(folder, weights.config.vocab_size)
     ids = SpecialIds.of(weights.config, tokenizer.special)
     options = EngineOptions(blocks=256, limits=SchedulerLimits(step_rows=256, slots=32))
-    engine = Engine(EngineCore(weights, ids, options))
+    engine = AsyncEngine(EngineCore(weights, ids, options))
     return engine, lambda: Conversation(ids, tokenizer.encode)
 
 

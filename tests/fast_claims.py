@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mosstalk.engine.fast_layers import FastOptions
 from mosstalk.ops.launch import runs
-from mosstalk.ops.pick_parts import AUDIO, TEXT
+from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 SMALL = replace(CONFIG, num_shared_layers=1, num_modality_layers=1)
 MIXES = {

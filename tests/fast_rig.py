@@ -13,7 +13,7 @@ from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
-from mosstalk.engine.packed import Stretch
+from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.models.language_model import LanguageModel
 
@@ -28,7 +28,7 @@ class Scene:
     What nobody may read is NaN. ``wanted`` are some of the packed rows.
     """
 
-    stretches: list[Stretch]
+    stretches: list[QuerySpan]
     rows: list[Row]
     wanted: list[int]
     store: KVStore
@@ -54,8 +54,8 @@ class Scene:
         for start, end in spans:
             sequence = Sequence(pool, PAD, [(1, SILENT)] * end)
             sequence.table = [blocks.pop() for _ in range(-(-end // block_rows))]
-            stretches.append(Stretch(sequence, start, end))
-            before = Stretch(sequence, 0, start).places()
+            stretches.append(QuerySpan(sequence, start, end))
+            before = QuerySpan(sequence, 0, start).places()
             _draw_into(store, before, generator)
         count = sum(map(len, stretches))
         rows = [_random_row(random) for _ in range(count)]

@@ -32,7 +32,7 @@ BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SEQUENCES = {
     "transformer block": (
         "norm_qkv",
-        "attend_pages",
+        "attention_flow",
         "linear_add of heads",
         "norm_linear",
         "linear_add of wide",
@@ -46,7 +46,7 @@ SEQUENCES = {
         "norm_linear of half",
         "linear_add of wide",
     ),
-    "residual block": ("conv_rows", "norm_act", "conv_rows", "close_residual"),
+    "residual block": ("conv1d", "norm_act", "conv1d", "close_residual"),
 }
 """Kernels as the flow launches them; the first or second 560 times a pass, the third 140."""
 AT_ONCE_LAYERS = 10
@@ -97,15 +97,15 @@ def going_on(what: str) -> Iterator[None]:
 
 
 def difference(case: Case) -> float:
-    """Largest relative norm of what kernel and twin write differently, each from a copy."""
+    """Largest relative norm of what kernel and reference write differently, each from a copy."""
     pristine = {name: case.call[name].clone() for name in case.written}
     mine = replace(case, call=case.call | {k: _like(case.call[k]) for k in pristine})
-    twin = replace(case, call=case.call | {k: _like(case.call[k]) for k in pristine})
+    reference = replace(case, call=case.call | {k: _like(case.call[k]) for k in pristine})
     mine.run()
-    twin.run_twin()
+    reference.run_twin()
     found = 0.0
     for name in pristine:
-        one, other = mine.call[name].float(), twin.call[name].float()
+        one, other = mine.call[name].float(), reference.call[name].float()
         found = max(found, float((one - other).norm() / other.norm()))
     return found
 
@@ -116,7 +116,7 @@ def _like(value: Tensor) -> Tensor:
 
 
 def check(draw: Callable[..., Tensor], every_items: Sequence[int]) -> None:
-    """Every kernel against its twin at full size."""
+    """Every kernel against its reference at full size."""
     checked = 0
     for dtype in (torch.float16, torch.float32):
         for items in every_items:
@@ -128,7 +128,7 @@ def check(draw: Callable[..., Tensor], every_items: Sequence[int]) -> None:
                         checked += 1
                         if not error <= BOUND[dtype]:
                             print(f"{str(dtype)[6:]:9} {items:3} {name:20} {error:.1e} WRONG")
-    print(f"{checked} kernels checked against their twins")
+    print(f"{checked} kernels checked against their references")
 
 
 def microseconds(runs: Sequence[Callable[[], object]]) -> float:
@@ -191,7 +191,7 @@ def times_of_a_long_voice(setting: Setting, draw: Callable[..., Tensor]) -> None
     for splits in sorted({setting.splits, *((4, 16) if setting.splits > 1 else ())}):
         shared = rooms(setting.dtype, setting.items, draw, splits, 20, LONG_VOICE_PAGES)
         layers = [cases(shared, layer, setting.dtype, draw) for layer in range(20)]
-        for name in ("attend_pages", "attend_groups"):
+        for name in ("attention_flow", "attend_groups"):
             taken = microseconds([layer[name].run for layer in layers])
             print(f"{setting.items:3} {name} of a long voice, splits {splits}: {taken:.2f} us")
 
@@ -213,8 +213,8 @@ def with_splits(layers: Layers, splits: int) -> Layers:
     return [
         layer
         | {
-            "attend_pages": replace(
-                layer["attend_pages"], call=layer["attend_pages"].call | {"splits": splits}
+            "attention_flow": replace(
+                layer["attention_flow"], call=layer["attention_flow"].call | {"splits": splits}
             )
         }
         for layer in layers
@@ -242,7 +242,7 @@ def tries_for(setting: Setting) -> list[Try]:
     found = []
     for kernel, sequence, candidates in CANDIDATES["few" if few else "many"]:
         splits = (setting.splits, setting.splits // 2, 1) if few else (1,)
-        if kernel != "attend_pages" or setting.splits == 1:
+        if kernel != "attention_flow" or setting.splits == 1:
             splits = (setting.splits,)
         found += [Try(kernel, sequence, values, n) for n in splits for values in candidates]
     return found
@@ -260,7 +260,7 @@ def sweep(layers: Layers, setting: Setting, tries: list[Try], until: float) -> N
         for one in tries:
             if (one.kernel, one.sequence) != (kernel, sequence) or time.monotonic() > end:
                 continue
-            here = with_splits(layers, one.splits if kernel == "attend_pages" else splits)
+            here = with_splits(layers, one.splits if kernel == "attention_flow" else splits)
             try:
                 with set_tile(kernel, one.values, setting):
                     found.append((sequence_us(here, sequence), one))
@@ -272,7 +272,7 @@ def sweep(layers: Layers, setting: Setting, tries: list[Try], until: float) -> N
         print(f"{setting.items:3} {kernel} in {sequence}, now {before:.2f} us: {shown}", flush=True)
         if found and found[0][0] < before and (few or "norms apart" in sequence or kernel in SOLE):
             best = found[0][1]
-            splits = best.splits if kernel == "attend_pages" else splits
+            splits = best.splits if kernel == "attention_flow" else splits
             tiles.TILES[kernel] = {tiles.ANY_ROWS: Tile(*best.values)}
     for sequence in SEQUENCES:
         taken = sequence_us(with_splits(layers, splits), sequence)
@@ -283,7 +283,7 @@ def sweep(layers: Layers, setting: Setting, tries: list[Try], until: float) -> N
             print(f'        "{kernel}": Tile{astuple(tile)},')
 
 
-SOLE = ("conv_rows", "norm_act", "close_residual")
+SOLE = ("conv1d", "norm_act", "close_residual")
 """Kernels that are launched in one way whether norms are apart or not."""
 
 

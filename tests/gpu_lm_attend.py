@@ -27,12 +27,12 @@ import torch
 from lm_attend_candidates import TILE_TRIES, Try, reading, row_tries
 from torch import Tensor
 
-from mosstalk.ops import attend_rows as by_rows
-from mosstalk.ops import attend_tiles as by_tiles
+from mosstalk.ops import attention_decode as by_rows
+from mosstalk.ops import attention_prefill as by_tiles
 from mosstalk.ops.launch import Launch, triton
 from mosstalk.ops.move_rows import plan_embed, plan_gather
-from mosstalk.ops.rotate_write import plan as plan_rotate
-from mosstalk.ops.rotate_write import rotary_table
+from mosstalk.ops.rope_kv import plan as plan_rotate
+from mosstalk.ops.rope_kv import rotary_table
 from mosstalk.runtime.device import pick_device
 
 HEADS, KV_HEADS, CHANNELS, BLOCK, EPS = 32, 8, 128, 16, 1e-6
@@ -79,7 +79,7 @@ class Scene:
     seen: int
     layers: int
     plan: Callable[[int], Launch]
-    twin: Callable[[], Tensor]
+    reference: Callable[[], Tensor]
     out: Tensor
 
 
@@ -124,7 +124,7 @@ def rows_scene(items: int, keys: int, span: int) -> Scene:
         f"{items} rows @{keys}", by_rows, 4 * items * keys * KV_HEADS * CHANNELS,
         store.keys.shape[0],
         lambda layer: by_rows.plan(*given(layer, out), block_rows=BLOCK, span=span, work=work),
-        lambda: by_rows.attend_rows_twin(*given(0, other), block_rows=BLOCK),
+        lambda: by_rows.attention_decode_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def tiles_scene(rows: int, before: int, span: int) -> Scene:
         f"{rows} rows behind {before}", by_tiles, 4 * (before + rows) * KV_HEADS * CHANNELS,
         store.keys.shape[0],
         lambda layer: by_tiles.plan(*given(layer, out), block_rows=BLOCK, span=span, work=work),
-        lambda: by_tiles.attend_tiles_twin(*given(0, other), block_rows=BLOCK),
+        lambda: by_tiles.attention_prefill_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
 
@@ -278,7 +278,7 @@ def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> No
     for number, make in enumerate(scenes):
         end = time.monotonic() + (until - time.monotonic()) / (len(scenes) - number)
         scene = make()
-        expected = scene.twin().double()
+        expected = scene.reference().double()
         results: list[Found] = []
         tries = row_tries() if scene.module is by_rows else TILE_TRIES
         for place, one in enumerate(tries):
@@ -318,9 +318,7 @@ def other_kernels(weights: Weights) -> None:
         table = torch.randn(151_680, 4096, device="cuda", dtype=BRAIN)
         kept = store.keys[0], store.values[0]
         launches = {
-            "rotate_write": plan_rotate(
-                qkv, store.gains, EPS, store.angles, order, order, *kept, query
-            ),
+            "rope_kv": plan_rotate(qkv, store.gains, EPS, store.angles, order, order, *kept, query),
             "gather_rows": plan_gather(table, order, query),
             "embed_rows": plan_embed(ids, table, table, 151_667, query),
         }

@@ -39,11 +39,11 @@ from mosstalk.ops import lm_tiles
 from mosstalk.ops.fp8_linear import (
     fp8_library,
     fp8_linear,
-    fp8_linear_twin,
+    fp8_linear_reference,
     library_takes,
     plan,
 )
-from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_twin
+from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
 from mosstalk.ops.launch import compiled_together
 from mosstalk.ops.lm_candidates import FP8_CANDIDATES
 from mosstalk.ops.lm_tiles import KINDS, Division, Kind
@@ -122,7 +122,7 @@ class Product:
 
     def expected(self, weight: Fp8Weight) -> Tensor:
         out = torch.empty(self.out.shape, device=self.x.device)
-        return fp8_linear_twin(self.q, self.scale, weight, out, **self.how)
+        return fp8_linear_reference(self.q, self.scale, weight, out, **self.how)
 
 
 def weight_of(kind: Kind, draw: Draw) -> Fp8Weight:
@@ -154,7 +154,7 @@ def compile_some(tries: list[Try]) -> list[str]:
 
 
 def claims(draw: Draw, workspace: LinearWorkspace) -> None:
-    """Rows and products against their twins; rows against their company; a library's product."""
+    """Rows and products against their references; rows against their company; a library's."""
     cases = [
         (kind, rows, inv) for kind in KINDS for rows in (1, 8, 32, 64) for inv in (False, True)
     ]
@@ -187,11 +187,11 @@ def claims(draw: Draw, workspace: LinearWorkspace) -> None:
 
 
 def wrong_rows(product: Product) -> int:
-    """Whether rows are rounded otherwise than the twin does it, by themselves or by a number."""
+    """Whether rows are rounded otherwise than the reference does it, alone or by a number."""
     wrong = 0
     for fixed in (None, torch.tensor(0.004, device=product.x.device)):
         q, scale = torch.empty_like(product.q), torch.empty_like(product.scale)
-        fp8_rows_twin(product.x, product.gain, EPS, q, scale, fixed=fixed)
+        fp8_rows_reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
         product.rounded(fixed)
         share = float((product.q.float() != q.float()).float().mean())
         limit = ROUNDED_OTHERWISE if product.gain is not None else 0.0
@@ -218,7 +218,7 @@ def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWo
         return 1
     product = Product.of(kind, MANY_ROWS, draw, workspace).rounded()
     out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=product.x.device)
-    expected = fp8_linear_twin(product.q, product.scale, weight, torch.empty_like(out))
+    expected = fp8_linear_reference(product.q, product.scale, weight, torch.empty_like(out))
     error = relative(fp8_library(product.q, product.scale, weight, out), expected)
     wide = weight.dequantized().to(BRAIN)
     several = 8

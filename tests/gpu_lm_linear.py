@@ -39,12 +39,12 @@ from lm_timing import (
 from torch import Tensor
 
 from mosstalk.ops import lm_tiles
-from mosstalk.ops.gate_up import gate_up, gate_up_twin
+from mosstalk.ops.gate_up import gate_up, gate_up_reference
 from mosstalk.ops.launch import compiled_together
 from mosstalk.ops.lm_candidates import CANDIDATES
 from mosstalk.ops.lm_tiles import KINDS, Division, Kind
 from mosstalk.ops.rms_linear import LinearWorkspace
-from mosstalk.ops.rms_norm import rms_norm, rms_norm_twin
+from mosstalk.ops.rms_norm import rms_norm, rms_norm_reference
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 CLAIMED_ROWS = {torch.float32: (1, 8, 64), torch.float16: (1, 8), torch.bfloat16: (1, 8, 32, 64)}
@@ -64,7 +64,7 @@ def compile_some(tries: list[Try]) -> list[str]:
 
 
 def claims(draw: Draw, workspace: LinearWorkspace) -> None:
-    """Every product against its twin in three precisions; rows against their company."""
+    """Every product against its reference in three precisions; rows against their company."""
     cases = [
         (dtype, kind, rows, invariant)
         for dtype in BOUND
@@ -115,12 +115,12 @@ def others(dtype: torch.dtype, draw: Draw, bound: float) -> int:
             draw(4096, dtype=dtype),
         )
         other, out = x.clone(), torch.empty_like(x)
-        expected = rms_norm_twin(other, gain, EPS, torch.empty_like(x), add=add)
+        expected = rms_norm_reference(other, gain, EPS, torch.empty_like(x), add=add)
         error = relative(rms_norm(x, gain, EPS, out, add=add), expected)
         wrong += not (error <= bound and torch.equal(x, other))
         y = draw(rows, 24576, dtype=dtype)
         out = torch.empty(rows, 12288, dtype=dtype, device=y.device)
-        wrong += not relative(gate_up(y, out), gate_up_twin(y, torch.empty_like(out))) <= bound
+        wrong += not relative(gate_up(y, out), gate_up_reference(y, torch.empty_like(out))) <= bound
     if wrong:
         say(f"WRONG {dtype}: {wrong} norms or gates")
     return wrong

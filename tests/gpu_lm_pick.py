@@ -1,7 +1,7 @@
 """Checks, times and tunes the kernels that draw ids on this machine's GPU.
 
 ``python tests/gpu_lm_pick.py``. The claims run first, in processes of their own, while the
-sweep's candidates are compiled; a table comes last for ``best_ids.TILES`` and ``pick_ids.TILES``.
+sweep's candidates are compiled; tables for ``topk_candidates`` and ``sampling`` come last.
 """
 
 import argparse
@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from lm_pick_cases import AUDIO_IDS, EOSP, TEXT_IDS, Draws, draws
 
-from mosstalk.ops import best_ids, pick_ids
+from mosstalk.ops import sampling, topk_candidates
 from mosstalk.ops.launch import Launch, compiled_together
-from mosstalk.ops.pick_parts import AUDIO, HELD, TEXT, DrawState
-from mosstalk.ops.settle_modes import ModeIds, settle_modes
+from mosstalk.ops.sampling_parts import AUDIO, HELD, TEXT, DrawState
 from mosstalk.ops.tiles import Tile
+from mosstalk.ops.update_modes import ModeIds, update_modes
 from mosstalk.runtime.device import pick_device
 
 HERE = Path(__file__).resolve().parent
@@ -121,21 +121,21 @@ def eagerly(runs: Callable[[], object]) -> float:
 @contextmanager
 def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
     """One pair of tiles for any size."""
-    before = best_ids.TILES, pick_ids.TILES
-    best_ids.TILES = {best_ids.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
-    pick_ids.TILES = {pick_ids.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
+    before = topk_candidates.TILES, sampling.TILES
+    topk_candidates.TILES = {topk_candidates.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
+    sampling.TILES = {sampling.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
     try:
         yield
     finally:
-        best_ids.TILES, pick_ids.TILES = before
+        topk_candidates.TILES, sampling.TILES = before
 
 
 def launches(case: Draws) -> tuple[Launch, Launch]:
     """The two kernels with the tiles that are set, over room of their own."""
     rows, vocabulary = case.logits.shape
-    room = pick_ids.pick_workspace(rows, vocabulary, DEVICE)
+    room = sampling.sample_workspace(rows, vocabulary, DEVICE)
     last_id = vocabulary - 1 if case.last_id is None else case.last_id
-    return pick_ids.plan(
+    return sampling.plan(
         case.logits, case.state, case.settings, case.ids, case.bad, room,
         channel=case.channel, last_id=last_id,
     )  # fmt: skip
@@ -190,10 +190,10 @@ def sweep(vocabulary: int, cases: dict[tuple[int, int], Draws]) -> None:
     with tiles(*best):
         for rows in sizes:
             apart = [microseconds(one.run) for one in launches(cases[vocabulary, rows])]
-            print(f"    best_ids {apart[0]:.2f}, pick_ids {apart[1]:.2f} us at {rows} rows")
+            print(f"    topk_candidates {apart[0]:.2f}, sampling {apart[1]:.2f} us at {rows} rows")
     chunk, first, second = best
-    print(f"    {times} -> best_ids {astuple(Tile(1, chunk, HELD, first, 1))}")
-    print(f"       pick_ids of {-(-vocabulary // chunk) * HELD} keys: {second} warps", flush=True)
+    print(f"    {times} -> topk_candidates {astuple(Tile(1, chunk, HELD, first, 1))}")
+    print(f"       sampling of {-(-vocabulary // chunk) * HELD} keys: {second} warps", flush=True)
 
 
 def beside(cases: dict[tuple[int, int], Draws]) -> None:
@@ -213,9 +213,9 @@ def beside(cases: dict[tuple[int, int], Draws]) -> None:
     bad = torch.zeros(64, 2, dtype=torch.bool, device=DEVICE)
     stop, ids = torch.tensor([3, 4], device=DEVICE), ModeIds(5, EOSP, 6, 512)
     settled = microseconds(
-        lambda: settle_modes(state, case.settings.slots, bad, stop, ids, put_off=True)
+        lambda: update_modes(state, case.settings.slots, bad, stop, ids, put_off=True)
     )
-    print(f"settle_modes of 64 rows: {settled:.2f} us")
+    print(f"update_modes of 64 rows: {settled:.2f} us")
 
 
 def main() -> None:

@@ -30,12 +30,12 @@ from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import Layers
-from mosstalk.engine.packed import Stretch
+from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_plan import Layout
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
-from mosstalk.ops.pick_parts import AUDIO
+from mosstalk.ops.sampling_parts import AUDIO
 from mosstalk.runtime.device import pick_device
 from mosstalk.synthesis.direct_language import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
@@ -57,7 +57,7 @@ class Case:
     """A load laid out in a store: stretches, and the row of each that is drawn from."""
 
     load: Load
-    stretches: list[Stretch]
+    stretches: list[QuerySpan]
     wanted: list[int]
 
     @classmethod
@@ -67,7 +67,7 @@ class Case:
         for _ in range(load.sessions):
             sequence = Sequence(pool, pad, [(pad, 7)] * end)
             assert sequence.make_room(end)
-            stretches.append(Stretch(sequence, load.kept, end))
+            stretches.append(QuerySpan(sequence, load.kept, end))
         wanted = [(number + 1) * load.new - 1 for number in range(load.sessions)]
         return cls(load, stretches, wanted)
 

@@ -29,9 +29,10 @@ from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import EncoderLayer, SpeechTokenizer
-from mosstalk.ops import attend_long, linear_float32
-from mosstalk.ops.halves import Halves, Precision
+from mosstalk.ops import attention_tokenizer as attention_tokenizer
+from mosstalk.ops import linear_float32
 from mosstalk.ops.launch import SWITCHES, Launch
+from mosstalk.ops.tf32x3 import Precision, Tf32x3
 from mosstalk.ops.tiles import Tile
 from mosstalk.runtime.device import pick_device, synchronize
 
@@ -302,7 +303,7 @@ def products(tokenizer: SpeechTokenizer) -> None:
             found = {"cuBLAS": x @ weight.T}
             for precision in get_args(Precision):
                 for split in (False, True):
-                    given = Halves.of(x, split=split)
+                    given = Tf32x3.of(x, split=split)
                     made = linear_float32.linear_float32(given, weight, precision=precision)
                     found[precision + (" of halves" if split else "")] = made.high
             shown = [f"{way} {float((y - exact).norm() / exact.norm()):.1e}, bias "
@@ -403,9 +404,9 @@ def product_trial(
     rows: int, channels: int, columns: int, tile: Tile, splits: int, *, split: bool
 ) -> Callable[[int], Launch]:
     weights = drawn(LAYERS, columns, channels)
-    given = Halves.of(drawn(rows, channels), split=split)
+    given = Tf32x3.of(drawn(rows, channels), split=split)
     stream, bias = drawn(rows, columns), drawn(columns)
-    out = Halves.empty(stream, columns, split=False)
+    out = Tf32x3.empty(stream, columns, split=False)
     return lambda n: linear_float32.plan(
         given,
         weights[n],
@@ -424,11 +425,13 @@ def attention_trial(streams: int, seen: int, tile: Tile, splits: int) -> Callabl
     query = drawn(streams * 20, heads * channels)
     table = torch.arange(streams * longest, dtype=torch.int32, device=DEVICE).view(streams, -1)
     source = torch.arange(streams, dtype=torch.int32, device=DEVICE)
-    items = attend_long.Items(
+    items = attention_tokenizer.Items(
         source, 20 * source, torch.full_like(source, 20), torch.full_like(source, seen)
     )
-    out = Halves.empty(query, query.shape[1], split=False)
-    return lambda n: attend_long.plan(query, kv[n % 3], table, items, out, splits=splits, tile=tile)
+    out = Tf32x3.empty(query, query.shape[1], split=False)
+    return lambda n: attention_tokenizer.plan(
+        query, kv[n % 3], table, items, out, splits=splits, tile=tile
+    )
 
 
 KEPT: dict[tuple[int, ...], Tensor] = {}

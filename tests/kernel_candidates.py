@@ -98,7 +98,7 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
             ],
         ),
         (
-            "attend_pages",
+            "attention_flow",
             _WHOLE,
             [
                 (32, columns, 0, warps, stages)
@@ -116,7 +116,7 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
         ),
         ("norm_linear", _WHOLE, _FEW_LINEAR),
         ("norm_qkv", _WHOLE, _FEW_LINEAR),
-        ("conv_rows", "residual block", _FEW_CONV),
+        ("conv1d", "residual block", _FEW_CONV),
         ("close_residual", "residual block", [*_FEW_CONV[:5], (16, 32, 256, 4, 1, 1)]),
         ("norm_act", "residual block", _NORM),
     ],
@@ -142,7 +142,7 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
             ],
         ),
         (
-            "attend_pages",
+            "attention_flow",
             _WHOLE,
             [
                 (32, columns, 0, warps, stages)
@@ -159,7 +159,7 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
             ],
         ),
         ("linear_add", _APART, _MANY_ADD),
-        ("conv_rows", "residual block", _MANY_ADD),
+        ("conv1d", "residual block", _MANY_ADD),
         (
             "close_residual",
             "residual block",

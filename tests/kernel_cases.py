@@ -10,15 +10,15 @@ from torch import Tensor
 
 from mosstalk.ops import (
     attend_groups,
-    attend_pages,
     close_residual,
-    conv_rows,
     euler,
     linear_add,
     norm_act,
     norm_linear,
     norm_qkv,
 )
+from mosstalk.ops import attention_flow as attention_flow
+from mosstalk.ops import conv1d as conv1d
 from mosstalk.ops.launch import Launch
 
 WIDTH, HEADS, CHANNELS, FRAMES, BRANCHES = 256, 8, 64, 20, 2
@@ -43,10 +43,10 @@ class Case:
         getattr(self.module, self.function)(**self.call)
 
     def run_twin(self) -> None:
-        """Call the twin, which knows nothing of splits."""
+        """Call the reference, which knows nothing of splits."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
         name = self.function + "_twin"
-        if self.function == "attend_groups":  # Its twin is that of attend_pages.
+        if self.function == "attend_groups":  # Its reference is that of attention_flow.
             plain.pop("groups")
             name = "attend_pages_twin"
         getattr(self.module, name)(**plain)
@@ -101,7 +101,7 @@ def rooms(
     own = 1 + voice_pages + torch.arange(items * OWN_PAGES).view(items, OWN_PAGES)
     voice = torch.arange(1, 1 + voice_pages).expand(items, -1)
     seen = torch.full((items,), (voice_pages + OWN_PAGES) * FRAMES)
-    room = attend_pages.attend_workspace(items, kv[:, 0], FRAMES, splits)
+    room = attention_flow.attend_workspace(items, kv[:, 0], FRAMES, splits)
 
     def ints(values: Tensor) -> Tensor:
         return values.to(kv.device, torch.int32)
@@ -204,7 +204,7 @@ def _conv_rows(shared: Rooms, layer: int, weight: Tensor, draw: Draw) -> Case:
         "frames": FRAMES,
         "valid": shared.valid,
     }
-    return Case("conv_rows", conv_rows, call, ("out", "tails"))
+    return Case("conv1d", conv1d, call, ("out", "tails"))
 
 
 def normed(active: Tensor) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _attend(shared: Rooms, layer: int) -> Case:
         "least": 512,
         "workspace": shared.workspace,
     }
-    return Case("attend_pages", attend_pages, call, ("out",))
+    return Case("attention_flow", attention_flow, call, ("out",))
 
 
 def _attend_groups(shared: Rooms, layer: int) -> Case:

@@ -1,4 +1,4 @@
-"""What the codec's kernels must do: the same as their twins.
+"""What the codec's kernels must do: the same as their references.
 
 ``test_kernels.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/kernel_claims.py`` runs the compiled kernels on it.
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.attend_groups import attend_groups, groups_of
-from mosstalk.ops.attend_pages import attend_pages, attend_pages_twin, attend_workspace
-from mosstalk.ops.close_residual import close_residual, close_residual_twin
-from mosstalk.ops.conv_rows import conv_rows, conv_rows_twin
-from mosstalk.ops.euler import euler, euler_twin
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow, attention_flow_reference
+from mosstalk.ops.close_residual import close_residual, close_residual_reference
+from mosstalk.ops.conv1d import conv1d, conv1d_reference
+from mosstalk.ops.euler import euler, euler_reference
 from mosstalk.ops.launch import interprets, runs
-from mosstalk.ops.linear_add import linear_add, linear_add_twin
-from mosstalk.ops.norm_act import norm_act, norm_act_twin
-from mosstalk.ops.norm_linear import norm_linear, norm_linear_twin
-from mosstalk.ops.norm_qkv import norm_qkv, norm_qkv_twin
+from mosstalk.ops.linear_add import linear_add, linear_add_reference
+from mosstalk.ops.norm_act import norm_act, norm_act_reference
+from mosstalk.ops.norm_linear import norm_linear, norm_linear_reference
+from mosstalk.ops.norm_qkv import norm_qkv, norm_qkv_reference
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -104,7 +104,7 @@ def test_norm_linear(
         out = apart(unwritten(rows, columns, dtype=dtype))
         around = out.untyped_storage().nbytes()
         expected = torch.empty(rows, columns, device=DEVICE, dtype=dtype)
-        norm_linear_twin(x, given, weight, shift, expected, activation=activation, mish=mish)
+        norm_linear_reference(x, given, weight, shift, expected, activation=activation, mish=mish)
         found = norm_linear(x, given, weight, shift, out, activation=activation, mish=mish)
         assert found is out
         same(found, expected, dtype)
@@ -121,12 +121,12 @@ def test_norm_linear(
 def test_linear_add(rand: Rand, dtype: torch.dtype, rows: int, inner: int, columns: int) -> None:
     x, a = apart(rand(rows, columns)), apart(rand(rows, inner, dtype=dtype))
     weight, bias = rand(columns, inner, dtype=dtype) / inner**0.5, rand(columns)
-    expected = linear_add_twin(x, a, weight, bias, torch.empty_like(x))
+    expected = linear_add_reference(x, a, weight, bias, torch.empty_like(x))
     same(linear_add(x, a, weight, bias), expected, torch.float32)
     same(linear_add(x, a.float(), weight, bias, unwritten(rows, columns)), expected, torch.float32)
     rounded = linear_add(x, a, weight, bias, unwritten(rows, columns, dtype=dtype))
     same(rounded, expected, dtype)
-    without = linear_add_twin(x, a, weight, None, torch.empty_like(x))
+    without = linear_add_reference(x, a, weight, None, torch.empty_like(x))
     assert linear_add(x, a, weight, None, out=x) is x
     same(x, without, torch.float32)
 
@@ -159,7 +159,7 @@ def test_norm_qkv(
         q, expected = unwritten(rows, inner, dtype=dtype), torch.empty(rows, inner, device=DEVICE)
         norm_qkv(x, norm, weight, apart(q), pages[:, 1], page, frames=frames, bias=bias)
         found = norm_qkv(x, norm, weight, q, pages[:, 1], page, frames=frames, bias=bias)
-        norm_qkv_twin(x, norm, weight, expected, other[:, 1], page, frames=frames, bias=bias)
+        norm_qkv_reference(x, norm, weight, expected, other[:, 1], page, frames=frames, bias=bias)
         same(found, expected, dtype)
         written = page.long()
         same(pages[written, 1], other[written, 1], dtype)
@@ -193,20 +193,20 @@ def test_attend_pages(
     visible = ints(1, 2 * page_rows - 2, 7 * page_rows, 0)
     q = apart(rand(branches * 4 * frames, heads * size, dtype=dtype))
     expected = torch.empty_like(q)
-    attend_pages_twin(q, kv, table, visible, expected, frames=frames)
+    attention_flow_reference(q, kv, table, visible, expected, frames=frames)
     room = attend_workspace(4, kv, frames, splits)
     out = apart(unwritten(*q.shape, dtype=dtype))
-    attend_pages(q, kv, table, visible, out, frames=frames, splits=splits, workspace=room)
+    attention_flow(q, kv, table, visible, out, frames=frames, splits=splits, workspace=room)
     same(out, expected, dtype)
     nothing = out.unflatten(0, (branches, 4, frames))[:, 3]
     assert torch.equal(nothing, torch.zeros_like(nothing))
     few = apart(unwritten(*q.shape, dtype=dtype))
     how: dict[str, Any] = {"frames": frames, "splits": splits, "workspace": room}
-    attend_pages(q, kv, table, visible, few, least=3 * page_rows, **how)
+    attention_flow(q, kv, table, visible, few, least=3 * page_rows, **how)
     same(few, expected, dtype)
     again = torch.empty_like(out)
     given = room if splits == 2 else None
-    attend_pages(q, kv, table, visible, again, frames=frames, splits=splits, workspace=given)
+    attention_flow(q, kv, table, visible, again, frames=frames, splits=splits, workspace=given)
     assert torch.equal(again, out)
 
 
@@ -219,8 +219,8 @@ def test_attend_pages_causally(rand: Rand, dtype: torch.dtype, splits: int, fram
     visible = ints(133, 64)
     q = rand(2 * frames, 128, dtype=dtype)
     how: dict[str, Any] = {"frames": frames, "causal": True, "scale": 0.2}
-    expected = attend_pages_twin(q, kv, table, visible, torch.empty_like(q), **how)
-    out = attend_pages(
+    expected = attention_flow_reference(q, kv, table, visible, torch.empty_like(q), **how)
+    out = attention_flow(
         q, kv, table, visible, unwritten(*q.shape, dtype=dtype), splits=splits, **how
     )
     same(out, expected, dtype)
@@ -232,7 +232,7 @@ def test_attend_pages_causally(rand: Rand, dtype: torch.dtype, splits: int, fram
 def test_a_short_item_sees_nothing_before_its_start(rand: Rand) -> None:
     kv, q = paged(rand, torch.float32, (1, 1, 16, 16), 3), rand(8, 16)
     out = unwritten(8, 16)
-    attend_pages(q, kv, ints([1]), ints(3), out, frames=8, causal=True)
+    attention_flow(q, kv, ints([1]), ints(3), out, frames=8, causal=True)
     assert torch.equal(out[:5], torch.zeros_like(out[:5]))
     same(out[5:6], kv[1, 0, 1, 0, :1], torch.float32)
 
@@ -247,8 +247,8 @@ def test_attend_pages_by_distance(rand: Rand, dtype: torch.dtype, splits: int, f
     q = rand(2 * frames, heads * size, dtype=dtype)
     bias = rand(2, heads, frames, reach + frames - 1)
     how: dict[str, Any] = {"frames": frames, "bias": bias}
-    expected = attend_pages_twin(q, kv, table, visible, torch.empty_like(q), **how)
-    found = attend_pages(q, kv, table, visible, torch.empty_like(q), splits=splits, **how)
+    expected = attention_flow_reference(q, kv, table, visible, torch.empty_like(q), **how)
+    found = attention_flow(q, kv, table, visible, torch.empty_like(q), splits=splits, **how)
     same(found, expected, dtype)
     # Row 1 of the second item, head 1, stands at place 2 * frames + 1.
     rows = kv[[2, 8, 7], 0, :, 1].transpose(0, 1).flatten(1, 2).float()[:, : 2 * frames + 1]
@@ -285,7 +285,7 @@ def test_attend_groups(rand: Rand, dtype: torch.dtype, frames: int) -> None:
     groups = ints(*rows, *[[0, -1, -1, -1]] * 4)
     visible = ints(*(len(seen) * frames - item % 2 for item, seen in enumerate(pages)), 0)
     q = apart(rand(2 * 8 * frames, heads * size, dtype=dtype))
-    expected = attend_pages_twin(q, kv, table, visible, torch.empty_like(q), frames=frames)
+    expected = attention_flow_reference(q, kv, table, visible, torch.empty_like(q), frames=frames)
     out = torch.full_like(expected, 7)
     attend_groups(q, kv, table, visible, groups, apart(out), frames=frames)
     out = attend_groups(q, kv, table, visible, groups, apart(out), frames=frames)
@@ -324,12 +324,12 @@ def test_conv_rows(
         "valid": ints(*valid),
     }
     expected = torch.empty(x.shape[0], columns, device=DEVICE)
-    conv_rows_twin(x, weight, bias, expected, tails=other[:, 1], **how)
+    conv1d_reference(x, weight, bias, expected, tails=other[:, 1], **how)
     out = apart(unwritten(*expected.shape))
-    conv_rows(x, weight, bias, out, tails=tails[:, 1], **how)
+    conv1d(x, weight, bias, out, tails=tails[:, 1], **how)
     same(out, expected, dtype)
     assert torch.equal(tails, other)
-    rounded = conv_rows(x, weight, bias, out.to(dtype), tails=tails[:, 1], **how)
+    rounded = conv1d(x, weight, bias, out.to(dtype), tails=tails[:, 1], **how)
     assert torch.equal(rounded, out.to(dtype))
 
 
@@ -348,10 +348,8 @@ def test_conv_rows_of_many_items(rand: Rand, dtype: torch.dtype, many: bool) -> 
         "valid": ints(*(item % (frames + 1) for item in range(items))),
     }
     expected = torch.empty(x.shape[0], 24, device=DEVICE)
-    conv_rows_twin(x, weight, None, expected, tails=other, **how)
-    same(
-        conv_rows(x, weight, None, unwritten(*expected.shape), tails=tails, **how), expected, dtype
-    )
+    conv1d_reference(x, weight, None, expected, tails=other, **how)
+    same(conv1d(x, weight, None, unwritten(*expected.shape), tails=tails, **how), expected, dtype)
     assert torch.equal(tails, other)
 
 
@@ -362,7 +360,7 @@ def test_norm_act(rand: Rand, dtype: torch.dtype, rows: int, width: int, activat
     x, norm, time = apart(rand(rows, width) + 0.5), norm_of(rand, width), rand(width)
     for add in (time, None):
         how: dict[str, Any] = {"activation": activation, "add": add}
-        expected = norm_act_twin(x, norm, torch.empty_like(x, dtype=dtype), **how)
+        expected = norm_act_reference(x, norm, torch.empty_like(x, dtype=dtype), **how)
         out = apart(unwritten(rows, width, dtype=dtype))
         assert norm_act(x, norm, out, **how) is out
         same(out, expected, dtype)
@@ -377,7 +375,7 @@ def test_a_convolution_in_parts_is_the_whole_one(rand: Rand) -> None:
     whole = torch.nn.functional.conv1d(padded.transpose(1, 2), kernel).transpose(1, 2)
     for part in range(2):
         out = unwritten(40, 16)
-        conv_rows(
+        conv1d(
             rows[:, 20 * part : 20 * part + 20].flatten(0, 1), weight, None, out,
             before_item=ints(-1), before_page=ints(part - 1 if part == 0 else 1),
             tails=tails, page=ints(part + 1), frames=20, valid=ints(20),
@@ -393,7 +391,7 @@ def test_close_residual(
     y, x, norm = rand(rows, columns) + 1, apart(rand(rows, inner)), norm_of(rand, columns)
     weight, bias = rand(columns, inner, dtype=dtype) / inner**0.5, rand(columns)
     for shift in (bias, None):
-        expected = close_residual_twin(y, norm, x, weight, shift, torch.empty_like(y))
+        expected = close_residual_reference(y, norm, x, weight, shift, torch.empty_like(y))
         out = apart(unwritten(rows, columns))
         assert close_residual(apart(y), norm, x, weight, shift, out) is out
         same(out, expected, dtype)
@@ -404,7 +402,7 @@ def test_close_residual(
 @pytest.mark.parametrize(("rows", "bins", "width"), [(40, 80, 320), (10, 20, 21)])
 def test_euler(rand: Rand, rows: int, bins: int, width: int) -> None:
     x, velocity = rand(rows, width), rand(rows, bins)
-    expected = euler_twin(x.clone(), velocity, 0.7, 0.013)
+    expected = euler_reference(x.clone(), velocity, 0.7, 0.013)
     rounded = unwritten(rows, bins + 3, dtype=torch.float16)
     same(euler(x, apart(velocity), 0.7, 0.013, rounded), expected, torch.float32)
     assert torch.equal(x[:, bins:], expected[:, bins:])

@@ -1,4 +1,4 @@
-"""What the float32 kernels must do: the same as their twins, and the offline codes.
+"""What the float32 kernels must do: the same as their references, and the offline codes.
 
 ``test_live_pages.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/live_kernel_claims.py`` runs the compiled kernels on it.
@@ -14,19 +14,23 @@ from live_rig import CODE, LIVE, heard, rising, speech
 from torch import Tensor
 
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
-from mosstalk.ops.attend_long import Items, attend_long, attend_long_twin
-from mosstalk.ops.halves import Halves, Precision
+from mosstalk.ops.attention_tokenizer import (
+    Items,
+    attention_tokenizer,
+    attention_tokenizer_reference,
+)
 from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.linear_float32 import (
     Activation,
     Paged,
     Workspace,
     linear_float32,
-    linear_float32_twin,
+    linear_float32_reference,
     qkv_float32,
-    qkv_float32_twin,
+    qkv_float32_reference,
 )
-from mosstalk.ops.norm_float32 import norm_float32, norm_float32_twin
+from mosstalk.ops.norm_float32 import norm_float32, norm_float32_reference
+from mosstalk.ops.tf32x3 import Precision, Tf32x3
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -65,7 +69,7 @@ def test_the_kernels_run() -> None:
 def test_halves_are_the_whole_and_the_higher_ones_have_11_bits(rand: Rand) -> None:
     x = rand(40, 30) * 10 ** rand(40, 1)
 
-    halves = Halves.of(x, split=True)
+    halves = Tf32x3.of(x, split=True)
 
     assert torch.equal(halves.whole(), x)
     assert not (halves.high.view(torch.int32) & 0x1FFF).any()
@@ -78,7 +82,7 @@ def test_the_kernels_halves_are_those_of_torch(rand: Rand) -> None:
 
     found = norm_float32(rand(3, 48), norm, split=True)
 
-    again = Halves.of(found.whole(), split=True)
+    again = Tf32x3.of(found.whole(), split=True)
     assert torch.equal(found.high, again.high)
     assert found.low is not None
     assert again.low is not None
@@ -96,7 +100,7 @@ def test_norm_equals_its_twin(rand: Rand, channels: int, *, split: bool) -> None
     found = norm_float32(x, (gain, shift, 1e-5), split=split)
 
     assert (found.low is not None) == split
-    exact = norm_float32_twin(x.double(), (gain.double(), shift.double(), 1e-5))
+    exact = norm_float32_reference(x.double(), (gain.double(), shift.double(), 1e-5))
     same(found.whole(), exact.high)
 
 
@@ -115,12 +119,12 @@ def test_a_product_equals_its_twin(
     stream = rand(rows, columns) if activation == "gelu" else None
 
     found = linear_float32(
-        Halves.of(x, split=split), weight, bias,
+        Tf32x3.of(x, split=split), weight, bias,
         activation=activation, residual=stream, split=split, precision=precision,
     )  # fmt: skip
 
-    exact = linear_float32_twin(
-        Halves(x.double()), *double(weight, bias),
+    exact = linear_float32_reference(
+        Tf32x3(x.double()), *double(weight, bias),
         activation=activation, residual=None if stream is None else stream.double(),
     )  # fmt: skip
     assert (found.low is not None) == split
@@ -137,9 +141,9 @@ def test_queries_keys_and_values_go_where_they_belong(rand: Rand, rows: int) -> 
     pages = torch.randperm(12)[torch.arange(rows) // page_rows].to(DEVICE)
     places = (pages, torch.arange(rows, device=DEVICE) % page_rows)
 
-    query = qkv_float32(Halves(x), weight, bias, Paged(found, *places))
+    query = qkv_float32(Tf32x3(x), weight, bias, Paged(found, *places))
 
-    same(query, qkv_float32_twin(Halves(x), weight, bias, Paged(exact, *places)).double())
+    same(query, qkv_float32_reference(Tf32x3(x), weight, bias, Paged(exact, *places)).double())
     same(found, exact.double())
     assert torch.equal(found == kept[0], exact == kept[0])
 
@@ -148,7 +152,7 @@ def test_products_share_a_workspace_and_leave_it_as_it_was(rand: Rand) -> None:
     workspace = Workspace(100_000, DEVICE)
     x, weights = rand(20, 640), [rand(96, 640), rand(40, 640)]
 
-    found = [linear_float32(Halves(x), each, workspace=workspace).high for each in weights * 2]
+    found = [linear_float32(Tf32x3(x), each, workspace=workspace).high for each in weights * 2]
 
     for one, again, weight in zip(found[:2], found[2:], weights, strict=True):
         assert torch.equal(one, again)
@@ -192,9 +196,9 @@ def test_attention_equals_its_twin(
     query, kv, table, *rest = attention(rand, heads, channels, page_rows)
     items = Items(*rest)
 
-    found = attend_long(query, kv, table, items, splits=splits, precision=precision).high
+    found = attention_tokenizer(query, kv, table, items, splits=splits, precision=precision).high
 
-    exact = attend_long_twin(query.double(), kv.double(), table, items).high
+    exact = attention_tokenizer_reference(query.double(), kv.double(), table, items).high
     for part in parts(items):
         same(found[part], exact[part])
 
@@ -204,7 +208,7 @@ def test_attention_leaves_halves_whose_sum_is_what_it_leaves_whole(rand: Rand) -
     items = Items(*rest)
 
     whole, halves = (
-        attend_long(query, kv, table, items, split=split).whole() for split in (False, True)
+        attention_tokenizer(query, kv, table, items, split=split).whole() for split in (False, True)
     )
 
     for part in parts(items):

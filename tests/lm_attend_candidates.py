@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mosstalk.ops import attend_rows as by_rows
-from mosstalk.ops.key_shares import Shares
+from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.launch import Launch, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
+from mosstalk.ops.split_kv import Shares
 from mosstalk.ops.tiles import Tile
 
 
@@ -85,8 +85,8 @@ TILE_TRIES = list(dict.fromkeys([*map(Try, _TILE_SHARES), *_TILE_TRIES]))
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _read(weight, kept, numbers, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):  # type: ignore[no-untyped-def]
-    let_next_start(DEPENDENT)
-    follow(DEPENDENT)
+    gdc_launch(DEPENDENT)
+    gdc_wait(DEPENDENT)
     total = tl.zeros((BLOCK,), tl.float32)
     share = numbers // tl.num_programs(0)
     for start in range(0, share, BLOCK):

@@ -1,4 +1,4 @@
-"""What the kernels around the language model's attention must do: the same as their twins.
+"""What the kernels around the language model's attention must do: the same as their references.
 
 ``test_lm_attend.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/lm_attend_claims.py`` runs the compiled kernels on it.
@@ -14,25 +14,30 @@ import torch
 from torch import Tensor
 
 from mosstalk.models.language_model import RMSNorm, rotary_tables, rotate
-from mosstalk.ops import attend_rows as by_rows
-from mosstalk.ops.attend_rows import attend_rows, attend_rows_twin, places_of, rows_work
-from mosstalk.ops.attend_tiles import (
+from mosstalk.ops import attention_decode as by_rows
+from mosstalk.ops.attention_decode import (
+    attention_decode,
+    attention_decode_reference,
+    places_of,
+    rows_work,
+)
+from mosstalk.ops.attention_prefill import (
     TILE_ROWS,
-    attend_tiles,
-    attend_tiles_twin,
+    attention_prefill,
+    attention_prefill_reference,
     tiles_of,
     tiles_work,
 )
-from mosstalk.ops.key_shares import Shares
 from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.move_rows import (
     Latest,
     embed_rows,
-    embed_rows_twin,
+    embed_rows_reference,
     gather_rows,
     scatter_rows,
 )
-from mosstalk.ops.rotate_write import rotary_table, rotate_write, rotate_write_twin
+from mosstalk.ops.rope_kv import rope_kv, rope_kv_reference, rotary_table
+from mosstalk.ops.split_kv import Shares
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -141,10 +146,10 @@ class Layer:
         qkv: Tensor,
         length: list[int],
         span: int,
-        twin: bool = False,
+        reference: bool = False,
         work: Tensor | None = None,
     ) -> Tensor:
-        """``attend_rows`` into an output of which nothing is written yet."""
+        """``attention_decode`` into an output of which nothing is written yet."""
         out = unwritten(
             len(length), self.heads.queries * self.heads.channels, dtype=self.keys.dtype
         )
@@ -152,15 +157,15 @@ class Layer:
             qkv, self.gains, EPS, self.angles, self.keys, self.values, self.table,
             ints(length), out,
         )  # fmt: skip
-        if twin:
-            return attend_rows_twin(*given, block_rows=self.block_rows)
+        if reference:
+            return attention_decode_reference(*given, block_rows=self.block_rows)
         heads = self.heads
         numbers = rows_work(
             len(length), heads.queries, heads.keys, heads.channels, span, qkv.dtype
         )  # fmt: skip
         work = torch.zeros(numbers, device=DEVICE) if work is None else work
         for _ in range(2):
-            attend_rows(*given, block_rows=self.block_rows, span=span, work=work)
+            attention_decode(*given, block_rows=self.block_rows, span=span, work=work)
             counters = work.view(torch.int32)[: len(length) * heads.keys]
             assert not counters.any()
         return out
@@ -188,7 +193,7 @@ def test_rotate_write(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
     for kind in (torch.int32, torch.int64):
         places = ints([4, 0, 9, -1, 2], kind)
         results = []
-        for function in (rotate_write, rotate_write_twin):
+        for function in (rope_kv, rope_kv_reference):
             store = [unwritten(11, heads.keys, heads.channels, dtype=dtype) for _ in range(2)]
             out = unwritten(5, heads.queries * heads.channels, dtype=dtype)
             found = function(qkv, gains, EPS, angles, positions, places, store[0], store[1], out)
@@ -206,7 +211,7 @@ def test_rotate_write_twin_is_the_network(rand: Draw) -> None:
         norm.weight.data = rand(16)
     qkv = rand(3, heads.products)
     store, out = [torch.empty(3, 2, 16, device=DEVICE) for _ in range(2)], rand(3, 64)
-    rotate_write_twin(
+    rope_kv_reference(
         qkv, (norms[0].weight.data, norms[1].weight.data), EPS, rotary_table(99, 16, THETA, DEVICE),
         positions, ints([0, 1, 2]), store[0], store[1], out,
     )  # fmt: skip
@@ -229,7 +234,7 @@ def test_attend_rows(rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: i
     qkv = rand(len(LENGTHS), heads.products + 32, dtype=dtype)[:, : heads.products]
     qkv[LENGTHS.index(0)] = float("nan")
     found = layer.attend(qkv, LENGTHS, 200)
-    expected = other.attend(qkv, LENGTHS, 200, twin=True)
+    expected = other.attend(qkv, LENGTHS, 200, reference=True)
     assert not expected.isnan().any()
     same(found, expected, dtype)
     same(layer.keys, other.keys, dtype)
@@ -277,7 +282,7 @@ def test_launches_of_any_sizes_share_their_work(rand: Draw, dtype: torch.dtype) 
         firsts = firsts or found
         assert all(torch.equal(one, first) for one, first in zip(found, firsts, strict=True))
     assert torch.equal(firsts[0][3], firsts[1][0])
-    same(firsts[0], layer.copy().attend(qkv, lengths, 140, twin=True), dtype)
+    same(firsts[0], layer.copy().attend(qkv, lengths, 140, reference=True), dtype)
 
 
 @every_dtype
@@ -298,7 +303,7 @@ def test_attend_rows_in_every_way(
     lengths = [1, 33, 34, 400]
     layer = Layer.of(rand, SIZES[-1], dtype, lengths, 4)
     qkv = rand(len(lengths), SIZES[-1].products, dtype=dtype)
-    expected = layer.copy().attend(qkv, lengths, 400, twin=True)
+    expected = layer.copy().attend(qkv, lengths, 400, reference=True)
     same(layer.attend(qkv, lengths, 400), expected, dtype)
 
 
@@ -328,7 +333,7 @@ def mix(
     work: Tensor | None = None,
     **how: bool,
 ) -> Tensor:
-    """``attend_tiles`` into an output of which nothing is written yet."""
+    """``attention_prefill`` into an output of which nothing is written yet."""
     heads, count = layer.heads, len(lines)
     out = torch.full_like(q, float("nan"))
     numbers = tiles_work(
@@ -337,7 +342,7 @@ def mix(
     work = torch.zeros(numbers, device=DEVICE) if work is None else work
     tiles = ints(lines)
     for _ in range(2):
-        attend_tiles(
+        attention_prefill(
             q, layer.keys, layer.values, layer.table, tiles, out,
             block_rows=layer.block_rows, span=span, work=work, **how,
         )  # fmt: skip
@@ -361,7 +366,7 @@ def test_attend_tiles(
     q = rand(50, heads.queries * heads.channels + 16, dtype=dtype)[:, :-16]
     q[47:] = float("nan")
     found = mix(layer, q, lines, 400, invariant=invariant)
-    expected = attend_tiles_twin(
+    expected = attention_prefill_reference(
         q, layer.keys, layer.values, layer.table, ints(lines), torch.full_like(q, float("nan")),
         block_rows=block_rows,
     )  # fmt: skip
@@ -375,7 +380,7 @@ def test_many_tiles_share_no_keys(rand: Draw, dtype: torch.dtype) -> None:
     layer = Layer.of(rand, heads, dtype, [1, 161], 4)
     lines = packed([Stretch(1, 160)], [1, 161], padding=200)
     q = rand(160, heads.queries * heads.channels, dtype=dtype)
-    expected = attend_tiles_twin(
+    expected = attention_prefill_reference(
         q, layer.keys, layer.values, layer.table, ints(lines), torch.empty_like(q), block_rows=4
     )
     same(mix(layer, q, lines, 161), expected, dtype)
@@ -438,5 +443,5 @@ def test_embed_rows(rand: Draw, dtype: torch.dtype, width: int) -> None:
     assert torch.equal(out[:4], expected)
     assert torch.equal(out[4:6], torch.stack([audio[2], text[1]]))
     assert not out[6].any()
-    twin = embed_rows_twin(rows, text, audio, pad, torch.empty_like(out), latest)
-    assert torch.equal(out, twin)
+    reference = embed_rows_reference(rows, text, audio, pad, torch.empty_like(out), latest)
+    assert torch.equal(out, reference)

@@ -22,11 +22,11 @@ from mosstalk.numerics.fp8 import fp8_rows as plain_rows
 from mosstalk.ops.fp8_linear import (
     fp8_library,
     fp8_linear,
-    fp8_linear_twin,
+    fp8_linear_reference,
     library_takes,
     plan,
 )
-from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_twin
+from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
 from mosstalk.ops.launch import interprets
 from mosstalk.ops.lm_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
 from mosstalk.ops.rms_linear import LinearWorkspace
@@ -81,7 +81,7 @@ def test_rows(
     scale = torch.tensor(0.004, device=DEVICE) if fixed else None
     found, expected = room(rows, channels), room(rows, channels)
     fp8_rows(x, gain if normed else None, EPS, *found, fixed=scale)
-    fp8_rows_twin(x, gain if normed else None, EPS, *expected, fixed=scale)
+    fp8_rows_reference(x, gain if normed else None, EPS, *expected, fixed=scale)
     numbers, others = found[0].float(), expected[0].float()
     assert others.isfinite().all()
     if normed:
@@ -151,7 +151,7 @@ def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: boo
     q, scale, weight, residual = operands(rand, rows, channels, columns, gated)
     for beside in (None, apart(residual)):
         how: dict[str, Any] = {"residual": beside, "gated": gated}
-        expected = fp8_linear_twin(q, scale, weight, unwritten(rows, columns), **how)
+        expected = fp8_linear_reference(q, scale, weight, unwritten(rows, columns), **how)
         for invariant in (False, True):
             out = apart(unwritten(rows, columns))
             assert fp8_linear(q, scale, weight, out, **how, invariant=invariant) is out
@@ -165,7 +165,7 @@ def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: boo
 def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> None:
     q, scale, weight, stream = operands(rand, rows, 96, 64, False)
     stream = stream.to(dtype)
-    expected = fp8_linear_twin(q, scale, weight, torch.empty_like(stream), residual=stream)
+    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(stream), residual=stream)
     assert fp8_linear(q, scale, weight, stream, residual=stream) is stream
     same(stream, expected, dtype if dtype != torch.float32 else torch.float16)
 
@@ -174,7 +174,7 @@ def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> Non
 def test_products_take_numbers_at_odd_places(rand: Rand, rows: int) -> None:
     _, scale, weight, _ = operands(rand, rows, 80, 64, False)
     place = plain_rows(rand(1, rows * 80 + 1))[0][0, 1:].view(rows, 80)
-    expected = fp8_linear_twin(place, scale, weight, unwritten(rows, 64))
+    expected = fp8_linear_reference(place, scale, weight, unwritten(rows, 64))
     near(fp8_linear(place, scale, weight, unwritten(rows, 64)), expected)
 
 
@@ -199,7 +199,7 @@ def test_products_keep_a_row_whatever_its_company(rand: Rand, gated: bool) -> No
 def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
     q, scale, weight, residual = operands(rand, 20, 320, 70, gated)
     how: dict[str, Any] = {"residual": residual, "gated": gated}
-    expected = fp8_linear_twin(q, scale, weight, torch.empty_like(residual), **how)
+    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(residual), **how)
     workspace = LinearWorkspace(1 << 18, DEVICE)
     for splits in (2, 3, 4):
         divided = Division(Tile(16, 64, 64, 4, 2), splits=splits)
@@ -216,7 +216,7 @@ def test_products_are_the_same_by_every_division(rand: Rand, kind: Kind) -> None
     gated = kind == "gated"
     q, scale, weight, residual = operands(rand, 1, 200, 40, gated)
     how: dict[str, Any] = {"residual": None if kind == "normed" else residual, "gated": gated}
-    expected = fp8_linear_twin(q, scale, weight, torch.empty_like(residual), **how)
+    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(residual), **how)
     for divided in {*FP8_TILES[kind].values(), FP8_INVARIANT[kind]}:
         out = torch.empty_like(residual)
         plan(q, scale, weight, out, divided=divided, **how).run()
@@ -276,7 +276,7 @@ if not interprets():
         assert library_takes(weight, out.dtype)
         assert not library_takes(weight, torch.float16)
         assert fp8_library(q, scale, weight, out) is out
-        expected = fp8_linear_twin(q, scale, weight, unwritten(rows, columns))
+        expected = fp8_linear_reference(q, scale, weight, unwritten(rows, columns))
         same(out, expected, torch.bfloat16)
 
     def test_a_library_does_not_take_odd_sides(rand: Rand) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.lm_tiles import Division, Kind
-from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_twin
+from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_reference
 from mosstalk.ops.rms_norm import rms_norm
 
 HIDDEN, QKV, INNER, EPS = 4096, 6144, 12288, 1e-6
@@ -90,9 +90,9 @@ class Product:
         ).compile()  # fmt: skip
 
     def expected(self, weight: Tensor) -> Tensor:
-        """The twin's result, in float32."""
+        """The reference's result, in float32."""
         out = torch.empty(self.out.shape, device=self.x.device)
-        return rms_linear_twin(self.x, self.gain, EPS, weight, out, **self.how)
+        return rms_linear_reference(self.x, self.gain, EPS, weight, out, **self.how)
 
 
 def weight_shape(kind: Kind) -> tuple[int, int]:

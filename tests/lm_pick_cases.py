@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.engine.sampler import draw
-from mosstalk.ops.pick_ids import pick_ids
-from mosstalk.ops.pick_parts import AUDIO, FREE, DrawSettings, DrawState
+from mosstalk.ops.sampling import sample
+from mosstalk.ops.sampling_parts import AUDIO, FREE, DrawSettings, DrawState
 
 TEXT_IDS, AUDIO_IDS, EOSP = 151_680, 16_512, 16_384
 NEVERS = 3
@@ -27,7 +27,7 @@ class Draws:
 
     def pick(self, *, masked: bool = False, workspace: Tensor | None = None) -> None:
         """Call the public function."""
-        pick_ids(
+        sample(
             self.logits, self.state, self.settings, self.ids, self.bad, channel=self.channel,
             last_id=self.last_id, masked=masked, workspace=workspace,
         )  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mosstalk.conversation import Mode, SpecialIds, next_mode
 from mosstalk.numerics.rng import gumbel, gumbel_rows
-from mosstalk.ops import best_ids, pick_ids
+from mosstalk.ops import sampling, topk_candidates
 from mosstalk.ops.launch import interprets, runs, tl, triton
-from mosstalk.ops.pick_parts import (
+from mosstalk.ops.sampling_parts import (
     AUDIO,
     BAD_KEY,
     ENDED,
@@ -29,9 +29,9 @@ from mosstalk.ops.pick_parts import (
     few,
     gumbel_at,
 )
-from mosstalk.ops.pick_plain import pick_ids_twin
-from mosstalk.ops.settle_modes import ModeIds, settle_modes, settle_modes_twin
+from mosstalk.ops.sampling_reference import sample_reference
 from mosstalk.ops.tiles import Tile
+from mosstalk.ops.update_modes import ModeIds, update_modes, update_modes_reference
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -44,8 +44,10 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a small vocabulary has several of."""
-    monkeypatch.setattr(best_ids, "TILES", {best_ids.ANY_IDS: Tile(1, HELD, HELD, 1, 1)})
-    monkeypatch.setattr(pick_ids, "TILES", {pick_ids.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
+    monkeypatch.setattr(
+        topk_candidates, "TILES", {topk_candidates.ANY_IDS: Tile(1, HELD, HELD, 1, 1)}
+    )
+    monkeypatch.setattr(sampling, "TILES", {sampling.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
 
 
 def small(dtype: torch.dtype, rows: int = ROWS, **how: float) -> Draws:
@@ -73,10 +75,10 @@ def on_cpu(case: Draws) -> Draws:
     )
 
 
-def twin(case: Draws, *, masked: bool = False) -> Draws:
-    """What the twin writes, from a copy on the CPU."""
+def reference(case: Draws, *, masked: bool = False) -> Draws:
+    """What the reference writes, from a copy on the CPU."""
     apart = replace(on_cpu(case), state=copied(on_cpu(case).state))
-    pick_ids_twin(
+    sample_reference(
         apart.logits, apart.state, apart.settings, apart.ids, apart.bad,
         channel=apart.channel, last_id=apart.last_id, masked=masked,
     )  # fmt: skip
@@ -84,8 +86,8 @@ def twin(case: Draws, *, masked: bool = False) -> Draws:
 
 
 def drawn_alike(case: Draws, *, masked: bool = False) -> Tensor:
-    """Draw, check all that is written against the twin, and return the ids."""
-    expected = twin(case, masked=masked)
+    """Draw, check all that is written against the reference, and return the ids."""
+    expected = reference(case, masked=masked)
     case.pick(masked=masked)
     found = on_cpu(case)
     assert found.ids.tolist() == expected.ids.tolist()
@@ -127,14 +129,16 @@ def test_the_best_ids_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> Non
     case.logits[1, 70] = float("nan")
     case.logits[2, SMALL - 1] = float("inf")
     case.logits[3, ::2] *= 0.0
-    room = pick_ids.pick_workspace(ROWS, SMALL, DEVICE)
+    room = sampling.sample_workspace(ROWS, SMALL, DEVICE)
     how = {"last_id": SMALL - 20}
-    best_ids.plan(
+    topk_candidates.plan(
         case.logits, case.state, case.settings, room, channel=AUDIO, masked=False, **how
     ).run()
     apart = on_cpu(case)
     expected = torch.empty_like(room, device="cpu")
-    best_ids.best_ids_twin(apart.logits, apart.state, apart.settings, expected, **how)
+    topk_candidates.topk_candidates_reference(
+        apart.logits, apart.state, apart.settings, expected, **how
+    )
     assert room.shape[1] > 1
     poisoned = room[1:3, :, 0].eq(BAD_KEY)
     assert poisoned.int().argmax(dim=1).tolist() == [70 // HELD, (SMALL - 1) // HELD]
@@ -225,7 +229,7 @@ def test_a_vocabulary_smaller_than_what_is_held(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_chunks")
 def test_a_logit_that_is_not_finite_makes_its_row_bad_alone(dtype: torch.dtype) -> None:
     case = everybody(small(dtype, rows=6), forced=FREE)
-    whole = twin(case).ids
+    whole = reference(case).ids
     case.logits[1, 3] = float("nan")
     case.logits[2, SMALL - 1] = float("inf")
     case.logits[4, 100] = -float("inf")
@@ -273,13 +277,13 @@ def test_a_row_draws_the_same_alone_and_in_company(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_chunks")
 def test_logits_and_results_may_lie_apart() -> None:
     case = small(torch.float32, rows=4, seed=9)
-    expected = twin(case).ids
+    expected = reference(case).ids
     wide = torch.full((4, SMALL + 11), float("nan"), device=DEVICE)
     wide[:, 4 : 4 + SMALL] = case.logits
     both = torch.full((4, 2), -9, device=DEVICE)
     bad = torch.ones(4, 2, dtype=torch.bool, device=DEVICE)
     case = replace(case, logits=wide[:, 4 : 4 + SMALL], ids=both[:, 1], bad=bad[:, 1])
-    case.pick(workspace=pick_ids.pick_workspace(7, SMALL, DEVICE))
+    case.pick(workspace=sampling.sample_workspace(7, SMALL, DEVICE))
     assert both[:, 1].tolist() == expected.tolist()
     assert (both[:, 0] == -9).all()
     assert bad.tolist() == [[True, False]] * 4
@@ -334,8 +338,8 @@ def settled(
         damaged[len(rows) + 1 - number, number % 2] = True
     stop = torch.tensor([1, 2], device=DEVICE)
     other = copied(state)
-    settle_modes(state, slots, damaged, stop, MODE_IDS, put_off=put_off)
-    settle_modes_twin(other, slots, damaged, stop, MODE_IDS, put_off=put_off)
+    update_modes(state, slots, damaged, stop, MODE_IDS, put_off=put_off)
+    update_modes_reference(other, slots, damaged, stop, MODE_IDS, put_off=put_off)
     for one, two in zip(vars(state).values(), vars(other).values(), strict=True):
         assert torch.equal(one, two)
     assert state.mode is not None

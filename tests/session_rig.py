@@ -11,7 +11,7 @@ from conftest import ROOT, require_package
 
 from mosstalk import Pipeline
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.codec.decoder_batches import Saying, SpeechDecoder
+from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.models.generation import Limits
@@ -157,7 +157,7 @@ def spoken(codes: list[int], seed: int) -> bytes:
         missing = reply.codes_needed - len(reply.flow.codes)
         hop, codes = codes[:missing], codes[missing:]
         last = len(hop) < missing
-        sounds.append(pcm_of(decoder().say_one(Saying(reply, hop, last)).numpy()))
+        sounds.append(pcm_of(decoder().decode_one(DecodeRequest(reply, hop, last)).numpy()))
     decoder().close(reply)
     return b"".join(sounds)
 

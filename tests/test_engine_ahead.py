@@ -21,15 +21,15 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, Row
-from mosstalk.engine.async_engine import Engine
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.async_engine import AsyncEngine
+from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.engine.talk import Edit, Talk
 from mosstalk.errors import EngineInputError
 from mosstalk.models.generation import Limits
-from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.deadline_lock import DeadlineLock
 
-LONG = Ask(GREEDY, Limits(30, min_new_rows=40))
+LONG = ReplyParams(GREEDY, Limits(30, min_new_rows=40))
 
 
 def settle(core: EngineCore) -> None:
@@ -41,10 +41,10 @@ def settle(core: EngineCore) -> None:
 def rewritten(core: EngineCore, sequence: Sequence, start: int, rows: list[Row]) -> None:
     sequence.truncate(start)
     sequence.rows += rows
-    core.listen(sequence)
+    core.prefill_ahead(sequence)
 
 
-def answered(core: EngineCore, sequence: Sequence, ask: Ask = LONG) -> None:
+def answered(core: EngineCore, sequence: Sequence, ask: ReplyParams = LONG) -> None:
     """A reply, which equals the reference's to the same rows."""
     rows = list(sequence.rows)
     request = core.submit(sequence, ask)
@@ -78,7 +78,7 @@ def test_a_turn_read_and_repaired_while_it_came_is_answered_as_one_read_at_once(
 def test_what_was_read_ahead_is_not_read_again() -> None:
     core = engine_core(wild_model())
     sequence = core.open(random_rows(Random(2), 40))
-    core.listen(sequence)
+    core.prefill_ahead(sequence)
     settle(core)
     sequence.rows += [(3, IDS.audio_pad), (SOSP, IDS.audio_pad)]
     core.submit(sequence, LONG)
@@ -89,7 +89,7 @@ def test_what_was_read_ahead_is_not_read_again() -> None:
 def test_a_reply_can_follow_the_last_row_that_was_read_ahead() -> None:
     core = engine_core(wild_model(), block_rows=4)
     sequence = core.open([*random_rows(Random(3), 15), (SOSP, IDS.audio_pad)])
-    core.listen(sequence)
+    core.prefill_ahead(sequence)
     settle(core)
     answered(core, sequence)
 
@@ -101,7 +101,7 @@ def test_replies_come_first_and_are_the_same_while_others_listen() -> None:
     random = Random(6)
     listening = [core.open(random_rows(random, 60)) for _ in range(3)]
     for sequence in listening:
-        core.listen(sequence)
+        core.prefill_ahead(sequence)
     core.step()
     assert sum(sequence.read[Part.TRUNK] for sequence in listening) == 0
     settle(core)
@@ -117,7 +117,7 @@ def test_a_listener_for_whom_there_is_no_room_is_given_up_and_still_answered() -
     busy = core.submit(core.open(random_rows(Random(7), 40)), LONG)
     core.step()
     sequence = core.open(random_rows(Random(8), 48))
-    core.listen(sequence)
+    core.prefill_ahead(sequence)
     core.step()
     assert not core.scheduler.ahead
     assert sequence.read == [0, 0, 0]
@@ -129,9 +129,9 @@ def test_a_listener_for_whom_there_is_no_room_is_given_up_and_still_answered() -
 def test_a_reply_takes_the_blocks_of_those_who_only_listen() -> None:
     core = engine_core(wild_model(), blocks=10, block_rows=8)
     listening = core.open(random_rows(Random(9), 60))
-    core.listen(listening)
+    core.prefill_ahead(listening)
     settle(core)
-    core.listen(listening)
+    core.prefill_ahead(listening)
     answered(core, core.open(random_rows(Random(10), 60)))
     answered(core, listening)
 
@@ -140,35 +140,35 @@ def test_rows_are_shared_only_after_a_draw_has_shown_them_to_be_sound() -> None:
     core = engine_core(wild_model(), block_rows=4)
     rows = random_rows(Random(11), 30)
     sequence = core.open(rows)
-    core.listen(sequence)
+    core.prefill_ahead(sequence)
     settle(core)
-    assert core.open(rows).adopt_prefix() == 0
+    assert core.open(rows).match_prefix() == 0
     core.submit(sequence, LONG)
     core.step()
-    assert core.open(rows).adopt_prefix() == 28
+    assert core.open(rows).match_prefix() == 28
 
 
 def test_an_unknown_id_is_refused_before_it_is_read() -> None:
     core = engine_core(wild_model())
     with pytest.raises(EngineInputError, match="999"):
-        core.listen(core.open([(3, 4), (999, 4)]))
+        core.prefill_ahead(core.open([(3, 4), (999, 4)]))
     assert not core.has_work
 
 
-def talk_of(engine: Engine) -> Talk:
+def talk_of(engine: AsyncEngine) -> CachedConversation:
     return engine.talk(Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text]))
 
 
-@pytest.mark.parametrize("turnstile", [None, Turnstile()])
+@pytest.mark.parametrize("deadline_lock", [None, DeadlineLock()])
 def test_edits_through_the_engine_are_answered_as_fresh_prompts(
-    turnstile: Turnstile | None,
+    deadline_lock: DeadlineLock | None,
 ) -> None:
     core = engine_core(wild_model())
     random = Random(12)
     first, second = random_rows(random, 20), random_rows(random, 12)
 
     async def main() -> None:
-        async with Engine(core, turnstile) as engine:
+        async with AsyncEngine(core, deadline_lock) as engine:
             talk = talk_of(engine)
             await engine.rewrite(talk, Edit(0, tuple(first)))
             await engine.rewrite(talk, Edit(10, tuple(second)))
@@ -189,7 +189,7 @@ def test_edits_through_the_engine_are_answered_as_fresh_prompts(
 
 
 def test_the_most_urgent_of_those_who_wait_goes_through_the_turnstile_first() -> None:
-    gate, order = Turnstile(), list[float]()
+    gate, order = DeadlineLock(), list[float]()
 
     async def one(due_s: float) -> None:
         def work() -> None:

@@ -18,10 +18,10 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason
-from mosstalk.engine.async_engine import Engine, NewRow, Ticket
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.async_engine import AsyncEngine, NewRow, ReplyStream
+from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import State
-from mosstalk.engine.talk import Talk
 from mosstalk.errors import (
     ContextLengthError,
     EngineFullError,
@@ -31,8 +31,8 @@ from mosstalk.errors import (
 from mosstalk.models.generation import Limits
 from mosstalk.script import Script
 
-SHORT = Ask(GREEDY, Limits(20), Script.parse("speech:6"))
-LONG = Ask(GREEDY, Limits(100, min_new_rows=200))
+SHORT = ReplyParams(GREEDY, Limits(20), Script.parse("speech:6"))
+LONG = ReplyParams(GREEDY, Limits(100, min_new_rows=200))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -44,13 +44,13 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(soon())
 
 
-def new_talk(engine: Engine, text: str = "hi") -> Talk:
+def new_talk(engine: AsyncEngine, text: str = "hi") -> CachedConversation:
     conversation = Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text])
     conversation.add_text("user", text)
     return engine.talk(conversation)
 
 
-async def stream(ticket: Ticket, most: int = 1000) -> list[NewRow]:
+async def stream(ticket: ReplyStream, most: int = 1000) -> list[NewRow]:
     """The first rows of a reply as they come."""
     rows = []
     async for new in ticket:
@@ -64,7 +64,7 @@ def test_a_stream_gives_every_row_in_order_and_then_the_reply_is_whole() -> None
     core = engine_core(wild_model())
 
     async def main() -> None:
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, SHORT)
             news = await stream(ticket)
@@ -88,7 +88,7 @@ def test_a_stream_gives_every_row_in_order_and_then_the_reply_is_whole() -> None
 
 def test_rows_come_while_others_are_made() -> None:
     async def main() -> None:
-        async with Engine(engine_core(wild_model())) as engine:
+        async with AsyncEngine(engine_core(wild_model())) as engine:
             slow = await engine.submit(new_talk(engine), LONG)
             await stream(slow, 3)
             assert slow.reply.finish_reason is None
@@ -99,11 +99,11 @@ def test_rows_come_while_others_are_made() -> None:
 
 
 def test_whole_rows_are_whole_in_the_stream() -> None:
-    ask = Ask(GREEDY, Limits(30), Script.parse("text:6,speech:2,text:5"), whole_rows=True)
+    ask = ReplyParams(GREEDY, Limits(30), Script.parse("text:6,speech:2,text:5"), whole_rows=True)
 
     async def main() -> None:
         core = engine_core(wild_model())
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, ask, speech=False)
             rows = [new.row for new in await stream(ticket)]
@@ -116,7 +116,7 @@ def test_whole_rows_are_whole_in_the_stream() -> None:
 
 def test_cancelling_midway_ends_the_stream_and_the_turn_can_be_closed_at_once() -> None:
     async def main() -> None:
-        async with Engine(engine_core(wild_model())) as engine:
+        async with AsyncEngine(engine_core(wild_model())) as engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, LONG)
             first = await stream(ticket, 2)
@@ -135,7 +135,7 @@ def test_cancelling_midway_ends_the_stream_and_the_turn_can_be_closed_at_once() 
 def test_full_is_refused_at_once_and_the_conversation_is_as_it_was() -> None:
     async def main() -> None:
         core = engine_core(wild_model(), slots=1, waiting=1)
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talks = [new_talk(engine, text) for text in ("a", "b", "c")]
             tickets = [await engine.submit(talk, LONG) for talk in talks[:2]]
             rows = list(talks[2].conversation.rows)
@@ -150,11 +150,11 @@ def test_full_is_refused_at_once_and_the_conversation_is_as_it_was() -> None:
 
 
 def test_replies_in_the_background_take_half_of_the_slots_and_nobodys_turn() -> None:
-    later = Ask(GREEDY, Limits(100, min_new_rows=200), background=True)
+    later = ReplyParams(GREEDY, Limits(100, min_new_rows=200), background=True)
 
     async def main() -> None:
         core = engine_core(wild_model(), slots=2, waiting=2)
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talks = [new_talk(engine, text) for text in ("a", "b", "c", "d", "e")]
             behind = [await engine.submit(talk, later) for talk in talks[:3]]
             await stream(behind[0], 1)
@@ -174,7 +174,7 @@ def test_replies_in_the_background_take_half_of_the_slots_and_nobodys_turn() -> 
 
 def test_what_can_never_run_is_refused_and_harms_nobody() -> None:
     async def main() -> None:
-        async with Engine(engine_core(wild_model())) as engine:
+        async with AsyncEngine(engine_core(wild_model())) as engine:
             other = await engine.submit(new_talk(engine), LONG)
             too_long = new_talk(engine, "x" * 200)
             with pytest.raises(ContextLengthError, match="160"):
@@ -194,7 +194,7 @@ def test_stopping_ends_open_replies_by_name() -> None:
     core = engine_core(wild_model())
 
     async def main() -> None:
-        engine = Engine(core)
+        engine = AsyncEngine(core)
         async with engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, LONG)
@@ -212,7 +212,7 @@ def test_stopping_ends_open_replies_by_name() -> None:
 
 def test_an_engine_that_never_began_says_so() -> None:
     async def main() -> None:
-        engine = Engine(engine_core(wild_model()))
+        engine = AsyncEngine(engine_core(wild_model()))
         with pytest.raises(EngineStoppedError, match="never began"):
             await engine.submit(new_talk(engine), SHORT)
 
@@ -223,7 +223,7 @@ def test_a_step_that_fails_reaches_every_reply_and_the_supervisor() -> None:
     core = engine_core(wild_model())
 
     async def main() -> None:
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             tickets = [await engine.submit(new_talk(engine, text), LONG) for text in "abc"]
             for ticket in tickets:
                 await stream(ticket, 1)
@@ -243,7 +243,7 @@ def test_a_consumer_that_vanished_blocks_nobody() -> None:
     core = engine_core(wild_model(), slots=2)
 
     async def main() -> None:
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, LONG)
             task = asyncio.create_task(stream(ticket))
@@ -261,9 +261,9 @@ def test_a_consumer_that_vanished_blocks_nobody() -> None:
 
 def test_a_loop_that_closed_stops_no_engine() -> None:
     core = engine_core(wild_model())
-    engine = Engine(core)
+    engine = AsyncEngine(core)
     engine.start()
-    held = list[Ticket]()
+    held = list[ReplyStream]()
 
     async def leave() -> None:
         held.append(await engine.submit(new_talk(engine), LONG))
@@ -281,7 +281,7 @@ def test_a_loop_that_closed_stops_no_engine() -> None:
 def test_requests_from_many_tasks_at_once_all_come_through() -> None:
     core = engine_core(wild_model(), slots=4)
 
-    async def one(engine: Engine, number: int) -> None:
+    async def one(engine: AsyncEngine, number: int) -> None:
         talk = new_talk(engine, "q" * number)
         ticket = await engine.submit(talk, SHORT)
         news = await stream(ticket)
@@ -291,7 +291,7 @@ def test_requests_from_many_tasks_at_once_all_come_through() -> None:
         await engine.close(talk)
 
     async def main() -> None:
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             await asyncio.gather(*(one(engine, number) for number in range(1, 25)))
         require_idle(core)
 
@@ -314,7 +314,7 @@ def test_an_idle_engine_sleeps() -> None:
     core = Counting(made.model, IDS, made.options)
 
     async def main() -> None:
-        async with Engine(core) as engine:
+        async with AsyncEngine(core) as engine:
             talk = new_talk(engine)
             ticket = await engine.submit(talk, SHORT)
             await stream(ticket)

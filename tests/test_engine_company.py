@@ -24,7 +24,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Row
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import OptionError, PoisonedError
 from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
@@ -35,7 +35,7 @@ SICK = 24
 
 def sampled_task(seed: int) -> Task:
     rows = [row for row in random_rows(Random(seed), 30) if row[0] != SICK]
-    return Task(rows, Ask(replace(HOT, seed=seed), Limits(40), whole_rows=True))
+    return Task(rows, ReplyParams(replace(HOT, seed=seed), Limits(40), whole_rows=True))
 
 
 def sick_model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -71,7 +71,7 @@ def test_a_sampled_conversation_is_the_same_alone_and_among_63(device: str, defe
 def poisoned_at(row: int) -> Task:
     rows = [(2, SILENT)] * 20 + [(PAD, 3)] * 10 + [(7, SILENT)]
     rows[row] = (SICK, SILENT)
-    return Task(rows, Ask(replace(HOT, seed=1), Limits(40)))
+    return Task(rows, ReplyParams(replace(HOT, seed=1), Limits(40)))
 
 
 @on_every_device
@@ -121,7 +121,7 @@ def test_batch_invariance_where_no_kernels_run_is_refused_in_16_bit() -> None:
 def findable(core: EngineCore, rows: list[Row]) -> int:
     """Rows that a newcomer with these rows and one more would find read."""
     newcomer = core.open([*rows, (7, SILENT)])
-    found = newcomer.adopt_prefix()
+    found = newcomer.match_prefix()
     core.close(newcomer)
     return found
 
@@ -141,7 +141,7 @@ def test_blocks_of_a_poisoned_one_are_never_found(deferral: bool, step_rows: int
 
 def test_what_a_poisoned_one_shares_stays_with_the_others() -> None:
     core, bad = engine_core(sick_model(), deferral=False), poisoned_at(20)
-    good = Task([*bad.rows[:20], (7, SILENT)], Ask(HOT, Limits(30, min_new_rows=31)))
+    good = Task([*bad.rows[:20], (7, SILENT)], ReplyParams(HOT, Limits(30, min_new_rows=31)))
     healthy = core.submit(core.open(good.rows), good.ask)
     core.step()
     assert findable(core, bad.rows) == 16

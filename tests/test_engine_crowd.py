@@ -25,9 +25,9 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Row
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
-from mosstalk.engine.talk import Talk
 from mosstalk.errors import ContextLengthError, EngineFullError
 from mosstalk.models.generation import Limits
 from mosstalk.models.sampling import SamplingOptions
@@ -52,8 +52,8 @@ class Crowd:
 
     core: EngineCore
     random: Random
-    talks: list[Talk] = field(default_factory=list)
-    open: list[tuple[Talk, Request, Task]] = field(default_factory=list)
+    talks: list[CachedConversation] = field(default_factory=list)
+    open: list[tuple[CachedConversation, Request, Task]] = field(default_factory=list)
     checked: int = 0
     refused: int = 0
     preempted: int = 0
@@ -61,7 +61,7 @@ class Crowd:
     def come(self) -> None:
         conversation = Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text])
         conversation.add_text("system", self.random.choice(["be brief", "sing"]))
-        self.talks.append(Talk(conversation, self.core.open()))
+        self.talks.append(CachedConversation(conversation, self.core.open()))
 
     def ask(self) -> None:
         free = [talk for talk in self.talks if not talk.conversation.reply_is_open]
@@ -85,7 +85,7 @@ class Crowd:
         self.open.append((talk, request, Task(list(talk.conversation.rows), ask)))
         return None
 
-    def leave(self, talk: Talk) -> None:
+    def leave(self, talk: CachedConversation) -> None:
         self.core.close(talk.sequence)
         self.talks.remove(talk)
         self.open = [each for each in self.open if each[0] is not talk]
@@ -159,17 +159,17 @@ def test_a_reply_put_back_in_line_makes_up_its_draws_all_the_same(
     options: SamplingOptions,
 ) -> None:
     rows = (*((n, N) for n in range(20)), (SOSP, N), (N, N), (N, N), (N, EOSP))
-    ask = Ask(options, Limits(40), Forced(rows=rows), first_due_s=9e9)
+    ask = ReplyParams(options, Limits(40), Forced(rows=rows), first_due_s=9e9)
     core = small_core(blocks=28)
     late = core.submit(core.open(ONLY_CODES), ask)
     for _ in range(8):
         core.step()
-    assert len(late.due_draws) == 8
-    urgent = Ask(GREEDY, Limits(50, min_new_rows=99), first_due_s=0.0)
+    assert len(late.deferred_draws) == 8
+    urgent = ReplyParams(GREEDY, Limits(50, min_new_rows=99), first_due_s=0.0)
     soon = core.submit(core.open([(1, SILENT)] * 124), urgent)
     while late.state is State.RUNNING:
         core.step()
-    assert len(late.due_draws) > 8
+    assert len(late.deferred_draws) > 8
     core.run()
     assert (late.preemptions, soon.preemptions) == (1, 0)
     expected = reference(MODEL, Task(ONLY_CODES, ask))
@@ -180,18 +180,20 @@ def test_a_reply_put_back_in_line_makes_up_its_draws_all_the_same(
 def test_a_reply_put_back_in_line_adopts_nothing_that_its_put_off_draws_need() -> None:
     core = small_core(blocks=27)
     said: list[Row] = [*ONLY_CODES, *((n, SILENT) for n in range(20))]
-    twin = core.open(said)
-    core.submit(twin, Ask(GREEDY, Limits(1)))
+    other = core.open(said)
+    core.submit(other, ReplyParams(GREEDY, Limits(1)))
     core.run()
     while core.has_work:
         core.step()
     rows = (*((n, N) for n in range(20)), (SOSP, N), (N, N), (N, EOSP))
-    ask = Ask(replace(HOT, seed=8), Limits(30), Forced(rows=rows), first_due_s=9e9, whole_rows=True)
+    ask = ReplyParams(
+        replace(HOT, seed=8), Limits(30), Forced(rows=rows), first_due_s=9e9, whole_rows=True
+    )
     late = core.submit(core.open(ONLY_CODES), ask)
     for _ in range(7):
         core.step()
-    twin.rows += [(1, SILENT)] * 100
-    core.submit(twin, Ask(GREEDY, Limits(5, 99), first_due_s=0.0))
+    other.rows += [(1, SILENT)] * 100
+    core.submit(other, ReplyParams(GREEDY, Limits(5, 99), first_due_s=0.0))
     core.run()
     assert late.preemptions == 1
     require_same(late, reference(MODEL, Task(ONLY_CODES, ask)))
@@ -200,7 +202,8 @@ def test_a_reply_put_back_in_line_adopts_nothing_that_its_put_off_draws_need() -
 def test_put_off_draws_are_not_in_the_penalty_of_a_reply_that_resumes() -> None:
     core = small_core()
     late = core.submit(
-        core.open(ONLY_CODES), Ask(GREEDY, Limits(30), Forced(rows=((1, N), (2, N), (3, N))))
+        core.open(ONLY_CODES),
+        ReplyParams(GREEDY, Limits(30), Forced(rows=((1, N), (2, N), (3, N)))),
     )
     for _ in range(3):
         core.step()
@@ -210,28 +213,34 @@ def test_put_off_draws_are_not_in_the_penalty_of_a_reply_that_resumes() -> None:
 
 def test_a_reply_cancelled_in_line_keeps_what_it_said() -> None:
     core = small_core(blocks=28, slots=2)
-    ask = Ask(GREEDY, Limits(60), Forced(rows=tuple((n, N) for n in range(12))), first_due_s=9e9)
+    ask = ReplyParams(
+        GREEDY, Limits(60), Forced(rows=tuple((n, N) for n in range(12))), first_due_s=9e9
+    )
     late = core.submit(core.open(ONLY_CODES), ask)
     for _ in range(7):
         core.step()
-    soon = core.submit(core.open([(1, SILENT)] * 129), Ask(GREEDY, Limits(11, 99), first_due_s=0))
+    soon = core.submit(
+        core.open([(1, SILENT)] * 129), ReplyParams(GREEDY, Limits(11, 99), first_due_s=0)
+    )
     while late.state is State.RUNNING:
         core.step()
     core.cancel(late)
     assert [text for text, _ in late.reply.rows[:8]] == list(range(8))
     assert late.reply.finish_reason is FinishReason.CANCELLED
     core.run()
-    require_same(soon, reference(MODEL, Task([(1, SILENT)] * 129, Ask(GREEDY, Limits(11, 99)))))
+    require_same(
+        soon, reference(MODEL, Task([(1, SILENT)] * 129, ReplyParams(GREEDY, Limits(11, 99))))
+    )
 
 
 def test_conversations_that_begin_alike_are_read_once() -> None:
     core = engine_core(MODEL, block_rows=5)
     stem: list[Row] = [(n % 20, SILENT) for n in range(62)]
-    first = core.submit(core.open([*stem, (SOSP, SILENT)]), Ask(GREEDY, Limits(4, 9)))
+    first = core.submit(core.open([*stem, (SOSP, SILENT)]), ReplyParams(GREEDY, Limits(4, 9)))
     core.run()
     while core.has_work:
         core.step()
-    second = core.submit(core.open([*stem, (3, SILENT)]), Ask(GREEDY, Limits(4, 9)))
+    second = core.submit(core.open([*stem, (3, SILENT)]), ReplyParams(GREEDY, Limits(4, 9)))
     (work,) = core.scheduler.plan()
     assert (work.start, work.count) == (60, 3)
     shared = set(first.sequence.table) & set(second.sequence.table)
@@ -241,7 +250,7 @@ def test_conversations_that_begin_alike_are_read_once() -> None:
 def test_blocks_of_a_conversation_that_has_gone_are_found_until_they_are_needed() -> None:
     core = engine_core(MODEL, block_rows=5, blocks=28)
     rows: list[Row] = [(n % 20, SILENT) for n in range(60)]
-    core.submit(core.open(rows), Ask(GREEDY, Limits(4, 9)))
+    core.submit(core.open(rows), ReplyParams(GREEDY, Limits(4, 9)))
     core.run()
     while core.has_work:
         core.step()
@@ -249,8 +258,8 @@ def test_blocks_of_a_conversation_that_has_gone_are_found_until_they_are_needed(
     core.close(sequence)
     require_idle(core)
     again = core.open([*rows, (1, SILENT)])
-    assert again.adopt_prefix() == 60
+    assert again.match_prefix() == 60
     core.close(again)
-    core.submit(core.open([(7, SILENT)] * 130), Ask(GREEDY, Limits(4, 9)))
+    core.submit(core.open([(7, SILENT)] * 130), ReplyParams(GREEDY, Limits(4, 9)))
     core.run()
-    assert core.open([*rows, (1, SILENT)]).adopt_prefix() < 60
+    assert core.open([*rows, (1, SILENT)]).match_prefix() < 60

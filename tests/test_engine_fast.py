@@ -29,15 +29,15 @@ from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers, suited
 from mosstalk.engine.layer_weights import Matrix, packed_stacks
 from mosstalk.engine.layers import PlainLayers
-from mosstalk.engine.packed import Stretch
+from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.attend_tiles import TILE_ROWS
-from mosstalk.ops.pick_parts import AUDIO, TEXT
+from mosstalk.ops.attention_prefill import TILE_ROWS
+from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 CPU = torch.device("cpu")
 MODEL = wild_model()
@@ -196,7 +196,7 @@ def test_lots_hold_all_rows_in_order_and_fit_their_pass(
         assert planned.size.tiles <= limits.tiles
         read_rows += [(id(s.sequence), row) for s in lot for row in range(s.start, s.end)]
         taken = [row for first, n, *_ in inputs.tiles.tolist() for row in range(first, first + n)]
-        alone = [row for row, seen in enumerate(inputs.lengths.tolist()) if seen]
+        alone = [row for row, seen in enumerate(inputs.context_lens.tolist()) if seen]
         assert sorted(taken + alone) == list(range(count))
     expected = [(id(s.sequence), r) for s in scene.stretches for r in range(s.start, s.end)]
     assert read_rows == expected
@@ -216,11 +216,11 @@ def good() -> dict[str, np.ndarray]:
         "rows": np.zeros((3, 2), np.int64),
         "slots": np.zeros(3, np.int32),
         "positions": np.zeros(3, np.int32),
-        "places": np.zeros(3, np.int32),
+        "slot_mapping": np.zeros(3, np.int32),
         "written": np.zeros(3, np.int32),
-        "lengths": np.zeros(1, np.int32),
+        "context_lens": np.zeros(1, np.int32),
         "tiles": np.zeros((1, 4), np.int32),
-        "tables": np.zeros((2, 6), np.int32),
+        "block_tables": np.zeros((2, 6), np.int32),
     }
 
 
@@ -230,10 +230,14 @@ def good() -> dict[str, np.ndarray]:
         ("rows", np.zeros((3, 3), np.int64), r"'rows' has the shape \(3, 3\).*2\)"),
         ("rows", np.zeros((3, 2), np.int32), "'rows' is int32, must be int64"),
         ("slots", np.zeros(2, np.int32), r"'slots' has the shape \(2,\), must be \(3,\)"),
-        ("places", np.zeros(4, np.int32), r"'places' has the shape \(4,\), must be \(3,\)"),
-        ("lengths", np.zeros(3, np.int32), r"'lengths' has the shape \(3,\)"),
+        (
+            "slot_mapping",
+            np.zeros(4, np.int32),
+            r"'slot_mapping' has the shape \(4,\), must be \(3,\)",
+        ),
+        ("context_lens", np.zeros(3, np.int32), r"'context_lens' has the shape \(3,\)"),
         ("tiles", np.zeros((4, 4), np.int32), r"'tiles' has the shape \(4, 4\)"),
-        ("tables", np.zeros((2, 5), np.int32), r"'tables' has the shape \(2, 5\)"),
+        ("block_tables", np.zeros((2, 5), np.int32), r"'block_tables' has the shape \(2, 5\)"),
         ("positions", np.zeros(3, np.float32), "'positions' is float32, must be int32"),
         ("wanted", np.zeros(3, np.int32), "'wanted' is missing or not one"),
     ],
@@ -289,7 +293,7 @@ def test_a_step_refuses_before_anything_is_computed() -> None:
         with pytest.raises(EngineInputError, match=message):
             core.runner.step([Work(sequence, None, 0, 2, False)])
     with pytest.raises(EngineInputError, match="has 3 rows, must have 2"):
-        layers.trunk(1, [(1, SILENT)] * 3, [Stretch(sequence, 0, 2)])
+        layers.trunk(1, [(1, SILENT)] * 3, [QuerySpan(sequence, 0, 2)])
     layers.planner = Stale(layers.limits)
     sequence.rows[:] = [(1, SILENT), (2, SILENT)]
     with pytest.raises(EngineInputError, match=r"of step \d+, this is step \d+"):
@@ -305,11 +309,11 @@ def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> Non
     assert longest == model.config.max_position_embeddings
     sequence = core.open([(1, SILENT)] * (longest + 1))
     assert sequence.make_room(longest + 1)
-    rows, stretch = [(1, SILENT)] * (longest + 1), Stretch(sequence, 0, longest + 1)
+    rows, stretch = [(1, SILENT)] * (longest + 1), QuerySpan(sequence, 0, longest + 1)
     with pytest.raises(EngineInputError, match=f"a row at {longest} is past the last"):
         layers.trunk(1, rows, [stretch])
     assert not core.runner.store.hidden.any()
-    layers.trunk(1, rows[:-1], [Stretch(sequence, 0, longest)])
+    layers.trunk(1, rows[:-1], [QuerySpan(sequence, 0, longest)])
     assert core.runner.store.hidden.any()
 
 

@@ -29,7 +29,7 @@ from mosstalk.engine.step_inputs import PassSize, StepInputs
 from mosstalk.engine.step_plan import MIXED_BUCKETS
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.launch import SWITCHES
-from mosstalk.ops.pick_parts import AUDIO, TEXT
+from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -310,7 +310,7 @@ def test_the_best_layers_are_kernels_unless_they_are_switched_off(
     model = models(torch.bfloat16)
     scene = Scene.of(model, [(0, 3)])
     assert type(best_layers(model, scene.store, scene.latest, FastOptions())) is FastLayers
-    monkeypatch.setattr(SWITCHES, "twins", True)
+    monkeypatch.setattr(SWITCHES, "references", True)
     assert type(best_layers(model, scene.store, scene.latest, FastOptions())) is PlainLayers
     outputs, expected = read(scene.fast(model), scene), read(scene.plain(model), scene)
     for one, other in zip(outputs, expected, strict=True):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mosstalk.engine.engine_core import Ask, EngineOptions
+from mosstalk.engine.engine_core import EngineOptions, ReplyParams
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
@@ -115,14 +115,14 @@ def test_options_that_mean_nothing_are_refused() -> None:
     with pytest.raises(OptionError, match="0 blocks"):
         EngineOptions(blocks=0)
     with pytest.raises(OptionError, match="first_due_s"):
-        Ask(first_due_s=float("nan"))
+        ReplyParams(first_due_s=float("nan"))
 
 
 def test_a_seed_or_top_k_of_any_size_runs() -> None:
     core = engine_core(wild_model())
     for options in (HOT, GREEDY):
         big = type(options)(temperature=0.7, top_k=1 << 80, seed=-(1 << 99))
-        core.submit(core.open([(1, SILENT)]), Ask(big))
+        core.submit(core.open([(1, SILENT)]), ReplyParams(big))
     core.run()
 
 
@@ -152,7 +152,7 @@ def test_warping_many_rows_keeps_the_same_ids_as_warping_each(
 
 def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
     core = engine_core(wild_model())
-    request = core.submit(core.open([(1, SILENT)]), Ask(SamplingOptions(top_p=0.95)))
+    request = core.submit(core.open([(1, SILENT)]), ReplyParams(SamplingOptions(top_p=0.95)))
     core.scheduler.plan()
     draws = [Draw(request, 1, request.rule, 1, request.mode)]
     made = draw_inputs(draws, 0, IDS, 1, Staging(CPU))

@@ -28,8 +28,8 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
-from mosstalk.engine.model_runner import Flight, Outcome, Runner
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
+from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.staging import Staging
@@ -38,22 +38,22 @@ from mosstalk.models.generation import Limits
 from mosstalk.runtime.device import pick_device
 
 N = None
-SPEECH = Ask(GREEDY, Limits(100, min_new_rows=90))
+SPEECH = ReplyParams(GREEDY, Limits(100, min_new_rows=90))
 SPOKEN = [(3, SILENT), (SOSP, SILENT)]
 
 
-class Noted(Runner):
+class Noted(ModelRunner):
     """A runner that notes what it was asked to do, and with how many draws."""
 
     def note(self) -> list[str]:
         self.noted: list[str] = []
         return self.noted
 
-    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
+    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:
         self.noted.append(f"launch {sum(work.draws for work in works)}")
         return super().launch(works, fresh)
 
-    def collect(self, flight: Flight) -> list[Outcome]:
+    def collect(self, flight: InFlightStep) -> list[Outcome]:
         self.noted.append("collect")
         return super().collect(flight)
 
@@ -73,7 +73,7 @@ def speaking(core: EngineCore, steps: int = 4) -> Request:
     return request
 
 
-def require_beginning(request: Request, prompt: list[tuple[int, int]], ask: Ask) -> None:
+def require_beginning(request: Request, prompt: list[tuple[int, int]], ask: ReplyParams) -> None:
     """Check that a reply that was cut short began as the reference's."""
     expected = reference(wild_model(), Task(prompt, ask)).rows
     assert request.reply.rows == expected[: len(request.reply.rows)]
@@ -105,7 +105,7 @@ def test_on_a_cpu_where_nothing_is_won_steps_are_not_late_unless_asked() -> None
 def test_a_reply_that_must_end_is_not_launched_again() -> None:
     core = engine_core(wild_model())
     calls = noted(core)
-    ask = Ask(GREEDY, Limits(3, min_new_rows=9))
+    ask = ReplyParams(GREEDY, Limits(3, min_new_rows=9))
     request = core.submit(core.open(SPOKEN), ask)
     core.run()
     assert calls == ["launch 1", "launch 1", "collect", "launch 1", "collect", "collect"]
@@ -115,7 +115,7 @@ def test_a_reply_that_must_end_is_not_launched_again() -> None:
 def test_a_mode_switch_costs_one_step_of_its_own_reply_and_none_of_another() -> None:
     core = engine_core(wild_model())
     other = speaking(core, 1)
-    ask = Ask(GREEDY, Limits(100), Flapping(steps=12))
+    ask = ReplyParams(GREEDY, Limits(100), Flapping(steps=12))
     flapping = core.submit(core.open(SPOKEN), ask)
     steps = 0
     while not flapping.reply.finish_reason:
@@ -143,7 +143,7 @@ def test_rows_that_a_late_step_cannot_follow_are_read_and_drawn_again(
     prompt = [(PAD, 3), (PAD, EOSP), (7, SILENT)]  # its last codes are not those of later rows
     for options in (GREEDY, replace(HOT, seed=4)):
         limits = Limits(len(ROWS[name]) + 15, min_new_rows=5)
-        ask = Ask(options, limits, Forced(rows=ROWS[name]), whole_rows=whole_rows)
+        ask = ReplyParams(options, limits, Forced(rows=ROWS[name]), whole_rows=whole_rows)
         core = engine_core(wild_model(), block_rows=2)
         request, other = core.submit(core.open(prompt), ask), speaking(core, 1)
         core.run()
@@ -180,7 +180,9 @@ def test_who_comes_after_a_reply_that_was_cut_in_flight_has_its_slot_and_blocks_
     assert first.sequence.pending == 0
     require_beginning(first, SPOKEN, SPEECH)
     options = GREEDY if asked is GREEDY else HOT
-    task = Task([(n % 20, SILENT) for n in range(30)] + SPOKEN, Ask(options, Limits(60, 70)))
+    task = Task(
+        [(n % 20, SILENT) for n in range(30)] + SPOKEN, ReplyParams(options, Limits(60, 70))
+    )
     second = core.submit(core.open(task.rows), task.ask)
     core.step()
     assert len(second.reply.rows) == 1
@@ -215,7 +217,7 @@ def test_a_reply_that_turns_bad_in_flight_ends_alone() -> None:
         model.model.embed_tokens.weight[sick] = float("nan")
         model.text_lm_head.weight[sick] = 0
     prompt = [(1, SILENT), (7, SILENT)]
-    ask = Ask(GREEDY, Limits(30), Forced(rows=((3, N), (4, N), (sick, N), (5, N))))
+    ask = ReplyParams(GREEDY, Limits(30), Forced(rows=((3, N), (4, N), (sick, N), (5, N))))
     core = engine_core(model, block_rows=2)
     bad, others = core.submit(core.open(prompt), ask), random_tasks(3, 3)
     others = [replace(t, rows=[r for r in t.rows if r[0] != sick]) for t in others]
@@ -224,7 +226,7 @@ def test_a_reply_that_turns_bad_in_flight_ends_alone() -> None:
     assert isinstance(bad.error, PoisonedError)
     assert [text for text, _ in bad.reply.rows] == [3, 4, sick]
     assert bad.sequence.table == []
-    assert core.open([*prompt, *bad.reply.rows, (7, SILENT)]).adopt_prefix() == 0
+    assert core.open([*prompt, *bad.reply.rows, (7, SILENT)]).match_prefix() == 0
     for request, task in zip(good, others, strict=True):
         require_same(request, reference(model, task))
 
@@ -234,11 +236,11 @@ def test_no_row_is_shared_before_it_is_known() -> None:
     request = speaking(core)
     known = [*SPOKEN, *request.reply.rows]
     newcomer = core.open([*known, (7, SILENT), (8, SILENT)])
-    assert newcomer.adopt_prefix() == 0  # the text block has not read them
+    assert newcomer.match_prefix() == 0  # the text block has not read them
     core.cancel(request)
     while core.has_work:
         core.step()
-    assert newcomer.adopt_prefix() == len(known) - 1
+    assert newcomer.match_prefix() == len(known) - 1
 
 
 def test_replies_put_back_in_line_from_flight_are_the_same() -> None:
@@ -246,7 +248,9 @@ def test_replies_put_back_in_line_from_flight_are_the_same() -> None:
     tasks = [
         Task([(n % 20, SILENT) for n in range(40)] + [(7 + due, SILENT)], ask)
         for due, ask in enumerate(
-            Ask(GREEDY, Limits(110, 200), Forced(rows=((3, N),) * 20 + ((SOSP, N),)), float(due))
+            ReplyParams(
+                GREEDY, Limits(110, 200), Forced(rows=((3, N),) * 20 + ((SOSP, N),)), float(due)
+            )
             for due in range(2)
         )
     ]
@@ -282,7 +286,7 @@ def test_what_is_staged_arrives_as_it_was_however_much_is_on_its_way(device: str
 
 @pytest.mark.gpu
 def test_nothing_waits_for_the_device_between_a_launch_and_its_collection() -> None:
-    class Strict(Runner):
+    class Strict(ModelRunner):
         """Whatever would wait for the device in a launch raises."""
 
         def begin(self, request: Request) -> None:
@@ -292,7 +296,7 @@ def test_nothing_waits_for_the_device_between_a_launch_and_its_collection() -> N
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-        def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
+        def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:
             torch.cuda.set_sync_debug_mode("error")
             try:
                 return super().launch(works, fresh)

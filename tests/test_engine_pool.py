@@ -27,12 +27,12 @@ from engine_soak import soak
 
 from mosstalk.conversation import Conversation, Mode
 from mosstalk.engine import packed
-from mosstalk.engine.async_engine import Engine, Ticket
+from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.kv_store import KVStore, blocks_that_fit, bytes_per_row
 from mosstalk.engine.memory import free_bytes, largest_step, sized
-from mosstalk.engine.packed import Packed, Stretch
+from mosstalk.engine.packed import Packed, QuerySpan
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
@@ -137,12 +137,12 @@ def test_blocks_measured_on_a_gpu_leave_room_for_the_largest_step() -> None:
         require_same(request, reference(wild_model(), task))
 
 
-def stretches(lengths: Iterable[int]) -> list[Stretch]:
+def stretches(lengths: Iterable[int]) -> list[QuerySpan]:
     pool, made = BlockPool(100, 4), []
     for length in lengths:
         sequence = Sequence(pool, IDS.modality_pad, [(1, SILENT)] * length)
         assert sequence.make_room(length)
-        made.append(Stretch(sequence, length - 1, length))
+        made.append(QuerySpan(sequence, length - 1, length))
     return made
 
 
@@ -171,7 +171,9 @@ def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound() -> None:
     read.input_layernorm.register_forward_hook(  # type: ignore[union-attr]
         lambda _module, _inputs, out: passes.append(out.shape[0])
     )
-    task = Task([(n % 20, SILENT) for n in range(100)], Ask(GREEDY, Limits(3), whole_rows=True))
+    task = Task(
+        [(n % 20, SILENT) for n in range(100)], ReplyParams(GREEDY, Limits(3), whole_rows=True)
+    )
     request = alone(core, task)
     require_same(request, reference(wild_model(), task))
     assert max(passes) == 16
@@ -180,7 +182,7 @@ def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound() -> None:
 
 def test_short_requests_leave_nothing_behind() -> None:
     core = engine_core(wild_model(), slots=32)
-    engine = Engine(core)
+    engine = AsyncEngine(core)
 
     def new_conversation() -> Conversation:
         return Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text])
@@ -193,13 +195,15 @@ def test_short_requests_leave_nothing_behind() -> None:
 
     asyncio.run(main())
     gc.collect()
-    assert [each for each in gc.get_objects() if type(each) in (Request, Sequence, Ticket)] == []
+    assert [
+        each for each in gc.get_objects() if type(each) in (Request, Sequence, ReplyStream)
+    ] == []
 
 
 def test_a_sampled_batch_may_hold_greedy_ones() -> None:
     model = wild_model()
     tasks = [
-        Task([(3, SILENT), (n, SILENT)], Ask(options, Limits(12), whole_rows=True))
+        Task([(3, SILENT), (n, SILENT)], ReplyParams(options, Limits(12), whole_rows=True))
         for n in range(4)
         for options in (GREEDY, HOT)
     ]

@@ -27,7 +27,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode, Reply, SpecialIds
-from mosstalk.engine.engine_core import Ask
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
@@ -67,7 +67,7 @@ def golden_task(case: Case, run: dict[str, Any]) -> Task:
     rows = [(text, audio) for text, audio in case.tensor(f"{run['prompt']}.prompt").tolist()]
     options = SamplingOptions(temperature=0, repetition_penalty=run["repetition_penalty"])
     limits = Limits(run["max_new_tokens"], run["min_new_tokens"])
-    return Task(rows, Ask(options, limits, whole_rows=True))
+    return Task(rows, ReplyParams(options, limits, whole_rows=True))
 
 
 def golden_reply(case: Case, run: dict[str, Any]) -> Reply:
@@ -133,7 +133,7 @@ def test_a_mode_switch_at_every_step_of_a_batch(
 ) -> None:
     truth, random = wild_model(), Random(0)
     asks = [
-        Ask(options, Limits(100), Flapping(steps=steps), whole_rows=steps % 2 == 0)
+        ReplyParams(options, Limits(100), Flapping(steps=steps), whole_rows=steps % 2 == 0)
         for options in (GREEDY, HOT)
         for steps in range(15, 21)
     ]
@@ -161,7 +161,10 @@ def test_deferral_changes_no_row_not_even_audio_ids_of_text_rows(device: str) ->
 def test_a_context_that_ends_gives_the_references_length() -> None:
     model = wild_model()
     limit = model.config.max_position_embeddings
-    tasks = [Task(random_rows(Random(n), limit - n), Ask(HOT, Limits(50, 60))) for n in range(1, 5)]
+    tasks = [
+        Task(random_rows(Random(n), limit - n), ReplyParams(HOT, Limits(50, 60)))
+        for n in range(1, 5)
+    ]
     found = play(engine_core(model), tasks)
     for request, task in zip(found, tasks, strict=True):
         require_same(request, reference(model, task))
@@ -183,8 +186,8 @@ def test_long_prompts_are_read_in_chunks_while_others_go_on_speaking(late: bool)
     assert steps == -(-90 // 7) + late  # one step was on the device when it was asked
 
 
-def speech_ask(codes: int) -> Ask:
-    return Ask(GREEDY, Limits(100, min_new_rows=codes))
+def speech_ask(codes: int) -> ReplyParams:
+    return ReplyParams(GREEDY, Limits(100, min_new_rows=codes))
 
 
 SOSP, SILENT = IDS.sosp, IDS.audio_pad

@@ -23,19 +23,19 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Reply
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request
-from mosstalk.engine.talk import Talk
 from mosstalk.errors import EngineFullError, OptionError
 from mosstalk.models.generation import Limits
 from mosstalk.models.sampling import SamplingOptions
 from mosstalk.script import Script
 
-SPEECH = Ask(GREEDY, Limits(60), Script.parse("speech:12"))
-MIXED = Ask(GREEDY, Limits(60), Script.parse("speech:6,text:3,speech:6"))
-LONG = Ask(GREEDY, Limits(5, min_new_rows=9))
+SPEECH = ReplyParams(GREEDY, Limits(60), Script.parse("speech:12"))
+MIXED = ReplyParams(GREEDY, Limits(60), Script.parse("speech:6,text:3,speech:6"))
+LONG = ReplyParams(GREEDY, Limits(5, min_new_rows=9))
 """Asks of replies that end by themselves, change mode on the way, and end by their length."""
-PENALISED = Ask(SamplingOptions(temperature=0, repetition_penalty=1.8), Limits(14))
+PENALISED = ReplyParams(SamplingOptions(temperature=0, repetition_penalty=1.8), Limits(14))
 """A greedy reply that shows every id that the penalty wrongly remembers or forgets."""
 
 
@@ -43,18 +43,22 @@ def encode(text: str) -> list[int]:
     return [ord(letter) % 20 for letter in text]
 
 
-def new_talk(core: EngineCore) -> Talk:
-    talk = Talk(Conversation(IDS, encode), core.open())
+def new_talk(core: EngineCore) -> CachedConversation:
+    talk = CachedConversation(Conversation(IDS, encode), core.open())
     talk.conversation.add_text("system", "be brief")
     return talk
 
 
-def submit(core: EngineCore, talk: Talk, ask: Ask, *, speech: bool = True) -> Request:
+def submit(
+    core: EngineCore, talk: CachedConversation, ask: ReplyParams, *, speech: bool = True
+) -> Request:
     with talk.reply_opened(speech=speech):
         return core.submit(talk.sequence, ask)
 
 
-def replied(core: EngineCore, talk: Talk, ask: Ask, *, speech: bool = True) -> Request:
+def replied(
+    core: EngineCore, talk: CachedConversation, ask: ReplyParams, *, speech: bool = True
+) -> Request:
     """A reply made to its end; it equals the reference's for the same rows."""
     request = submit(core, talk, ask, speech=speech)
     rows = list(talk.conversation.rows)
@@ -101,14 +105,14 @@ def test_the_next_turn_reads_only_what_is_new() -> None:
     core.cancel(request)
 
 
-def cut(talk: Talk, request: Request, *heard_ms: float) -> None:
+def cut(talk: CachedConversation, request: Request, *heard_ms: float) -> None:
     first, *more = heard_ms
     talk.close_reply(request, first)
     for each in more:
         talk.truncate(each)
 
 
-def end_first(talk: Talk, request: Request, *heard_ms: float) -> None:
+def end_first(talk: CachedConversation, request: Request, *heard_ms: float) -> None:
     talk.close_reply(request)
     for each in heard_ms:
         talk.truncate(each)
@@ -131,7 +135,7 @@ def end_first(talk: Talk, request: Request, *heard_ms: float) -> None:
     ],
 )
 def test_a_truncated_reply_is_a_fresh_prompt_of_what_was_heard(
-    how: Callable[..., None], ask: Ask, heard_ms: tuple[float, ...], codes: int | None
+    how: Callable[..., None], ask: ReplyParams, heard_ms: tuple[float, ...], codes: int | None
 ) -> None:
     core = engine_core(wild_model(), block_rows=4)
     talk = new_talk(core)
@@ -154,7 +158,7 @@ def test_a_truncated_reply_is_a_fresh_prompt_of_what_was_heard(
 def test_a_truncated_reply_leaves_nothing_in_the_penalty() -> None:
     core = engine_core(wild_model(), late=False)
     talk = new_talk(core)
-    request = replied(core, talk, Ask(HOT, Limits(40), Script.parse("speech:30")))
+    request = replied(core, talk, ReplyParams(HOT, Limits(40), Script.parse("speech:30")))
     talk.close_reply(request, 80.0)
     (kept,) = {audio for text, audio in talk.conversation.rows if text == PAD and audio != EOSP}
     gone = {audio for _, audio in request.reply.rows} - {kept, SILENT, EOSP}

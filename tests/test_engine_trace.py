@@ -199,7 +199,7 @@ class Trace(RuleBasedStateMachine):
         if not self.driver.scheduler.replies_of(sequence):
             sequence.truncate(min(keep, len(sequence.rows)))
             sequence.rows += rows
-            self.driver.scheduler.listen(sequence)
+            self.driver.scheduler.prefill_ahead(sequence)
 
     def ask(self, sequence: Sequence, most: int, due: int) -> None:
         table, rows = list(sequence.table), len(sequence.rows)

@@ -25,7 +25,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import FinishReason, Mode
-from mosstalk.engine.engine_core import Ask
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.models.generation import Limits
 
@@ -43,7 +43,7 @@ FORCED = {
 
 def task(rows: tuple[tuple[int | None, int | None], ...], *, greedy: bool) -> Task:
     options = GREEDY if greedy else replace(HOT, seed=9)
-    return Task(TEXT_PROMPT, Ask(options, Limits(len(rows) + 12), Forced(rows=rows)))
+    return Task(TEXT_PROMPT, ReplyParams(options, Limits(len(rows) + 12), Forced(rows=rows)))
 
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
@@ -77,14 +77,14 @@ def test_a_reply_in_text_leaves_its_audio_draws_and_the_audio_block_alone() -> N
     for _ in range(3):
         core.step()
     assert request.reply.rows == [(3, SILENT), (4, SILENT), (5, SILENT)]
-    assert [due.step for due in request.due_draws] == [1, 2, 3]
+    assert [due.step for due in request.deferred_draws] == [1, 2, 3]
     assert sequence.read == [len(TEXT_PROMPT) + 2, len(TEXT_PROMPT) + 2, 0]
 
 
 def test_a_reply_in_speech_leaves_the_text_block_alone_until_its_end() -> None:
     core = engine_core(wild_model(), share=False, late=False)
     sequence = core.open([*TEXT_PROMPT, (SOSP, SILENT)])
-    ask = Ask(GREEDY, Limits(8), Forced(rows=((N, 1), (N, 2), (N, EOSP), (6, N))))
+    ask = ReplyParams(GREEDY, Limits(8), Forced(rows=((N, 1), (N, 2), (N, EOSP), (6, N))))
     core.submit(sequence, ask)
     for _ in range(3):
         core.step()
@@ -98,7 +98,7 @@ def test_eosp_is_held_back_as_long_as_asked_in_made_up_draws_too() -> None:
     model = wild_model()
     rows = (*((n, N) for n in range(10)), (SOSP, N))
     for seed in range(20):
-        ask = Ask(replace(HOT, seed=seed), Limits(30, min_new_rows=25), Forced(rows=rows))
+        ask = ReplyParams(replace(HOT, seed=seed), Limits(30, min_new_rows=25), Forced(rows=rows))
         asked = whole(Task(TEXT_PROMPT, ask))
         request = alone(engine_core(model), asked)
         require_same(request, reference(model, asked))
@@ -108,7 +108,9 @@ def test_eosp_is_held_back_as_long_as_asked_in_made_up_draws_too() -> None:
 def text_under_way(*, whole_rows: bool) -> tuple[Request, list[int]]:
     """A reply cancelled after six rows of text; how many rows were ready after each step."""
     core = engine_core(wild_model())
-    ask = Ask(GREEDY, Limits(20), Forced(rows=tuple((n, N) for n in range(9))), None, whole_rows)
+    ask = ReplyParams(
+        GREEDY, Limits(20), Forced(rows=tuple((n, N) for n in range(9))), None, whole_rows
+    )
     request, ready = core.submit(core.open(TEXT_PROMPT), ask), list[int]()
     for _ in range(6):
         core.step()
@@ -126,7 +128,7 @@ def test_rows_are_handed_out_at_once_unless_whole_ones_were_asked_for() -> None:
 def test_a_cancelled_reply_of_whole_rows_is_whole() -> None:
     request, _ = text_under_way(whole_rows=True)
     script = Forced(rows=tuple((n, N) for n in range(9)))
-    expected = reference(wild_model(), Task(TEXT_PROMPT, Ask(GREEDY, Limits(6), script)))
+    expected = reference(wild_model(), Task(TEXT_PROMPT, ReplyParams(GREEDY, Limits(6), script)))
     assert request.reply.rows == expected.rows
     assert request.reply.modes == [Mode.TEXT] * 6
     assert request.reply.finish_reason is FinishReason.CANCELLED
@@ -134,7 +136,9 @@ def test_a_cancelled_reply_of_whole_rows_is_whole() -> None:
 
 def test_a_script_that_stops_still_stops_when_its_draws_were_put_off() -> None:
     model = wild_model()
-    asked = Task(TEXT_PROMPT, Ask(GREEDY, Limits(9), Forced(rows=((3, N), (IDS.im_end, N)))))
+    asked = Task(
+        TEXT_PROMPT, ReplyParams(GREEDY, Limits(9), Forced(rows=((3, N), (IDS.im_end, N))))
+    )
     for each in (asked, whole(asked)):
         request = alone(engine_core(model), each)
         require_same(request, reference(model, each))

@@ -11,9 +11,9 @@ KERNELS = (
     "norm_linear",
     "linear_add",
     "norm_qkv",
-    "attend_pages",
+    "attention_flow",
     "attend_groups",
-    "conv_rows",
+    "conv1d",
     "close_residual",
     "euler",
 )

@@ -14,10 +14,11 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.ops import attend_long, linear_float32, norm_float32
-from mosstalk.ops.halves import Halves
+from mosstalk.ops import attention_tokenizer as attention_tokenizer
+from mosstalk.ops import linear_float32, norm_float32
 from mosstalk.ops.launch import Launch
 from mosstalk.ops.linear_float32 import Paged, Workspace
+from mosstalk.ops.tf32x3 import Tf32x3
 
 WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64
 STREAMS = {20: 1, 80: 4, 1280: 64}
@@ -28,14 +29,14 @@ def launches(rows: int) -> dict[str, Launch]:
     """Every kernel of a layer for so many rows."""
     workspace = Workspace(1 << 24, torch.device("meta"))
 
-    def room(columns: int) -> Halves:
-        return Halves(undrawn(rows, columns), undrawn(rows, columns))
+    def room(columns: int) -> Tf32x3:
+        return Tf32x3(undrawn(rows, columns), undrawn(rows, columns))
 
-    stream, query = undrawn(rows, WIDTH), Halves(undrawn(rows, WIDTH))
+    stream, query = undrawn(rows, WIDTH), Tf32x3(undrawn(rows, WIDTH))
     kv = undrawn(100, 1, 2, HEADS, PAGE_ROWS, WIDTH // HEADS)
     places = [undrawn(rows, dtype=torch.int64) for _ in range(2)]
     count = STREAMS[rows]
-    items = attend_long.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
+    items = attention_tokenizer.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
     norm = (undrawn(WIDTH), undrawn(WIDTH), 1e-5)
     return {
         "norm": norm_float32.plan(stream, norm, room(WIDTH)),
@@ -43,9 +44,9 @@ def launches(rows: int) -> dict[str, Launch]:
             room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), query,
             paged=Paged(kv, *places), workspace=workspace,
         ),
-        "attention": attend_long.plan(
+        "attention": attention_tokenizer.plan(
             stream, kv, undrawn(count, 24, dtype=torch.int32), items, room(WIDTH),
-            splits=attend_long.splits_for(count, HEADS), workspace=workspace,
+            splits=attention_tokenizer.splits_for(count, HEADS), workspace=workspace,
         ),
         "first": linear_float32.plan(
             room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE), room(WIDE),

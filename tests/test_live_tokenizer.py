@@ -130,10 +130,10 @@ def test_where_rounding_decides_the_segment_is_encoded_whole(live: LiveTokenizer
     codebook[half:] = codebook[:half] * (1 + 1e-7)
     clip = speech(40 * CODE)
 
-    twins = heard(LiveTokenizer(tokenizer), list(clip.split(CODE)))
+    references = heard(LiveTokenizer(tokenizer), list(clip.split(CODE)))
 
-    assert twins.ties == 1
-    assert twins.codes == tokenizer.encode(clip)
+    assert references.ties == 1
+    assert references.codes == tokenizer.encode(clip)
     assert heard(live, [clip]).ties == 0
 
 

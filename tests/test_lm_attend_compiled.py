@@ -14,7 +14,10 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.ops import attend_rows, attend_tiles, move_rows, rotate_write
+from mosstalk.ops import attention_decode as attention_decode
+from mosstalk.ops import attention_prefill as attention_prefill
+from mosstalk.ops import move_rows
+from mosstalk.ops import rope_kv as rope_kv
 from mosstalk.ops.launch import Launch
 
 TYPES.setdefault(torch.int64, "*i64")
@@ -35,8 +38,8 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
         return undrawn(*size, dtype=torch.int32)
 
     def tiles(count: int) -> Launch:
-        work = undrawn(attend_tiles.tiles_work(count, *sizes, SPAN, dtype))
-        return attend_tiles.plan(
+        work = undrawn(attention_prefill.tiles_work(count, *sizes, SPAN, dtype))
+        return attention_prefill.plan(
             query, keys, keys, ints(8, 128), ints(count, 4), query,
             block_rows=16, span=SPAN, work=work,
         )  # fmt: skip
@@ -45,14 +48,14 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
     latest = move_rows.Latest(rows, ints(64))
     table = undrawn(151680, HIDDEN, dtype=dtype)
     return {
-        "attend_rows": attend_rows.plan(
+        "attention_decode": attention_decode.plan(
             undrawn(64, width, dtype=dtype), *turn, keys, keys, ints(64, 128), ints(64), query,
             block_rows=16, span=SPAN,
-            work=undrawn(attend_rows.rows_work(64, *sizes, SPAN, dtype)),
+            work=undrawn(attention_decode.rows_work(64, *sizes, SPAN, dtype)),
         ),
         "few tiles": tiles(2),
         "many tiles": tiles(36),
-        "rotate_write": rotate_write.plan(
+        "rope_kv": rope_kv.plan(
             undrawn(64, width, dtype=dtype), *turn, ints(64), ints(64), keys, keys, query
         ),
         "gather_rows": move_rows.plan_gather(table, ints(64), query),

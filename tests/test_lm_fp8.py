@@ -1,6 +1,6 @@
 """Products in FP8 keep what ``lm_fp8_claims.py`` says, interpreted or compiled.
 
-Here, too: where no kernel runs, the twins are the model's own product in FP8.
+Here, too: where no kernel runs, the references are the model's own product in FP8.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The language model's products keep what ``lm_linear_claims.py`` says, interpreted or compiled.
 
-Here, too: where no kernel runs, the twins are the network's own layers.
+Here, too: where no kernel runs, the references are the network's own layers.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Draws on the device: the kernels keep what ``lm_pick_claims.py`` says, and so does the twin."""
+"""Draws on the device: kernels keep what ``lm_pick_claims.py`` says, and so does the reference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from claims_rig import outcomes_of, require_kept
 from lm_pick_cases import Draws, copied, draws
 
-from mosstalk.ops.pick_parts import FREE
-from mosstalk.ops.pick_plain import pick_ids_twin
+from mosstalk.ops.sampling_parts import FREE
+from mosstalk.ops.sampling_reference import sample_reference
 
 CPU = torch.device("cpu")
 VOCABULARY = 500
@@ -34,11 +34,11 @@ def test_compiled_kernels_draw_as_the_twin_and_the_engine_do(tmp_path: Path) -> 
 
 
 def drawn_by_twin(case: Draws) -> Draws:
-    """The same draws, made by the twin."""
+    """The same draws, made by the reference."""
     found = replace(
         case, state=copied(case.state), ids=case.ids.clone(), bad=torch.ones_like(case.bad)
     )
-    pick_ids_twin(
+    sample_reference(
         found.logits, found.state, found.settings, found.ids, found.bad,
         channel=found.channel, last_id=found.last_id,
     )  # fmt: skip

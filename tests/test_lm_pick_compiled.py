@@ -7,9 +7,10 @@ import torch
 from lm_pick_cases import AUDIO_IDS, TEXT_IDS, draws
 from test_kernels_compiled import MOST_SPILLED_BYTES, SHARED_KIB, compiled, usage
 
-from mosstalk.ops import pick_ids, settle_modes
+from mosstalk.ops import sampling
+from mosstalk.ops import update_modes as update_modes
 from mosstalk.ops.launch import Launch
-from mosstalk.ops.pick_parts import AUDIO, TEXT, DrawState
+from mosstalk.ops.sampling_parts import AUDIO, TEXT, DrawState
 
 triton = pytest.importorskip("triton", reason="Triton is there on Linux alone")
 
@@ -21,20 +22,20 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
     case = draws(2, vocabulary, dtype, CPU, channel=channel)
     mode = torch.zeros(len(case.state.seen), dtype=torch.int8)
     state = DrawState(case.state.seen, case.state.latest, mode)
-    room = pick_ids.pick_workspace(2, vocabulary, CPU)
-    best, pick = pick_ids.plan(
+    room = sampling.sample_workspace(2, vocabulary, CPU)
+    best, pick = sampling.plan(
         case.logits, state, case.settings, case.ids, case.bad, room,
         channel=channel, last_id=vocabulary - 1, masked=True,
     )  # fmt: skip
-    settle = settle_modes.plan(
+    settle = update_modes.plan(
         state,
         case.settings.slots,
         torch.zeros(2, 2, dtype=torch.bool),
         torch.tensor([3, 5]),
-        settle_modes.ModeIds(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
+        update_modes.ModeIds(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
         put_off=True,
     )
-    return {"best_ids": best, "pick_ids": pick, "settle_modes": settle}
+    return {"topk_candidates": best, "sampling": pick, "update_modes": settle}
 
 
 @pytest.mark.slow

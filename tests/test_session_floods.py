@@ -11,7 +11,7 @@ from session_rig import BY_HAND, WRITTEN, Client, host, pocket, require_nothing_
 
 from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.hift_batches import HiftOptions
-from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.session.answers import MOST_APART, Answers
 from mosstalk.session.commands import (
@@ -47,16 +47,16 @@ APART = CreateResponse(in_conversation=False)
 def test_items_that_come_together_are_told_to_the_engine_as_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told, rewrite = list[int](), Engine.rewrite
+    told, rewrite = list[int](), AsyncEngine.rewrite
 
-    async def counted(self: Engine, *given: object) -> None:
+    async def counted(self: AsyncEngine, *given: object) -> None:
         told.append(1)
         await rewrite(self, *given)  # type: ignore[arg-type]
 
     async def main() -> None:
         async with host() as here, await here.open(WRITTEN) as session:
             client = Client(session)
-            monkeypatch.setattr(Engine, "rewrite", counted)
+            monkeypatch.setattr(AsyncEngine, "rewrite", counted)
             client.do(*(CreateText("user", "Hello.", item_id=str(n)) for n in range(100)))
             client.do(DeleteItem("98"))
             await client.wait(ItemDeleted)

@@ -12,9 +12,9 @@ from torch import Tensor
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import SpeechStream
 from mosstalk.codec.decoder_batches import (
+    DecodeRequest,
     DecoderOptions,
     DecoderStream,
-    Saying,
     SpeechDecoder,
     SpokenReply,
 )
@@ -64,10 +64,10 @@ def test_a_stream_gives_what_the_plain_one_does(
     assert sum(map(len, found)) == count * OUTPUT_SAMPLES_PER_CODE
 
 
-def next_hop(reply: SpokenReply, codes: list[int]) -> Saying:
+def next_hop(reply: SpokenReply, codes: list[int]) -> DecodeRequest:
     done = len(reply.flow.codes)
     hop = codes[done : reply.codes_needed]
-    return Saying(reply, hop, last=len(hop) < reply.codes_needed - done)
+    return DecodeRequest(reply, hop, last=len(hop) < reply.codes_needed - done)
 
 
 def test_in_company_a_reply_sounds_bit_for_bit_as_alone(codec: Codec, voice: Voice) -> None:
@@ -82,7 +82,7 @@ def test_in_company_a_reply_sounds_bit_for_bit_as_alone(codec: Codec, voice: Voi
     while replies:
         chosen = random.sample(sorted(replies), random.randrange(1, len(replies) + 1))
         sayings = [next_hop(replies[seed], codes_of(lengths[seed], seed)) for seed in chosen]
-        for seed, saying, sound in zip(chosen, sayings, decoder.say(sayings), strict=True):
+        for seed, saying, sound in zip(chosen, sayings, decoder.decode(sayings), strict=True):
             together[seed].append(sound)
             if saying.last:
                 decoder.close(replies.pop(seed))
@@ -95,7 +95,7 @@ def test_what_a_reply_held_comes_back_however_it_ends(codec: Codec, voice: Voice
     decoder.prepare(voice)
     voices, _ = decoder.figures()
     reply = decoder.open(voice)
-    decoder.say_one(Saying(reply, codes_of(8)))
+    decoder.decode_one(DecodeRequest(reply, codes_of(8)))
     flow, vocoder = decoder.figures()
     assert (flow.pages_in_use > voices.pages_in_use, vocoder.slots_used) == (True, 1)
     decoder.close(reply)
@@ -121,11 +121,13 @@ def test_a_full_decoder_refuses_and_nothing_has_changed(
     )
     decoder = SpeechDecoder(codec, options)
     first, second = decoder.open(voice), decoder.open(voice, 1)
-    decoder.say_one(Saying(first, codes_of(8)))
+    decoder.decode_one(DecodeRequest(first, codes_of(8)))
     with pytest.raises(CodecFullError):
-        decoder.say([Saying(first, codes_of(5, 2)), Saying(second, codes_of(8, 1))])
+        decoder.decode(
+            [DecodeRequest(first, codes_of(5, 2)), DecodeRequest(second, codes_of(8, 1))]
+        )
     decoder.close(first)
-    found = decoder.say_one(Saying(second, codes_of(8, 1)))
+    found = decoder.decode_one(DecodeRequest(second, codes_of(8, 1)))
     plain = SpeechStream(codec, voice, 1).push(codes_of(8, 1))[0]
     torch.testing.assert_close(found, plain, rtol=0, atol=5e-4)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.decoder_batches import DecoderOptions, Saying, SpeechDecoder
+from mosstalk.codec.decoder_batches import DecodeRequest, DecoderOptions, SpeechDecoder
 from mosstalk.codec.flow_batches import FlowOptions
 from mosstalk.codec.hift_batches import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
@@ -35,11 +35,11 @@ def said(decoder: SpeechDecoder, voice: Voice, replies: int, most: int) -> list[
     sounds: list[list[Tensor]] = [[] for _ in opened]
     for hop in range(5):
         sayings = [
-            Saying(reply, own[len(reply.flow.codes) : reply.codes_needed], last=hop == 4)
+            DecodeRequest(reply, own[len(reply.flow.codes) : reply.codes_needed], last=hop == 4)
             for reply, own in zip(opened, codes, strict=True)
         ]
         for start in range(0, replies, most):
-            found = decoder.say(sayings[start : start + most])
+            found = decoder.decode(sayings[start : start + most])
             for place, sound in enumerate(found, start):
                 sounds[place].append(sound.cpu())
     for reply in opened:

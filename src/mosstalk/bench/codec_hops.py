@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.decoder_batches import Saying, SpeechDecoder, SpokenReply
+from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder, SpokenReply
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import RecomputingFlowStream
 from mosstalk.models.hift_stream import HiftStream
@@ -90,11 +90,11 @@ def _walk(
             decoder.close(reply)
 
 
-def _said(decoder: SpeechDecoder, sayings: Sequence[Saying]) -> list[Tensor]:
+def _said(decoder: SpeechDecoder, sayings: Sequence[DecodeRequest]) -> list[Tensor]:
     """In runs of as many hops as a server makes at once."""
     most = decoder.hops_at_once
     runs = [sayings[start : start + most] for start in range(0, len(sayings), most)]
-    return [sound for run in runs for sound in decoder.say(run)]
+    return [sound for run in runs for sound in decoder.decode(run)]
 
 
 def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
@@ -105,9 +105,9 @@ def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
     return torch.randint(0, limit, (crowd.replies, longest), generator=random).tolist()
 
 
-def _next(reply: SpokenReply, codes: Sequence[int]) -> Saying:
+def _next(reply: SpokenReply, codes: Sequence[int]) -> DecodeRequest:
     """The codes of the reply's next hop, those that it waits for."""
-    return Saying(reply, codes[len(reply.flow.codes) : reply.codes_needed])
+    return DecodeRequest(reply, codes[len(reply.flow.codes) : reply.codes_needed])
 
 
 def _fault(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:

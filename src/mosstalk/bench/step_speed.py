@@ -8,7 +8,7 @@ import torch
 from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed
 from mosstalk.conversation import Mode, Row, SpecialIds
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import BenchError
@@ -81,7 +81,7 @@ def _walk(core: EngineCore, load: Load, steps: int) -> Walk:
     rows = prompts(core.model, core.ids, load, load.sessions, load.kept)
     sequences = [core.open(part) for part in rows]
     for sequence in sequences:
-        core.listen(sequence)
+        core.prefill_ahead(sequence)
     cold_ms = _step_ms(core)
     while any(sequence.unread for sequence in sequences):
         core.step()
@@ -111,14 +111,14 @@ def _prompts(core: EngineCore, load: Load, runs: int) -> Walk:
     for prompt in every:
         sequence = core.open(prompt[: load.kept])
         if load.kept:
-            core.submit(sequence, Ask(limits=Limits(1)))
+            core.submit(sequence, ReplyParams(limits=Limits(1)))
             core.run()
             sequence.truncate(load.kept)
         sequence.rows += prompt[load.kept :]
         options = SamplingOptions(seed=_SEED)
         synchronize(core.model.device)
         start = time.perf_counter()
-        request = core.submit(sequence, Ask(options, Limits(1)))
+        request = core.submit(sequence, ReplyParams(options, Limits(1)))
         core.run()
         times.append(1000 * (time.perf_counter() - start))
         rows.append(_rows_of(request))
@@ -130,7 +130,7 @@ def _ask(core: EngineCore, sequence: Sequence, mode: Mode, steps: int, seed: int
     """A reply that stays in ``mode`` for long enough."""
     part = "speech" if mode is Mode.AUDIO else "text"
     length = steps + _WARM_UPS + 4
-    ask = Ask(SamplingOptions(seed=seed), Limits(length), Script.parse(f"{part}:{length}"))
+    ask = ReplyParams(SamplingOptions(seed=seed), Limits(length), Script.parse(f"{part}:{length}"))
     return core.submit(sequence, ask)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from mosstalk.bench.step_speed import prompts
 from mosstalk.bench.step_work import Load
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.decoder_batches import Saying, SpeechDecoder
+from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Mode, Row
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.generation import Generation, Limits, Step
@@ -106,7 +106,7 @@ def _check_reply(core: EngineCore, prompt: list[Row], name: str, bound: float) -
     """Equal rows, or a near tie where they part: after that both go their own ways."""
     limits = Limits(REPLY_ROWS)
     plain = list(Generation(core.model, core.model.new_cache(), prompt, core.ids, _GREEDY, limits))
-    request = core.submit(core.open(prompt), Ask(_GREEDY, limits, whole_rows=True))
+    request = core.submit(core.open(prompt), ReplyParams(_GREEDY, limits, whole_rows=True))
     core.run()
     core.close(request.sequence)
     if isinstance(request.error, PoisonedError):
@@ -162,7 +162,7 @@ def check_codec(
     compare = Comparer(dtype or decoder.flow.options.dtype)
     for hop, expected in enumerate(plain, 1):
         said = codes[len(reply.flow.codes) : reply.codes_needed]
-        found = decoder.say_one(Saying(reply, said))
+        found = decoder.decode_one(DecodeRequest(reply, said))
         if not compare.exact:
             found, expected = _magnitudes(found.cpu()), _magnitudes(expected)
         checks.append(compare.tensor(f"codec, hop {hop}", found, expected, wave=True))

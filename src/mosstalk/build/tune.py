@@ -19,13 +19,13 @@ from torch import Tensor
 
 from mosstalk.build.machine import machine_of
 from mosstalk.documents import write_document
-from mosstalk.engine.layer_pass import Rooms
+from mosstalk.engine.layer_pass import LayerBuffers
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
-from mosstalk.engine.products import Products
+from mosstalk.engine.linears import Linears
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import E4M3
-from mosstalk.ops.fp8_linear import fp8_linear, fp8_linear_twin
+from mosstalk.ops.fp8_linear import fp8_linear, fp8_linear_reference
 from mosstalk.ops.launch import CompileError, compiled_together, interprets
 from mosstalk.ops.lm_candidates import few_candidates
 from mosstalk.ops.lm_tiles import (
@@ -40,7 +40,7 @@ from mosstalk.ops.lm_tiles import (
     tuned_as,
     use_tuned,
 )
-from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear, rms_linear_twin
+from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear, rms_linear_reference
 from mosstalk.prepared.tiles import TILES_FILE, Choice, Tuning, choose
 from mosstalk.runtime.graphs import STEPPING, captured
 
@@ -99,12 +99,12 @@ class Operands:
         return partial(rms_linear, self.x, product.gain, eps, product.matrix, self.out, **how)
 
     def expected(self, product: Product, eps: float) -> Tensor:
-        """The product by its twin, in float32."""
+        """The product by its reference, in float32."""
         out, how = torch.empty_like(self.out, dtype=torch.float32), self._how(product)
         if isinstance(product.matrix, Fp8Matrix):
             assert self.scale is not None
-            return fp8_linear_twin(self.x, self.scale, product.matrix.weight, out, **how)
-        return rms_linear_twin(self.x, product.gain, eps, product.matrix, out, **how)
+            return fp8_linear_reference(self.x, self.scale, product.matrix.weight, out, **how)
+        return rms_linear_reference(self.x, product.gain, eps, product.matrix, out, **how)
 
     def _how(self, product: Product) -> dict[str, Any]:
         return {"residual": self.residual if product.added else None, "gated": product.gated}
@@ -113,7 +113,7 @@ class Operands:
 @dataclass(frozen=True)
 class Line:
     """All products of a line of the tables: those of the ``layers``, one of each shape with what
-    its twin makes of it, and the ``heads``, which share a line of the layers'.
+    its reference makes of it, and the ``heads``, which share a line of the layers'.
     """
 
     key: Key
@@ -296,11 +296,11 @@ class Tuner:
         generator: torch.Generator,
     ) -> float:
         rows, dtype = ROWS[limit], self.model.dtype
-        rooms = Rooms.allocate(self.model.config, rows, self.model.device, dtype)
+        rooms = LayerBuffers.allocate(self.model.config, rows, self.model.device, dtype)
         rooms.hidden.normal_(generator=generator)
         rooms.mixed.normal_(generator=generator)
         with tuned_as(divisions):
-            products = Products(layers, self._eps, rows, invariant=False)
+            products = Linears(layers, self._eps, rows, invariant=False)
             calls = [partial(_run_layer, products, layer, rooms) for layer in layers]
             try:
                 return self.timer(calls)
@@ -310,19 +310,19 @@ class Tuner:
 
 def _products(layer: LayerWeights) -> tuple[Product, ...]:
     return (
-        Product(layer.qkv, layer.attention_gain),
-        Product(layer.mixed, added=True),
-        Product(layer.gate_up, layer.mlp_gain, gated=True),
+        Product(layer.qkv, layer.attention_norm_weight),
+        Product(layer.o_proj, added=True),
+        Product(layer.gate_up, layer.mlp_norm_weight, gated=True),
         Product(layer.down, added=True),
     )
 
 
-def _run_layer(products: Products, layer: LayerWeights, rooms: Rooms) -> None:
+def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> None:
     """As a pass does, without attention."""
     room = rooms.between
-    products.normed(rooms.hidden, layer.attention_gain, layer.qkv, rooms.qkv, room)
-    products.added(rooms.mixed, layer.mixed, rooms.hidden, room)
-    products.gated(rooms.hidden, layer.mlp_gain, layer.gate_up, rooms.inner, room)
+    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
+    products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
+    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
     products.added(rooms.inner, layer.down, rooms.hidden, room)
 
 

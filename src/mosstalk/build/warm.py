@@ -1,7 +1,7 @@
 """Running once, before anybody waits, all that a served conversation runs: kernels compile then."""
 
 from mosstalk.conversation import Mode, Row
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.fast_layers import FastLayers
 from mosstalk.engine.step_plan import KEY_BUCKETS
 from mosstalk.models.generation import Limits
@@ -38,7 +38,7 @@ def _reply(core: EngineCore, count: int, mode: Mode, temperature: float) -> None
     ids, audio = core.ids, mode is Mode.AUDIO
     row: Row = (ids.modality_pad, 0) if audio else (0, ids.audio_pad)
     script = Script.parse(f"{'speech' if audio else 'text'}:{_ROWS}")
-    ask = Ask(SamplingOptions(temperature=temperature), Limits(_ROWS), script)
+    ask = ReplyParams(SamplingOptions(temperature=temperature), Limits(_ROWS), script)
     asked = [core.submit(core.open([row] * (number + 2)), ask) for number in range(count)]
     core.run()
     for request in asked:

@@ -77,7 +77,7 @@ class SpokenReply:
 
 
 @dataclass(frozen=True)
-class Saying:
+class DecodeRequest:
     """More ``codes`` of a reply: those of its next hop, or with ``last`` all that is left.
 
     A hop has what ``SpokenReply.codes_needed`` asks for: with fewer there is no sound yet.
@@ -129,7 +129,7 @@ class SpeechDecoder:
         self.flow.prepare(voice)
 
     @torch.inference_mode()
-    def say(self, sayings: Sequence[Saying]) -> list[Tensor]:
+    def decode(self, sayings: Sequence[DecodeRequest]) -> list[Tensor]:
         """Sound (n,) float32 on the device of each reply's codes, at 24 kHz; may be empty.
 
         All of a reply's sound together is 1920 samples for each code. Each reply at most once.
@@ -148,9 +148,9 @@ class SpeechDecoder:
         sounds = iter(self.vocoder.push(work) if work else [])
         return [next(sounds) if mel.shape[1] else mel.new_zeros(0) for mel in mels]
 
-    def say_one(self, saying: Saying) -> Tensor:
+    def decode_one(self, saying: DecodeRequest) -> Tensor:
         """``say`` of one reply."""
-        return self.say([saying])[0]
+        return self.decode([saying])[0]
 
     def close(self, reply: SpokenReply) -> None:
         """Give back what a reply holds; harmless if it has been closed."""
@@ -228,12 +228,16 @@ class DecoderStream:
         while rest:
             missing = self.codes_needed - len(self._reply.flow.codes)
             part, rest = rest[:missing], rest[missing:]
-            sounds.append(self._decoder.say_one(Saying(self._reply, part)))
+            sounds.append(self._decoder.decode_one(DecodeRequest(self._reply, part)))
         return [sound for sound in sounds if len(sound)]
 
     def finish(self) -> Tensor | None:
         """End the reply: the rest of its sound, None when it had no codes."""
         had_codes = bool(self._reply.flow.codes)
-        rest = self._decoder.say_one(Saying(self._reply, [], last=True)) if had_codes else None
+        rest = (
+            self._decoder.decode_one(DecodeRequest(self._reply, [], last=True))
+            if had_codes
+            else None
+        )
         self._dropped()
         return rest

@@ -24,8 +24,8 @@ from mosstalk.models.flow_encoder import (
     InputLayer,
     relative_positions,
 )
-from mosstalk.ops.attend_pages import attend_pages, attend_workspace
-from mosstalk.ops.conv_rows import conv_rows
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow
+from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.linear_add import linear_add
 from mosstalk.ops.norm_linear import norm_linear
 from mosstalk.ops.norm_qkv import norm_qkv
@@ -150,7 +150,7 @@ class PagedBlocks:
                 frames=self._rows,
                 bias=block.qkv.bias,
             )
-            attend_pages(
+            attention_flow(
                 query,
                 kv,
                 inputs.table,
@@ -226,7 +226,7 @@ class PagedEncoder:
         x = x.masked_fill((ids < 0)[:, :, None], 0)
         windows = _windows(x, chunk)
         hidden = F.leaky_relu(_linear(windows, self._ahead), LEAKY_SLOPE)
-        back = conv_rows(
+        back = conv1d(
             hidden,
             *self._back,
             torch.empty_like(hidden),

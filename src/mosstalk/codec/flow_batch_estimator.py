@@ -17,9 +17,9 @@ from mosstalk.codec.flow_pages import BRANCHES, PageLayout, PageStore
 from mosstalk.codec.flow_parts import Linear, Norm
 from mosstalk.models.flow import ConditionalFlow
 from mosstalk.ops.attend_groups import attend_groups
-from mosstalk.ops.attend_pages import attend_pages, attend_workspace
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.close_residual import close_residual
-from mosstalk.ops.conv_rows import conv_rows
+from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
 from mosstalk.ops.linear_add import linear_add
 from mosstalk.ops.norm_act import norm_act
@@ -43,7 +43,7 @@ def splits_for(items: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rooms:
+class EstimatorBuffers:
     """Where a pass of I items works, (R, ...) each; passes of fewer use the first rows.
 
     ``given`` is the estimator's input: x, mu, speaker, condition. ``entry``, ``both``,
@@ -64,7 +64,7 @@ class Rooms:
     velocity: Tensor
 
     @classmethod
-    def allocate(cls, layout: PageLayout, items: int, device: torch.device) -> "Rooms":
+    def allocate(cls, layout: PageLayout, items: int, device: torch.device) -> "EstimatorBuffers":
         """Room for ``items`` items."""
         config, rows = layout.config, BRANCHES * items * layout.frames
         width, bins, dtype = config.estimator_channels, config.mel_bins, layout.dtype
@@ -87,9 +87,9 @@ class Rooms:
             velocity=room(bins),
         )
 
-    def first(self, rows: int) -> "Rooms":
+    def first(self, rows: int) -> "EstimatorBuffers":
         """The same memory's first ``rows`` rows."""
-        return Rooms(**{name: value[:rows] for name, value in vars(self).items()})
+        return EstimatorBuffers(**{name: value[:rows] for name, value in vars(self).items()})
 
     @property
     def rounded(self) -> Tensor | None:
@@ -130,7 +130,7 @@ class PagedEstimator:
             kv, frames = self._kv[0][0], self._layout.frames
             self._work[items] = attend_workspace(items, kv, frames, splits_for(items))
 
-    def integrate(self, rooms: Rooms, inputs: PassInputs) -> None:
+    def integrate(self, rooms: EstimatorBuffers, inputs: PassInputs) -> None:
         """From noise to mel, in the first columns of ``rooms.given``."""
         self.reserve(inputs.items)
         rounded = rooms.rounded
@@ -144,7 +144,9 @@ class PagedEstimator:
 class _Step:
     """One Euler step's velocity; layers and convolutions are counted as they run."""
 
-    def __init__(self, owner: PagedEstimator, rooms: Rooms, inputs: PassInputs, step: int) -> None:
+    def __init__(
+        self, owner: PagedEstimator, rooms: EstimatorBuffers, inputs: PassInputs, step: int
+    ) -> None:
         self.weights = owner._weights
         self.frames = owner._layout.frames
         self.work = owner._work[inputs.items]
@@ -191,7 +193,7 @@ class _Step:
 
     def _conv(self, x: Tensor, conv: Linear, out: Tensor) -> None:
         given = self.inputs
-        conv_rows(
+        conv1d(
             x,
             *conv,
             out,
@@ -221,7 +223,7 @@ class _Step:
         if given.items >= _GROUPED_FROM and kv.dtype != torch.float32:
             attend_groups(*seen, given.groups, rooms.mixed, frames=self.frames)
             return
-        attend_pages(
+        attention_flow(
             *seen,
             rooms.mixed,
             frames=self.frames,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_batch_encoder import PagedEncoder, spans
-from mosstalk.codec.flow_batch_estimator import PagedEstimator, Rooms
+from mosstalk.codec.flow_batch_estimator import EstimatorBuffers, PagedEstimator
 from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_pages import PageLayout, PageStore
@@ -106,7 +106,7 @@ class FlowPass:
         """Have rooms and graphs of its own."""
         self._lane, most = lane, self.buckets[-1]
         self._first = lane * most
-        self._rooms = Rooms.allocate(self._layout, most, self._device)
+        self._rooms = EstimatorBuffers.allocate(self._layout, most, self._device)
         self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._inputs: dict[tuple[int, int], PassInputs] = {}
         self._pool: Any = None  # torch's handle of the graphs' memory

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.tokenizer_encoder import LiveEncoder, Stretch
-from mosstalk.ops.attend_long import ITEM_ROWS, Items, attend_long, splits_for
-from mosstalk.ops.halves import Halves, takes
+from mosstalk.codec.tokenizer_encoder import LiveEncoder, SegmentSpan
+from mosstalk.ops.attention_tokenizer import ITEM_ROWS, Items, attention_tokenizer, splits_for
+from mosstalk.ops.tf32x3 import Tf32x3, takes
 
 _ALIGNED = 4
 
@@ -21,13 +21,13 @@ _ALIGNED = 4
 class StreamByStream:
     """Torch's own attention for each stream in turn; no row is padded."""
 
-    def __init__(self, live: LiveEncoder, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> None:
         self._live = live
         self._kv = live.pages.kv
         self._stretches = stretches
         self._masks = [self._mask(stretch) for stretch in stretches]
 
-    def __call__(self, layer: int, query: Tensor) -> Halves:
+    def __call__(self, layer: int, query: Tensor) -> Tf32x3:
         """See ``Attention``."""
         kv = self._kv[layer]
         parts = query.unflatten(1, (kv.shape[3], -1)).split([s.rows for s in self._stretches])
@@ -36,16 +36,16 @@ class StreamByStream:
             for stretch, mask, part in zip(self._stretches, self._masks, parts, strict=True)
         ]
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        return Halves.of(joined, split=takes(query))
+        return Tf32x3.of(joined, split=takes(query))
 
-    def _mask(self, stretch: Stretch) -> Tensor | None:
+    def _mask(self, stretch: SegmentSpan) -> Tensor | None:
         """What is added to scores (rows, end) so that a row sees those before it and itself."""
         if stretch.start == 0:
             return None
         hidden = self._kv[0].new_full((stretch.rows, stretch.end), -math.inf)
         return hidden.triu(stretch.start + 1)
 
-    def _mix(self, kv: Tensor, stretch: Stretch, mask: Tensor | None, query: Tensor) -> Tensor:
+    def _mix(self, kv: Tensor, stretch: SegmentSpan, mask: Tensor | None, query: Tensor) -> Tensor:
         ids = stretch.segment.held.ids
         if stretch.end <= kv.shape[4]:
             kept = kv[ids[0], 0]
@@ -61,7 +61,7 @@ class StreamByStream:
 class InItems:
     """All streams in one run of the kernel, however many rows each has, in items of up to 32."""
 
-    def __init__(self, live: LiveEncoder, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> None:
         self._live = live
         pages = live.pages
         table = np.zeros((len(stretches), pages.longest), np.int32)
@@ -80,9 +80,9 @@ class InItems:
         self._items = Items(*torch.from_numpy(columns).to(device)[:, : len(items)])
         self._splits = splits_for(len(items), pages.kv[0].shape[3])
 
-    def __call__(self, layer: int, query: Tensor) -> Halves:
+    def __call__(self, layer: int, query: Tensor) -> Tf32x3:
         """See ``Attention``."""
-        return attend_long(
+        return attention_tokenizer(
             query,
             self._live.pages.kv[layer],
             self._table,

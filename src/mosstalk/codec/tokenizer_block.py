@@ -16,8 +16,8 @@ from mosstalk.codec.tokenizer_inputs import Named, NamedBuffer
 from mosstalk.codec.tokenizer_segment import FRAMES_BEFORE, Floats, LiveSegment
 from mosstalk.models.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, floored
 from mosstalk.models.speech_tokenizer import CONV_STRIDE
-from mosstalk.ops.attend_long import Items, attend_long, splits_for
-from mosstalk.ops.halves import Halves, takes
+from mosstalk.ops.attention_tokenizer import Items, attention_tokenizer, splits_for
+from mosstalk.ops.tf32x3 import Tf32x3, takes
 from mosstalk.runtime.graphs import LISTENING, captured
 
 BLOCK_CODES = 5
@@ -175,8 +175,8 @@ class BlockStep:
         live, table = self._live, self._inputs.tensors["pages"]
         items = self._items._replace(visible=visible)
 
-        def attend(layer: int, query: Tensor) -> Halves:
-            return attend_long(
+        def attend(layer: int, query: Tensor) -> Tf32x3:
+            return attention_tokenizer(
                 query, live.pages.kv[layer], table, items, splits=self._splits,
                 split=takes(query), precision=live.precision, workspace=live.workspace,
             )  # fmt: skip

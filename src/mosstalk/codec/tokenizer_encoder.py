@@ -20,8 +20,7 @@ from mosstalk.models.speech_tokenizer import (
     SpeechTokenizer,
     squared_distances,
 )
-from mosstalk.ops.attend_long import attend_workspace
-from mosstalk.ops.halves import Halves, Precision, takes
+from mosstalk.ops.attention_tokenizer import attend_workspace
 from mosstalk.ops.launch import Norm
 from mosstalk.ops.linear_float32 import (
     Paged,
@@ -31,9 +30,10 @@ from mosstalk.ops.linear_float32 import (
     qkv_float32,
 )
 from mosstalk.ops.norm_float32 import norm_float32
+from mosstalk.ops.tf32x3 import Precision, Tf32x3, takes
 
 
-class Stretch(NamedTuple):
+class SegmentSpan(NamedTuple):
     """Rows of a segment that are to be encoded: from ``segment.rows`` to ``end``."""
 
     segment: LiveSegment
@@ -64,7 +64,7 @@ class Stretch(NamedTuple):
 class Attention(Protocol):
     """Mixes the values that rows see; their own keys and values have been kept."""
 
-    def __call__(self, layer: int, query: Tensor) -> Halves:
+    def __call__(self, layer: int, query: Tensor) -> Tf32x3:
         """(N, C) to the same, in halves where kernels take what is given."""
 
 
@@ -165,7 +165,7 @@ class LiveEncoder:
         normed = norm_float32(x, layer.before_attention, split=takes(x))
         return qkv_float32(normed, *layer.qkv, paged, **self._how)
 
-    def _widened(self, x: Tensor, layer: _Layer) -> Halves:
+    def _widened(self, x: Tensor, layer: _Layer) -> Tf32x3:
         """The first half of what a layer feeds rows ``x`` (N, C) through."""
         split = takes(x)
         normed = norm_float32(x, layer.before_feeding, split=split)
@@ -191,7 +191,7 @@ class LiveEncoder:
         bias = conv.bias
         assert bias is not None
         out = linear_float32(
-            Halves(window.flatten(0, -2)),
+            Tf32x3(window.flatten(0, -2)),
             conv.weight.detach().flatten(1),
             bias.detach(),
             activation="gelu",
@@ -224,7 +224,9 @@ def hear(live: LiveEncoder, segments: Sequence[LiveSegment], frames: Sequence[in
         at = new.stop
 
 
-def encode_rows(live: LiveEncoder, stretches: Sequence[Stretch], attention: Attention) -> Tensor:
+def encode_rows(
+    live: LiveEncoder, stretches: Sequence[SegmentSpan], attention: Attention
+) -> Tensor:
     """Hidden states (codes of all stretches, C); every stretch is whole codes, and is kept.
 
     Equals ``Encoder.forward`` on whole segments with each one's floor, but for rounding.
@@ -238,7 +240,7 @@ def encode_rows(live: LiveEncoder, stretches: Sequence[Stretch], attention: Atte
     return pooled
 
 
-def _convolved(live: LiveEncoder, stretches: Sequence[Stretch]) -> Tensor:
+def _convolved(live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> Tensor:
     """Rows (N, C) after both convolutions, of all stretches' frames in one sequence.
 
     A stretch of n rows is 4 + 2n frames there, the last of them a seam that no row of its own

@@ -18,14 +18,14 @@ from torch import Tensor
 from mosstalk.codec.tokenizer_attention import InItems, StreamByStream
 from mosstalk.codec.tokenizer_block import BLOCK_CODES, BUCKETS, Block, Blocks
 from mosstalk.codec.tokenizer_codes import Change, LiveCodes, Repair
-from mosstalk.codec.tokenizer_encoder import LiveEncoder, Stretch, encode_rows, hear
+from mosstalk.codec.tokenizer_encoder import LiveEncoder, SegmentSpan, encode_rows, hear
 from mosstalk.codec.tokenizer_pages import Pages
 from mosstalk.codec.tokenizer_segment import Floats, LiveSegment, floor_below
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
-from mosstalk.ops.halves import Precision, takes
 from mosstalk.ops.launch import compiled_together
+from mosstalk.ops.tf32x3 import Precision, takes
 
 Sound = Tensor | npt.NDArray[np.float32]
 
@@ -123,7 +123,7 @@ class LiveTokenizer:
         self.tokenizer = tokenizer
         weight = tokenizer.encoder.codebook.weight
         self.on_gpu = on_gpu = weight.device.type == "cuda"
-        # In other precisions twins stand in for kernels; they look at items on the host.
+        # In other precisions references stand in for kernels; they look at items on the host.
         kernels = on_gpu and takes(weight)
         self._together = kernels if options.together is None else options.together
         graphs = kernels and options.graphs is not False
@@ -284,7 +284,7 @@ class LiveTokenizer:
         start = max(work.codes * self._pool - self._rows, 0)
         return Block(work.segment, start, work.frames, self._maximum(work))
 
-    def _run_blocks(self, works: Sequence[_Work]) -> list[tuple[_Work, Stretch]]:
+    def _run_blocks(self, works: Sequence[_Work]) -> list[tuple[_Work, SegmentSpan]]:
         """Encode a block of each; return what must be encoded again by its floor."""
         blocks = [self._block(work) for work in works]
         again = []
@@ -302,7 +302,7 @@ class LiveTokenizer:
                 self._take(work, rows, heard.codes[new], heard.leads[new])
         return again
 
-    def _stretch(self, work: _Work, encoded: int = 0) -> Stretch:
+    def _stretch(self, work: _Work, encoded: int = 0) -> SegmentSpan:
         """The rows to encode: those that are new, after those that another floor changed.
 
         ``encoded`` of the new ones have been already, which a repair makes again.
@@ -315,7 +315,7 @@ class LiveTokenizer:
             work.turn.state.repairs.append(Repair(work.turn.state.samples, again))
             segment.rows = first
         segment.floor = floor
-        return Stretch(segment, work.codes * pool)
+        return SegmentSpan(segment, work.codes * pool)
 
     def _maximum(self, work: _Work) -> float:
         """The maximum by which the floor lies: the one heard, or one that is still trusted."""
@@ -325,7 +325,7 @@ class LiveTokenizer:
         loudest = state.segment.loudest
         return loudest if state.trusted is None else max(loudest, state.trusted)
 
-    def _encode(self, due: Sequence[tuple[_Work, Stretch]]) -> None:
+    def _encode(self, due: Sequence[tuple[_Work, SegmentSpan]]) -> None:
         stretches = [stretch for _, stretch in due]
         starts = [stretch.start for stretch in stretches]
         attention = (InItems if self._together else StreamByStream)(self._encoder, stretches)

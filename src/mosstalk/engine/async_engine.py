@@ -10,13 +10,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from mosstalk.conversation import Conversation, Mode, Reply, Row
-from mosstalk.engine.engine_core import Ask, EngineCore
+from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.jobs import Job
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.talk import Edit, Talk
 from mosstalk.errors import EngineStoppedError
-from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.deadline_lock import DeadlineLock
 
 _T = TypeVar("_T")
 _PATIENCE_S = 0.002
@@ -32,14 +32,14 @@ class NewRow:
 
 
 @dataclass
-class Ticket:
+class ReplyStream:
     """A reply under way: iterate for ``NewRow``s; at the end ``reply`` is whole.
 
     Iteration raises what ended the request early: ``PoisonedError``, ``EngineStoppedError``.
     The audio id of a text row may stand as ``audio_pad`` unless whole rows were asked for.
     """
 
-    talk: Talk
+    talk: CachedConversation
     request: Request
     cached_rows: int
     """Rows of the prompt that had been read before it was asked."""
@@ -77,22 +77,22 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
 
-class Engine:
+class AsyncEngine:
     """Runs an ``EngineCore`` on a thread of its own; every method may be called from asyncio.
 
-    Use as an async context manager, or call ``start`` and ``stop``. With a ``turnstile`` it steps
-    only when nobody else who uses that has more urgent work.
+    Use as an async context manager, or call ``start`` and ``stop``. With a ``deadline_lock`` it
+    steps only when nobody else who uses it has more urgent work.
     """
 
-    def __init__(self, core: EngineCore, turnstile: Turnstile | None = None) -> None:
+    def __init__(self, core: EngineCore, deadline_lock: DeadlineLock | None = None) -> None:
         self.core = core
-        self._turnstile = turnstile
+        self._turnstile = deadline_lock
         self.failure: Exception | None = None
         """What stopped the thread, if anything did: a supervisor should look at it."""
         self.ended: Future[None] = Future()
         """Done once the thread has ended, whatever ended it."""
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, ReplyStream] = {}
         self._door = threading.Lock()
         self._open = False
         self._thread = threading.Thread(target=self._run, name="mosstalk-engine", daemon=True)
@@ -108,7 +108,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    async def __aenter__(self) -> "Engine":
+    async def __aenter__(self) -> "AsyncEngine":
         self.start()
         return self
 
@@ -119,11 +119,11 @@ class Engine:
         """Have what nearly all steps run compiled and captured; see ``EngineCore.warm``."""
         await self._on_thread(self.core.warm)
 
-    def talk(self, conversation: Conversation) -> Talk:
+    def talk(self, conversation: Conversation) -> CachedConversation:
         """Keep a conversation's K and V from now on."""
-        return Talk(conversation, self.core.open())
+        return CachedConversation(conversation, self.core.open())
 
-    async def rewrite(self, talk: Talk, edit: Edit) -> None:
+    async def rewrite(self, talk: CachedConversation, edit: Edit) -> None:
         """Change what was said, and read ahead what is new, while nothing else is to be done.
 
         The conversation must have no reply that is open.
@@ -134,18 +134,18 @@ class Engine:
 
         def job() -> None:
             talk.rewrite(edit)
-            self.core.listen(talk.sequence)
+            self.core.prefill_ahead(talk.sequence)
 
         await self._on_thread(job)
 
     async def submit(
         self,
-        talk: Talk,
-        ask: Ask | None = None,
+        talk: CachedConversation,
+        ask: ReplyParams | None = None,
         *,
         speech: bool = True,
         edit: Edit | None = None,
-    ) -> Ticket:
+    ) -> ReplyStream:
         """Ask for a reply to what was said, after a last ``edit`` of it.
 
         A reply that nobody reads goes on to its end; ``close`` ends it with its conversation.
@@ -158,18 +158,18 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
 
-        def job() -> Ticket:
+        def job() -> ReplyStream:
             if edit:
                 talk.rewrite(edit)
             with talk.reply_opened(speech=speech):
                 request = self.core.submit(talk.sequence, ask)
             read = talk.sequence.read[Part.TRUNK]
-            ticket = self._tickets[request.number] = Ticket(talk, request, read, loop)
+            ticket = self._tickets[request.number] = ReplyStream(talk, request, read, loop)
             return ticket
 
         return await self._on_thread(job)
 
-    async def cancel(self, ticket: Ticket) -> None:
+    async def cancel(self, ticket: ReplyStream) -> None:
         """End a reply before its next step; harmless if it has ended."""
 
         def job() -> None:
@@ -178,15 +178,15 @@ class Engine:
 
         await self._on_thread(job)
 
-    async def close_reply(self, ticket: Ticket, heard_ms: float | None = None) -> None:
+    async def close_reply(self, ticket: ReplyStream, heard_ms: float | None = None) -> None:
         """Make history of an ended reply, cut to what was heard of it."""
         await self._on_thread(lambda: ticket.talk.close_reply(ticket.request, heard_ms))
 
-    async def truncate(self, talk: Talk, heard_ms: float) -> None:
+    async def truncate(self, talk: CachedConversation, heard_ms: float) -> None:
         """Cut the latest reply of a conversation to what was heard of it."""
         await self._on_thread(lambda: talk.truncate(heard_ms))
 
-    async def close(self, talk: Talk) -> None:
+    async def close(self, talk: CachedConversation) -> None:
         """Forget a conversation and free its blocks; a reply of it under way is cancelled."""
 
         def job() -> None:

@@ -11,8 +11,8 @@ import torch
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
-from mosstalk.engine.model_runner import Flight, Outcome, Runner
-from mosstalk.engine.request import DueDraw, Request, State
+from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
+from mosstalk.engine.request import DeferredDraw, Request, State
 from mosstalk.engine.sampler import Draw
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
@@ -64,7 +64,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReplyParams:
     """What is asked of the engine for one reply; see ``Request`` for what is not plain."""
 
     options: SamplingOptions = field(default_factory=SamplingOptions)
@@ -94,7 +94,7 @@ class EngineCore:
         self.model, self.ids, self.clock = model, ids, clock
         self.pool = BlockPool(self.options.blocks, self.options.block_rows)
         self.scheduler = Scheduler(self.pool, self.options.limits, self.options.share_prefixes)
-        self.runner = Runner(
+        self.runner = ModelRunner(
             model, ids, self.pool, self.options.limits.slots,
             pass_rows=self.options.limits.step_rows, deferral=self.options.deferral,
             fast=self.options.fast(self.options.limits.slots),
@@ -108,7 +108,7 @@ class EngineCore:
         late = self.options.late
         on_gpu = model.device.type == "cuda"
         self._late = self.options.deferral and (on_gpu if late is None else late)
-        self._flight: Flight | None = None
+        self._flight: InFlightStep | None = None
         self._asked = 0
         self._begun: dict[int, int] = {}
 
@@ -130,17 +130,17 @@ class EngineCore:
         """A new conversation's sequence, with its first rows."""
         return Sequence(self.pool, self.ids.modality_pad, list(rows or []))
 
-    def submit(self, sequence: Sequence, ask: Ask | None = None) -> Request:
+    def submit(self, sequence: Sequence, ask: ReplyParams | None = None) -> Request:
         """Ask for a reply to the sequence's rows.
 
         Raises:
             EngineInputError: a row has an id that the model has no embedding of.
             ContextLengthError, EngineFullError: see ``Scheduler.submit``.
         """
-        ask = ask or Ask()
+        ask = ask or ReplyParams()
         self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
         if not sequence.unread:  # it was read ahead, and the next row is drawn from its last one
-            sequence.forget(len(sequence.rows) - 1)
+            sequence.free_from(len(sequence.rows) - 1)
         longest = min(self.model.config.max_position_embeddings, self.pool.size * self.pool.rows)
         self._asked += 1
         request = Request(
@@ -150,21 +150,21 @@ class EngineCore:
         self.scheduler.submit(request)
         return request
 
-    def listen(self, sequence: Sequence) -> None:
+    def prefill_ahead(self, sequence: Sequence) -> None:
         """Read the rows of a conversation ahead of its next reply, in room that steps leave.
 
         Raises:
             EngineInputError: a row has an id that the model has no embedding of.
         """
         self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
-        self.scheduler.listen(sequence)
+        self.scheduler.prefill_ahead(sequence)
 
     def cancel(self, request: Request) -> None:
         """End a reply here and now, between two steps; harmless if it has ended."""
         if request.state is State.DONE:
             return
-        if request.whole_rows and request.can_make_up:
-            self._make_up([request])
+        if request.whole_rows and request.can_resolve_deferred:
+            self._resolve_deferred([request])
         if request.error is None:
             request.cancelled = True
             self._end(request)
@@ -219,7 +219,7 @@ class EngineCore:
         while self.busy:
             self.step()
 
-    def _launched(self, works: list[Work] | None) -> Flight | None:
+    def _launched(self, works: list[Work] | None) -> InFlightStep | None:
         """A step on its way: requests' works, and what else there is room for."""
         if works is None:
             return None
@@ -241,11 +241,11 @@ class EngineCore:
                 work.sequence.publish(len(work.sequence.rows))
         return flight
 
-    def _landed(self, flight: Flight) -> list[Request]:
+    def _landed(self, flight: InFlightStep) -> list[Request]:
         """Wait for a step and do what follows from it, perhaps while the next one runs."""
         outcomes = self.runner.collect(flight)
         touched = [each.draw.request for each in outcomes if self._take(each)]
-        self._make_up([r for r in touched if r.audio_due_now])
+        self._resolve_deferred([r for r in touched if r.audio_due_now])
         late = {draw.request.number: draw for draw in self._flight.draws} if self._flight else {}
         for request in touched:
             self._turn(request, late.get(request.number))
@@ -269,15 +269,15 @@ class EngineCore:
         assert outcome.row is not None, "no row was drawn, and no mode had ended"
         request.sequence.publish(draw.place)
         if request.mode is Mode.TEXT and self.options.deferral:
-            request.due_draws.append(DueDraw(draw.place, draw.step, draw.rule))
+            request.deferred_draws.append(DeferredDraw(draw.place, draw.step, draw.rule))
         request.add(outcome.row)
         return True
 
-    def _make_up(self, requests: list[Request]) -> None:
+    def _resolve_deferred(self, requests: list[Request]) -> None:
         """Make up put-off draws that the next row, or the asker, needs."""
         if not requests:
             return
-        for request, bad in self.runner.make_up(requests):
+        for request, bad in self.runner.resolve_deferred(requests):
             if bad:
                 self._poisoned(request)
 
@@ -302,11 +302,11 @@ class EngineCore:
             return False
         if request.sequence.rows[-1][0] == self.ids.modality_pad:
             # It is embedded by its audio id, which had not been drawn when it was read.
-            request.sequence.forget(len(request.sequence.rows) - 1)
+            request.sequence.free_from(len(request.sequence.rows) - 1)
         return True
 
     def _poisoned(self, request: Request) -> None:
-        request.sequence.discard()
+        request.sequence.invalidate()
         self._end(
             request,
             PoisonedError(

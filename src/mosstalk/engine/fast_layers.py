@@ -1,4 +1,4 @@
-"""The network over packed rows by kernels: on a GPU one captured graph a pass, elsewhere twins.
+"""The network over packed rows: on a GPU one captured graph a pass, elsewhere the references.
 
 Letters: W wanted rows, C hidden_size, V ids of a channel.
 """
@@ -16,7 +16,7 @@ from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layer_pass import LayerPass
 from mosstalk.engine.layer_weights import packable
 from mosstalk.engine.layers import Layers, PlainLayers
-from mosstalk.engine.packed import Stretch
+from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
 from mosstalk.engine.step_plan import PassLimits, Planner
@@ -24,8 +24,8 @@ from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.launch import compiled_together, runs
 from mosstalk.ops.lm_tiles import FEW_ROWS
-from mosstalk.ops.pick_parts import AUDIO
 from mosstalk.ops.rms_linear import rms_linear
+from mosstalk.ops.sampling_parts import AUDIO
 from mosstalk.runtime.graphs import STEPPING, captured
 
 _CAPABLE_SINCE = (8, 0)
@@ -116,7 +116,7 @@ class FastLayers(Layers):
         """Memory of rooms, tables and descriptors; what graphs hold besides is torch's to tell."""
         return self.layer_pass.fixed_bytes + sum(inputs.nbytes for inputs in self._inputs.values())
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[Stretch]) -> None:
+    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
         """See ``Layers``."""
         first, planned = 0, list[Planned]()
         for lot in self.limits.lots(stretches):
@@ -129,7 +129,7 @@ class FastLayers(Layers):
         for one in planned:
             self._run(Part.TRUNK, step, one)
 
-    def block(self, step: int, part: Part, stretches: list[Stretch], wanted: list[int]) -> Tensor:
+    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
         """See ``Layers``; ``wanted`` ascends. What it returns stays as it is whatever runs next."""
         first, planned, counts = 0, list[Planned](), list[int]()
         for lot in self.limits.lots(stretches):
@@ -212,5 +212,5 @@ class FastLayers(Layers):
         )
 
 
-def _count(stretches: list[Stretch]) -> int:
+def _count(stretches: list[QuerySpan]) -> int:
     return sum(map(len, stretches))

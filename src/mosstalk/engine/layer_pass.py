@@ -13,20 +13,20 @@ from torch import Tensor
 from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layer_weights import LayerWeights, packed_stacks
-from mosstalk.engine.products import Between, Products
+from mosstalk.engine.linears import Linears, ScratchBuffers
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import StepInputs
 from mosstalk.engine.step_plan import PassLimits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.attend_rows import attend_rows, rows_work
-from mosstalk.ops.attend_tiles import attend_tiles, tiles_work
+from mosstalk.ops.attention_decode import attention_decode, rows_work
+from mosstalk.ops.attention_prefill import attention_prefill, tiles_work
 from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
 from mosstalk.ops.rms_norm import rms_norm
-from mosstalk.ops.rotate_write import rotary_table, rotate_write
+from mosstalk.ops.rope_kv import rope_kv, rotary_table
 
 
 @dataclass(frozen=True)
-class Rooms:
+class LayerBuffers:
     """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), products
     ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
     product ``inner`` (N, I), and what was ``asked`` for (N, C).
@@ -57,9 +57,9 @@ class Rooms:
         return type(self)(*(room[:rows] for room in vars(self).values()))
 
     @property
-    def between(self) -> Between:
+    def between(self) -> ScratchBuffers:
         """Those that products need for themselves."""
-        return Between(self.normed, self.gates)
+        return ScratchBuffers(self.normed, self.gates)
 
     @property
     def nbytes(self) -> int:
@@ -92,11 +92,11 @@ class LayerPass:
             model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
         )  # fmt: skip
         device, dtype = store.keys.device, store.keys.dtype
-        self.rooms = Rooms.allocate(config, limits.rows, device, dtype)
+        self.rooms = LayerBuffers.allocate(config, limits.rows, device, dtype)
         self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, limits, store, invariant=invariant)
         layers = [layer for stack in self._stacks.values() for layer in stack.layers]
-        self._products = Products(layers, self._eps, limits.rows, invariant=invariant)
+        self._products = Linears(layers, self._eps, limits.rows, invariant=invariant)
 
     @property
     def weight_bytes(self) -> int:
@@ -120,48 +120,46 @@ class LayerPass:
             latest = Latest(self._latest, inputs.slots)
             embed_rows(inputs.rows, *self._tables, self._pad, rooms.hidden, latest)
         else:
-            gather_rows(self._store.hidden, inputs.places, rooms.hidden)
+            gather_rows(self._store.hidden, inputs.slot_mapping, rooms.hidden)
         for number, layer in enumerate(stack.layers, stack.first):
             self._attention(layer, number, rooms, inputs)
             self._mlp(layer, rooms)
-        if stack.gain is None:
-            scatter_rows(rooms.hidden, inputs.places, self._store.hidden)
+        if stack.norm_weight is None:
+            scatter_rows(rooms.hidden, inputs.slot_mapping, self._store.hidden)
         else:
             gather_rows(rooms.hidden, inputs.wanted, rooms.normed)
-            rms_norm(rooms.normed, stack.gain, self._eps, rooms.asked)
+            rms_norm(rooms.normed, stack.norm_weight, self._eps, rooms.asked)
 
     def _attention(
-        self, layer: LayerWeights, number: int, rooms: Rooms, inputs: StepInputs
+        self, layer: LayerWeights, number: int, rooms: LayerBuffers, inputs: StepInputs
     ) -> None:
         room = rooms.between
-        self._products.normed(rooms.hidden, layer.attention_gain, layer.qkv, rooms.qkv, room)
+        self._products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
         size = inputs.size
         keys, values = self._store.keys[number], self._store.values[number]
-        turn = (layer.query_gain, layer.key_gain), self._eps, self._angles
+        turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
         block_rows = self._store.rows_per_block
         span = size.blocks * block_rows
         if size.tiles:
-            rotate_write(
-                rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query
-            )
+            rope_kv(rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query)
         if size.singles:
             single = slice(0, size.singles)
-            attend_rows(
-                rooms.qkv[single], *turn, keys, values, inputs.tables[single],
-                inputs.lengths, rooms.mixed[single],
+            attention_decode(
+                rooms.qkv[single], *turn, keys, values, inputs.block_tables[single],
+                inputs.context_lens, rooms.mixed[single],
                 block_rows=block_rows, span=span, work=self._work,
             )  # fmt: skip
         if size.tiles:
             # After single rows, where their zeros may stand for want of so many.
-            attend_tiles(
-                rooms.query, keys, values, inputs.tables, inputs.tiles, rooms.mixed,
+            attention_prefill(
+                rooms.query, keys, values, inputs.block_tables, inputs.tiles, rooms.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        self._products.added(rooms.mixed, layer.mixed, rooms.hidden, room)
+        self._products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
 
-    def _mlp(self, layer: LayerWeights, rooms: Rooms) -> None:
+    def _mlp(self, layer: LayerWeights, rooms: LayerBuffers) -> None:
         room = rooms.between
-        self._products.gated(rooms.hidden, layer.mlp_gain, layer.gate_up, rooms.inner, room)
+        self._products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
         self._products.added(rooms.inner, layer.down, rooms.hidden, room)
 
 

@@ -41,13 +41,13 @@ class LayerWeights:
     """
 
     qkv: Matrix
-    mixed: Matrix
+    o_proj: Matrix
     gate_up: Matrix
     down: Matrix
-    attention_gain: Tensor
-    mlp_gain: Tensor
-    query_gain: Tensor
-    key_gain: Tensor
+    attention_norm_weight: Tensor
+    mlp_norm_weight: Tensor
+    query_norm_weight: Tensor
+    key_norm_weight: Tensor
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> Self:
@@ -75,7 +75,7 @@ class LayerWeights:
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
         """Those that rows are multiplied with."""
-        return self.qkv, self.mixed, self.gate_up, self.down
+        return self.qkv, self.o_proj, self.gate_up, self.down
 
     @property
     def nbytes(self) -> int:
@@ -89,13 +89,13 @@ class StackWeights:
 
     layers: list[LayerWeights]
     first: int
-    gain: Tensor | None
+    norm_weight: Tensor | None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a step reads of it."""
-        gain = 0 if self.gain is None else self.gain.nbytes
-        return gain + sum(layer.nbytes for layer in self.layers)
+        norm_weight = 0 if self.norm_weight is None else self.norm_weight.nbytes
+        return norm_weight + sum(layer.nbytes for layer in self.layers)
 
 
 def packable(backbone: Backbone, dtype: torch.dtype) -> bool:
@@ -134,7 +134,7 @@ def _stack(block: Block, norm: RMSNorm | None) -> StackWeights:
     layers = []
     for layer in block.layers:
         layers.append(LayerWeights.of(_decoder(layer)))
-        if layers[-1].attention_gain.is_cuda:
+        if layers[-1].attention_norm_weight.is_cuda:
             torch.cuda.empty_cache()  # what held the parts is too small for the next whole
     return StackWeights(layers, block.first, None if norm is None else norm.weight.detach())
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from mosstalk.conversation import Row
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.packed import Packed, Stretch, run_block
+from mosstalk.engine.packed import Packed, QuerySpan, run_block
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.staging import Staging
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.pick_parts import AUDIO
+from mosstalk.ops.sampling_parts import AUDIO
 
 NOT_SEEN = -1
 """Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""
@@ -41,7 +41,7 @@ class Layers(ABC):
         return 0
 
     @abstractmethod
-    def trunk(self, step: int, rows: list[Row], stretches: list[Stretch]) -> None:
+    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
         """Read the ``rows`` of ``stretches``; what the trunk gives for them goes into the store.
 
         Raises:
@@ -49,7 +49,7 @@ class Layers(ABC):
         """
 
     @abstractmethod
-    def block(self, step: int, part: Part, stretches: list[Stretch], wanted: list[int]) -> Tensor:
+    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
         """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``stretches``.
 
         It reads what the trunk left in the store.
@@ -72,7 +72,7 @@ class PlainLayers(Layers):
         super().__init__(model, store, latest)
         self._staging = Staging(model.device)
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[Stretch]) -> None:
+    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
         """See ``Layers``."""
         packed = Packed.of(stretches, self._staging)
         inputs = Inputs(step, self._staging.put({"rows": np.array(rows)}))
@@ -85,7 +85,7 @@ class PlainLayers(Layers):
         hidden = run_block(self.model.model.shared_block, hidden, packed, self.store, theta)
         self.store.hidden[packed.places] = hidden
 
-    def block(self, step: int, part: Part, stretches: list[Stretch], wanted: list[int]) -> Tensor:
+    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
         """See ``Layers``."""
         packed = Packed.of(stretches, self._staging)
         self._check(step, Inputs(step), packed, _PLACE_SPECS)

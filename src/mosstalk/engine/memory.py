@@ -8,7 +8,7 @@ from mosstalk.conversation import SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.kv_store import blocks_that_fit
-from mosstalk.engine.model_runner import Runner
+from mosstalk.engine.model_runner import ModelRunner
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Sequence
@@ -82,7 +82,7 @@ def largest_step(
     rows = context_rows or model.config.max_position_embeddings
     limits = options.limits
     pool = BlockPool(-(-rows // options.block_rows), options.block_rows)
-    runner = Runner(
+    runner = ModelRunner(
         model, ids, pool, limits.slots + 1,
         pass_rows=limits.step_rows, deferral=options.deferral,
         fast=options.fast(limits.slots + 1),
@@ -104,7 +104,7 @@ def largest_step(
 class Trial:
     """A runner of its own and the step to run on it."""
 
-    runner: Runner
+    runner: ModelRunner
     works: list[Work]
 
     def run(self) -> None:

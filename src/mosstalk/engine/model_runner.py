@@ -23,7 +23,7 @@ from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastOptions, best_layers
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
-from mosstalk.engine.packed import Stretch, in_passes
+from mosstalk.engine.packed import QuerySpan, in_passes
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sampler import (
     DRAW_SPECS,
@@ -38,7 +38,7 @@ from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
 from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.ops.pick_parts import AUDIO, NOT_DRAWN, TEXT
+from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlightStep:
     """A step that was launched: its draws, and where their ids will be on the host.
 
     ``found`` (R, 3) int64: text and audio ids, NOT_DRAWN where none was drawn, and whether the
@@ -83,7 +83,7 @@ class _Due:
     first: int
 
 
-class Runner:
+class ModelRunner:
     """The network over a pool of blocks, for at most ``slots`` replies at once.
 
     ``deferral`` off computes both blocks and heads at every row. A modality block that has
@@ -122,7 +122,7 @@ class Runner:
 
         The rest of a slot's state is set by the first draw.
         """
-        put_off = {due.place for due in request.due_draws}
+        put_off = {due.place for due in request.deferred_draws}
         rows = request.sequence.rows
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
         ids = {"text": np.array([row[TEXT] for row in rows]), "audio": np.array(audio, np.int64)}
@@ -137,7 +137,7 @@ class Runner:
         return text, audio
 
     @torch.inference_mode()
-    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> Flight:
+    def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:
         """Begin to run ``works``, drawing a row for each request whose rows are all read then.
 
         Of ``fresh`` ones nothing was drawn since they got their slots (see ``begin``).
@@ -170,7 +170,7 @@ class Runner:
             draw.request.sequence.pending += 1
         return _sent(draws, found, launched_s)
 
-    def collect(self, flight: Flight) -> list[Outcome]:
+    def collect(self, flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""
         if flight.done:
             flight.done.synchronize()
@@ -182,14 +182,14 @@ class Runner:
         return self.collect(self.launch(works))
 
     @torch.inference_mode()
-    def make_up(self, requests: list[Request]) -> list[tuple[Request, bool]]:
+    def resolve_deferred(self, requests: list[Request]) -> list[tuple[Request, bool]]:
         """Make up the put-off audio draws of ``requests`` in order.
 
         Returns of each whether its logits were not finite.
         """
         self.steps += 1
-        firsts = [request.due_draws[0].place - 1 for request in requests]
-        ends = [request.due_draws[-1].place for request in requests]
+        firsts = [request.deferred_draws[0].place - 1 for request in requests]
+        ends = [request.deferred_draws[-1].place for request in requests]
         hidden = self._run_part(
             Part.AUDIO,
             [
@@ -201,7 +201,7 @@ class Runner:
         lengths = (end - first for first, end in zip(firsts, ends, strict=True))
         cuts = pairwise(accumulate(lengths, initial=0))
         return [
-            (request, self._make_up_one(request, hidden[begin:end]))
+            (request, self._resolve_one(request, hidden[begin:end]))
             for request, (begin, end) in zip(requests, cuts, strict=True)
         ]
 
@@ -222,15 +222,15 @@ class Runner:
             found.append(self.layers.logits(channel, hidden).float())
         return Logits(*found)
 
-    def _make_up_one(self, request: Request, hidden: Tensor) -> bool:
+    def _resolve_one(self, request: Request, hidden: Tensor) -> bool:
         """Draw what is due after outputs (n, C); whether any logits were not finite."""
-        dues = request.due_draws
+        dues = request.deferred_draws
         assert len(dues) == len(hidden), "put-off draws belong to rows that follow one another"
         found: list[Drawn] = []
         for number, due in enumerate(dues):
             draws = [Draw(request, due.step, due.rule, due.place, Mode.TEXT)]
             found.append(self._draw(draws, AUDIO, hidden[number : number + 1]))
-        request.make_up(torch.cat([each.ids for each in found]).tolist())
+        request.resolve_deferred(torch.cat([each.ids for each in found]).tolist())
         return bool(torch.cat([each.bad for each in found]).any())
 
     def _due(self, work: Work, part: Part) -> _Due:
@@ -244,7 +244,7 @@ class Runner:
     def _run_trunk(self, works: list[Work]) -> None:
         if not works:
             return
-        stretches = [Stretch(w.sequence, w.start, w.start + w.count) for w in works]
+        stretches = [QuerySpan(w.sequence, w.start, w.start + w.count) for w in works]
         rows = [row for work in works for row in _rows_of(work)]
         self.layers.trunk(self.steps, rows, stretches)
         for stretch in stretches:
@@ -259,7 +259,7 @@ class Runner:
         if not dues:
             return None
         firsts = {id(due.sequence): due.first for due in dues}
-        stretches = [Stretch(due.sequence, due.begin, due.end) for due in dues]
+        stretches = [QuerySpan(due.sequence, due.begin, due.end) for due in dues]
         wanted = []
         for lot in in_passes(stretches, self.pass_rows):
             rows = [row >= firsts[id(s.sequence)] for s in lot for row in range(s.start, s.end)]
@@ -305,15 +305,15 @@ class Runner:
         )
 
 
-def _sent(draws: list[Draw], found: Tensor, launched_s: float) -> Flight:
+def _sent(draws: list[Draw], found: Tensor, launched_s: float) -> InFlightStep:
     """What was drawn, on its way to the host."""
     if not found.is_cuda:
-        return Flight(draws, found, None, launched_s)
+        return InFlightStep(draws, found, None, launched_s)
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     host.copy_(found, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return Flight(draws, host, done, launched_s)
+    return InFlightStep(draws, host, done, launched_s)
 
 
 def _draw_order(work: Work) -> int:

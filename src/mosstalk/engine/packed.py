@@ -23,7 +23,7 @@ MOST_PLACES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Stretch:
+class QuerySpan:
     """Rows ``start`` .. ``end`` - 1 of a sequence, which see every row before them."""
 
     sequence: Sequence
@@ -39,15 +39,15 @@ class Stretch:
         return [table[row // size] * size + row % size for row in range(first, self.end)]
 
 
-def in_passes(stretches: list[Stretch], rows: int) -> Iterator[list[Stretch]]:
+def in_passes(stretches: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
     """Stretches in order, cut into lots of at most ``rows`` rows."""
-    lot: list[Stretch] = []
+    lot: list[QuerySpan] = []
     room = rows
     for stretch in stretches:
         start = stretch.start
         while start < stretch.end:
             end = min(stretch.end, start + room)
-            lot.append(Stretch(stretch.sequence, start, end))
+            lot.append(QuerySpan(stretch.sequence, start, end))
             room -= end - start
             start = end
             if room == 0:
@@ -84,14 +84,14 @@ class Singles:
 class Packed:
     """How packed rows lie and what they may see; ``positions`` (N,) and ``places`` (N,)."""
 
-    stretches: list[Stretch]
+    stretches: list[QuerySpan]
     positions: Tensor
     places: Tensor
     singles: list[Singles]
     many: list[Many]
 
     @classmethod
-    def of(cls, stretches: list[Stretch], staging: Staging) -> "Packed":
+    def of(cls, stretches: list[QuerySpan], staging: Staging) -> "Packed":
         """Lay out ``stretches`` one after the other."""
         ends = list(accumulate(len(s) for s in stretches))
         laid = list(zip(stretches, pairwise([0, *ends]), strict=True))
@@ -118,7 +118,7 @@ class Packed:
         )
 
 
-def _groups(singles: list[tuple[int, Stretch]]) -> Iterator[list[tuple[int, Stretch]]]:
+def _groups(singles: list[tuple[int, QuerySpan]]) -> Iterator[list[tuple[int, QuerySpan]]]:
     """Single rows cut so that no group's contexts, padded to one length, pass ``MOST_PLACES``.
 
     Longest first, so that little is padded; without a bound one long conversation among many
@@ -131,7 +131,7 @@ def _groups(singles: list[tuple[int, Stretch]]) -> Iterator[list[tuple[int, Stre
         singles = singles[count:]
 
 
-def _contexts(group: list[tuple[int, Stretch]]) -> list[int]:
+def _contexts(group: list[tuple[int, QuerySpan]]) -> list[int]:
     """Places of all contexts, each padded to the first one's length, one after the other."""
     longest = group[0][1].end
     contexts = (stretch.places() for _, stretch in group)
@@ -144,7 +144,7 @@ def _singles(rows: Tensor, lengths: Tensor, contexts: Tensor) -> Singles:
     return Singles(rows, contexts, mask[:, None, None])
 
 
-def _many(stretch: Stretch, rows: slice, context: Tensor) -> Many:
+def _many(stretch: QuerySpan, rows: slice, context: Tensor) -> Many:
     seen = torch.arange(stretch.end, device=context.device)
     new = torch.arange(stretch.start, stretch.end, device=context.device)
     return Many(rows, context, seen[None, :] <= new[:, None])

@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 @dataclass
-class DueDraw:
+class DeferredDraw:
     """An audio draw of a text row that was put off.
 
     ``place`` is the sequence's row it belongs to, ``step`` its number within the reply; its
@@ -76,7 +76,7 @@ class Request:
     slot: int | None = None
     prompt_rows: int = 0
     preemptions: int = 0
-    due_draws: list[DueDraw] = field(default_factory=list)
+    deferred_draws: list[DeferredDraw] = field(default_factory=list)
     mode: Mode = Mode.TEXT
     background: bool = False
     _rules: list[StepRule] | None = None
@@ -135,22 +135,22 @@ class Request:
         They are once the mode or the embedding can depend on them: after a text draw of
         sosp or modality_pad, in audio mode, and at the end if whole rows were asked for.
         """
-        if not self.due_draws or self.state is not State.RUNNING:
+        if not self.deferred_draws or self.state is not State.RUNNING:
             return False
         return self.halts_late or self.mode is Mode.AUDIO or (self.whole_rows and self.ended)
 
     @property
-    def can_make_up(self) -> bool:
+    def can_resolve_deferred(self) -> bool:
         """Whether the rows are read that put-off audio draws follow."""
-        if not self.due_draws or self.state is not State.RUNNING:
+        if not self.deferred_draws or self.state is not State.RUNNING:
             return False
-        return self.sequence.read[Part.TRUNK] >= self.due_draws[-1].place
+        return self.sequence.read[Part.TRUNK] >= self.deferred_draws[-1].place
 
     @property
     def ready(self) -> int:
         """Leading rows of the reply that can be handed out."""
-        if self.whole_rows and self.due_draws and self.state is not State.DONE:
-            return self.due_draws[0].place - self.prompt_rows
+        if self.whole_rows and self.deferred_draws and self.state is not State.DONE:
+            return self.deferred_draws[0].place - self.prompt_rows
         return len(self.reply.rows)
 
     @property
@@ -165,13 +165,13 @@ class Request:
         self.reply.modes.append(self.mode)
         self.sequence.rows.append(row)
 
-    def make_up(self, codes: list[int]) -> None:
+    def resolve_deferred(self, codes: list[int]) -> None:
         """Fill in the put-off audio ids, the oldest first."""
-        for due, code in zip(self.due_draws, codes, strict=True):
+        for due, code in zip(self.deferred_draws, codes, strict=True):
             row = (self.sequence.rows[due.place][0], code)
             self.sequence.rows[due.place] = row
             self.reply.rows[due.place - self.prompt_rows] = row
-        self.due_draws.clear()
+        self.deferred_draws.clear()
 
     def turn_mode(self) -> None:
         """Set the mode of the next row from the last one."""

@@ -18,9 +18,9 @@ from mosstalk.engine.staging import Staging
 from mosstalk.models.sampling import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
-from mosstalk.ops.pick_ids import pick_ids
-from mosstalk.ops.pick_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
-from mosstalk.ops.pick_plain import penalised, safely
+from mosstalk.ops.sampling import sample
+from mosstalk.ops.sampling_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
+from mosstalk.ops.sampling_reference import penalised, safely
 from mosstalk.script import StepRule
 
 _MOST_IDS = 1 << 32
@@ -147,7 +147,7 @@ def draw_rows(
     bad = torch.zeros((len(at), 2), dtype=torch.bool, device=at.device)
     if few_only and runs(logits):
         chosen = torch.empty_like(at)
-        pick_ids(
+        sample(
             logits, state, settings, chosen, bad[:, channel],
             channel=channel, last_id=last_id, masked=masked and completes,
         )  # fmt: skip

@@ -111,7 +111,7 @@ class Scheduler:
         self._take_out(request.sequence)
         self.waiting.append(request)
 
-    def listen(self, sequence: Sequence) -> None:
+    def prefill_ahead(self, sequence: Sequence) -> None:
         """Have the rows of a conversation without a request read where steps leave room."""
         assert not self.replies_of(sequence), "a reply of this conversation is under way"
         self._take_out(sequence)
@@ -205,7 +205,7 @@ class Scheduler:
             if room <= 0:
                 break
             if self.share_prefixes:
-                sequence.adopt_prefix()
+                sequence.match_prefix()
             start, count = sequence.read[Part.TRUNK], min(sequence.unread, room)
             while not sequence.make_room(start + count):
                 if not self._evict(self.idle):
@@ -237,7 +237,7 @@ class Scheduler:
     def drop(self, sequence: Sequence) -> None:
         """Forget an idle conversation and give its blocks back."""
         self._take_out(sequence)
-        sequence.forget(0)
+        sequence.free_from(0)
 
     def _take_out(self, sequence: Sequence) -> None:
         self.idle.pop(id(sequence), None)
@@ -255,8 +255,8 @@ class Scheduler:
                 return  # who comes after it is in the background as well
             sequence = request.sequence
             # What was put off can be made up only from rows read by this request itself.
-            if self.share_prefixes and not request.due_draws:
-                sequence.adopt_prefix()
+            if self.share_prefixes and not request.deferred_draws:
+                sequence.match_prefix()
             resting = (*self.idle.values(), *self.ahead.values())
             others = [*resting, *(later.sequence for later in self.waiting[1:])]
             reclaimable = sum(len(other.table) for other in others)
@@ -286,7 +286,7 @@ class Scheduler:
         while resting:
             _, sequence = resting.popitem(last=False)
             if sequence.table:
-                sequence.forget(0)
+                sequence.free_from(0)
                 return True
         return False
 
@@ -294,7 +294,7 @@ class Scheduler:
         """Take the blocks that the last in line still holds."""
         for request in sorted(self.waiting, key=lambda r: r.order, reverse=True):
             if request.sequence.table:
-                request.sequence.forget(0)
+                request.sequence.free_from(0)
                 return True
         return False
 
@@ -308,7 +308,7 @@ class Scheduler:
         assert not victim.sequence.pending, "what comes next may depend on rows that are pending"
         self.running.remove(victim)
         self._give_back_slot(victim)
-        victim.sequence.forget(0)
+        victim.sequence.free_from(0)
         victim.state = State.WAITING
         victim.preemptions += 1
         self.waiting.append(victim)

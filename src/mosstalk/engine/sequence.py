@@ -70,7 +70,7 @@ class Sequence:
         assert self.read[part] <= rows <= most, f"{part.name} cannot have read {rows}"
         self.read[part] = rows
 
-    def adopt_prefix(self) -> int:
+    def match_prefix(self) -> int:
         """Begin an unread sequence with blocks that others have filled; return their rows.
 
         The last row is always left to read: its output is what is drawn from.
@@ -97,9 +97,9 @@ class Sequence:
         """
         assert 0 <= rows <= len(self.rows), f"cannot keep {rows} of {len(self.rows)} rows"
         del self.rows[rows:]
-        self.forget(rows)
+        self.free_from(rows)
 
-    def forget(self, rows: int) -> None:
+    def free_from(self, rows: int) -> None:
         """Drop K and V of all but the first ``rows`` rows; the rows themselves stay."""
         kept, inside = divmod(rows, self.pool.rows)
         if inside and kept < len(self.table) and not self.pool.withdraw(self.table[kept]):
@@ -115,13 +115,13 @@ class Sequence:
         """Wait for no pending row, and leave the latest row unread, as if it had just come."""
         self.pending = 0
         if self.rows and self.read[Part.TRUNK] >= len(self.rows):
-            self.forget(len(self.rows) - 1)
+            self.free_from(len(self.rows) - 1)
 
-    def discard(self) -> None:
+    def invalidate(self) -> None:
         """Give all blocks back as worth nothing: nobody may find them again."""
         for block in self.table:
             self.pool.withdraw(block)
-        self.forget(0)
+        self.free_from(0)
 
     def publish(self, known: int) -> None:
         """Make blocks of the first ``known`` rows findable that every part has read to their end.

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.ops.pick_parts import ENDED, TEXT, DrawState
-from mosstalk.ops.settle_modes import ModeIds, settle_modes
+from mosstalk.ops.sampling_parts import ENDED, TEXT, DrawState
+from mosstalk.ops.update_modes import ModeIds, update_modes
 
 
 @dataclass(frozen=True)
@@ -54,4 +54,4 @@ class Slots:
         text = DrawState(self.seen[TEXT], self.latest, self.mode)
         whole = torch.where((drawn < 0) & ~bad[:, channel], -1, at)
         special = ModeIds(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
-        settle_modes(text, whole, bad, self.halts, special, put_off=True)
+        update_modes(text, whole, bad, self.halts, special, put_off=True)

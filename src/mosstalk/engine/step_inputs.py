@@ -68,11 +68,11 @@ def _fields(size: PassSize, *, embeds: bool) -> dict[str, _Field]:
     rows = (size.rows,)
     common = {
         "positions": _Field(rows, 0),
-        "places": _Field(rows),
+        "slot_mapping": _Field(rows),
         "written": _Field(rows),
-        "lengths": _Field((size.singles,), 0, count="singles"),
+        "context_lens": _Field((size.singles,), 0, count="singles"),
         "tiles": _Field((size.tiles, 4), 0, count="tiles"),
-        "tables": _Field((size.contexts, size.blocks), None, count="contexts"),
+        "block_tables": _Field((size.contexts, size.blocks), None, count="contexts"),
     }
     if embeds:
         return common | {"rows": _Field((size.rows, 2), dtype="int64"), "slots": _Field(rows)}
@@ -82,10 +82,10 @@ def _fields(size: PassSize, *, embeds: bool) -> dict[str, _Field]:
 class StepInputs:
     """The descriptors of a pass, one buffer on the device and one copy to fill it.
 
-    ``positions`` (N,) and ``places`` (N,) in the store, which is where ``written`` (N,) tells
-    ``rotate_write`` to write: not the single rows, which attention itself writes. ``lengths``
+    ``positions`` (N,) and ``slot_mapping`` (N,) in the store, which is where ``written`` (N,) tells
+    ``rope_kv`` to write: not the single rows, which attention itself writes. ``context_lens``
     (S,) are the keys that single rows see, their own included. ``tiles`` (T, 4): first packed
-    row, rows, position of the first, and its table. ``tables`` (S + T, B): blocks of single
+    row, rows, position of the first, and its table. ``block_tables`` (S + T, B): blocks of single
     rows, then of stretches. Besides, the trunk's have ``rows`` (N, 2) int64 and ``slots`` (N,),
     whose latest row stands for a row not seen yet; a modality block's have ``wanted`` (N,),
     packed rows whose output is asked for. All int32 otherwise. Where a pass has fewer, -1 is
@@ -96,11 +96,11 @@ class StepInputs:
     slots: Tensor
     wanted: Tensor
     positions: Tensor
-    places: Tensor
+    slot_mapping: Tensor
     written: Tensor
-    lengths: Tensor
+    context_lens: Tensor
     tiles: Tensor
-    tables: Tensor
+    block_tables: Tensor
 
     def __init__(self, size: PassSize, device: torch.device, *, embeds: bool) -> None:
         self.size = size

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mosstalk.conversation import Row
-from mosstalk.engine.packed import Stretch, in_passes
+from mosstalk.engine.packed import QuerySpan, in_passes
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.step_inputs import NOTHING, PassSize, Planned
 from mosstalk.errors import EngineInputError
-from mosstalk.ops.attend_tiles import TILE_ROWS, tiles_of
+from mosstalk.ops.attention_prefill import TILE_ROWS, tiles_of
 
 Ints = npt.NDArray[np.int32]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -66,10 +66,10 @@ class PassLimits:
             sizes |= {self.size(n, beside, 1, keys) for n in several}
         return sorted(sizes, key=astuple)
 
-    def lots(self, stretches: list[Stretch]) -> Iterator[list[Stretch]]:
+    def lots(self, stretches: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
         """Stretches in order, cut into lots that a pass can have."""
         for whole in in_passes(stretches, self.rows):
-            lot: list[Stretch] = []
+            lot: list[QuerySpan] = []
             singles = tiles = 0
             for stretch in whole:
                 single = len(stretch) == 1 and not self.tiled
@@ -123,17 +123,17 @@ class Layout:
     """Stretches in the order in which a pass has their rows: single rows first.
 
     ``order[n]`` is which of the given packed rows the pass has at n, None if all are where
-    they were. ``tiles`` are lines as ``attend_tiles`` takes them.
+    they were. ``tiles`` are lines as ``attention_prefill`` takes them.
     """
 
     limits: PassLimits
-    singles: list[Stretch]
-    longer: list[Stretch]
+    singles: list[QuerySpan]
+    longer: list[QuerySpan]
     order: Ints | None
     tiles: list[list[int]]
 
     @classmethod
-    def of(cls, stretches: list[Stretch], limits: PassLimits) -> "Layout":
+    def of(cls, stretches: list[QuerySpan], limits: PassLimits) -> "Layout":
         """Lay out a lot that the limits allow."""
         singles = [] if limits.tiled else [s for s in stretches if len(s) == 1]
         longer = stretches if limits.tiled else [s for s in stretches if len(s) > 1]
@@ -186,11 +186,11 @@ class Layout:
         written[:count] = NOTHING
         return {
             "positions": positions,
-            "places": places,
+            "slot_mapping": places,
             "written": written,
-            "lengths": lengths,
+            "context_lens": lengths,
             "tiles": np.array(self.tiles, np.int32).reshape(-1, 4),
-            "tables": table,
+            "block_tables": table,
         }
 
 
@@ -201,7 +201,7 @@ class Planner:
         self.limits = limits
         self._tables = Tables()
 
-    def embedding(self, step: int, rows: list[Row], stretches: list[Stretch]) -> Planned:
+    def embedding(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> Planned:
         """A pass of the trunk over ``rows`` of ``stretches``."""
         layout = Layout.of(stretches, self.limits)
         given = np.array(rows)
@@ -215,7 +215,7 @@ class Planner:
             slots[unseen] = given[unseen, 1]
         return Planned(step, size, {"rows": given, "slots": slots} | values)
 
-    def wanting(self, step: int, stretches: list[Stretch], wanted: list[int]) -> Planned:
+    def wanting(self, step: int, stretches: list[QuerySpan], wanted: list[int]) -> Planned:
         """A pass of a modality block whose outputs at packed rows ``wanted`` are asked for."""
         layout = Layout.of(stretches, self.limits)
         size = layout.size
@@ -223,7 +223,7 @@ class Planner:
         return Planned(step, size, {"wanted": layout.placed(wanted)} | values)
 
 
-def _singles_first(stretches: list[Stretch]) -> Ints:
+def _singles_first(stretches: list[QuerySpan]) -> Ints:
     counts = np.array([len(s) for s in stretches])
     single = np.repeat(counts == 1, counts)
     return np.concatenate([single.nonzero()[0], (~single).nonzero()[0]]).astype(np.int32)

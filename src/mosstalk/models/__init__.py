@@ -1,1 +1,1 @@
-"""The networks in plain PyTorch: language model, speech tokenizer, flow, vocoders, their loading."""
+"""The networks in plain PyTorch, and how their weights are read: the truth of all fast paths."""

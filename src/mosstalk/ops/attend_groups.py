@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mosstalk.ops.attend_pages import attend_pages_twin
+from mosstalk.ops.attention_flow import attention_flow_reference
 from mosstalk.ops.launch import Launch, page_strides, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import SOME_ROWS, tile
 
 MEMBERS = 3
@@ -27,7 +27,7 @@ def attend_groups(
     frames: int,
     scale: float | None = None,
 ) -> Tensor:
-    """``attend_pages`` without bias, mask and splits, for items in groups; returns ``out``.
+    """``attention_flow`` without bias, mask and splits, for items in groups; returns ``out``.
 
     ``groups`` (G, 1 + MEMBERS) int32: how many keys a group's items have in common at their
     start, then its items, -1 where there are fewer. Every item is in one group, and its first
@@ -35,7 +35,7 @@ def attend_groups(
     read before the kernel's turn. What an item gets depends, in its last bits, on its group.
     """
     if not runs(q):
-        return attend_pages_twin(q, kv, table, visible, out, frames=frames, scale=scale)
+        return attention_flow_reference(q, kv, table, visible, out, frames=frames, scale=scale)
     plan(q, kv, table, visible, groups, out, frames=frames, scale=scale).run()
     return out
 
@@ -170,7 +170,7 @@ def _attend_groups(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     branch = tl.program_id(1) // HEADS
     head = tl.program_id(1) % HEADS
     group = groups + tl.program_id(0) * 4
@@ -188,7 +188,7 @@ def _attend_groups(
     kv += branch * kv_branch + head * kv_head
     _, owner, key, inside = _at(0, shared, e0, e1, e2, i0, i1, i2, s0, s1, s2, KEYS)
     ahead = tl.load(table + owner * pages + key // PAGE, mask=inside, other=0)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     query = tl.load(q + row[:, None] * q_stride + head * D + channel[None, :], mask=mine, other=0.0)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     weight = tl.zeros((ROWS,), tl.float32)

@@ -29,12 +29,12 @@ def close_residual(
     apart, channels may not.
     """
     if not runs(x):
-        return close_residual_twin(y, norm, x, weight, bias, out)
+        return close_residual_reference(y, norm, x, weight, bias, out)
     plan(y, norm, x, weight, bias, out).run()
     return out
 
 
-def close_residual_twin(
+def close_residual_reference(
     y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> Tensor:
     """``close_residual`` in plain torch."""
@@ -50,14 +50,14 @@ def plan(
     assert weight.is_contiguous()
     assert y.shape == out.shape == (rows, columns)
     assert y.stride(1) == x.stride(1) == out.stride(1) == 1
-    gain, shift, eps = norm
+    norm_weight, shift, eps = norm
     size = tile("close_residual", rows, weight.dtype)
     return Launch(
         _close_residual,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
             "y": y,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "shift": shift,
             "x": x,
             "weight": weight,
@@ -85,7 +85,7 @@ def plan(
 @triton.jit(do_not_specialize=["rows"])
 def _close_residual(
     y,
-    gain,
+    norm_weight,
     shift,
     x,
     weight,
@@ -115,7 +115,7 @@ def _close_residual(
     here = (row < rows)[:, None]
     there = column < N
     beside = bias_at(bias, column, N, BIAS)
-    gains = tl.load(gain + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    gains = tl.load(norm_weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     shifts = tl.load(shift + column, mask=there, other=0.0).to(tl.float32)[None, :]
     w, factor, offset = await_turn(
         weight, None, None, column, K, N, False, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
-from mosstalk.ops.parts import follow
+from mosstalk.ops.parts import gdc_wait
 from mosstalk.ops.tiles import SOME_ROWS, tile
 
 
@@ -22,12 +22,12 @@ def euler(
     dtype, where given, gets the new x in its first M columns.
     """
     if not runs(x_in):
-        return euler_twin(x_in, velocity, guidance, duration, rounded)
+        return euler_reference(x_in, velocity, guidance, duration, rounded)
     plan(x_in, velocity, guidance, duration, rounded).run()
     return x_in
 
 
-def euler_twin(
+def euler_reference(
     x_in: Tensor,
     velocity: Tensor,
     guidance: float,
@@ -103,7 +103,7 @@ def _euler(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (row < half) & (column < M)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     first = velocity + row * velocity_stride + column
     conditioned = tl.load(first, mask=inside)
     unconditioned = tl.load(first + half * velocity_stride, mask=inside)

@@ -38,7 +38,7 @@ def fp8_linear(
     compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
     """
     if not runs(q):
-        return fp8_linear_twin(q, scale, weight, out, residual=residual, gated=gated)
+        return fp8_linear_reference(q, scale, weight, out, residual=residual, gated=gated)
     # Numbers in fours are what the kernel for one row reads.
     few = len(q) if fp8_one.takes(q, weight.q) else max(len(q), 2)
     kind = kind_of(q.shape[1], normed=residual is None, gated=gated)
@@ -48,7 +48,7 @@ def fp8_linear(
     return out
 
 
-def fp8_linear_twin(
+def fp8_linear_reference(
     q: Tensor,
     scale: Tensor,
     weight: Fp8Weight,

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import Fp8Weight
 from mosstalk.ops.launch import Launch, ceil_div, interprets, power_of_two, tl, triton
-from mosstalk.ops.lm_parts import ask_for_rows, silu
+from mosstalk.ops.lm_parts import prefetch_rows, silu
 from mosstalk.ops.lm_tiles import Division
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 
 _FOUR = 4
 """Numbers in a word."""
@@ -88,7 +88,7 @@ def _one_row(
 ):
     # All numbers are read in fours: taken apart by the load itself they would need more
     # registers, and would be waited for before the turn.
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known = tl.minimum(column, N - 1)
     inner = tl.arange(0, INNER)
@@ -98,10 +98,10 @@ def _one_row(
     upper_sizes = tl.load(channel_scale + N + known) if GATED else sizes
     if DEPENDENT and AHEAD > 0:
         further = tl.minimum(known + AHEAD * COLUMNS, N - 1)
-        ask_for_rows(weight, further, 0, K, INNER, RUNS, BULK)
+        prefetch_rows(weight, further, 0, K, INNER, RUNS, BULK)
         if GATED:
-            ask_for_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
-    follow(DEPENDENT)
+            prefetch_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
+    gdc_wait(DEPENDENT)
     a = tl.load(q + inner, mask=inner < K, other=0)
     size = tl.load(scale)
     stream = tl.zeros((COLUMNS,), tl.float32)

@@ -9,7 +9,7 @@ from torch import Tensor
 from mosstalk.numerics.fp8 import E4M3, fp8_by
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
 from mosstalk.ops.launch import Launch, ceil_div, interprets, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.rms_norm import normalised
 from mosstalk.ops.tiles import Tile
 
@@ -22,7 +22,7 @@ _MOST_WARPS = 16
 
 def fp8_rows(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     q: Tensor,
     scale: Tensor,
@@ -32,20 +32,20 @@ def fp8_rows(
 ) -> None:
     """Write f(x) / s rounded to E4M3 into ``q`` (R, C), and s into ``scale`` (R,).
 
-    ``x`` (R, C); rows may lie apart. f is RMSNorm with ``gain`` (C,), or nothing if that is None,
+    ``x`` (R, C); rows may lie apart. f is RMSNorm with ``norm_weight`` (C,), or nothing without it,
     rounded to the dtype of ``x``. s is each row's largest magnitude / 448, or ``fixed``, float32
     (), beyond which numbers are clipped. With ``invariant`` a row's bits do not depend on the other
     rows; else the squares that RMSNorm adds up may be added in another order among many.
     """
     if not runs(x):
-        fp8_rows_twin(x, gain, eps, q, scale, fixed=fixed)
+        fp8_rows_reference(x, norm_weight, eps, q, scale, fixed=fixed)
         return
-    plan(x, gain, eps, q, scale, fixed=fixed, invariant=invariant).run()
+    plan(x, norm_weight, eps, q, scale, fixed=fixed, invariant=invariant).run()
 
 
-def fp8_rows_twin(
+def fp8_rows_reference(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     q: Tensor,
     scale: Tensor,
@@ -53,7 +53,7 @@ def fp8_rows_twin(
     fixed: Tensor | None = None,
 ) -> None:
     """``fp8_rows`` in plain torch."""
-    rows = x if gain is None else normalised(x, gain, eps)
+    rows = x if norm_weight is None else normalised(x, norm_weight, eps)
     found, sizes = plain_rows(rows) if fixed is None else (fp8_by(rows, fixed), fixed)
     q.copy_(found)
     scale.copy_(sizes.expand(scale.shape))
@@ -61,7 +61,7 @@ def fp8_rows_twin(
 
 def plan(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     q: Tensor,
     scale: Tensor,
@@ -86,7 +86,7 @@ def plan(
         (rows, ceil_div(channels, share)),
         {
             "x": x,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "fixed": fixed,
             "q": q,
             "scale": scale,
@@ -97,7 +97,7 @@ def plan(
             "C": channels,
             "WIDTH": width,
             "SHARE": share,
-            "NORM": gain is not None,
+            "NORM": norm_weight is not None,
             "FIXED": fixed is not None,
             "SOFT": interprets(),
         },
@@ -108,7 +108,7 @@ def plan(
 @triton.jit
 def _fp8_rows(
     x,
-    gain,
+    norm_weight,
     fixed,
     q,
     scale,
@@ -123,16 +123,16 @@ def _fp8_rows(
     DEPENDENT: tl.constexpr,
 ):
     # Every program looks at a whole row, and divides no more than its share: dividing is slow.
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     own = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
     factor, own_factor = channel, own
     if NORM:
-        factor = tl.load(gain + channel, mask=channel < C, other=0.0)
-        own_factor = tl.load(gain + own, mask=own < C, other=0.0)
+        factor = tl.load(norm_weight + channel, mask=channel < C, other=0.0)
+        own_factor = tl.load(norm_weight + own, mask=own < C, other=0.0)
     size = tl.load(fixed) if FIXED else 1.0
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     here = x + row * x_stride
     a = tl.load(here + channel, mask=channel < C, other=0.0)
     share = tl.load(here + own, mask=own < C, other=0.0)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
 from mosstalk.ops.lm_parts import silu
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
 _TILE = Tile(1, 1024, 0, 4, 1)
@@ -18,12 +18,12 @@ def gate_up(y: Tensor, out: Tensor) -> Tensor:
     and after the product.
     """
     if not runs(y):
-        return gate_up_twin(y, out)
+        return gate_up_reference(y, out)
     plan(y, out).run()
     return out
 
 
-def gate_up_twin(y: Tensor, out: Tensor) -> Tensor:
+def gate_up_reference(y: Tensor, out: Tensor) -> Tensor:
     """``gate_up`` in plain torch."""
     gate, up = y.chunk(2, dim=1)
     return out.copy_(F.silu(gate) * up)
@@ -49,11 +49,11 @@ def plan(y: Tensor, out: Tensor) -> Launch:
 def _gate_up(
     y, out, y_stride, out_stride, N: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < N
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     here = y + row * y_stride + column
     gate = tl.load(here, mask=inside, other=0.0)
     up = tl.load(here + N, mask=inside, other=0.0)

@@ -44,7 +44,7 @@ def harmonic_source(
     int64: noise is a function of (seed, first + sample, harmonic) alone.
     """
     if not runs(f0):
-        return harmonic_source_twin(f0, phases, seeds, first, how, skip)
+        return harmonic_source_reference(f0, phases, seeds, first, how, skip)
     batch, frames, harmonics = phases.shape
     samples = frames * how.samples_per_frame - skip
     out = torch.empty((batch, samples), device=f0.device)
@@ -56,7 +56,7 @@ def harmonic_source(
     return out
 
 
-def harmonic_source_twin(
+def harmonic_source_reference(
     f0: Tensor, phases: Tensor, seeds: Tensor, first: Tensor, how: Excitation, skip: int = 0
 ) -> Tensor:
     """``harmonic_source`` in plain torch."""

@@ -34,7 +34,7 @@ def inverse_stft(
     whose length is a multiple of ``hop``.
     """
     if not runs(x):
-        return inverse_stft_twin(x, basis, window, hop, loudest, limit)
+        return inverse_stft_reference(x, basis, window, hop, loudest, limit)
     batch, parts, frames = x.shape
     samples, n_fft = hop * (frames - 1), window.shape[0]
     out = torch.empty((batch, samples), device=x.device)
@@ -45,7 +45,7 @@ def inverse_stft(
     return out
 
 
-def inverse_stft_twin(
+def inverse_stft_reference(
     x: Tensor, basis: Tensor, window: Tensor, hop: int, loudest: float, limit: float
 ) -> Tensor:
     """``inverse_stft`` in plain torch."""

@@ -51,12 +51,12 @@ LINE_BYTES = 128
 class Switches:
     """What all kernels share; a captured graph keeps what was set when it was captured.
 
-    ``twins``: plain torch even where kernels could run. ``dependent``: a kernel is launched
+    ``references``: plain torch even where kernels could run. ``dependent``: a kernel is launched
     while the one before it still runs and waits in the device (programmatic dependent launch,
     from compute capability 9.0 on), where it is short enough for that to pay.
     """
 
-    twins: bool = False
+    references: bool = False
     dependent: bool = True
 
 
@@ -69,8 +69,8 @@ def interprets() -> bool:
 
 
 def runs(tensor: Tensor) -> bool:
-    """Whether kernels, rather than their twins, take ``tensor``."""
-    if SWITCHES.twins or not INSTALLED:
+    """Whether kernels, rather than their references, take ``tensor``."""
+    if SWITCHES.references or not INSTALLED:
         return False
     return tensor.is_cuda or interprets()
 

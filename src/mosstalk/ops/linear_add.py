@@ -19,12 +19,12 @@ def linear_add(
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if not runs(x):
-        return linear_add_twin(x, a, weight, bias, out)
+        return linear_add_reference(x, a, weight, bias, out)
     plan(x, a, weight, bias, out).run()
     return out
 
 
-def linear_add_twin(
+def linear_add_reference(
     x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> Tensor:
     """``linear_add`` in plain torch."""

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.halves import Halves, Precision, put_halves, takes, times
 from mosstalk.ops.launch import Launch, ceil_div, tl, triton
-from mosstalk.ops.parts import activate, ask_for, follow
+from mosstalk.ops.parts import activate, gdc_wait, prefetch_l2
+from mosstalk.ops.tf32x3 import Precision, Tf32x3, store_tf32x3, takes, tf32x3_dot
 from mosstalk.ops.tiles import Tile
 
 Activation = Literal["none", "gelu"]
@@ -117,7 +117,7 @@ class Paged(NamedTuple):
 
 
 def linear_float32(
-    x: Halves,
+    x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
@@ -126,23 +126,23 @@ def linear_float32(
     split: bool = False,
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
-) -> Halves:
+) -> Tf32x3:
     """act(x W^T + b) + residual, in halves where they are to be ``split``; GELU is the exact one.
 
     ``x`` (R, K), ``weight`` (N, K), ``bias`` (N,), ``residual`` and the result (R, N), rows
-    without gaps. The kernel takes float32, the twin any precision that is not to be split.
+    without gaps. The kernel takes float32, the reference any precision that is not to be split.
     ``workspace`` is made where one is needed and None is given.
     """
     how: _How = {"activation": activation, "residual": residual}
     if not takes(x.high):
-        return linear_float32_twin(x, weight, bias, split=split, **how)
-    out = Halves.empty(x.high, len(weight), split=split)
+        return linear_float32_reference(x, weight, bias, split=split, **how)
+    out = Tf32x3.empty(x.high, len(weight), split=split)
     plan(x, weight, bias, out, precision=precision, workspace=workspace, **how).run()
     return out
 
 
 def qkv_float32(
-    x: Halves,
+    x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None,
     paged: Paged,
@@ -156,29 +156,29 @@ def qkv_float32(
     ``linear_float32``.
     """
     if not takes(x.high):
-        return qkv_float32_twin(x, weight, bias, paged)
-    query = Halves.empty(x.high, len(weight) // 3, split=False)
+        return qkv_float32_reference(x, weight, bias, paged)
+    query = Tf32x3.empty(x.high, len(weight) // 3, split=False)
     plan(x, weight, bias, query, paged=paged, precision=precision, workspace=workspace).run()
     return query.high
 
 
-def linear_float32_twin(
-    x: Halves,
+def linear_float32_reference(
+    x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
     activation: Activation = "none",
     residual: Tensor | None = None,
     split: bool = False,
-) -> Halves:
+) -> Tf32x3:
     """``linear_float32`` in plain torch."""
     y = F.linear(x.whole(), weight, bias)
     if activation == "gelu":
         y = F.gelu(y)
-    return Halves.of(y if residual is None else residual + y, split=split)
+    return Tf32x3.of(y if residual is None else residual + y, split=split)
 
 
-def qkv_float32_twin(x: Halves, weight: Tensor, bias: Tensor | None, paged: Paged) -> Tensor:
+def qkv_float32_reference(x: Tf32x3, weight: Tensor, bias: Tensor | None, paged: Paged) -> Tensor:
     """``qkv_float32`` in plain torch."""
     width = weight.shape[0] // 3
     y = F.linear(x.whole(), weight, bias)
@@ -187,10 +187,10 @@ def qkv_float32_twin(x: Halves, weight: Tensor, bias: Tensor | None, paged: Page
 
 
 def plan(
-    x: Halves,
+    x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None,
-    out: Halves,
+    out: Tf32x3,
     *,
     activation: Activation = "none",
     residual: Tensor | None = None,
@@ -204,7 +204,7 @@ def plan(
     (rows, channels), columns = x.high.shape, weight.shape[0]
     x.check(rows, channels)
     out.check(rows, columns if paged is None else columns // 3)
-    Halves(weight).check(columns, channels)
+    Tf32x3(weight).check(columns, channels)
     assert residual is None or residual.is_contiguous()
     divided = divided or division(rows, precision)
     tile = divided.tile
@@ -318,7 +318,7 @@ def _linear(
     end = tl.minimum(K, begin + share)
     if DEPENDENT and FETCH:
         _fetch_ahead(weight, column, begin, end, K, N)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     here = row < rows_16 // 16
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     inner = tl.arange(0, INNER)
@@ -336,7 +336,7 @@ def _linear(
         if HALVES:
             known = here[:, None] & (start + inner < end)[None, :]
             a_low = tl.load(x_low + ours + start, mask=known, other=0.0)
-        total += times(w, tl.trans(a), tl.trans(a_low), HALVES, IEEE)
+        total += tf32x3_dot(w, tl.trans(a), tl.trans(a_low), HALVES, IEEE)
     last = True
     if SHARED:
         total, last = _joined(total, counters, sums, ROWS, COLUMNS)
@@ -361,7 +361,7 @@ def _linear(
             kept = inside & (beside >= 0)[:, None]
             tl.store(kv + into[:, None] + place[None, :], total, mask=kept)
         else:
-            put_halves(out, out_low, column[:, None] + row[None, :] * N, total, inside, SPLIT)
+            store_tf32x3(out, out_low, column[:, None] + row[None, :] * N, total, inside, SPLIT)
 
 
 @triton.jit
@@ -370,7 +370,7 @@ def _fetch_ahead(weight, column, begin, end, K, N):
     line = tl.arange(0, 8) * 32
     for start in range(begin, end, 8 * 32):
         place = tl.minimum(column, N - 1)[:, None] * K + tl.minimum(start + line, K - 1)[None, :]
-        ask_for(weight + place)
+        prefetch_l2(weight + place)
 
 
 @triton.jit

@@ -1,11 +1,11 @@
 """Pieces that the language model's kernels share; each is inlined into the kernel that calls it."""
 
 from mosstalk.ops.launch import tl, triton
-from mosstalk.ops.parts import ask_for
+from mosstalk.ops.parts import prefetch_l2
 
 
 @triton.jit
-def ask_for_runs(place, size):
+def prefetch_runs(place, size):
     """Ask for ``size`` bytes from each of a tile of pointers on to be brought into the cache.
 
     Both are multiples of 16 bytes. One instruction brings a whole run, where ``ask_for`` brings
@@ -23,7 +23,7 @@ def ask_for_runs(place, size):
 
 
 @triton.jit
-def ask_for_rows(
+def prefetch_rows(
     weight, column, start, K: tl.constexpr, SPAN: tl.constexpr, RUNS: tl.constexpr,
     BULK: tl.constexpr,
 ):  # fmt: skip
@@ -35,13 +35,15 @@ def ask_for_rows(
     run = start + tl.arange(0, RUNS) * (SPAN // RUNS)
     place = weight + column[:, None] * K + run[None, :]
     if BULK:
-        ask_for_runs(place, SPAN // RUNS * bits // 8)
+        prefetch_runs(place, SPAN // RUNS * bits // 8)
     else:
-        ask_for(place)
+        prefetch_l2(place)
 
 
 @triton.jit
-def leave(total, sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def store_partial(
+    total, sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Put one of a split's PARTS totals (COLUMNS, ROWS) where its tile's last program finds it."""
     place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     own = (tile * tl.num_programs(2) + tl.program_id(2)) * PARTS + part
@@ -59,7 +61,7 @@ def comes_last(counters, tile):
 
 
 @triton.jit
-def joined(sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def combine(sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The sum of what the splits of ``tile`` left, in their order."""
     place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     splits = tl.num_programs(2)

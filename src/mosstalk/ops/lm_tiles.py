@@ -195,7 +195,7 @@ def division(kind: Kind, rows: int, dtype: torch.dtype, *, invariant: bool = Fal
             return _invariant(FP8_INVARIANT[kind], rows)
         return _by_rows(kind, rows, dtype)
     found = _invariant(INVARIANT[kind], rows) if invariant else _by_rows(kind, rows, dtype)
-    # Before they are scaled, a row's channels times their gain may be too large for float16.
+    # Before they are scaled, a row's channels times their norm_weight may be too large for float16.
     return replace(found, apart=found.apart or (dtype == torch.float16 and not found.one))
 
 

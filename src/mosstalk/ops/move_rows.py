@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
 _TILE = Tile(1, 1024, 0, 4, 1)
@@ -23,12 +23,12 @@ class Latest(NamedTuple):
 def gather_rows(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
     """Copy rows ``places`` (N,) of ``source`` (P, C) into ``out`` (N, C); -1 gives zeros."""
     if not runs(source):
-        return gather_rows_twin(source, places, out)
+        return gather_rows_reference(source, places, out)
     plan_gather(source, places, out).run()
     return out
 
 
-def gather_rows_twin(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
+def gather_rows_reference(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
     """``gather_rows`` in plain torch."""
     found = source[places.long().clamp(min=0)]
     return out.copy_(found.masked_fill(places[:, None] < 0, 0))
@@ -45,12 +45,12 @@ def scatter_rows(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
     No two rows may have one place.
     """
     if not runs(x):
-        return scatter_rows_twin(x, places, target)
+        return scatter_rows_reference(x, places, target)
     plan_scatter(x, places, target).run()
     return target
 
 
-def scatter_rows_twin(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
+def scatter_rows_reference(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
     """``scatter_rows`` in plain torch; which rows are written is read on the host."""
     written = places >= 0
     target[places[written].long()] = x[written].to(target.dtype)
@@ -77,12 +77,12 @@ def embed_rows(
     given and the slot is not negative; what stays negative gives zeros.
     """
     if not runs(out):
-        return embed_rows_twin(rows, text_table, audio_table, modality_pad, out, latest)
+        return embed_rows_reference(rows, text_table, audio_table, modality_pad, out, latest)
     plan_embed(rows, text_table, audio_table, modality_pad, out, latest).run()
     return out
 
 
-def embed_rows_twin(
+def embed_rows_reference(
     rows: Tensor,
     text_table: Tensor,
     audio_table: Tensor,
@@ -174,11 +174,11 @@ def _move_rows(
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < C
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     place = tl.load(places + row).to(tl.int64)
     if SCATTER:
         here = here & (place >= 0)
@@ -206,11 +206,11 @@ def _embed_rows(
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < C
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     text = tl.load(rows + row * 2)
     audio = tl.load(rows + row * 2 + 1)
     if LATEST:

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, Norm, ceil_div, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start, mish, moments
+from mosstalk.ops.parts import gdc_launch, gdc_wait, mish, moments
 from mosstalk.ops.plain import normalise
 from mosstalk.ops.tiles import SOME_ROWS, tile
 
@@ -26,12 +26,12 @@ def norm_act(
     apart, channels may not.
     """
     if not runs(x):
-        return norm_act_twin(x, norm, out, activation=activation, add=add)
+        return norm_act_reference(x, norm, out, activation=activation, add=add)
     plan(x, norm, out, activation=activation, add=add).run()
     return out
 
 
-def norm_act_twin(
+def norm_act_reference(
     x: Tensor,
     norm: Norm,
     out: Tensor,
@@ -56,14 +56,14 @@ def plan(
     rows, channels = x.shape
     assert out.shape == x.shape
     assert x.stride(1) == out.stride(1) == 1
-    gain, shift, eps = norm
+    norm_weight, shift, eps = norm
     size = tile("norm_act", rows, out.dtype)
     return Launch(
         _norm_act,
         (ceil_div(rows, size.rows),),
         {
             "x": x,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "shift": shift,
             "add": add,
             "out": out,
@@ -87,7 +87,7 @@ def plan(
 @triton.jit(do_not_specialize=["rows"])
 def _norm_act(
     x,
-    gain,
+    norm_weight,
     shift,
     add,
     out,
@@ -102,16 +102,16 @@ def _norm_act(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     channel = tl.arange(0, WIDTH)
     there = channel < C
-    factor = tl.load(gain + channel, mask=there, other=0.0).to(tl.float32)[None, :]
+    factor = tl.load(norm_weight + channel, mask=there, other=0.0).to(tl.float32)[None, :]
     offset = tl.load(shift + channel, mask=there, other=0.0).to(tl.float32)[None, :]
     added = offset
     if ADD:
         added = tl.load(add + channel, mask=there, other=0.0).to(tl.float32)[None, :]
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     inside = (row < rows) & there[None, :]
     y = tl.load(x + row * x_stride + channel[None, :], mask=inside, other=0.0).to(tl.float32)
     mean, scale = moments(y, inside, eps, C)

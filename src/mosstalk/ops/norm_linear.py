@@ -31,12 +31,12 @@ def norm_linear(
     ``mish``: the product's input is mish(LN(x)), as a final projection has it.
     """
     if not runs(x):
-        return norm_linear_twin(x, norm, weight, bias, out, activation=activation, mish=mish)
+        return norm_linear_reference(x, norm, weight, bias, out, activation=activation, mish=mish)
     plan(x, norm, weight, bias, out, activation=activation, mish=mish).run()
     return out
 
 
-def norm_linear_twin(
+def norm_linear_reference(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,
@@ -71,14 +71,14 @@ def plan(
     assert weight.is_contiguous()
     assert out.shape == (rows, columns)
     assert x.stride(1) == out.stride(1) == 1
-    gain, shift, eps = norm or (None, None, 0.0)
+    norm_weight, shift, eps = norm or (None, None, 0.0)
     size = tile("norm_linear", rows, weight.dtype)
     return Launch(
         _norm_linear,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
             "x": x,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "shift": shift,
             "weight": weight,
             "bias": bias,
@@ -106,7 +106,7 @@ def plan(
 @triton.jit(do_not_specialize=["rows"])
 def _norm_linear(
     x,
-    gain,
+    norm_weight,
     shift,
     weight,
     bias,
@@ -136,7 +136,19 @@ def _norm_linear(
     here = (row < rows)[:, None]
     beside = bias_at(bias, column, N, BIAS)
     w, factor, offset = await_turn(
-        weight, gain, shift, column, K, N, NORM, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
+        weight,
+        norm_weight,
+        shift,
+        column,
+        K,
+        N,
+        NORM,
+        WIDTH,
+        LINES,
+        LINE,
+        AT_ONCE,
+        GROUPS,
+        DEPENDENT,
     )
     x += row[:, None] * x_stride
     if AT_ONCE:
@@ -145,7 +157,7 @@ def _norm_linear(
         )  # fmt: skip
     else:
         total = product(
-            x, here, gain, shift, eps, weight, column,
+            x, here, norm_weight, shift, eps, weight, column,
             K, N, NORM, MISH, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
     total = activate(total + beside, ACTIVATION)

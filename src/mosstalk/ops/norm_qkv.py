@@ -38,12 +38,12 @@ def norm_qkv(
     ``frame`` of a page gets row ``frame`` of its item.
     """
     if not runs(x):
-        return norm_qkv_twin(x, norm, weight, q_out, kv, page, frames=frames, bias=bias)
+        return norm_qkv_reference(x, norm, weight, q_out, kv, page, frames=frames, bias=bias)
     plan(x, norm, weight, q_out, kv, page, frames=frames, bias=bias).run()
     return q_out
 
 
-def norm_qkv_twin(
+def norm_qkv_reference(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,
@@ -86,14 +86,14 @@ def plan(
     assert frames <= page_rows
     assert page.is_contiguous()
     assert x.stride(1) == q_out.stride(1) == kv.stride(5) == 1
-    gain, shift, eps = norm or (None, None, 0.0)
+    norm_weight, shift, eps = norm or (None, None, 0.0)
     size = tile("norm_qkv", rows, weight.dtype)
     return Launch(
         _norm_qkv,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
             "x": x,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "shift": shift,
             "weight": weight,
             "bias": bias,
@@ -125,7 +125,7 @@ def plan(
 @triton.jit(do_not_specialize=["rows", "items"])
 def _norm_qkv(
     x,
-    gain,
+    norm_weight,
     shift,
     weight,
     bias,
@@ -167,7 +167,19 @@ def _norm_qkv(
     own = tl.load(page + pair % items, mask=here, other=0).to(tl.int64)
     beside = bias_at(bias, column, N, BIAS)
     w, factor, offset = await_turn(
-        weight, gain, shift, column, K, N, NORM, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
+        weight,
+        norm_weight,
+        shift,
+        column,
+        K,
+        N,
+        NORM,
+        WIDTH,
+        LINES,
+        LINE,
+        AT_ONCE,
+        GROUPS,
+        DEPENDENT,
     )
     x += row[:, None] * x_stride
     if AT_ONCE:
@@ -176,7 +188,7 @@ def _norm_qkv(
         )  # fmt: skip
     else:
         total = product(
-            x, here[:, None], gain, shift, eps, weight, column,
+            x, here[:, None], norm_weight, shift, eps, weight, column,
             K, N, NORM, False, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
     total += beside

@@ -4,7 +4,7 @@ from mosstalk.ops.launch import tl, triton
 
 
 @triton.jit
-def let_next_start(DEPENDENT: tl.constexpr):
+def gdc_launch(DEPENDENT: tl.constexpr):
     """Let the kernel after this one start as soon as all programs of this one have started.
 
     It may then read what no kernel writes, and waits for the rest in ``follow``.
@@ -14,7 +14,7 @@ def let_next_start(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def follow(DEPENDENT: tl.constexpr):
+def gdc_wait(DEPENDENT: tl.constexpr):
     """Wait for the kernel before this one; a kernel that has not let the next start does it here.
 
     Every program of every kernel calls this before it touches what another kernel writes or
@@ -36,7 +36,7 @@ def fetch_ahead(
     """
     element = tl.arange(0, LINES) * LINE
     place = tl.minimum(column, N - 1)[:, None] * LENGTH + tl.minimum(element, LENGTH - 1)[None, :]
-    ask_for(weight + place)
+    prefetch_l2(weight + place)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def fetch_once(
 
 
 @triton.jit
-def ask_for(place):
+def prefetch_l2(place):
     """Ask for the lines that a tile of pointers is in to be brought into the cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -111,7 +111,7 @@ def rows_at_once(
 @triton.jit
 def await_turn(
     weight,
-    gain,
+    norm_weight,
     shift,
     column,
     K: tl.constexpr,
@@ -129,17 +129,17 @@ def await_turn(
     Returns the weights and the norm's factor and offset (WIDTH,) where all channels are in one
     product; else weights are but asked for.
     """
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     w, factor, offset = column, column, column
     if AT_ONCE:
         w = held(weight, column, 0, K, N, K, WIDTH, GROUPS)
         if NORM:
             inner = tl.arange(0, WIDTH)
-            factor = tl.load(gain + inner, mask=inner < K, other=0.0).to(tl.float32)
+            factor = tl.load(norm_weight + inner, mask=inner < K, other=0.0).to(tl.float32)
             offset = tl.load(shift + inner, mask=inner < K, other=0.0).to(tl.float32)
     elif DEPENDENT:
         fetch_once(weight, column, K, N, LINES, LINE)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     return w, factor, offset
 
 
@@ -213,11 +213,13 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def normalised(x, mean, scale, gain, shift, inner, inside, NORM: tl.constexpr, MISH: tl.constexpr):
+def normalised(
+    x, mean, scale, norm_weight, shift, inner, inside, NORM: tl.constexpr, MISH: tl.constexpr
+):
     """LayerNorm and Mish of a tile (rows, inner), as far as they are asked for, in float32."""
     x = x.to(tl.float32)
     if NORM:
-        factor = tl.load(gain + inner, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(norm_weight + inner, mask=inside, other=0.0).to(tl.float32)
         offset = tl.load(shift + inner, mask=inside, other=0.0).to(tl.float32)
         x = (x - mean) * scale * factor[None, :] + offset[None, :]
     if MISH:
@@ -238,7 +240,7 @@ def weights_at(
 def product(
     x,
     here,
-    gain,
+    norm_weight,
     shift,
     eps,
     weight,
@@ -266,7 +268,7 @@ def product(
         a = tl.load(x + inner[None, :], mask=here & (inner < K)[None, :], other=0.0)
         # Left alone otherwise, so that 16-bit rows are copied straight to where products read.
         if NORM or MISH:
-            a = normalised(a, mean, scale, gain, shift, inner, inner < K, NORM, MISH)
+            a = normalised(a, mean, scale, norm_weight, shift, inner, inner < K, NORM, MISH)
         w = weights_at(weight, column, inner, 0, K, N, K)
         total = tl.dot(a.to(w.dtype), w, total, input_precision="ieee")
     return total

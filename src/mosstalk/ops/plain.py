@@ -1,4 +1,4 @@
-"""Pieces that the twins share, in plain torch."""
+"""Pieces that the references share, in plain torch."""
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,8 @@ from mosstalk.ops.launch import Norm
 def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
     """LayerNorm of (..., C) in float32, then Mish where asked for."""
     if norm is not None:
-        gain, shift, eps = norm
-        x = torch.layer_norm(x, gain.shape, gain.float(), shift.float(), eps)
+        norm_weight, shift, eps = norm
+        x = torch.layer_norm(x, norm_weight.shape, norm_weight.float(), shift.float(), eps)
     return F.mish(x) if mish else x
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mosstalk.ops import rms_linear_one
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
-from mosstalk.ops.lm_parts import ask_for_rows, comes_last, joined, leave, silu
+from mosstalk.ops.lm_parts import combine, comes_last, prefetch_rows, silu, store_partial
 from mosstalk.ops.lm_tiles import Division, division, kind_of
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.plain import linear
 from mosstalk.ops.rms_norm import normalised, rms_norm
 
@@ -34,7 +34,7 @@ class LinearWorkspace:
 
 def rms_linear(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     out: Tensor,
@@ -46,7 +46,7 @@ def rms_linear(
 ) -> Tensor:
     """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
 
-    ``x`` (R, C), ``gain`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
+    ``x`` (R, C), ``norm_weight`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
     dtype; ``residual`` (R, N), which may be ``out``. Rows may lie apart, channels may not. f is
     nothing, or with ``gated`` SwiGLU (Shazeer 2020): silu(x G^T) x U^T with ``weight`` (2N, C)
     the rows of G, then of U. Sums are float32, and nothing is rounded between the products'
@@ -57,22 +57,27 @@ def rms_linear(
     is given.
     """
     if not runs(x):
-        return rms_linear_twin(x, gain, eps, weight, out, residual=residual, gated=gated)
+        return rms_linear_reference(
+            x, norm_weight, eps, weight, out, residual=residual, gated=gated
+        )
     rows, channels = x.shape
-    kind = kind_of(channels, normed=gain is not None, gated=gated)
+    kind = kind_of(channels, normed=norm_weight is not None, gated=gated)
     # Pairs of numbers are what the kernel for one row reads.
-    few = rows if rms_linear_one.takes(x, gain, weight) else max(rows, 2)
+    few = rows if rms_linear_one.takes(x, norm_weight, weight) else max(rows, 2)
     divided = division(kind, few, weight.dtype, invariant=invariant)
-    if gain is not None and divided.apart:
-        x, gain = rms_norm(x, gain, eps, torch.empty(x.shape, dtype=x.dtype, device=x.device)), None
+    if norm_weight is not None and divided.apart:
+        x, norm_weight = (
+            rms_norm(x, norm_weight, eps, torch.empty(x.shape, dtype=x.dtype, device=x.device)),
+            None,
+        )
     how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
-    plan(x, gain, eps, weight, out, workspace=workspace, **how).run()
+    plan(x, norm_weight, eps, weight, out, workspace=workspace, **how).run()
     return out
 
 
-def rms_linear_twin(
+def rms_linear_reference(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     out: Tensor,
@@ -81,7 +86,7 @@ def rms_linear_twin(
     gated: bool = False,
 ) -> Tensor:
     """``rms_linear`` in plain torch."""
-    y = linear(x if gain is None else normalised(x, gain, eps), weight, None)
+    y = linear(x if norm_weight is None else normalised(x, norm_weight, eps), weight, None)
     if gated:
         gate, up = y.chunk(2, dim=1)
         y = F.silu(gate) * up
@@ -90,7 +95,7 @@ def rms_linear_twin(
 
 def plan(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     out: Tensor,
@@ -105,15 +110,15 @@ def plan(
 
     ``scales`` (R,) and (N,), or (2N,) where gated, in float32: of rows and weights in E4M3.
     """
-    rows, columns, channels = _sizes(x, gain, weight, out, residual, gated)
+    rows, columns, channels = _sizes(x, norm_weight, weight, out, residual, gated)
     if divided.one:
-        return rms_linear_one.plan(x, gain, eps, weight, out, residual, gated, divided)
+        return rms_linear_one.plan(x, norm_weight, eps, weight, out, residual, gated, divided)
     tile = divided.tile
     inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)
     # Whatever the rows are, so that they do not decide in which order channels are summed.
     splits = max(1, min(divided.splits, ceil_div(channels, inner), _MOST_PROGRAMS // tiles))
-    assert gain is None or (splits == 1 and scales is None), (
+    assert norm_weight is None or (splits == 1 and scales is None), (
         "rows of shared channels are normalised apart"
     )
     grid = (ceil_div(rows, tile.rows), tiles, splits)
@@ -123,7 +128,7 @@ def plan(
         grid,
         {
             "x": x,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "weight": weight,
             "row_scale": scales[0] if scales else None,
             "channel_scale": scales[1] if scales else None,
@@ -140,7 +145,7 @@ def plan(
         {
             "K": channels,
             "N": columns,
-            "NORM": gain is not None,
+            "NORM": norm_weight is not None,
             "GATED": int(gated),
             "ADD": residual is not None,
             "SCALED": scales is not None,
@@ -169,7 +174,7 @@ def _sides(divided: Division, weight: Tensor, inner: int, splits: int) -> dict[s
 
 def _sizes(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     weight: Tensor,
     out: Tensor,
     residual: Tensor | None,
@@ -181,7 +186,7 @@ def _sizes(
     assert weight.is_contiguous()
     assert weight.numel() < 1 << 31
     assert x.dtype == weight.dtype
-    assert gain is None or gain.shape == (channels,)
+    assert norm_weight is None or norm_weight.shape == (channels,)
     assert out.shape == (rows, columns)
     assert x.stride(1) == out.stride(1) == 1
     assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
@@ -209,7 +214,7 @@ def _shared(
 @triton.jit(do_not_specialize=["rows"])
 def _rms_linear(
     x,
-    gain,
+    norm_weight,
     weight,
     row_scale,
     channel_scale,
@@ -240,7 +245,7 @@ def _rms_linear(
     DEPENDENT: tl.constexpr,
 ):
     # Weights are the products' first side, so that few rows are the narrow one of matrix units.
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     begin = tl.program_id(2) * SHARE
@@ -248,10 +253,10 @@ def _rms_linear(
     known = tl.minimum(column, N - 1)
     sizes, upper_sizes = _channel_sizes(channel_scale, known, N, SCALED, GATED)
     if DEPENDENT and ASK > 0:
-        ask_for_rows(weight, known, begin, K, ASK, RUNS, BULK)
+        prefetch_rows(weight, known, begin, K, ASK, RUNS, BULK)
         if GATED:
-            ask_for_rows(weight + N * K, known, begin, K, ASK, RUNS, BULK)
-    follow(DEPENDENT)
+            prefetch_rows(weight + N * K, known, begin, K, ASK, RUNS, BULK)
+    gdc_wait(DEPENDENT)
     here = row < rows
     row_sizes = tl.load(row_scale + row, mask=here, other=0.0) if SCALED else row
     inside = (column < N)[:, None] & here[None, :]
@@ -272,7 +277,7 @@ def _rms_linear(
         if NORM:
             wide = a.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
-            factor = tl.load(gain + start + inner, mask=left, other=0.0)
+            factor = tl.load(norm_weight + start + inner, mask=left, other=0.0)
             a = (wide * factor.to(tl.float32)[None, :]).to(a.dtype)
         w = _weights(theirs + start, left, WHOLE)
         total = tl.dot(w, tl.trans(a), total, input_precision="ieee", max_num_imprecise_acc=within)
@@ -335,12 +340,12 @@ def _joined(
 ):  # fmt: skip
     """The sums over all splits for the program that comes last, and whether this is it."""
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    leave(total, sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+    store_partial(total, sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
     if GATED:
-        leave(upper, sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+        store_partial(upper, sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
     last = comes_last(counters, tile)
     if last:
-        total = joined(sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+        total = combine(sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
         if GATED:
-            upper = joined(sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+            upper = combine(sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
     return total, upper, last

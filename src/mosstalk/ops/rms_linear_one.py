@@ -4,20 +4,20 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, tl, triton
-from mosstalk.ops.lm_parts import ask_for_rows, silu
+from mosstalk.ops.lm_parts import prefetch_rows, silu
 from mosstalk.ops.lm_tiles import Division
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 
 
-def takes(x: Tensor, gain: Tensor | None, weight: Tensor) -> bool:
+def takes(x: Tensor, norm_weight: Tensor | None, weight: Tensor) -> bool:
     """Whether the numbers lie so that they can be read in pairs."""
-    given = [one for one in (x, gain, weight) if one is not None]
+    given = [one for one in (x, norm_weight, weight) if one is not None]
     return x.shape[1] % 2 == 0 and all(one.storage_offset() % 2 == 0 for one in given)
 
 
 def plan(
     x: Tensor,
-    gain: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     weight: Tensor,
     out: Tensor,
@@ -38,7 +38,7 @@ def plan(
         (programs,),
         {
             "x": x[0].view(torch.int32),
-            "gain": None if gain is None else gain.view(torch.int32),
+            "norm_weight": None if norm_weight is None else norm_weight.view(torch.int32),
             "weight": weight.view(torch.int32),
             "residual": residual,
             "out": out,
@@ -47,7 +47,7 @@ def plan(
         {
             "K": channels // 2,
             "N": columns,
-            "NORM": gain is not None,
+            "NORM": norm_weight is not None,
             "GATED": int(gated),
             "ADD": residual is not None,
             "BRAIN": weight.dtype == torch.bfloat16,
@@ -64,7 +64,7 @@ def plan(
 @triton.jit
 def _one_row(
     x,
-    gain,
+    norm_weight,
     weight,
     residual,
     out,
@@ -85,18 +85,18 @@ def _one_row(
 ):
     # All numbers are read in pairs: taken apart by the load itself they would need twice the
     # registers, and would be waited for before the turn.
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known = tl.minimum(column, N - 1)
     inner = tl.arange(0, INNER)
     gates = weight + known[:, None] * K + inner[None, :]
-    w, u, factor = _taken(gates, gain, 0, K, N, NORM, GATED, WHOLE, INNER)
+    w, u, factor = _taken(gates, norm_weight, 0, K, N, NORM, GATED, WHOLE, INNER)
     if DEPENDENT and AHEAD > 0:
         further = tl.minimum(known + AHEAD * COLUMNS, N - 1)
-        ask_for_rows(weight, further, 0, K, INNER, RUNS, BULK)
+        prefetch_rows(weight, further, 0, K, INNER, RUNS, BULK)
         if GATED:
-            ask_for_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
-    follow(DEPENDENT)
+            prefetch_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
+    gdc_wait(DEPENDENT)
     a = tl.load(x + inner, mask=inner < K, other=0)
     stream = tl.zeros((COLUMNS,), tl.float32)
     if ADD:
@@ -109,7 +109,7 @@ def _one_row(
         if start + INNER < K:
             later = start + INNER + inner
             w_next, u_next, factor_next = _taken(
-                gates, gain, start + INNER, K, N, NORM, GATED, WHOLE, INNER
+                gates, norm_weight, start + INNER, K, N, NORM, GATED, WHOLE, INNER
             )
             a_next = tl.load(x + later, mask=later < K, other=0)
         first, second = _parts(a, BRAIN)
@@ -135,14 +135,14 @@ def _one_row(
 
 @triton.jit
 def _taken(
-    gates, gain, start, K: tl.constexpr, N: tl.constexpr,
+    gates, norm_weight, start, K: tl.constexpr, N: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Pairs from ``start`` on of weights, the upper ones too, and of the norm's gain."""
+    """Pairs from ``start`` on of weights, the upper ones too, and of the norm's norm_weight."""
     inner = start + tl.arange(0, INNER)
     w = _pairs(gates + start, inner, K, WHOLE)
     u = _pairs(gates + N * K + start, inner, K, WHOLE) if GATED else w
-    factor = tl.load(gain + inner, mask=inner < K, other=0) if NORM else inner
+    factor = tl.load(norm_weight + inner, mask=inner < K, other=0) if NORM else inner
     return w, u, factor
 
 

@@ -4,45 +4,49 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
 _TILE = Tile(1, 0, 0, 4, 1)
 
 
 def rms_norm(
-    x: Tensor, gain: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
+    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
 ) -> Tensor:
-    """Write gain RMSNorm(x) into ``out`` (R, C) and return it (Zhang & Sennrich 2019).
+    """Write norm_weight RMSNorm(x) into ``out`` (R, C) and return it (Zhang & Sennrich 2019).
 
-    ``x``, ``add`` (R, C) and ``gain`` (C,) in one dtype; rows may lie apart. With ``add``, x
+    ``x``, ``add`` (R, C) and ``norm_weight`` (C,) in one dtype; rows may lie apart. With ``add``, x
     becomes x + add first, rounded. Rounded where ``model.network.RMSNorm`` is.
     """
     if not runs(x):
-        return rms_norm_twin(x, gain, eps, out, add=add)
-    plan(x, gain, eps, out, add=add).run()
+        return rms_norm_reference(x, norm_weight, eps, out, add=add)
+    plan(x, norm_weight, eps, out, add=add).run()
     return out
 
 
-def rms_norm_twin(
-    x: Tensor, gain: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
+def rms_norm_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
 ) -> Tensor:
     """``rms_norm`` in plain torch."""
     if add is not None:
         x += add
-    return out.copy_(normalised(x, gain, eps))
+    return out.copy_(normalised(x, norm_weight, eps))
 
 
-def normalised(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of (..., C) in plain torch, rounded as ``model.network.RMSNorm`` rounds."""
     wide = x.float()
-    return gain * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return norm_weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(
+        x.dtype
+    )
 
 
-def plan(x: Tensor, gain: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None) -> Launch:
+def plan(
+    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
+) -> Launch:
     """The kernel that does what ``rms_norm`` says."""
     rows, channels = x.shape
-    assert gain.shape == (channels,)
+    assert norm_weight.shape == (channels,)
     assert out.shape == x.shape
     assert x.stride(1) == out.stride(1) == 1
     assert add is None or (add.shape == x.shape and add.stride(1) == 1)
@@ -52,7 +56,7 @@ def plan(x: Tensor, gain: Tensor, eps: float, out: Tensor, *, add: Tensor | None
         {
             "x": x,
             "add": add,
-            "gain": gain,
+            "norm_weight": norm_weight,
             "out": out,
             "x_stride": x.stride(0),
             "add_stride": 0 if add is None else add.stride(0),
@@ -68,7 +72,7 @@ def plan(x: Tensor, gain: Tensor, eps: float, out: Tensor, *, add: Tensor | None
 def _rms_norm(
     x,
     add,
-    gain,
+    norm_weight,
     out,
     x_stride,
     add_stride,
@@ -79,12 +83,12 @@ def _rms_norm(
     ADD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     inside = channel < C
-    factor = tl.load(gain + channel, mask=inside, other=0.0)
-    follow(DEPENDENT)
+    factor = tl.load(norm_weight + channel, mask=inside, other=0.0)
+    gdc_wait(DEPENDENT)
     here = x + row * x_stride + channel
     a = tl.load(here, mask=inside, other=0.0)
     if ADD:

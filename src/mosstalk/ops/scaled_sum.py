@@ -27,7 +27,7 @@ def scaled_sum(
     leaves the sum as it is.
     """
     if not runs(terms[0]) or len(terms) > _MOST_TERMS:
-        return scaled_sum_twin(terms, bias, scale=scale, slope=slope, dtype=dtype)
+        return scaled_sum_reference(terms, bias, scale=scale, slope=slope, dtype=dtype)
     first = terms[0]
     assert all(term.stride() == first.stride() for term in terms), "terms of one order in memory"
     out = torch.empty_like(first, dtype=dtype or first.dtype)
@@ -40,7 +40,7 @@ def scaled_sum(
     return out
 
 
-def scaled_sum_twin(
+def scaled_sum_reference(
     terms: Sequence[Tensor],
     bias: Tensor | None = None,
     *,

@@ -16,13 +16,13 @@ _BLOCK = 1024
 def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
     """Snake of x + bias, in x's dtype and strides; ``alpha`` and ``bias`` (C,) float32."""
     if not runs(x):
-        return snake_twin(x, alpha, bias)
+        return snake_reference(x, alpha, bias)
     out = torch.empty_like(x)
     _launch(x, None, bias, alpha, None, out)
     return out
 
 
-def snake_twin(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
+def snake_reference(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
     """``snake`` in plain torch."""
     total = x.float() if bias is None else x.float() + bias[:, None]
     waves = (total * alpha[:, None]).sin_().square_()
@@ -34,20 +34,20 @@ def add_snake(
 ) -> tuple[Tensor, Tensor]:
     """x + y + bias, and Snake of that sum, both in x's dtype and strides."""
     if not runs(x):
-        return add_snake_twin(x, y, alpha, bias)
+        return add_snake_reference(x, y, alpha, bias)
     total, out = torch.empty_like(x), torch.empty_like(x)
     _launch(x, y, bias, alpha, total, out)
     return total, out
 
 
-def add_snake_twin(
+def add_snake_reference(
     x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``add_snake`` in plain torch."""
     exact = x.float() + y.float()
     if bias is not None:
         exact += bias[:, None]
-    return exact.to(x.dtype), snake_twin(exact, alpha).to(x.dtype)
+    return exact.to(x.dtype), snake_reference(exact, alpha).to(x.dtype)
 
 
 def channel_step(x: Tensor) -> int:

@@ -15,9 +15,9 @@ Kernel = Literal[
     "norm_linear",
     "linear_add",
     "norm_qkv",
-    "attend_pages",
+    "attention_flow",
     "attend_groups",
-    "conv_rows",
+    "conv1d",
     "close_residual",
     "euler",
 ]
@@ -63,12 +63,12 @@ TILES: dict[Kernel, dict[int, Tile]] = {
         SOME_ROWS: Tile(64, 64, 64, 4, 3),
         ANY_ROWS: Tile(128, 128, 64, 8, 3),
     },
-    "attend_pages": {
+    "attention_flow": {
         SOME_ROWS: Tile(32, 128, 0, 4, 3),
         ANY_ROWS: Tile(32, 64, 0, 2, 3),
     },
     "attend_groups": {ANY_ROWS: Tile(64, 64, 0, 4, 3)},
-    "conv_rows": {
+    "conv1d": {
         FEW_ROWS: Tile(16, 16, 128, 4, 4),
         SOME_ROWS: Tile(32, 32, 64, 4, 4),
         ANY_ROWS: Tile(64, 64, 64, 4, 5),
@@ -87,9 +87,9 @@ EXACT: dict[Kernel, Tile] = {
     "norm_linear": Tile(16, 32, 32, 4, 2),
     "linear_add": Tile(16, 32, 32, 4, 2),
     "norm_qkv": Tile(16, 32, 32, 4, 2),
-    "attend_pages": Tile(32, 32, 0, 8, 1),
+    "attention_flow": Tile(32, 32, 0, 8, 1),
     "attend_groups": Tile(64, 32, 0, 8, 1),
-    "conv_rows": Tile(16, 32, 32, 4, 2),
+    "conv1d": Tile(16, 32, 32, 4, 2),
     "close_residual": Tile(16, 32, 32, 4, 2),
     "euler": Tile(4, 128, 0, 4, 1),
 }

@@ -21,7 +21,7 @@ from mosstalk.conversation import (
     TextSegment,
     Turn,
 )
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
@@ -141,7 +141,7 @@ class Speaker:
             for turn in turns:
                 conversation.add_turn(turn)
             conversation.open_reply(speech)
-            ask = Ask(self.chosen.options(seed=place), Limits(self.longest_rows))
+            ask = ReplyParams(self.chosen.options(seed=place), Limits(self.longest_rows))
             under_way.append(core.submit(core.open(conversation.rows), ask))
             made.append(under_way[-1])
         core.run()

@@ -1,1 +1,1 @@
-"""What every fast path stands on: devices, graphs, host buffers, clocks and the lock by deadline."""
+"""What fast paths stand on: devices, graphs, host buffers, clocks, and the lock by deadline."""

@@ -7,7 +7,7 @@ from itertools import count
 from threading import Condition
 
 
-class Turnstile:
+class DeadlineLock:
     """Lets one thread compute at a time, the one whose work is due first.
 
     Side by side on one processor, or behind one interpreter lock, work that could wait makes

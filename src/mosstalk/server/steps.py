@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any, cast
 
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.model_runner import Flight, Outcome, Runner
+from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 
 _MOST_KEPT = 10_000
 
@@ -37,7 +37,7 @@ class WatchedRunner:
     A step that was launched while the one before it ran begins when that one has ended.
     """
 
-    def __init__(self, runner: Runner, faults: Faults | None = None) -> None:
+    def __init__(self, runner: ModelRunner, faults: Faults | None = None) -> None:
         self._runner, self._faults = runner, faults
         self._steps_s: list[float] = []
         self._ended_s = 0.0
@@ -45,7 +45,7 @@ class WatchedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def collect(self, flight: Flight) -> list[Outcome]:
+    def collect(self, flight: InFlightStep) -> list[Outcome]:
         """See ``Runner.collect``."""
         outcomes = self._runner.collect(flight)
         begun_s, self._ended_s = max(flight.launched_s, self._ended_s), time.perf_counter()
@@ -74,5 +74,5 @@ class WatchedRunner:
 def watch_steps(core: EngineCore, faults: Faults | None = None) -> WatchedRunner:
     """Watch an engine's steps from now on; before it is started."""
     watched = WatchedRunner(core.runner, faults)
-    core.runner = cast(Runner, watched)
+    core.runner = cast(ModelRunner, watched)
     return watched

@@ -10,7 +10,7 @@ from typing import Any
 
 from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
-from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
@@ -191,12 +191,12 @@ class _Probe:
             return 0.0
         return time.monotonic() - self._asked_s
 
-    def look(self, engine: Engine) -> None:
+    def look(self, engine: AsyncEngine) -> None:
         """Ask, unless an answer is still missing."""
         if self._asked is None or self._asked.done():
             self._asked_s = time.monotonic()
             self._asked = asyncio.create_task(self._ask(engine))
 
-    async def _ask(self, engine: Engine) -> None:
+    async def _ask(self, engine: AsyncEngine) -> None:
         with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
             await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))

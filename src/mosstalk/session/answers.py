@@ -7,7 +7,7 @@ from secrets import randbits
 
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import Reply, Row
-from mosstalk.engine.engine_core import Ask
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.models.generation import Limits
 from mosstalk.script import Script
@@ -244,7 +244,7 @@ class Answers:
 
     def _ask(
         self, reply: ReplyMode, prompt_rows: int, most: int | None, *, in_conversation: bool
-    ) -> tuple[Ask, Reason]:
+    ) -> tuple[ReplyParams, Reason]:
         """What to ask of the engine, and what it means if the reply comes to its longest."""
         desk, chosen = self._desk, self._desk.choices()
         seed = desk.settings.sampling.seed
@@ -259,7 +259,9 @@ class Answers:
             rows, bounded_by = max(1, room), Reason.CONTEXT
         script = Script.parse(desk.settings.script) if desk.settings.script else None
         options = chosen.options(randbits(63) if seed is None else seed)
-        return Ask(options, Limits(rows), script, background=not in_conversation), bounded_by
+        return ReplyParams(
+            options, Limits(rows), script, background=not in_conversation
+        ), bounded_by
 
     def _announce(self, plan: Plan, entry: Entry, command_id: str | None) -> None:
         desk = self._desk

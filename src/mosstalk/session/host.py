@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
-from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
 from mosstalk.errors import EngineFullError, EngineStoppedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.weights import Progress
 from mosstalk.offline.pipeline import Pipeline
-from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.desk import require_usable
@@ -84,8 +84,8 @@ class Host:
         self._decoder = decoder
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
-        self._turnstile = Turnstile() if self.options.in_turn else None
-        self.engine = Engine(core, self._turnstile)
+        self._turnstile = DeadlineLock() if self.options.in_turn else None
+        self.engine = AsyncEngine(core, self._turnstile)
         self._pipeline, self._detector, self._clock = pipeline, detector, clock
         self._stage: Stage | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from mosstalk.conversation import Conversation, Encode, Row, SpecialIds
-from mosstalk.engine.async_engine import Engine, Ticket
-from mosstalk.engine.engine_core import Ask
-from mosstalk.engine.talk import Edit, Talk
+from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
+from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.session.history import common_rows
 
 
@@ -13,10 +13,10 @@ from mosstalk.session.history import common_rows
 class Line:
     """What the engine has been told of one conversation. One reply at a time."""
 
-    engine: Engine
+    engine: AsyncEngine
     ids: SpecialIds
     encode: Encode
-    _talk: Talk = field(init=False)
+    _talk: CachedConversation = field(init=False)
     _known: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -32,11 +32,11 @@ class Line:
         if edit:
             await self.engine.rewrite(self._talk, edit)
 
-    async def ask(self, rows: list[Row], ask: Ask, *, speech: bool) -> Ticket:
+    async def ask(self, rows: list[Row], ask: ReplyParams, *, speech: bool) -> ReplyStream:
         """Ask for a reply to ``rows``; raises as ``Engine.submit`` does."""
         return await self.engine.submit(self._talk, ask, speech=speech, edit=self._edit(rows))
 
-    async def end(self, ticket: Ticket) -> None:
+    async def end(self, ticket: ReplyStream) -> None:
         """End a reply, if it has not, and keep its rows; ``tell`` may then cut them."""
         await self.engine.cancel(ticket)
         await self.engine.close_reply(ticket)

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder_batches import Saying, SpeechDecoder, SpokenReply
+from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder, SpokenReply
 from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice
-from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches
 
@@ -23,7 +23,7 @@ always be one of them."""
 
 class Mouth:
     """One thread that makes sound. At most ``most`` hops in a run, so that a first one never
-    waits long; with a ``turnstile`` it takes turns with others who compute.
+    waits long; with a ``deadline_lock`` it takes turns with others who compute.
 
     The decoder has places for so many replies: who finds none waits until another has ended.
     Replies in the background have at most half of them, and wait while another's first sound is
@@ -31,7 +31,7 @@ class Mouth:
     """
 
     def __init__(
-        self, decoder: SpeechDecoder, most: int, turnstile: Turnstile | None = None
+        self, decoder: SpeechDecoder, most: int, deadline_lock: DeadlineLock | None = None
     ) -> None:
         self._most_behind = max(1, decoder.vocoder.figures().slots // 2)
         self._behind: set[SpokenReply] = set()
@@ -49,7 +49,7 @@ class Mouth:
         """Set, and another taken, whenever a reply ends or makes its first sound."""
         self._decoder = decoder
         self._stream = own_stream(decoder.device)
-        self._batches = Batches("mosstalk-mouth", self._say, most, turnstile)
+        self._batches = Batches("mosstalk-mouth", self._say, most, deadline_lock)
 
     async def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it.
@@ -69,7 +69,7 @@ class Mouth:
         """Do ahead of time what would make the first hops slow."""
         await self._batches.run(partial(self._beside, self._decoder.warm))
 
-    async def say(self, saying: Saying, due_s: float) -> Samples:
+    async def say(self, saying: DecodeRequest, due_s: float) -> Samples:
         """Sound (n,) at 24 kHz of the next codes, the earliest ``due_s`` first.
 
         While there is no room for the reply it waits for others to end.
@@ -86,7 +86,7 @@ class Mouth:
             await self._let_others()
             return await self._made(saying, due_s + BACKGROUND_S)
 
-    async def _made(self, saying: Saying, due_s: float) -> Samples:
+    async def _made(self, saying: DecodeRequest, due_s: float) -> Samples:
         """The sound of a hop, once there is room for its reply."""
         reply = saying.reply
         while True:
@@ -155,10 +155,10 @@ class Mouth:
             work()
 
     @torch.inference_mode()
-    def _say(self, sayings: list[Saying]) -> list[Samples | CodecFullError]:
+    def _say(self, sayings: list[DecodeRequest]) -> list[Samples | CodecFullError]:
         try:
             with self._stream():
-                sounds = self._decoder.say(sayings)
+                sounds = self._decoder.decode(sayings)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:
             if len(sayings) == 1:

@@ -7,11 +7,11 @@ from logging import getLogger
 from typing import Protocol
 
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder_batches import Saying, SpokenReply
+from mosstalk.codec.decoder_batches import DecodeRequest, SpokenReply
 from mosstalk.constants import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import FinishReason, Mode, Row
-from mosstalk.engine.async_engine import Ticket
-from mosstalk.engine.engine_core import Ask
+from mosstalk.engine.async_engine import ReplyStream
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import MosstalkError
 from mosstalk.models.voices import Voice
 from mosstalk.session.events import Reason, ResponseStatus, Timings, Usage
@@ -38,7 +38,7 @@ class Plan:
     item_id: str
     reply: ReplyMode
     prompt: list[Row]
-    ask: Ask
+    ask: ReplyParams
     voice: Voice | None
     in_conversation: bool
     metadata: Mapping[str, str]
@@ -75,7 +75,7 @@ class Response:
     """Follow with ``start``; ``stop`` ends it where it is, and nothing more is told of it."""
 
     plan: Plan
-    ticket: Ticket
+    ticket: ReplyStream
     stage: Stage
     listeners: Listeners
     outcome: Outcome | None = None
@@ -225,7 +225,7 @@ class Response:
                 else:
                     hop.append(code)
                     codes += 1
-            saying = Saying(reply, hop, last=ended)
+            saying = DecodeRequest(reply, hop, last=ended)
             self._sound(await self.stage.mouth.say(saying, self._due_s))
 
     @property

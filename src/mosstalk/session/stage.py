@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mosstalk.engine.async_engine import Engine
+from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import VoiceError
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.pipeline import Pipeline
@@ -22,7 +22,7 @@ class Stage:
     """
 
     pipeline: Pipeline
-    engine: Engine
+    engine: AsyncEngine
     senses: Senses
     mouth: Mouth
     clock: Callable[[], float]

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from mosstalk.engine.jobs import Job
 from mosstalk.errors import EngineStoppedError
-from mosstalk.runtime.deadline_lock import Turnstile
+from mosstalk.runtime.deadline_lock import DeadlineLock
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -76,7 +76,7 @@ class Batches(Generic[_A, _B]):
 
     ``work`` gets what was given, the earliest first, and returns as many results, of which one
     may be an error for its asker. What it raises, all of that run get. A call whose asker has been
-    cancelled is dropped unless it has begun. With a ``turnstile`` each run waits its turn among
+    cancelled is dropped unless it has begun. With a ``deadline_lock`` each run waits its turn among
     others who compute.
     """
 
@@ -85,9 +85,9 @@ class Batches(Generic[_A, _B]):
         name: str,
         work: Callable[[list[_A]], Sequence[_B | Exception]],
         most: int,
-        turnstile: Turnstile | None = None,
+        deadline_lock: DeadlineLock | None = None,
     ) -> None:
-        self._work, self._most, self._turnstile = work, most, turnstile
+        self._work, self._most, self._turnstile = work, most, deadline_lock
         self._door = _Door()
         self._line: PriorityQueue[tuple[float, int, _Call[_A, _B] | Job[Any] | None]]
         self._line = PriorityQueue()

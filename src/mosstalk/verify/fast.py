@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.conversation import Row
-from mosstalk.engine.engine_core import Ask, EngineCore, EngineOptions
-from mosstalk.engine.packed import Stretch
+from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
+from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.request import Request
 from mosstalk.engine.sampler import warp_rows
 from mosstalk.engine.sequence import Sequence
@@ -57,7 +57,7 @@ def _played(core: EngineCore, asked: list[Asked]) -> list[Request]:
     """Replies to what was asked, one arriving at each step."""
     requests = []
     for each in asked:
-        ask = Ask(each.options, each.limits, whole_rows=True)
+        ask = ReplyParams(each.options, each.limits, whole_rows=True)
         requests.append(core.submit(core.open(each.rows), ask))
         core.step()
     core.run()
@@ -81,7 +81,7 @@ def _check_prompt(case: Case, core: EngineCore, prompt: str, compare: Comparer) 
     rows = [(text, audio) for text, audio in case.tensor(f"{prompt}.prompt").tolist()]
     sequence = _opened(core, rows)
     logits = core.runner.logits(sequence)
-    hidden = core.runner.store.hidden[Stretch(sequence, 0, len(rows)).places()]
+    hidden = core.runner.store.hidden[QuerySpan(sequence, 0, len(rows)).places()]
     core.close(sequence)
     for name, found in zip(names, (hidden, logits.text, logits.audio), strict=True):
         if case.wants(name):

@@ -17,9 +17,9 @@ from mosstalk.ops.launch import (
 from mosstalk.ops.parts import (
     bias_at,
     fetch_once,
-    follow,
+    gdc_launch,
+    gdc_wait,
     held,
-    let_next_start,
     rows_at_once,
     weights_at,
 )
@@ -31,7 +31,7 @@ TAIL = 2
 
 
 class Places(TypedDict):
-    """Where an item's rows, and those before it, are; see ``conv_rows``."""
+    """Where an item's rows, and those before it, are; see ``conv1d``."""
 
     before_item: Tensor
     before_page: Tensor
@@ -41,7 +41,7 @@ class Places(TypedDict):
     valid: Tensor
 
 
-def conv_rows(
+def conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
 ) -> Tensor:
     """Write the causal kernel-3 convolution of each item's rows into ``out``; return it.
@@ -59,15 +59,15 @@ def conv_rows(
     ``before_page`` in the same call.
     """
     if not runs(x):
-        return conv_rows_twin(x, weight, bias, out, **places)
+        return conv1d_reference(x, weight, bias, out, **places)
     plan(x, weight, bias, out, **places).run()
     return out
 
 
-def conv_rows_twin(
+def conv1d_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
 ) -> Tensor:
-    """``conv_rows`` in plain torch."""
+    """``conv1d`` in plain torch."""
     page, tails, frames = places["page"], places["tails"], places["frames"]
     rows = x.unflatten(0, (tails.shape[1], page.shape[0], frames))
     in_batch = (places["before_item"] >= 0)[:, None, None]
@@ -86,13 +86,13 @@ def conv_rows_twin(
 def plan(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
 ) -> Launch:
-    """The kernel that does what ``conv_rows`` says."""
+    """The kernel that does what ``conv1d`` says."""
     (rows, channels), columns = x.shape, weight.shape[0]
     tails, page, frames = places["tails"], places["page"], places["frames"]
     _check(x, weight, out, places)
-    size = tile("conv_rows", rows, weight.dtype)
+    size = tile("conv1d", rows, weight.dtype)
     return Launch(
-        _conv_rows,
+        _conv1d,
         # The last column of programs writes the tails.
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns) + 1),
         {
@@ -185,7 +185,7 @@ def _leave_tails(
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
-def _conv_rows(
+def _conv1d(
     x,
     weight,
     bias,
@@ -217,7 +217,7 @@ def _conv_rows(
     GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = row < rows
@@ -232,7 +232,7 @@ def _conv_rows(
         w2 = held(weight, column, 2 * C, 3 * C, N, C, WIDTH, GROUPS)
     elif DEPENDENT:
         fetch_once(weight, column, 3 * C, N, LINES, LINE)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     if tl.program_id(1) == tl.num_programs(1) - 1:
         pairs = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
         _leave_tails(

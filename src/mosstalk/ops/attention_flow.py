@@ -17,8 +17,8 @@ from mosstalk.ops.launch import (
     tl,
     triton,
 )
-from mosstalk.ops.parts import ask_for, follow, let_next_start
-from mosstalk.ops.split_sums import joined
+from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
+from mosstalk.ops.split_sums import combine
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
 _LOG2_E = 1 / math.log(2)
@@ -39,7 +39,7 @@ class _How(TypedDict, total=False):
     scale: float | None
 
 
-def attend_pages(
+def attention_flow(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
@@ -78,7 +78,7 @@ def attend_pages(
     """
     how: _How = {"frames": frames, "bias": bias, "causal": causal, "scale": scale}
     if not runs(q):
-        return attend_pages_twin(q, kv, table, visible, out, **how)
+        return attention_flow_reference(q, kv, table, visible, out, **how)
     if workspace is None and splits > 1:
         workspace = attend_workspace(table.shape[0], kv, frames, splits)
     shared: _Shared = {"splits": splits, "least": least, "workspace": workspace}
@@ -96,7 +96,7 @@ def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor
     return torch.zeros(_aligned(pairs) + sums, device=kv.device)
 
 
-def attend_pages_twin(
+def attention_flow_reference(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
@@ -108,7 +108,7 @@ def attend_pages_twin(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """``attend_pages`` in plain torch, item by item: none is padded to another's length.
+    """``attention_flow`` in plain torch, item by item: none is padded to another's length.
 
     Reads ``visible`` on the host, so no graph can capture it.
     """
@@ -162,16 +162,16 @@ def plan(
     scale: float | None = None,
     workspace: Tensor | None = None,
 ) -> Launch:
-    """The kernel that does what ``attend_pages`` says."""
+    """The kernel that does what ``attention_flow`` says."""
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
     _check(q, kv, out, items * frames, bias)
     assert visible.shape == (items,)
     assert all(one.is_contiguous() for one in (table, visible))
-    size = tile("attend_pages", q.shape[0], kv.dtype)
+    size = tile("attention_flow", q.shape[0], kv.dtype)
     pairs = _pairs(items, kv, frames)
     return Launch(
-        _attend_pages,
+        _attention_flow,
         (pairs // (branches * heads), branches * heads, splits),
         {
             "q": q,
@@ -210,7 +210,7 @@ def plan(
 
 
 def _tile_rows(frames: int, kv: Tensor) -> int:
-    return min(tile("attend_pages", frames, kv.dtype).rows, power_of_two(frames))
+    return min(tile("attention_flow", frames, kv.dtype).rows, power_of_two(frames))
 
 
 def _pairs(items: int, kv: Tensor, frames: int) -> int:
@@ -233,7 +233,7 @@ def _check(q: Tensor, kv: Tensor, out: Tensor, rows: int, bias: Tensor | None) -
 
 
 @triton.jit(do_not_specialize=["pages", "items"])
-def _attend_pages(
+def _attention_flow(
     q,
     kv,
     table,
@@ -267,7 +267,7 @@ def _attend_pages(
     LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     item = tl.program_id(0) % items
     step = tl.program_id(0) // items
     branch = tl.program_id(1) // HEADS
@@ -289,7 +289,7 @@ def _attend_pages(
     ahead = tl.load(table + key // PAGE, mask=key < end, other=0)
     if DEPENDENT and ASK:
         _ask_for_keys(kv, table, begin, end, kv_page, kv_part, kv_row, PAGE, KEYS, D, LINE)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     row = (branch * items + item) * FRAMES + t
     mine = (t < FRAMES)[:, None] & (channel < D)[None, :]
     query = tl.load(q + row[:, None] * q_stride + head * D + channel[None, :], mask=mine, other=0.0)
@@ -335,7 +335,7 @@ def _attend_pages(
     last = True
     if SPLITS > 1:
         used = tl.cdiv(seen, tl.maximum(share, 1))
-        last, weight, mixed = joined(
+        last, weight, mixed = combine(
             counters, sums, used, t < FRAMES, highest, weight, mixed, SPLITS, ROWS, D, WIDTH
         )
     if last:
@@ -355,5 +355,5 @@ def _ask_for_keys(
         page = tl.load(table + key // PAGE, mask=key < end, other=0).to(tl.int64)
         place = kv + page * kv_page + key % PAGE * kv_row
         for line in tl.static_range(0, D, LINE):
-            ask_for(place + line)
-            ask_for(place + line + kv_part)
+            prefetch_l2(place + line)
+            prefetch_l2(place + line + kv_part)

@@ -24,7 +24,7 @@ Shape = tuple[Kind, int, torch.dtype, int]
 
 
 @dataclass(frozen=True)
-class Between:
+class ScratchBuffers:
     """Room for what is between a product and its input: rows normed (N, C), and gates (N, 2I)."""
 
     normed: Tensor
@@ -56,7 +56,7 @@ class Fp8Room:
         return self.q.nbytes + self.scale.nbytes
 
 
-class Products:
+class Linears:
     """What multiplies rows with the matrices of ``layers``, at most ``rows`` of them.
 
     Few rows are multiplied by kernels that read weights once, more by a general library; with
@@ -69,17 +69,17 @@ class Products:
     def __init__(
         self, layers: Sequence[LayerWeights], eps: float, rows: int, *, invariant: bool
     ) -> None:
-        gain = layers[0].attention_gain
-        self._eps, self._dtype, self._invariant = eps, gain.dtype, invariant
+        norm_weight = layers[0].attention_norm_weight
+        self._eps, self._dtype, self._invariant = eps, norm_weight.dtype, invariant
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         widths = {len(m.weight.q[0]) for m in matrices if isinstance(m, Fp8Matrix)}
         self._fp8_room: Fp8Room | None = None
         if widths:
-            require_fp8(gain.device)
-            self._fp8_room = Fp8Room.allocate(rows, max(widths), gain.device)
+            require_fp8(norm_weight.device)
+            self._fp8_room = Fp8Room.allocate(rows, max(widths), norm_weight.device)
         shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
         most = max(_most_sums(*shape, invariant=invariant) for shape in shapes)
-        self._workspace = LinearWorkspace(most, gain.device)
+        self._workspace = LinearWorkspace(most, norm_weight.device)
 
     @property
     def fixed_bytes(self) -> int:
@@ -87,25 +87,29 @@ class Products:
         room = 0 if self._fp8_room is None else self._fp8_room.nbytes
         return self._workspace.counters.nbytes + self._workspace.sums.nbytes + room
 
-    def normed(self, x: Tensor, gain: Tensor, matrix: Matrix, out: Tensor, room: Between) -> None:
+    def normed(
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+    ) -> None:
         """out = RMSNorm(x) W^T."""
         if not self._general(len(x), matrix):
-            self._by_kernel(x, gain, matrix, out)
+            self._by_kernel(x, norm_weight, matrix, out)
         elif isinstance(matrix, Fp8Matrix):
-            fp8_library(*self._rounded(x, gain, matrix), matrix.weight, out)
+            fp8_library(*self._rounded(x, norm_weight, matrix), matrix.weight, out)
         else:
-            rms_norm(x, gain, self._eps, room.normed)
+            rms_norm(x, norm_weight, self._eps, room.normed)
             torch.mm(room.normed, matrix.t(), out=out)
 
-    def gated(self, x: Tensor, gain: Tensor, matrix: Matrix, out: Tensor, room: Between) -> None:
+    def gated(
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+    ) -> None:
         """out = silu(RMSNorm(x) G^T) x RMSNorm(x) U^T, where G and U are ``matrix`` (2I, C)."""
         if not self._general(len(x), matrix):
-            self._by_kernel(x, gain, matrix, out, gated=True)
+            self._by_kernel(x, norm_weight, matrix, out, gated=True)
         else:
-            self.normed(x, gain, matrix, room.gates, room)
+            self.normed(x, norm_weight, matrix, room.gates, room)
             gate_up(room.gates, out)
 
-    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, room: Between) -> None:
+    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, room: ScratchBuffers) -> None:
         """hidden += x W^T."""
         if not self._general(len(x), matrix):
             self._by_kernel(x, None, matrix, hidden, residual=hidden)
@@ -122,20 +126,22 @@ class Products:
         return not isinstance(matrix, Fp8Matrix) or library_takes(matrix.weight, self._dtype)
 
     def _by_kernel(
-        self, x: Tensor, gain: Tensor | None, matrix: Matrix, out: Tensor, **how: Any
+        self, x: Tensor, norm_weight: Tensor | None, matrix: Matrix, out: Tensor, **how: Any
     ) -> None:
         how |= {"invariant": self._invariant, "workspace": self._workspace}
         if isinstance(matrix, Fp8Matrix):
-            fp8_linear(*self._rounded(x, gain, matrix), matrix.weight, out, **how)
+            fp8_linear(*self._rounded(x, norm_weight, matrix), matrix.weight, out, **how)
         else:
-            rms_linear(x, gain, self._eps, matrix, out, **how)
+            rms_linear(x, norm_weight, self._eps, matrix, out, **how)
 
-    def _rounded(self, x: Tensor, gain: Tensor | None, matrix: Fp8Matrix) -> tuple[Tensor, Tensor]:
-        """Rows, normed if there is a gain, as ``matrix`` takes them."""
+    def _rounded(
+        self, x: Tensor, norm_weight: Tensor | None, matrix: Fp8Matrix
+    ) -> tuple[Tensor, Tensor]:
+        """Rows, normed if there is a norm_weight, as ``matrix`` takes them."""
         assert self._fp8_room is not None
         q, scale = self._fp8_room.of(x)
         fixed, invariant = matrix.input_scale, self._invariant
-        fp8_rows(x, gain, self._eps, q, scale, fixed=fixed, invariant=invariant)
+        fp8_rows(x, norm_weight, self._eps, q, scale, fixed=fixed, invariant=invariant)
         return q, scale
 
     def _shapes(self, layer: LayerWeights, rows: int) -> Iterator[Shape]:

@@ -17,19 +17,19 @@ Precision = Literal["tf32x3", "ieee"]
 """How float32 products are taken: of halves in TF32 units, or by float32's own multiply-adds."""
 
 
-class Halves(NamedTuple):
+class Tf32x3(NamedTuple):
     """A float32 tensor: ``high`` alone, or the sum of ``high`` in TF32 and the rest ``low``."""
 
     high: Tensor
     low: Tensor | None = None
 
     @classmethod
-    def empty(cls, like: Tensor, columns: int, *, split: bool) -> "Halves":
+    def empty(cls, like: Tensor, columns: int, *, split: bool) -> "Tf32x3":
         """Room for (R, columns) of float32 beside ``like`` (R, ...); ``split``: for both."""
         return cls(*torch.empty(2 if split else 1, len(like), columns, device=like.device))
 
     @classmethod
-    def of(cls, x: Tensor, *, split: bool) -> "Halves":
+    def of(cls, x: Tensor, *, split: bool) -> "Tf32x3":
         """``x`` in any precision, float32 where it is to be ``split``."""
         if not split:
             return cls(x)
@@ -49,7 +49,7 @@ class Halves(NamedTuple):
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernels for float32, rather than their twins, take ``x``."""
+    """Whether the kernels for float32, rather than their references, take ``x``."""
     return x.dtype == torch.float32 and runs(x)
 
 
@@ -61,7 +61,7 @@ def upper(x):
 
 
 @triton.jit
-def put_halves(high, low, place, x, mask, SPLIT: tl.constexpr):
+def store_tf32x3(high, low, place, x, mask, SPLIT: tl.constexpr):
     """Write ``x`` where its halves are kept, or the whole where ``high`` alone is."""
     if SPLIT:
         top = upper(x)
@@ -72,7 +72,7 @@ def put_halves(high, low, place, x, mask, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def times(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
+def tf32x3_dot(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
     """a b of float32 tiles (m, k) and (k, n); ``b_low`` is read where b comes in HALVES."""
     if IEEE:
         if HALVES:

@@ -1,15 +1,15 @@
-"""Draws in plain torch: the twin of the kernels, and the path for rows that those do not take."""
+"""Draws in plain torch: what the kernels must give, and the path for rows that they do not take."""
 
 import torch
 from torch import Tensor
 
 from mosstalk.numerics.rng import gumbel_rows
-from mosstalk.ops.pick_parts import ENDED, FREE, NOT_DRAWN, DrawSettings, DrawState
+from mosstalk.ops.sampling_parts import ENDED, FREE, NOT_DRAWN, DrawSettings, DrawState
 
 _NEVER = float("-inf")
 
 
-def pick_ids_twin(
+def sample_reference(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -20,7 +20,7 @@ def pick_ids_twin(
     last_id: int | None = None,
     masked: bool = False,
 ) -> None:
-    """``pick_ids`` in plain torch, for any top-k; nothing waits for the device."""
+    """``sample`` in plain torch, for any top-k; nothing waits for the device."""
     last_id = logits.shape[1] - 1 if last_id is None else last_id
     values = penalised(logits, state.seen, settings, last_id)
     warped = _warped(values / safely(settings.temperature)[:, None], settings)

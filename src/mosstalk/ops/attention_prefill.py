@@ -6,27 +6,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attend_rows import (
+from mosstalk.ops.attention_decode import (
     ASKED,
     LOG2_E,
     NOTHING,
-    ask_for_kept,
     kept,
-    mixed_twin,
+    mixed_reference,
     places_of,
-)
-from mosstalk.ops.key_shares import (
-    Room,
-    Shares,
-    joined,
-    joined_at_once,
-    leave,
-    queries_of,
-    room_numbers,
-    see,
+    prefetch_kept,
 )
 from mosstalk.ops.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
+from mosstalk.ops.split_kv import (
+    Room,
+    Shares,
+    combine,
+    combined_at_once,
+    queries_of,
+    room_numbers,
+    softmax_step,
+    store_partial,
+)
 
 TILE_ROWS = 16
 """The most rows of a sequence that one program takes."""
@@ -45,7 +45,7 @@ _SHORT_TILES = 128
 
 
 def tiles_of(first_row: int, rows: int, position: int, item: int) -> Iterator[list[int]]:
-    """Lines of ``attend_tiles``'s ``tiles`` for packed rows from ``first_row`` on.
+    """Lines of ``attention_prefill``'s ``tiles`` for packed rows from ``first_row`` on.
 
     They are so many ``rows`` of one sequence from ``position`` on. Cut at positions that
     ``TILE_ROWS`` divides: wherever stretches begin and end, a row's keys are then shared alike.
@@ -76,7 +76,7 @@ def tiles_work(
     *,
     invariant: bool = False,
 ) -> int:
-    """How many float32 numbers of work ``attend_tiles`` needs; zeros before its first call.
+    """How many float32 numbers of work ``attention_prefill`` needs; zeros before its first call.
 
     Calls that follow one another share them, and so do calls with fewer tiles or keys.
     """
@@ -88,7 +88,7 @@ def tiles_work(
     )
 
 
-def attend_tiles(
+def attention_prefill(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -103,9 +103,9 @@ def attend_tiles(
 ) -> Tensor:
     """Write what rows of several sequences mix into ``out`` (N, H D); return it.
 
-    ``q`` (N, H D) are queries as ``rotate_write`` leaves them, ``keys`` and ``values``
+    ``q`` (N, H D) are queries as ``rope_kv`` leaves them, ``keys`` and ``values``
     (places, G, D) hold those of all rows already; ``table`` (items, B) int32 as in
-    ``attend_rows``. ``tiles`` (T, 4) int32: the first packed row of a tile, its rows (at most
+    ``attention_decode``. ``tiles`` (T, 4) int32: the first packed row of a tile, its rows (at most
     ``TILE_ROWS``, one after another in one sequence; 0: none), the first one's position and its
     line of the table. A row sees all positions up to its own; none may be ``span`` or later.
     Rows that are in no tile are neither read nor written. Scores are divided by sqrt(D).
@@ -115,7 +115,9 @@ def attend_tiles(
     as tiles are those of ``tiles_of``; else how many tiles there are says whether keys are shared.
     """
     if not runs(q):
-        return attend_tiles_twin(q, keys, values, table, tiles, out, block_rows=block_rows)
+        return attention_prefill_reference(
+            q, keys, values, table, tiles, out, block_rows=block_rows
+        )
     plan(
         q, keys, values, table, tiles, out,
         block_rows=block_rows, span=span, work=work, invariant=invariant,
@@ -123,7 +125,7 @@ def attend_tiles(
     return out
 
 
-def attend_tiles_twin(
+def attention_prefill_reference(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -133,7 +135,7 @@ def attend_tiles_twin(
     *,
     block_rows: int,
 ) -> Tensor:
-    """``attend_tiles`` in plain torch, tile by tile; reads ``tiles`` on the host."""
+    """``attention_prefill`` in plain torch, tile by tile; reads ``tiles`` on the host."""
     channels = keys.shape[2]
     for first, rows, position, item in tiles.tolist():
         if rows == 0:
@@ -141,7 +143,7 @@ def attend_tiles_twin(
         place = places_of(table[item], 0, position + rows, block_rows)
         query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
         seen = torch.ones(rows, position + rows, dtype=torch.bool, device=q.device).tril(position)
-        mixed = mixed_twin(query, keys[place], values[place], seen)
+        mixed = mixed_reference(query, keys[place], values[place], seen)
         out[first : first + rows] = mixed.transpose(0, 1).flatten(1).to(out.dtype)
     return out
 
@@ -159,7 +161,7 @@ def plan(
     work: Tensor,
     invariant: bool = False,
 ) -> Launch:
-    """The kernel that does what ``attend_tiles`` says."""
+    """The kernel that does what ``attention_prefill`` says."""
     count, (kv_heads, channels) = tiles.shape[0], keys.shape[1:]
     group = q.shape[1] // (kv_heads * channels)
     _check(q, keys, values, table, tiles, out)
@@ -171,7 +173,7 @@ def plan(
         work, count * kv_heads if splits > 1 else 0, splits, TILE_ROWS * queries, channels
     )
     return Launch(
-        _attend_tiles,
+        _attention_prefill,
         (kv_heads, count, splits),
         {
             "q": q,
@@ -198,7 +200,7 @@ def plan(
             "TILE": TILE_ROWS,
             "QUERIES": queries,
             "JOINED": together,
-            "AT_ONCE": joined_at_once(shares.most, together),
+            "AT_ONCE": combined_at_once(shares.most, together),
             "WIDTH": power_of_two(channels),
             "ASK": EARLY == ASKED,
             "LINE": LINE_BYTES // keys.element_size(),
@@ -221,7 +223,7 @@ def _check(
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def _attend_tiles(
+def _attention_prefill(
     q,
     keys,
     values,
@@ -250,7 +252,7 @@ def _attend_tiles(
     LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     ROWS: tl.constexpr = TILE * QUERIES
     g, split = tl.program_id(0), tl.program_id(2)
     # A long stretch's last tiles, which see most, begin first.
@@ -272,13 +274,13 @@ def _attend_tiles(
     table += item * blocks
     if ASK and DEPENDENT:
         # Rows that are written only now come into the cache by being written.
-        ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
+        prefetch_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
     line = tl.arange(0, ROWS)
     row, member = line // QUERIES, line % QUERIES
     channel = tl.arange(0, WIDTH)[None, :]
     here = (row < rows) & (member < GROUP)
     head = (g * GROUP + member)[:, None] * D
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     place = q + (first + row)[:, None] * q_stride + head + channel
     query = tl.load(place, mask=here[:, None] & (channel < D), other=0.0)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -289,7 +291,7 @@ def _attend_tiles(
         some_values = kept(values, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         key = (start + tl.arange(0, KEYS))[None, :]
         hidden = (key >= end) | (key > position + row[:, None])
-        highest, weight, mixed = see(
+        highest, weight, mixed = softmax_step(
             query, some_keys, some_values, hidden, highest, weight, mixed, scale, True
         )
     if used == 1:
@@ -300,11 +302,13 @@ def _attend_tiles(
         pair = tile * G + g
         sums += pair.to(tl.int64) * tl.num_programs(2) * (ROWS * (D + 2))
         own = sums + split * (ROWS * (D + 2))
-        if leave(own, counters + pair, used, line, here, highest, weight, mixed, ROWS, D, WIDTH):
+        if store_partial(
+            own, counters + pair, used, line, here, highest, weight, mixed, ROWS, D, WIDTH
+        ):
             for group in range(0, rows * QUERIES, JOINED):
                 one = group + tl.arange(0, JOINED)
                 known = (one // QUERIES < rows) & (one % QUERIES < GROUP)
-                result = joined(sums, used, one, known, ROWS, D, WIDTH, MOST, AT_ONCE)
+                result = combine(sums, used, one, known, ROWS, D, WIDTH, MOST, AT_ONCE)
                 spot = out + (first + one // QUERIES)[:, None] * out_stride + channel
                 spot += (g * GROUP + one % QUERIES)[:, None] * D
                 inside = known[:, None] & (channel < D)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.halves import Halves, Precision, put_halves, takes, times, upper
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, tl, triton
 from mosstalk.ops.linear_float32 import Shared, Workspace
-from mosstalk.ops.parts import follow
+from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.tf32x3 import Precision, Tf32x3, store_tf32x3, takes, tf32x3_dot, upper
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -53,7 +53,7 @@ def attend_workspace(heads: int, channels: int) -> int:
     return most * heads * ITEM_ROWS * (power_of_two(channels) + 2)
 
 
-def attend_long(
+def attention_tokenizer(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
@@ -63,7 +63,7 @@ def attend_long(
     split: bool = False,
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
-) -> Halves:
+) -> Tf32x3:
     """softmax(q k^T / sqrt(d)) v of every row of the items, in halves where ``split``.
 
     ``q`` and the result (R, H d), no gaps; ``kv`` (pages, 1, 2, H, P, d), any strides but the
@@ -72,19 +72,19 @@ def attend_long(
 
     ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
     ``visible`` alone, and their sums are joined in order: the same bits at every run. The
-    kernel takes float32, the twin any precision. ``workspace`` is made where it is needed.
+    kernel takes float32, the reference any precision. ``workspace`` is made where it is needed.
     """
     if not takes(q):
-        return attend_long_twin(q, kv, table, items, split=split)
-    out = Halves.empty(q, q.shape[1], split=split)
+        return attention_tokenizer_reference(q, kv, table, items, split=split)
+    out = Tf32x3.empty(q, q.shape[1], split=split)
     plan(q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace).run()
     return out
 
 
-def attend_long_twin(
+def attention_tokenizer_reference(
     q: Tensor, kv: Tensor, table: Tensor, items: Items, *, split: bool = False
-) -> Halves:
-    """``attend_long`` in plain torch, item by item; reads the items on the host."""
+) -> Tf32x3:
+    """``attention_tokenizer`` in plain torch, item by item; reads the items on the host."""
     _, _, _, heads, page_rows, channels = kv.shape
     queries, mixed = q.unflatten(1, (heads, channels)), torch.zeros_like(q)
     for stream, first, rows, seen in zip(*(each.tolist() for each in items), strict=True):
@@ -96,7 +96,7 @@ def attend_long_twin(
             queries[first : first + rows].transpose(0, 1), kept[0], kept[1], attn_mask=visible
         )
         mixed[first : first + rows] = found.transpose(0, 1).flatten(1)
-    return Halves.of(mixed, split=split)
+    return Tf32x3.of(mixed, split=split)
 
 
 def plan(
@@ -104,21 +104,21 @@ def plan(
     kv: Tensor,
     table: Tensor,
     items: Items,
-    out: Halves,
+    out: Tf32x3,
     *,
     splits: int = 1,
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
     tile: Tile = TILE,
 ) -> Launch:
-    """The kernel that does what ``attend_long`` says."""
+    """The kernel that does what ``attention_tokenizer`` says."""
     _, branches, parts, heads, page_rows, channels = kv.shape
     count = len(items.first)
     assert (branches, parts) == (1, 2)
     assert kv.stride(5) == 1
     assert table.is_contiguous()
     assert all(each.is_contiguous() and each.shape == (count,) for each in items)
-    Halves(q).check(len(q), heads * channels)
+    Tf32x3(q).check(len(q), heads * channels)
     out.check(len(q), heads * channels)
     numbers = tile.rows * (power_of_two(channels) + 2)
     strides = ("kv_page", "_branch", "kv_part", "kv_head", "kv_row", "_channel")
@@ -186,7 +186,7 @@ def _attend(
     head = tl.program_id(1)
     t = tl.arange(0, ROWS)
     channel = tl.arange(0, WIDTH)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     own = tl.load(rows + tl.program_id(0))
     seen = tl.load(visible + tl.program_id(0))
     table += tl.load(source + tl.program_id(0)) * pages
@@ -217,7 +217,7 @@ def _attend(
             place = kv + page * kv_page + key % PAGE * kv_row
         known = inside[:, None] & (channel < D)[None, :]
         keys = tl.load(place[:, None] + channel[None, :], mask=known, other=0.0)
-        score = times(keys, query_high, query_low, True, IEEE) * scale
+        score = tf32x3_dot(keys, query_high, query_low, True, IEEE) * scale
         score = tl.where(key[:, None] > (seen - own + t)[None, :], float("-inf"), score)
         higher = tl.maximum(highest, tl.max(score, axis=0))
         # A row that has seen nothing yet has no maximum to subtract.
@@ -227,7 +227,7 @@ def _attend(
         known = (channel < D)[:, None] & inside[None, :]
         values = tl.load(place[None, :] + kv_part + channel[:, None], mask=known, other=0.0)
         weight = weight * fade[None, :] + part
-        mixed = mixed * fade[None, :] + times(values, part, part, False, IEEE)
+        mixed = mixed * fade[None, :] + tf32x3_dot(values, part, part, False, IEEE)
         highest = higher
     total = tl.sum(weight, axis=0)
     last = True
@@ -242,7 +242,7 @@ def _attend(
             tl.store(counters + pair, 0)
     if last:
         total = tl.where(total == 0.0, 1.0, total)
-        put_halves(out, out_low, row + channel[:, None], mixed / total[None, :], mine, SPLIT)
+        store_tf32x3(out, out_low, row + channel[:, None], mixed / total[None, :], mine, SPLIT)
 
 
 @triton.jit

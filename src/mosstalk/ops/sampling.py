@@ -1,12 +1,12 @@
-"""An id for each row, from what ``best_ids`` found, and the state that follows from it."""
+"""A token for each row, out of ``topk_candidates``, and the state that follows from it."""
 
 import torch
 from torch import Tensor
 
-from mosstalk.ops import best_ids
+from mosstalk.ops import topk_candidates
 from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
-from mosstalk.ops.parts import follow
-from mosstalk.ops.pick_parts import (
+from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.sampling_parts import (
     _BAD,
     _NO_ID,
     FREE,
@@ -22,8 +22,8 @@ from mosstalk.ops.pick_parts import (
     value_in,
     warped_at,
 )
-from mosstalk.ops.pick_plain import pick_ids_twin
-from mosstalk.ops.pick_sort import largest
+from mosstalk.ops.sampling_reference import sample_reference
+from mosstalk.ops.sampling_sort import largest
 from mosstalk.ops.tiles import Tile
 
 FEW_KEYS, ANY_KEYS = 1 << 10, 1 << 31
@@ -33,7 +33,7 @@ TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HELD, 16, 
 _NO_KEY, _FREE, _NOT_DRAWN = tl.constexpr(NO_KEY), tl.constexpr(FREE), tl.constexpr(NOT_DRAWN)
 
 
-def pick_ids(
+def sample(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -49,7 +49,7 @@ def pick_ids(
 
     The ids are those of ``model.sampling``: mask, penalty, temperature, top-k with its ties,
     top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, id).
-    ``few`` must hold for every row, or the twin be called. Written are ``ids`` (R,) int64,
+    ``few`` must hold for every row, or the reference be called. Written are ``ids`` (R,) int64,
     ``bad`` (R,) bool, whose elements may lie apart, and where an id was drawn ``state``'s seen
     and latest. ``last_id`` is the largest id that may be drawn.
 
@@ -61,12 +61,12 @@ def pick_ids(
     """
     last_id = logits.shape[1] - 1 if last_id is None else last_id
     if not runs(logits):
-        pick_ids_twin(
+        sample_reference(
             logits, state, settings, ids, bad, channel=channel, last_id=last_id, masked=masked
         )
         return
     if workspace is None:
-        workspace = pick_workspace(logits.shape[0], logits.shape[1], logits.device)
+        workspace = sample_workspace(logits.shape[0], logits.shape[1], logits.device)
     launches = plan(
         logits, state, settings, ids, bad, workspace,
         channel=channel, last_id=last_id, masked=masked,
@@ -75,9 +75,9 @@ def pick_ids(
         launch.run()
 
 
-def pick_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
+def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
     """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
-    chunks = ceil_div(vocabulary, best_ids.tile_of(vocabulary).columns)
+    chunks = ceil_div(vocabulary, topk_candidates.tile_of(vocabulary).columns)
     return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
 
 
@@ -93,10 +93,10 @@ def plan(
     last_id: int,
     masked: bool = False,
 ) -> tuple[Launch, Launch]:
-    """The two kernels that do what ``pick_ids`` says."""
+    """The two kernels that do what ``sample`` says."""
     rows, width = logits.shape
     best = workspace[:rows]
-    first = best_ids.plan(
+    first = topk_candidates.plan(
         logits, state, settings, best, channel=channel, last_id=last_id, masked=masked
     )
     keys = best.shape[1] * HELD
@@ -105,7 +105,7 @@ def plan(
     assert state.latest is None or state.latest.is_contiguous()
     own = ("steps", "seeds", "forced", "top_k", "tail")
     second = Launch(
-        _pick_ids,
+        _sample,
         (rows,),
         {
             **first.arguments,
@@ -208,7 +208,7 @@ def _kept(value, rank, k, tail, more):
 
 
 @triton.jit(do_not_specialize=["nevers", "last_id", "never_stride", "keys"])
-def _pick_ids(
+def _sample(
     logits,
     seen,
     mode,
@@ -245,7 +245,7 @@ def _pick_ids(
 ):
     HELD: tl.constexpr = 1 << HELD_BITS
     row = tl.program_id(0)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     slot = tl.load(slots + row)
     heat, factor = tl.load(temperature + row), tl.load(penalty + row)
     k = tl.minimum(tl.load(top_k + row), HELD).to(tl.int32)

@@ -71,13 +71,13 @@ def queries_of(group: int) -> int:
     return 1 << (group - 1).bit_length()
 
 
-def joined_at_once(splits: int, rows: int) -> int:
+def combined_at_once(splits: int, rows: int) -> int:
     """How many splits' sums of ``rows`` rows are read at once."""
     return min(splits, max(1, _AT_ONCE // rows))
 
 
 @triton.jit
-def see(
+def softmax_step(
     query, keys, values, hidden, highest, weight, mixed, scale, DOT: tl.constexpr,
 ):  # fmt: skip
     """Let ``query`` (rows, d) see more keys and values (keys, d) where not ``hidden``.
@@ -107,7 +107,7 @@ def see(
 
 
 @triton.jit
-def leave(
+def store_partial(
     sums, counter, used, row, here, highest, weight, mixed,
     ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def leave(
 
 
 @triton.jit
-def joined(
+def combine(
     sums, used, row, here,
     ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     MOST: tl.constexpr, AT_ONCE: tl.constexpr,

@@ -6,24 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.key_shares import (
-    Room,
-    Shares,
-    joined,
-    joined_at_once,
-    leave,
-    queries_of,
-    room_numbers,
-    see,
-)
 from mosstalk.ops.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import ask_for, follow, let_next_start
-from mosstalk.ops.rotate_write import (
+from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
+from mosstalk.ops.rope_kv import (
     check_store,
     rotations,
     turned,
-    turned_twin,
+    turned_reference,
     with_partner,
+)
+from mosstalk.ops.split_kv import (
+    Room,
+    Shares,
+    combine,
+    combined_at_once,
+    queries_of,
+    room_numbers,
+    softmax_step,
+    store_partial,
 )
 
 LOG2_E = 1 / math.log(2)
@@ -53,7 +53,7 @@ def shares_for(items: int, dtype: torch.dtype) -> Shares:
 def rows_work(
     items: int, heads: int, kv_heads: int, channels: int, span: int, dtype: torch.dtype
 ) -> int:
-    """How many float32 numbers of work ``attend_rows`` needs; zeros before its first call.
+    """How many float32 numbers of work ``attention_decode`` needs; zeros before its first call.
 
     Calls that follow one another share them, and so do calls with fewer items or keys.
     """
@@ -65,7 +65,7 @@ def rows_work(
     )
 
 
-def attend_rows(
+def attention_decode(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -83,7 +83,7 @@ def attend_rows(
     """Write each item's new key and value to their place and what it mixes into ``out``.
 
     ``qkv`` (I, (H + 2 G) D), ``gains``, ``eps``, ``angles``, ``keys`` and ``values`` are as in
-    ``rotate_write``. ``table`` (I, B) int32: row j of an item is at place
+    ``rope_kv``. ``table`` (I, B) int32: row j of an item is at place
     table[item, j // block_rows] * block_rows + j % block_rows. ``length`` (I,) int32: keys an
     item sees, the new row's included, which is its last; 0: nothing is written but zeros into
     ``out`` (I, H D). No length may be above ``span``. Scores are divided by sqrt(D).
@@ -94,7 +94,7 @@ def attend_rows(
     items there are.
     """
     if not runs(qkv):
-        return attend_rows_twin(
+        return attention_decode_reference(
             qkv, gains, eps, angles, keys, values, table, length, out, block_rows=block_rows
         )
     plan(
@@ -104,7 +104,7 @@ def attend_rows(
     return out
 
 
-def attend_rows_twin(
+def attention_decode_reference(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -117,16 +117,16 @@ def attend_rows_twin(
     *,
     block_rows: int,
 ) -> Tensor:
-    """``attend_rows`` in plain torch, item by item; reads ``length`` on the host."""
+    """``attention_decode`` in plain torch, item by item; reads ``length`` on the host."""
     lines = angles[(length - 1).clamp(min=0).long()]
-    query, key, value = turned_twin(qkv, gains, eps, lines, keys.shape[1])
+    query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
     out.zero_()
     for item, seen in enumerate(length.tolist()):
         if seen == 0:
             continue
         place = places_of(table[item], 0, seen, block_rows)
         keys[place[-1]], values[place[-1]] = key[item], value[item]
-        mixed = mixed_twin(query[item, :, None], keys[place], values[place])
+        mixed = mixed_reference(query[item, :, None], keys[place], values[place])
         out[item] = mixed[:, 0].flatten().to(out.dtype)
     return out
 
@@ -137,7 +137,9 @@ def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
     return blocks[row // block_rows].long() * block_rows + row % block_rows
 
 
-def mixed_twin(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+def mixed_reference(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D)."""
     key, value = (one.float().transpose(0, 1)[None] for one in (keys, values))
     wide = query.float()[None]
@@ -159,7 +161,7 @@ def plan(
     span: int,
     work: Tensor,
 ) -> Launch:
-    """The kernel that does what ``attend_rows`` says."""
+    """The kernel that does what ``attention_decode`` says."""
     items, (kv_heads, channels) = table.shape[0], keys.shape[1:]
     group = (qkv.shape[1] // channels - 2 * kv_heads) // kv_heads
     _check(qkv, table, length, out, kv_heads * group * channels)
@@ -168,12 +170,12 @@ def plan(
     splits = shares.splits(span)
     room = Room.of(work, items * kv_heads, splits, group, channels)
     return Launch(
-        _attend_rows,
+        _attention_decode,
         (kv_heads, items, splits),
         {
             "qkv": qkv,
-            "q_gain": gains[0],
-            "k_gain": gains[1],
+            "q_norm_weight": gains[0],
+            "k_norm_weight": gains[1],
             "angles": angles,
             "keys": keys,
             "values": values,
@@ -211,7 +213,7 @@ def _division(shares: Shares, queries: int) -> dict[str, int]:
         "DOT": DOT,
         "ROWS": power_of_two(queries) if DOT else queries,
         "QUERIES": queries,
-        "AT_ONCE": joined_at_once(shares.most, queries),
+        "AT_ONCE": combined_at_once(shares.most, queries),
     }
 
 
@@ -248,7 +250,7 @@ def kept_places(
 
 
 @triton.jit
-def ask_for_kept(
+def prefetch_kept(
     keys, values, table, g, begin, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     KEYS: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
@@ -256,8 +258,8 @@ def ask_for_kept(
     for start in range(begin, end, KEYS):
         place = kept_places(table, g, start, end, G, D, BLOCK, KEYS)
         for line in tl.static_range(0, D, LINE):
-            ask_for(keys + place + line)
-            ask_for(values + place + line)
+            prefetch_l2(keys + place + line)
+            prefetch_l2(values + place + line)
 
 
 @triton.jit
@@ -277,21 +279,21 @@ def _give(
         sums += pair.to(tl.int64) * tl.num_programs(2) * (GROUP * (D + 2))
         own_sums = sums + split * (GROUP * (D + 2))
         here = member < GROUP
-        if leave(
+        if store_partial(
             own_sums, counters + pair, used, member, here, highest, weight, mixed, GROUP, D, WIDTH
         ):
             one = tl.arange(0, QUERIES)
             known = one < GROUP
-            result = joined(sums, used, one, known, GROUP, D, WIDTH, MOST, AT_ONCE)
+            result = combine(sums, used, one, known, GROUP, D, WIDTH, MOST, AT_ONCE)
             spot = out + one[:, None] * D
             tl.store(spot, result.to(out.dtype.element_ty), mask=known[:, None] & real)
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def _attend_rows(
+def _attention_decode(
     qkv,
-    q_gain,
-    k_gain,
+    q_norm_weight,
+    k_norm_weight,
     angles,
     keys,
     values,
@@ -321,7 +323,7 @@ def _attend_rows(
     LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     g, item, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seen = tl.load(length + item)
     # The first split sees the new row too, which is never read from where it is written.
@@ -339,14 +341,14 @@ def _attend_rows(
         first_keys = kept(keys, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
         first_values = kept(values, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
     if EARLY == 1 and DEPENDENT:
-        ask_for_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
+        prefetch_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
     channel = tl.arange(0, WIDTH)
     real = (channel < D)[None, :]
     cos, sin = rotations(angles + old.to(tl.int64) * D, D, WIDTH)
-    q_own, q_partner = with_partner(q_gain, real, D, WIDTH)
-    k_own, k_partner = with_partner(k_gain, real, D, WIDTH)
+    q_own, q_partner = with_partner(q_norm_weight, real, D, WIDTH)
+    k_own, k_partner = with_partner(k_norm_weight, real, D, WIDTH)
     block = tl.load(table + old // BLOCK, mask=seen > 0, other=0).to(tl.int64)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     member = tl.arange(0, ROWS)
     qkv += item.to(tl.int64) * qkv_stride
     x = qkv + (g * GROUP + member)[:, None] * D
@@ -368,7 +370,7 @@ def _attend_rows(
         mixed += new_value.to(tl.float32)[None, :]
     if EARLY == 2:
         hidden = (begin + tl.arange(0, KEYS) >= end)[None, :]
-        highest, weight, mixed = see(
+        highest, weight, mixed = softmax_step(
             query, first_keys, first_values, hidden, highest, weight, mixed, scale, DOT
         )
         begin += KEYS
@@ -376,7 +378,7 @@ def _attend_rows(
         more_keys = kept(keys, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         more_values = kept(values, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         hidden = (start + tl.arange(0, KEYS) >= end)[None, :]
-        highest, weight, mixed = see(
+        highest, weight, mixed = softmax_step(
             query, more_keys, more_values, hidden, highest, weight, mixed, scale, DOT
         )
     out += item.to(tl.int64) * out_stride + g * GROUP * D + channel[None, :]

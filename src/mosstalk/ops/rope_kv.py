@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mosstalk.models.language_model import rotary_tables
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import follow, let_next_start
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
 _TILE = Tile(16, 0, 0, 4, 1)
@@ -23,7 +23,7 @@ def rotary_table(positions: int, head_dim: int, theta: float, device: torch.devi
     return torch.cat([cos[:, :half], sin[:, :half]], dim=-1)
 
 
-def rotate_write(
+def rope_kv(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -43,14 +43,14 @@ def rotate_write(
     its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
     """
     if not runs(qkv):
-        return rotate_write_twin(
+        return rope_kv_reference(
             qkv, gains, eps, angles, positions, places, keys, values, out
         )  # fmt: skip
     plan(qkv, gains, eps, angles, positions, places, keys, values, out).run()
     return out
 
 
-def rotate_write_twin(
+def rope_kv_reference(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -61,10 +61,10 @@ def rotate_write_twin(
     values: Tensor,
     out: Tensor,
 ) -> Tensor:
-    """``rotate_write`` in plain torch; which rows are written is read on the host."""
+    """``rope_kv`` in plain torch; which rows are written is read on the host."""
     written = (places >= 0).nonzero()[:, 0]
     place = places[written].long()
-    query, key, value = turned_twin(
+    query, key, value = turned_reference(
         qkv[written], gains, eps, angles[positions[written].long()], keys.shape[1]
     )
     out[written] = query.flatten(1)
@@ -73,22 +73,26 @@ def rotate_write_twin(
     return out
 
 
-def turned_twin(
+def turned_reference(
     qkv: Tensor, gains: tuple[Tensor, Tensor], eps: float, lines: Tensor, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (N, H, D), keys and values (N, G, D) of rows ``qkv`` (N, (H + 2 G) D).
 
-    ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rotate_write``.
+    ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rope_kv``.
     """
     heads = qkv.unflatten(1, (-1, gains[0].shape[0]))
     query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    return _turned_twin(query, gains[0], eps, lines), _turned_twin(key, gains[1], eps, lines), value
+    return (
+        _turned_reference(query, gains[0], eps, lines),
+        _turned_reference(key, gains[1], eps, lines),
+        value,
+    )
 
 
-def _turned_twin(x: Tensor, gain: Tensor, eps: float, lines: Tensor) -> Tensor:
+def _turned_reference(x: Tensor, norm_weight: Tensor, eps: float, lines: Tensor) -> Tensor:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    first, second = (gain * wide.to(x.dtype)).float().chunk(2, dim=-1)
+    first, second = (norm_weight * wide.to(x.dtype)).float().chunk(2, dim=-1)
     cos, sin = lines[:, None].chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -104,7 +108,7 @@ def plan(
     values: Tensor,
     out: Tensor,
 ) -> Launch:
-    """The kernel that does what ``rotate_write`` says."""
+    """The kernel that does what ``rope_kv`` says."""
     rows, (kv_heads, channels) = qkv.shape[0], keys.shape[1:]
     heads = qkv.shape[1] // channels - 2 * kv_heads
     assert positions.shape == places.shape == (rows,)
@@ -112,12 +116,12 @@ def plan(
     check_store(qkv, gains, angles, keys, values)
     assert qkv.stride(1) == out.stride(1) == 1
     return Launch(
-        _rotate_write,
+        _rope_kv,
         (rows, ceil_div(heads + 2 * kv_heads, _TILE.rows)),
         {
             "qkv": qkv,
-            "q_gain": gains[0],
-            "k_gain": gains[1],
+            "q_norm_weight": gains[0],
+            "k_norm_weight": gains[1],
             "angles": angles,
             "positions": positions,
             "places": places,
@@ -149,7 +153,9 @@ def check_store(
     assert keys.is_contiguous()
     assert values.is_contiguous()
     assert qkv.dtype == keys.dtype == values.dtype
-    assert all(gain.shape == (channels,) and gain.dtype == qkv.dtype for gain in gains)
+    assert all(
+        norm_weight.shape == (channels,) and norm_weight.dtype == qkv.dtype for norm_weight in gains
+    )
     assert angles.shape[1] == channels
     assert angles.dtype == torch.float32
     assert angles.is_contiguous()
@@ -180,25 +186,25 @@ def with_partner(x, here, D: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def turned(own, partner, gain, partner_gain, cos, sin, eps, D: tl.constexpr):
+def turned(own, partner, norm_weight, partner_norm_weight, cos, sin, eps, D: tl.constexpr):
     """RMSNorm and rotary positions of heads as ``with_partner`` gives them, in their dtype.
 
     Rounded where ``model.network`` rounds; gains and factors are (rows or 1, WIDTH).
     """
     wide = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / D + eps)
-    one = (wide * scale).to(own.dtype).to(tl.float32) * gain.to(tl.float32)
+    one = (wide * scale).to(own.dtype).to(tl.float32) * norm_weight.to(tl.float32)
     other = (partner.to(tl.float32) * scale).to(own.dtype).to(tl.float32)
-    other *= partner_gain.to(tl.float32)
+    other *= partner_norm_weight.to(tl.float32)
     one, other = one.to(own.dtype).to(tl.float32), other.to(own.dtype).to(tl.float32)
     return (one * cos + other * sin).to(own.dtype)
 
 
 @triton.jit
-def _rotate_write(
+def _rope_kv(
     qkv,
-    q_gain,
-    k_gain,
+    q_norm_weight,
+    k_norm_weight,
     angles,
     positions,
     places,
@@ -215,21 +221,21 @@ def _rotate_write(
     WIDTH: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    let_next_start(DEPENDENT)
+    gdc_launch(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     channel = tl.arange(0, WIDTH)[None, :]
     place = tl.load(places + row).to(tl.int64)
     line = angles + tl.load(positions + row).to(tl.int64) * D
     cos, sin = rotations(line, D, WIDTH)
-    q_own, q_partner = with_partner(q_gain, channel < D, D, WIDTH)
-    k_own, k_partner = with_partner(k_gain, channel < D, D, WIDTH)
-    follow(DEPENDENT)
+    q_own, q_partner = with_partner(q_norm_weight, channel < D, D, WIDTH)
+    k_own, k_partner = with_partner(k_norm_weight, channel < D, D, WIDTH)
+    gdc_wait(DEPENDENT)
     here = (head < H + 2 * G) & (place >= 0)
     own, partner = with_partner(qkv + row * qkv_stride + head * D, here, D, WIDTH)
-    gain = tl.where(head < H, q_own, k_own)
-    partner_gain = tl.where(head < H, q_partner, k_partner)
-    result = turned(own, partner, gain, partner_gain, cos, sin, eps, D)
+    norm_weight = tl.where(head < H, q_own, k_own)
+    partner_norm_weight = tl.where(head < H, q_partner, k_partner)
+    result = turned(own, partner, norm_weight, partner_norm_weight, cos, sin, eps, D)
     here = here & (channel < D)
     tl.store(out + row * out_stride + head * D + channel, result, mask=here & (head < H))
     spot = (place * G + head - H) * D + channel

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, tl, triton
-from mosstalk.ops.parts import follow
-from mosstalk.ops.pick_parts import (
+from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.sampling_parts import (
     _BAD,
     BAD_KEY,
     HELD,
@@ -17,8 +17,8 @@ from mosstalk.ops.pick_parts import (
     safe_temperature,
     warped_at,
 )
-from mosstalk.ops.pick_plain import penalised, safely
-from mosstalk.ops.pick_sort import largest
+from mosstalk.ops.sampling_reference import penalised, safely
+from mosstalk.ops.sampling_sort import largest
 from mosstalk.ops.tiles import Tile
 
 FEW_IDS, ANY_IDS = 1 << 15, 1 << 31
@@ -31,7 +31,7 @@ def tile_of(vocabulary: int) -> Tile:
     return next(tile for limit, tile in TILES.items() if vocabulary <= limit)
 
 
-def best_ids_twin(
+def topk_candidates_reference(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -72,7 +72,7 @@ def plan(
     last_id: int,
     masked: bool,
 ) -> Launch:
-    """The kernel that does what ``best_ids_twin`` says for the rows that draw."""
+    """The kernel that does what ``best_ids_reference`` says for the rows that draw."""
     rows, width = logits.shape
     size = tile_of(width)
     chunks = ceil_div(width, size.columns)
@@ -82,7 +82,7 @@ def plan(
     assert state.seen.shape[1] == width
     assert state.mode is not None or not masked
     return Launch(
-        _best_ids,
+        _topk_candidates,
         (chunks, rows),
         {
             "logits": logits,
@@ -112,7 +112,7 @@ def plan(
 
 
 @triton.jit(do_not_specialize=["nevers", "last_id", "never_stride"])
-def _best_ids(
+def _topk_candidates(
     logits,
     seen,
     mode,
@@ -135,7 +135,7 @@ def _best_ids(
     DEPENDENT: tl.constexpr,
 ):
     chunk, row = tl.program_id(0), tl.program_id(1)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     slot = tl.load(slots + row)
     divisor = safe_temperature(tl.load(temperature + row))
     factor = tl.load(penalty + row)

@@ -21,7 +21,7 @@ class Edit:
 
 
 @dataclass
-class Talk:
+class CachedConversation:
     """``conversation`` says what the rows are, ``sequence`` what of them has been read.
 
     Between turns the sequence keeps its blocks as long as there is room for them. The rows
@@ -68,7 +68,7 @@ class Talk:
     def _follow(self, unchanged: int) -> None:
         """Give the sequence the conversation's rows; K and V of the ``unchanged`` ones stay."""
         sequence = self.sequence
-        sequence.forget(min(unchanged, len(sequence.rows)))
+        sequence.free_from(min(unchanged, len(sequence.rows)))
         sequence.rows[:] = self.conversation.rows
 
 

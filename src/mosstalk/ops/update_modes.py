@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, runs, tl, triton
-from mosstalk.ops.parts import follow
-from mosstalk.ops.pick_parts import AUDIO, ENDED, TEXT, DrawState
+from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.sampling_parts import AUDIO, ENDED, TEXT, DrawState
 from mosstalk.ops.tiles import Tile
 
 _TEXT, _AUDIO, _ENDED = tl.constexpr(TEXT), tl.constexpr(AUDIO), tl.constexpr(ENDED)
@@ -23,7 +23,7 @@ class ModeIds:
     audio_pad: int
 
 
-def settle_modes(
+def update_modes(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
 ) -> None:
     """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
@@ -38,15 +38,15 @@ def settle_modes(
     AUDIO stays there until its draw is made up and says otherwise.
     """
     if not runs(slots):
-        settle_modes_twin(text, slots, bad, stop, ids, put_off=put_off)
+        update_modes_reference(text, slots, bad, stop, ids, put_off=put_off)
         return
     plan(text, slots, bad, stop, ids, put_off=put_off).run()
 
 
-def settle_modes_twin(
+def update_modes_reference(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
 ) -> None:
-    """``settle_modes`` in plain torch; nothing waits for the device."""
+    """``update_modes`` in plain torch; nothing waits for the device."""
     assert text.latest is not None
     assert text.mode is not None
     owner = torch.zeros_like(text.mode, dtype=torch.int64)
@@ -75,7 +75,7 @@ def settle_modes_twin(
 def plan(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
 ) -> Launch:
-    """The kernel that does what ``settle_modes`` says."""
+    """The kernel that does what ``update_modes`` says."""
     assert text.latest is not None
     assert text.mode is not None
     assert text.latest.is_contiguous()
@@ -128,7 +128,7 @@ def _settle_modes(
     DEPENDENT: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
-    follow(DEPENDENT)
+    gdc_wait(DEPENDENT)
     slot = tl.load(slots + row, mask=row < rows, other=-1)
     somebody = slot >= 0
     before = tl.load(mode + slot, mask=somebody, other=_ENDED).to(tl.int32)
