@@ -23,8 +23,8 @@ share_the_processor()  # before torch is imported: other processes may be using 
 import torch  # noqa: E402
 
 from mosstalk import Pipeline  # noqa: E402
-from mosstalk.atomic import new_folder  # noqa: E402
 from mosstalk.cli import app  # noqa: E402
+from mosstalk.files import new_folder  # noqa: E402
 from mosstalk.synthesis.sizes import TINY  # noqa: E402
 from mosstalk.synthesis.write import Synthesis, synthesize  # noqa: E402
 

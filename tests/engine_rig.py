@@ -12,10 +12,10 @@ from mosstalk.conversation import Mode, Reply, Row, SpecialIds
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.runtime.device import pick_device
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script, StepRule
 
 on_every_device = pytest.mark.parametrize(

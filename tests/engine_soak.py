@@ -22,10 +22,9 @@ from mosstalk.engine.async_engine import AsyncEngine  # noqa: E402
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams  # noqa: E402
 from mosstalk.engine.scheduler import SchedulerLimits  # noqa: E402
 from mosstalk.models.checkpoint import load_language_model  # noqa: E402
-from mosstalk.models.generation import Limits  # noqa: E402
-from mosstalk.models.sampling import SamplingOptions  # noqa: E402
 from mosstalk.models.text_tokenizer import TextTokenizer  # noqa: E402
 from mosstalk.prepared.default_models import chosen_model  # noqa: E402
+from mosstalk.sampling_options import Limits, SamplingOptions  # noqa: E402
 from mosstalk.script import Script  # noqa: E402
 from mosstalk.server.memory import resident_bytes  # noqa: E402
 

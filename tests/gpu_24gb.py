@@ -34,11 +34,11 @@ from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
-from mosstalk.documents import write_document
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.host_table import keep_table_on_host
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.engine.scheduler import SchedulerLimits
+from mosstalk.files import write_document
 from mosstalk.models.checkpoint import empty_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, replace_product

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.models.language_model import RMSNorm, rotary_tables, rotate
+from mosstalk.models.language_model import RMSNorm
+from mosstalk.numerics.rope import rotary_tables, rotate
 from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.attention_decode import (
     attention_decode,

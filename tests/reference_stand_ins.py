@@ -17,13 +17,13 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec
 from mosstalk.models.features import whisper_log_mel
 from mosstalk.models.flow import FlowDecoder, fixed_noise
-from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.generation import Generation
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.numerics.rng import normal
+from mosstalk.sampling_options import Limits, SamplingOptions
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
-from mosstalk.models.generation import Limits
 from mosstalk.prepared.default_models import default_model
+from mosstalk.sampling_options import Limits
 from mosstalk.session.commands import Command, Commit, CreateResponse
 from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, ResponseDone, TextDelta
 from mosstalk.session.host import Host, HostOptions

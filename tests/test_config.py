@@ -8,8 +8,8 @@ import pytest
 from conftest import GOLDENS
 
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
+from mosstalk.files import read_json
 from mosstalk.synthesis.sizes import PUBLISHED_CODEC, PUBLISHED_MODEL
 
 

@@ -26,8 +26,8 @@ from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError
-from mosstalk.models.generation import Limits
 from mosstalk.runtime.deadline_lock import DeadlineLock
+from mosstalk.sampling_options import Limits
 
 LONG = ReplyParams(GREEDY, Limits(30, min_new_rows=40))
 

@@ -28,7 +28,7 @@ from mosstalk.errors import (
     EngineInputError,
     EngineStoppedError,
 )
-from mosstalk.models.generation import Limits
+from mosstalk.sampling_options import Limits
 from mosstalk.script import Script
 
 SHORT = ReplyParams(GREEDY, Limits(20), Script.parse("speech:6"))

@@ -29,8 +29,7 @@ from mosstalk.engine.cached_conversation import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.errors import ContextLengthError, EngineFullError
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 
 MODEL = wild_model(config=replace(CONFIG, max_position_embeddings=140))
 N = None

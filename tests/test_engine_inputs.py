@@ -14,7 +14,8 @@ from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
 from mosstalk.engine.scheduler import SchedulerLimits, Work
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import EngineInputError, OptionError
-from mosstalk.models.sampling import SamplingOptions, warp
+from mosstalk.models.sampling import warp
+from mosstalk.sampling_options import SamplingOptions
 
 CPU = torch.device("cpu")
 SPECS = {

@@ -34,8 +34,8 @@ from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import PoisonedError
-from mosstalk.models.generation import Limits
 from mosstalk.runtime.device import pick_device
+from mosstalk.sampling_options import Limits
 
 N = None
 SPEECH = ReplyParams(GREEDY, Limits(100, min_new_rows=90))

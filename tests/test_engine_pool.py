@@ -38,7 +38,7 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import DeviceError
-from mosstalk.models.generation import Limits
+from mosstalk.sampling_options import Limits
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -29,10 +29,9 @@ from engine_rig import (
 from mosstalk.conversation import FinishReason, Mode, Reply, SpecialIds
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.models.checkpoint import load_language_model
-from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.runtime.device import pick_device
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.verify.case import Case, read_case
 from mosstalk.verify.language_model import special_ids
 

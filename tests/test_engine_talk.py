@@ -27,8 +27,7 @@ from mosstalk.engine.cached_conversation import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineFullError, OptionError
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 SPEECH = ReplyParams(GREEDY, Limits(60), Script.parse("speech:12"))

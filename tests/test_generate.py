@@ -19,8 +19,8 @@ from mosstalk.conversation import (
     start_mode,
 )
 from mosstalk.errors import ContextLengthError
-from mosstalk.models.generation import Generation, Limits, Step
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.models.generation import Generation, Step
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 HOT = SamplingOptions(temperature=1.5, top_k=0, top_p=1.0)

@@ -18,8 +18,8 @@ from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig
-from mosstalk.documents import read_json
 from mosstalk.errors import CodecFullError, DeviceError, OptionError
+from mosstalk.files import read_json
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import HiftStream
 from mosstalk.models.weights import fill, fold_weight_norm, open_safetensors

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosstalk import Pipeline
-from mosstalk.models.language_model import LanguageModel, rotary_tables, rotate
+from mosstalk.models.language_model import LanguageModel
+from mosstalk.numerics.rope import rotary_tables, rotate
 
 CLOSE = 2e-5
 

@@ -27,7 +27,7 @@ from mosstalk.bench.tables import tables_of
 from mosstalk.bench.takes import READ_ALOUD, READ_ALOUD_LONG
 from mosstalk.bench.words import word_errors
 from mosstalk.constants import OUTPUT_RATE
-from mosstalk.documents import as_text
+from mosstalk.files import as_text
 
 TEXTS = ("Salt & pepper, <please>.", "Call me back.")
 

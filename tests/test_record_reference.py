@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import record_reference
 from mosstalk import Pipeline, read_audio
-from mosstalk.atomic import new_folder
+from mosstalk.files import new_folder
 from mosstalk.synthesis.sizes import TINY
 from mosstalk.synthesis.write import Synthesis, synthesize
 from reference_codec import find_parts, listening

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosstalk.errors import OptionError
-from mosstalk.models.sampling import SamplingOptions, draw, forbid, penalise, warp
+from mosstalk.models.sampling import draw, forbid, penalise, warp
+from mosstalk.sampling_options import SamplingOptions
 
 LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
     lambda values: torch.tensor(values).float() / 50

@@ -23,7 +23,7 @@ from session_rig import (
 )
 
 from mosstalk.audio.sound import Samples
-from mosstalk.models.generation import Limits
+from mosstalk.sampling_options import Limits
 from mosstalk.session.commands import (
     ROOT,
     CancelResponse,

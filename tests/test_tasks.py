@@ -20,9 +20,9 @@ from mosstalk import Pipeline, SamplingOptions, Script, read_audio, speak, trans
 from mosstalk.audio.sound import Samples
 from mosstalk.conversation import Conversation
 from mosstalk.errors import VoiceError
-from mosstalk.models.generation import Limits
 from mosstalk.offline.pieces import LONGEST_TEXT, text_pieces
 from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.sampling_options import Limits
 
 CODE_SAMPLES = 1920
 RATE = 16_000

@@ -15,9 +15,9 @@ from engine_rig import wild_model
 
 from mosstalk.build import tune
 from mosstalk.build.tune import Call, Tuner
-from mosstalk.documents import write_document
 from mosstalk.engine.linears import _most_sums
 from mosstalk.errors import CheckpointError
+from mosstalk.files import write_document
 from mosstalk.numerics.fp8 import E4M3
 from mosstalk.ops import fp8_one, rms_linear
 from mosstalk.ops.launch import INSTALLED

@@ -17,9 +17,9 @@ import torch
 from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 from typer.testing import CliRunner
 
-from mosstalk.atomic import new_folder
 from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.cli import app
+from mosstalk.files import new_folder
 from mosstalk.models.codec_folder import Codec, load_codec
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import load_voice, save_voice

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.atomic import new_folder
 from mosstalk.errors import OutputError, VoiceError
+from mosstalk.files import new_folder
 from mosstalk.models.codec_folder import Codec, load_codec
 from mosstalk.models.voices import (
     Voice,

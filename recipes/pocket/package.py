@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mosstalk.atomic import open_to_readers
 from mosstalk.config import WEIGHTS_KIND_KEY
+from mosstalk.files import open_to_readers
 from mosstalk.models.codec_folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed

@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from mosstalk.audio.sound import AudioWriter, read_audio
     from mosstalk.conversation import FinishReason, Mode
     from mosstalk.errors import MosstalkError
-    from mosstalk.models.generation import Limits
-    from mosstalk.models.sampling import SamplingOptions
     from mosstalk.offline.pipeline import Answer, Chat, Pipeline
     from mosstalk.offline.tasks import speak, transcribe
     from mosstalk.prepared.default_models import default_model, synthetic_model
+    from mosstalk.sampling_options import Limits, SamplingOptions
     from mosstalk.script import Script
 
 _HOMES = {
@@ -23,11 +22,11 @@ _HOMES = {
     "AudioWriter": "mosstalk.audio.sound",
     "Chat": "mosstalk.offline.pipeline",
     "FinishReason": "mosstalk.conversation",
-    "Limits": "mosstalk.models.generation",
+    "Limits": "mosstalk.sampling_options",
     "Mode": "mosstalk.conversation",
     "MosstalkError": "mosstalk.errors",
     "Pipeline": "mosstalk.offline.pipeline",
-    "SamplingOptions": "mosstalk.models.sampling",
+    "SamplingOptions": "mosstalk.sampling_options",
     "Script": "mosstalk.script",
     "default_model": "mosstalk.prepared.default_models",
     "read_audio": "mosstalk.audio.sound",

@@ -10,8 +10,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
+from mosstalk.files import read_json
 
 WEIGHTS_KIND_KEY = "mosstalk_weights"
 """Extra config key of checkpoints this project writes: ``synthetic``, ``pocket``, ..."""

@@ -1,26 +1,29 @@
 """What is going on, on the terminal: nothing is shown where standard error is none."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.status import Status
+if TYPE_CHECKING:
+    from rich.status import Status
 
-from mosstalk.models.weights import Progress as Tell
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done and how much there is."""
 
 
 @contextmanager
-def status_line(text: str) -> Iterator[Status]:
+def status_line(text: str) -> Iterator["Status"]:
     """A line that says what is being done; ``update`` it as things go on."""
+    from rich.console import Console
+
     console = Console(stderr=True, quiet=not sys.stderr.isatty())
     with console.status(text) as status:
         yield status
 
 
 @contextmanager
-def loading() -> Iterator[tuple[Status, Tell]]:
+def loading() -> Iterator[tuple["Status", Progress]]:
     """A status line, and a function that counts the tensors loaded on it."""
     with status_line("loading") as status:
 
@@ -31,10 +34,16 @@ def loading() -> Iterator[tuple[Status, Tell]]:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Tell]:
+def progress_bar() -> Iterator[Progress]:
     """A bar that names what is being done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("", total=1.0)
 
         def tell(what: str, done: int, total: int) -> None:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from mosstalk.documents import require_target
 from mosstalk.errors import AudioError, AudioWarning, OutputError
+from mosstalk.files import require_target
 
 Samples = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import RecomputingFlowStream
 from mosstalk.models.hift_stream import HiftStream
 from mosstalk.models.voices import Voice
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20

@@ -8,7 +8,7 @@ from mosstalk.bench.readings import Reading
 from mosstalk.bench.sound_scores import aligned, log_spectral_distance, pesq, stoi
 from mosstalk.bench.spread import Spread, spread
 from mosstalk.errors import BenchError
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 
 _Score = Callable[[Samples, Samples], float | None]
 _SCORES: dict[str, _Score] = {"pesq": pesq, "stoi": stoi, "lsd_db": log_spectral_distance}

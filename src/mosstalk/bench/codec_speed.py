@@ -20,7 +20,7 @@ from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 from mosstalk.runtime.device import pick_dtype
 
 PARTS = ("decode", "recompute", "encode", "memory")

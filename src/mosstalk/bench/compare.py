@@ -10,8 +10,8 @@ from mosstalk.bench.document import FORMAT
 from mosstalk.bench.intervals import Estimate
 from mosstalk.bench.tables import Table, percent, points
 from mosstalk.bench.words import word_errors
-from mosstalk.documents import read_json
 from mosstalk.errors import BenchError
+from mosstalk.files import read_json
 
 _SETTINGS = "checkpoint", "weights", "model"
 

@@ -14,7 +14,7 @@ from mosstalk.bench.readings import Reading
 from mosstalk.bench.words import word_errors
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import BenchError
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 
 _J = TypeVar("_J")
 

@@ -30,7 +30,7 @@ from mosstalk.bench.takes import (
 from mosstalk.bench.voices import LISTENED, TEACHER, UNSEEN, SyntheticVoice, read_aloud
 from mosstalk.bench.words import word_errors
 from mosstalk.errors import BenchError, MosstalkError
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 
 TEACHER_NAME = "teacher"
 TEACHER_LONG = "teacher, long sentences"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mosstalk.documents import read_json
 from mosstalk.errors import BenchError, ConfigError, OptionError
+from mosstalk.files import read_json
 
 STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"
 """Formats of ``bench step`` and ``bench prefill``, ``bench codec``, and ``tests/gpu_24gb.py``."""

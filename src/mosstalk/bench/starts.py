@@ -11,8 +11,8 @@ from typing import Any
 from mosstalk.bench.disk import DiskRate, cached_share, evict, read_rate, weight_files
 from mosstalk.bench.tables import Table
 from mosstalk.errors import BenchError
-from mosstalk.models.weights import Progress
 from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.progress import Progress
 
 PARTS = ("process", "imports", "weights", "warming up", "first audio")
 _LONGEST_S = 1800

@@ -14,7 +14,8 @@ from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed, run_timed
 from mosstalk.conversation import Mode
 from mosstalk.errors import BenchError, OptionError
-from mosstalk.models.language_model import DecoderLayer, LanguageModel, rotary_tables, rotate
+from mosstalk.models.language_model import DecoderLayer, LanguageModel
+from mosstalk.numerics.rope import rotary_tables, rotate
 from mosstalk.runtime.graphs import STEPPING, captured
 
 NAMES = ("graph", "compile", "transformers")

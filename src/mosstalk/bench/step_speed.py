@@ -12,10 +12,9 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import BenchError
-from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.runtime.device import synchronize
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 _SEED = 11

@@ -10,13 +10,13 @@ from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.readings import Reading
 from mosstalk.codec.decoder import decode_offline
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.models.voices import Voice
-from mosstalk.models.weights import Progress
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.tasks import speak, transcribe
 from mosstalk.offline.text_normalizer import readable
+from mosstalk.progress import Progress
 from mosstalk.runtime.timing import TurnTimings
+from mosstalk.sampling_options import SamplingOptions
 from mosstalk.script import Script
 
 READ_ALOUD = "read aloud"

@@ -18,10 +18,10 @@ from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError
 from mosstalk.models.codec_folder import Codec
-from mosstalk.models.generation import Generation, Limits, Step
+from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.models.voices import Voice, list_voices
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.synthesis.direct import random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 

@@ -36,16 +36,15 @@ from mosstalk.build.weights import (
 )
 from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
 from mosstalk.codec.sound_request import SoundRequest
-from mosstalk.documents import as_text
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.fast_layers import FastLayers, suited_to
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import DeviceError, OptionError
+from mosstalk.files import as_text
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.voices import Voice, list_voices, save_voice
-from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.lm_tiles import use_tuned
@@ -55,6 +54,7 @@ from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
 from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
 from mosstalk.prepared.tiles import describe
+from mosstalk.progress import Progress
 from mosstalk.quantize.write import digest_of
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.host import Host, HostOptions

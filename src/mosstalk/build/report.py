@@ -7,10 +7,10 @@ from typing import Any
 from mosstalk.build.machine import foreign, machine_of
 from mosstalk.checkpoint.restartable import sha256
 from mosstalk.errors import CheckpointError
-from mosstalk.models.weights import Progress
 from mosstalk.prepared.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
 from mosstalk.prepared.kernel_cache import Kernels, kernels_in
 from mosstalk.prepared.tiles import TILES_FILE, tiles_for
+from mosstalk.progress import Progress
 from mosstalk.runtime.device import pick_device
 
 

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from mosstalk.build.machine import machine_of
-from mosstalk.documents import write_document
 from mosstalk.engine.layer_pass import LayerBuffers
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
 from mosstalk.engine.linears import Linears
+from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import E4M3
 from mosstalk.ops.fp8_linear import fp8_linear, fp8_linear_reference
 from mosstalk.ops.launch import CompileError, compiled_together, interprets
@@ -42,6 +41,7 @@ from mosstalk.ops.lm_tiles import (
 )
 from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear, rms_linear_reference
 from mosstalk.prepared.tiles import TILES_FILE, Choice, Tuning, choose
+from mosstalk.progress import Progress
 from mosstalk.runtime.graphs import STEPPING, captured
 
 Call = Callable[[], object]

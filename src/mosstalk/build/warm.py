@@ -4,8 +4,7 @@ from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.fast_layers import FastLayers
 from mosstalk.engine.step_plan import KEY_BUCKETS
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 from mosstalk.session.host import Host
 

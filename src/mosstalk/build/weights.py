@@ -10,12 +10,12 @@ import torch
 from mosstalk.checkpoint.convert import MANIFEST, convert_model
 from mosstalk.checkpoint.restartable import require_space, save_tensors, sha256
 from mosstalk.config import LanguageModelConfig
-from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.files import as_text, read_json
 from mosstalk.models.checkpoint import open_published
 from mosstalk.models.layout import FUSED, LAYOUT_KEY
 from mosstalk.models.quantization import Quantization
-from mosstalk.models.weights import Progress
+from mosstalk.progress import Progress
 from mosstalk.quantize.write import Source, Writer, digest_of
 from mosstalk.synthesis.direct_language import random_language_model
 from mosstalk.synthesis.sizes import TINY, Sizes

@@ -19,8 +19,8 @@ from mosstalk.checkpoint.restartable import (
     sha256,
 )
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError
+from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes
 from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
 from mosstalk.models.flow import FlowDecoder
@@ -28,7 +28,6 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
 from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
 from mosstalk.models.weights import (
-    Progress,
     Store,
     check_inventory,
     fold_weight_norm,
@@ -36,6 +35,7 @@ from mosstalk.models.weights import (
     open_sharded,
     shapes_of,
 )
+from mosstalk.progress import Progress
 
 MANIFEST = "mosstalk.json"
 SHARD_GIB = 2.0

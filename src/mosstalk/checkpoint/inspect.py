@@ -11,8 +11,8 @@ from torch import nn
 
 from mosstalk.checkpoint.restartable import sha256
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, MosstalkError
+from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes, open_published
 from mosstalk.models.codec_folder import flow_names, open_part, read_flow_config, read_hift_config
 from mosstalk.models.flow import FlowDecoder
@@ -23,13 +23,13 @@ from mosstalk.models.quantization import Quantization, own_dtypes, wrong_dtypes
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import list_voices
 from mosstalk.models.weights import (
-    Progress,
     Store,
     fold_weight_norm,
     open_safetensors,
     open_sharded,
     shapes_of,
 )
+from mosstalk.progress import Progress
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""

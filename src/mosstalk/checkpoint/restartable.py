@@ -19,10 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mosstalk.atomic import open_to_readers
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError, OutputError
-from mosstalk.models.weights import Progress
+from mosstalk.files import open_to_readers, read_json
+from mosstalk.progress import Progress
 
 _STATE = "state.json"
 _OS_ERROR = re.compile(r"os error (\d+)")

@@ -26,7 +26,7 @@ def compare(before: Document, after: Document, json: opt.AsJson = False) -> None
 
         from mosstalk.bench.compare import Words, comparison_table
         from mosstalk.bench.compare import compare as compared
-        from mosstalk.documents import as_text
+        from mosstalk.files import as_text
 
         first, second = Words.read(before), Words.read(after)
         found = compared(first.said, second.said)

@@ -28,10 +28,9 @@ def report(documents: Documents = None, out: PageFile = "-") -> None:
     "not measured yet". A document with a run that was not valid is refused.
     """
     with reported():
-        from mosstalk.atomic import write_whole
         from mosstalk.bench.report_figures import read_document
         from mosstalk.bench.report_page import report_page
-        from mosstalk.documents import STANDARD_OUTPUT, require_target
+        from mosstalk.files import STANDARD_OUTPUT, require_target, write_whole
 
         if out != STANDARD_OUTPUT:
             require_target(Path(out))

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mosstalk.atomic import new_folder
 from mosstalk.build.leftovers import at_work, clear_leftovers
 from mosstalk.build.make import Build, BuildRequest
 from mosstalk.config import LanguageModelConfig
-from mosstalk.documents import as_text, human_text_on_stderr
 from mosstalk.errors import CheckpointError, OptionError, OutputError
+from mosstalk.files import as_text, human_text_on_stderr, new_folder
 from mosstalk.prepared.default_models import NAMES, chosen_codec, chosen_model
 from mosstalk.progress import progress_bar
 from mosstalk.runtime.device import pick_device

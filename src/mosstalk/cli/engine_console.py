@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.build.report import Report, report_of
-from mosstalk.documents import as_text
+from mosstalk.files import as_text
 from mosstalk.prepared.folder import BuiltEngine
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import progress_bar

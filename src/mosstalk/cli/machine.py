@@ -16,7 +16,7 @@ def doctor(json: opt.AsJson = False) -> None:
     """
     with reported():
         from mosstalk.diagnostics.doctor import examine, printed
-        from mosstalk.documents import as_text
+        from mosstalk.files import as_text
 
         diagnosis = examine()
         typer.echo(as_text(diagnosis.as_dict()) if json else printed(diagnosis), nl=False)

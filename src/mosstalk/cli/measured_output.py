@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosstalk.atomic import write_whole
 from mosstalk.bench.tables import Table
-from mosstalk.documents import STANDARD_OUTPUT, deliver, human_text_on_stderr, require_target
+from mosstalk.files import (
+    STANDARD_OUTPUT,
+    deliver,
+    human_text_on_stderr,
+    require_target,
+    write_whole,
+)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from pathlib import Path
 
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.config import LanguageModelConfig
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.prepared.default_models import Folders, chosen_model
 from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import loading
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 _REAL = (

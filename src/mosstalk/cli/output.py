@@ -12,7 +12,7 @@ from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import FinishReason
 from mosstalk.diagnostics.figures import stage_figures
 from mosstalk.diagnostics.trace import write_trace
-from mosstalk.documents import as_text, human_text_on_stderr, require_target
+from mosstalk.files import as_text, human_text_on_stderr, require_target
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.runtime.timing import TurnTimings, peak_memory_mib
 from mosstalk.script import Script

@@ -8,8 +8,8 @@ from typing import Any
 
 from mosstalk.bench.tables import NONE, Table
 from mosstalk.cli.common import one_of
-from mosstalk.documents import as_text
 from mosstalk.errors import OptionError
+from mosstalk.files import as_text
 from mosstalk.plan.cards import Card, cards
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice
 from mosstalk.plan.limits import SOUND, TITLES, Limits, limits_of

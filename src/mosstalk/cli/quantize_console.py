@@ -9,19 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from mosstalk.atomic import new_folder
 from mosstalk.bench.machine import machine_facts
 from mosstalk.cli.common import one_of
 from mosstalk.cli.measured_output import Outputs, print_settings, print_tables
 from mosstalk.conversation import SpecialIds
+from mosstalk.files import new_folder
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import ACTIVATIONS, BLOCKS, SCHEMES, STATISTICS, Quantization
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.models.weights import Progress
 from mosstalk.offline.defaults import read_defaults
 from mosstalk.prepared.default_models import NAMES, chosen_model
-from mosstalk.progress import progress_bar
+from mosstalk.progress import Progress, progress_bar
 from mosstalk.quantize.calibrate import Magnitudes, calibrate
 from mosstalk.quantize.default_prompts import Speaker
 from mosstalk.quantize.measure import Measured, measure, quantised_ways

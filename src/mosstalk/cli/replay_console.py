@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from mosstalk.documents import as_text, human_text_on_stderr
+from mosstalk.files import as_text, human_text_on_stderr
 from mosstalk.progress import loading
 from mosstalk.server.comparison import compare
 from mosstalk.server.loading import Loaded, load

@@ -27,11 +27,10 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, precision_of, quantize_in_place
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.prepared.default_models import chosen_language_model
 from mosstalk.prepared.start import take_kernels
-from mosstalk.progress import progress_bar
+from mosstalk.progress import Progress, progress_bar
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.synthesis.direct_language import random_language_model, special_ids
 from mosstalk.synthesis.sizes import named_sizes

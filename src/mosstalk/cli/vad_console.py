@@ -27,8 +27,7 @@ from mosstalk.bench.vad_clips import clip_of, sounds_of, sounds_without_speech, 
 from mosstalk.bench.voices import TEACHER, read_aloud
 from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.errors import BenchError, DetectorError
-from mosstalk.models.weights import Progress
-from mosstalk.progress import progress_bar
+from mosstalk.progress import Progress, progress_bar
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
 

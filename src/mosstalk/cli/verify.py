@@ -36,7 +36,7 @@ def verify(
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
     with reported():
-        from mosstalk.documents import as_text, human_text_on_stderr
+        from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.runtime.device import pick_device, pick_dtype
         from mosstalk.verify.run import judge_cases
 

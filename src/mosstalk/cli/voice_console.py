@@ -8,8 +8,8 @@ from typing import Any
 
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import CODE_MS
-from mosstalk.documents import as_text
 from mosstalk.errors import CheckpointError, OutputError, VoiceError
+from mosstalk.files import as_text
 from mosstalk.models.codec_folder import (
     STREAMING_FLOW,
     load_codec,

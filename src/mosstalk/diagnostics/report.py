@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.diagnostics.doctor import examine
-from mosstalk.documents import require_target, write_document
 from mosstalk.environment import cache_folder
+from mosstalk.files import require_target, write_document
 from mosstalk.prepared.default_models import require_pair
 
 FORMAT = "mosstalk-report-1"

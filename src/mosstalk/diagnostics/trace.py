@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mosstalk.documents import write_document
+from mosstalk.files import write_document
 
 if TYPE_CHECKING:  # timing needs torch, and nothing here does
     from mosstalk.runtime.timing import TurnTimings

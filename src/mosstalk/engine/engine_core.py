@@ -17,9 +17,8 @@ from mosstalk.engine.sampler import Draw
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
-from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 Clock = Callable[[], float]

@@ -13,9 +13,8 @@ from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import DeviceError
-from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 
 MARGIN = 0.03
 """Share of a GPU's memory left free: what other libraries and fragments take."""

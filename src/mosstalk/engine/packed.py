@@ -16,7 +16,8 @@ from torch import Tensor
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.staging import Staging
-from mosstalk.models.language_model import Attention, Block, DecoderLayer, rotary_tables, rotate
+from mosstalk.models.language_model import Attention, Block, DecoderLayer
+from mosstalk.numerics.rope import rotary_tables, rotate
 
 MOST_PLACES = 1 << 16
 """Places whose K and V one attention of single rows reads, padding included."""

@@ -16,8 +16,7 @@ from mosstalk.conversation import (
 )
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import MosstalkError
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script, StepRule
 
 _FREE = StepRule()

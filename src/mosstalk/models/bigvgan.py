@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosstalk.config import Reader
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import read_json
 from mosstalk.models.features import MelSpec
 from mosstalk.models.weights import Store, fill, fold_weight_norm, open_pickled
 

@@ -16,8 +16,9 @@ from mosstalk.models.quantization import (
     unfused_scales,
     wrong_dtypes,
 )
-from mosstalk.models.weights import Progress, Store, fill, open_sharded, shapes_of
+from mosstalk.models.weights import Store, fill, open_sharded, shapes_of
 from mosstalk.numerics.fp8 import require_fp8
+from mosstalk.progress import Progress
 
 
 def empty_model(config: LanguageModelConfig) -> LanguageModel:

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import read_json
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import Voice, find_voice, load_voice
 from mosstalk.models.weights import (
-    Progress,
     Store,
     fill,
     fold_weight_norm,
@@ -26,6 +25,7 @@ from mosstalk.models.weights import (
     open_safetensors,
     open_sharded,
 )
+from mosstalk.progress import Progress
 
 FLOW_BLOCK_CODES = {"flow": None, "flow-chunk-5": 5, "flow-chunk-25": 25}
 """The published flow files and the attention block, in codes, that each was trained with.

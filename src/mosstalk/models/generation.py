@@ -16,27 +16,15 @@ from mosstalk.conversation import (
     next_mode,
     start_mode,
 )
-from mosstalk.errors import ContextLengthError, OptionError
+from mosstalk.errors import ContextLengthError
 from mosstalk.models.kv_cache import KVCache
 from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.models.sampling import SamplingOptions, draw, forbid, penalise
+from mosstalk.models.sampling import draw, forbid, penalise
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script, StepRule
 
 PREFILL_CHUNK_ROWS = 512
 _FREE = StepRule()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a reply may be, in rows; ``min_new_rows`` holds eosp back, as published."""
-
-    max_new_rows: int = 1024
-    min_new_rows: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise OptionError where no row could ever be generated."""
-        if self.max_new_rows < 1:
-            raise OptionError(f"max_new_rows must be at least 1, not {self.max_new_rows}")
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,15 @@
 """From raw logits to one id per channel: mask, repetition penalty, warpers, draw."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.errors import CheckpointError
 from mosstalk.numerics.rng import gumbel
+from mosstalk.sampling_options import SamplingOptions
 
 NEVER = float("-inf")
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How ids are drawn; the defaults are the public demo's. Temperature 0 is greedy."""
-
-    temperature: float = 0.6
-    top_k: int = 20
-    top_p: float = 0.95
-    repetition_penalty: float = 1.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise OptionError for values no distribution follows from."""
-        if not 0 <= self.temperature < math.inf:
-            raise OptionError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
-        if self.top_k < 0:
-            raise OptionError(f"top_k must be 0 (off) or more, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise OptionError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, TextError
+from mosstalk.files import read_json
 
 _SHOWN = {"<|empty|>": ".", "<|end_empty|>": ":"}
 """Added tokens that the public demo shows as text; all others are skipped."""

@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mosstalk.atomic import write_whole
 from mosstalk.constants import MEL_FRAMES_PER_CODE
-from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, VoiceError
+from mosstalk.files import parse_json, write_whole
 
 SUFFIX = ".safetensors"
 CODEC_KEY = "codec"

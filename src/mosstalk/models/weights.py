@@ -12,11 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done and how much there is."""
+from mosstalk.files import read_json
+from mosstalk.progress import Progress
 
 _NAMED_IN_MESSAGE = 3
 _DTYPE_NAMES = {

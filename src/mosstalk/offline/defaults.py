@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.config import Reader
-from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError, OptionError
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
+from mosstalk.files import read_json
 from mosstalk.offline.pieces import LONGEST_TEXT
 from mosstalk.offline.text_normalizer import LANGUAGES, TextRules
+from mosstalk.sampling_options import Limits, SamplingOptions
 
 FILE = "generation_config.json"
 TASKS = ("chat", "speak", "transcribe")

@@ -11,8 +11,8 @@ from mosstalk.audio.loudness import Jump, loudness_jump
 from mosstalk.audio.sound import LOWEST_RATE, Recording, read_audio
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.constants import CODE_MS, INPUT_RATE
-from mosstalk.documents import require_target
 from mosstalk.errors import AudioError, OutputError, VoiceError
+from mosstalk.files import require_target
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.features import FLOW_MEL, vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, SUFFIX, Voice, trimmed

@@ -30,14 +30,14 @@ from mosstalk.engine.host_table import keep_table_on_host
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec
-from mosstalk.models.generation import Generation, Limits, Step
+from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
-from mosstalk.models.weights import Progress
 from mosstalk.offline.defaults import Defaults, read_defaults
+from mosstalk.progress import Progress
 from mosstalk.runtime.timing import TurnTimings
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 OnStep = Callable[[Step], None]

@@ -9,11 +9,10 @@ import numpy as np
 
 from mosstalk.audio.sound import Samples
 from mosstalk.errors import AudioError
-from mosstalk.models.generation import Limits
-from mosstalk.models.sampling import SamplingOptions
 from mosstalk.models.voices import Voice
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.text_normalizer import readable
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 SPEAK_PROMPT = "Read the user's text aloud."

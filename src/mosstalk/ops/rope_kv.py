@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mosstalk.models.language_model import rotary_tables
+from mosstalk.numerics.rope import rotary_tables
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile

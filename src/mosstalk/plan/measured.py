@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from mosstalk.config import Reader
-from mosstalk.documents import read_json
 from mosstalk.errors import ConfigError
+from mosstalk.files import read_json
 
 FORMAT = "mosstalk-measured-1"
 MIB = 2**20

@@ -7,9 +7,9 @@ what is heard is noise.
 
 from pathlib import Path
 
-from mosstalk.atomic import new_folder
 from mosstalk.environment import cache_folder
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import new_folder
 from mosstalk.prepared.folder import built_engine, is_built
 
 Folders = tuple[Path, Path]

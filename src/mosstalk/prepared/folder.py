@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import read_json
 
 ENGINE_FILE = "engine.json"
 FORMAT = "mosstalk-engine-1"

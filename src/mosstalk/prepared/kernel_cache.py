@@ -18,10 +18,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from mosstalk.atomic import write_whole
-from mosstalk.documents import read_json
 from mosstalk.environment import cache_folder, keep_kernels_in
 from mosstalk.errors import ConfigError
+from mosstalk.files import read_json, write_whole
 from mosstalk.ops.launch import forget_compiled, triton
 
 _LISTS = "*/__grp__*"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from mosstalk.build.machine import foreign
-from mosstalk.documents import parse_json
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import parse_json
 from mosstalk.ops.lm_tiles import ANY_ROWS, KINDS, Division, Key
 from mosstalk.ops.tiles import Tile
 

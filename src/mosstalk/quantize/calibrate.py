@@ -11,8 +11,8 @@ from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.layout import IN_LAYER
 from mosstalk.models.quantization import PRODUCTS, WEIGHT, plain_product
-from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import E4M3_MAX
+from mosstalk.progress import Progress
 from mosstalk.quantize.prompts import Prompt
 
 SHARE = 0.9999

@@ -23,12 +23,12 @@ from mosstalk.conversation import (
 )
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request, State
-from mosstalk.models.generation import Limits
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.weights import Progress
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.progress import Progress
 from mosstalk.quantize.prompts import Prompt, Prompts, lay_out
+from mosstalk.sampling_options import Limits
 
 NAME = "default-1"
 """Changes whenever the sentences do."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.quantization import STATISTICS, plain_product, replace_product
-from mosstalk.models.weights import Progress
 from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
+from mosstalk.progress import Progress
 from mosstalk.quantize.calibrate import Magnitudes, grid
 from mosstalk.quantize.prompts import Prompt
 

@@ -23,8 +23,8 @@ from mosstalk.conversation import (
     Turn,
     segment_rows,
 )
-from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, OptionError
+from mosstalk.files import parse_json
 
 ADVISED = 500
 """Prompts to calibrate on; fewer are allowed, and said."""

@@ -18,8 +18,8 @@ from mosstalk.checkpoint.restartable import (
     sha256,
 )
 from mosstalk.config import LanguageModelConfig
-from mosstalk.documents import as_text, read_json
 from mosstalk.errors import CheckpointError
+from mosstalk.files import as_text, read_json
 from mosstalk.models.checkpoint import model_shapes, open_published
 from mosstalk.models.layout import FUSED, LAYOUT_KEY, fused_tensors
 from mosstalk.models.quantization import (
@@ -29,8 +29,9 @@ from mosstalk.models.quantization import (
     WEIGHT_SCALE,
     Quantization,
 )
-from mosstalk.models.weights import Progress, Store, StoredTensor, check_inventory, open_sharded
+from mosstalk.models.weights import Store, StoredTensor, check_inventory, open_sharded
 from mosstalk.numerics.fp8 import Fp8Weight
+from mosstalk.progress import Progress
 
 SHARD_GIB = 2.0
 """Largest shard written; with the tensor being read it bounds the memory that writing takes."""

@@ -10,9 +10,9 @@ from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.environment import faults_folder
 from mosstalk.errors import DetectorError
-from mosstalk.models.weights import Progress
 from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
 from mosstalk.prepared.start import require_room, settings_named, take_kernels
+from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.server.messages import BY_HAND, Facts, WorkerOptions
 from mosstalk.server.steps import Faults, WatchedRunner, watch_steps

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, TextIO
 from mosstalk import __version__
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import Row
-from mosstalk.documents import as_text
 from mosstalk.errors import OutputError
+from mosstalk.files import as_text
 from mosstalk.server.messages import Facts
 from mosstalk.server.metrics import Metrics
 from mosstalk.session import commands as told

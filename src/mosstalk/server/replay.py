@@ -15,8 +15,8 @@ import soundfile
 from pydantic import TypeAdapter
 
 from mosstalk.conversation import Row
-from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, OptionError
+from mosstalk.files import parse_json
 from mosstalk.server.recording import FORMAT
 from mosstalk.session import commands as told
 from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, ResponseDone

@@ -9,7 +9,7 @@ from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SA
 from mosstalk.conversation import Reply, Row
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
-from mosstalk.models.generation import Limits
+from mosstalk.sampling_options import Limits
 from mosstalk.script import Script
 from mosstalk.session.commands import CreateResponse
 from mosstalk.session.desk import Desk, new_id

@@ -14,8 +14,8 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
 from mosstalk.errors import EngineFullError, EngineStoppedError
 from mosstalk.models.codec_folder import Codec
-from mosstalk.models.weights import Progress
 from mosstalk.offline.pipeline import Pipeline
+from mosstalk.progress import Progress
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.commands import CreateResponse, CreateText

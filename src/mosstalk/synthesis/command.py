@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from mosstalk.atomic import new_folder
+from mosstalk.files import new_folder
 from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.progress import progress_bar
 from mosstalk.runtime.device import pick_dtype

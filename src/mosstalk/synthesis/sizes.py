@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
-from mosstalk.documents import parse_json
 from mosstalk.errors import ConfigError, OptionError
+from mosstalk.files import parse_json
 
 PUBLISHED_MODEL: dict[str, Any] = {
     "architectures": ["MossSpeechForCausalLM"],

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mosstalk.documents import read_json
 from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.files import read_json
 from mosstalk.models.text_tokenizer import REQUIRED_TOKENS, added_tokens
 
 _BYTES = 256

@@ -28,8 +28,9 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import CODEC_KEY, Voice, save_voice
-from mosstalk.models.weights import Progress, shapes_of
+from mosstalk.models.weights import shapes_of
 from mosstalk.models.x_vector import X_VECTOR_FILE
+from mosstalk.progress import Progress
 from mosstalk.synthesis.sizes import Sizes
 from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
 from mosstalk.synthesis.small_x_vector import write_x_vector_model

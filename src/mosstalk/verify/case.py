@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mosstalk.documents import read_json
 from mosstalk.errors import CaseError
+from mosstalk.files import read_json
 
 EXPECTED = "expected.safetensors"
 

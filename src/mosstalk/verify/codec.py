@@ -10,8 +10,8 @@ from torch import Tensor
 from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE
-from mosstalk.documents import read_json
 from mosstalk.errors import CaseError
+from mosstalk.files import read_json
 from mosstalk.models.codec_folder import build, open_part, read_flow_config, read_hift_config
 from mosstalk.models.features import MelSpec, vocoder_mel
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise

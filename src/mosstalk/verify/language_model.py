@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mosstalk.conversation import Mode, Reply, Row, SpecialIds
 from mosstalk.models.checkpoint import load_language_model
-from mosstalk.models.generation import Generation, Limits
+from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.models.sampling import SamplingOptions, warp
+from mosstalk.models.sampling import warp
+from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.verify.case import Case
 from mosstalk.verify.compare import Check, Comparer
 

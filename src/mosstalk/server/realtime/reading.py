@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from mosstalk.documents import deeper_than
+from mosstalk.files import deeper_than
 from mosstalk.server.realtime.errors import WireError
 
 MIB = 1 << 20
