@@ -36,10 +36,11 @@ setup-dev:
 demo: setup ## set up, then read aloud, write down and answer, with sound to hear
 	$(venv)/python scripts/demo.py demo-output
 
-lint: setup-dev ## check style, formatting and types
+lint: setup-dev ## check style, formatting, types, and which module imports which
 	$(venv)/ruff check
 	$(venv)/ruff format --check
 	$(venv)/mypy
+	$(venv)/lint-imports --no-logo
 
 test: lint ## lint, then run the tests that need nothing but the set-up
 	$(pytest) -n auto --dist loadfile -m "not system and not slow"
@@ -56,5 +57,5 @@ format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff format
 
 clean: ## remove caches and generated files; .venv stays
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

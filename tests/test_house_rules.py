@@ -13,7 +13,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 WITH_RECIPES = [*SOURCES, *sorted((ROOT / "recipes").rglob("*.py"))]
 TALLEST_FUNCTION_LINES = 60
 TALLEST_KERNEL_LINES = 120
-LONGEST_FILE_LINES = 400
+LONGEST_FILE_LINES, LONGEST_FILE_OF_OPS_LINES = 450, 700
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "soundfile", "soxr", "rich.console"}
 
 
@@ -25,7 +25,8 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 @pytest.mark.parametrize("path", WITH_RECIPES, ids=lambda path: path.name)
 def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= LONGEST_FILE_LINES
+    most = LONGEST_FILE_OF_OPS_LINES if path.parent.name == "ops" else LONGEST_FILE_LINES
+    assert text.count("\n") <= most
     for node in functions(ast.parse(text)):
         is_kernel = any("triton.jit" in ast.unparse(mark) for mark in node.decorator_list)
         limit = TALLEST_KERNEL_LINES if is_kernel else TALLEST_FUNCTION_LINES
@@ -59,11 +60,13 @@ def test_nothing_below_the_session_knows_about_sockets() -> None:
             assert not re.search(r"import (socket|websockets|fastapi)", path.read_text()), path
 
 
-def test_model_and_codec_do_not_import_upwards() -> None:
-    above = r"from mosstalk\.(offline|cli|verify|synthesis|prepared)"
-    for folder in ("models", "codec"):
-        for path in (ROOT / "src" / "mosstalk" / folder).rglob("*.py"):
-            assert not re.search(above, path.read_text()), path
+@pytest.mark.parametrize(
+    "module", ["audio.sound", "engine.scheduler", "engine.request", "session.settings"]
+)
+def test_what_plans_and_describes_does_without_torch(module: str) -> None:
+    probe = f"import sys, mosstalk.{module}; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
