@@ -102,7 +102,7 @@ def difference(case: Case) -> float:
     mine = replace(case, call=case.call | {k: _like(case.call[k]) for k in pristine})
     reference = replace(case, call=case.call | {k: _like(case.call[k]) for k in pristine})
     mine.run()
-    reference.run_twin()
+    reference.run_reference()
     found = 0.0
     for name in pristine:
         one, other = mine.call[name].float(), reference.call[name].float()

@@ -31,7 +31,7 @@ from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops import attention_prefill as by_tiles
 from mosstalk.ops.launch import Launch, triton
 from mosstalk.ops.move_rows import plan_embed, plan_gather
-from mosstalk.ops.rope_kv import plan as plan_rotate
+from mosstalk.ops.rope_kv import plan_rope_kv as plan_rotate
 from mosstalk.ops.rope_kv import rotary_table
 from mosstalk.runtime.device import pick_device
 
@@ -123,7 +123,7 @@ def rows_scene(items: int, keys: int, span: int) -> Scene:
     return Scene(
         f"{items} rows @{keys}", by_rows, 4 * items * keys * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_rows.plan(*given(layer, out), block_rows=BLOCK, span=span, work=work),
+        lambda layer: by_rows.plan_attention_decode(*given(layer, out), block_rows=BLOCK, span=span, work=work),
         lambda: by_rows.attention_decode_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def tiles_scene(rows: int, before: int, span: int) -> Scene:
     return Scene(
         f"{rows} rows behind {before}", by_tiles, 4 * (before + rows) * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_tiles.plan(*given(layer, out), block_rows=BLOCK, span=span, work=work),
+        lambda layer: by_tiles.plan_attention_prefill(*given(layer, out), block_rows=BLOCK, span=span, work=work),
         lambda: by_tiles.attention_prefill_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip

@@ -41,7 +41,7 @@ from mosstalk.ops.fp8_linear import (
     fp8_linear,
     fp8_linear_reference,
     library_takes,
-    plan,
+    plan_fp8_linear,
 )
 from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
 from mosstalk.ops.launch import compiled_together
@@ -115,7 +115,7 @@ class Product:
         return self.out
 
     def planned(self, weight: Fp8Weight, divided: Division) -> Any:
-        return plan(
+        return plan_fp8_linear(
             self.q, self.scale, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         )  # fmt: skip

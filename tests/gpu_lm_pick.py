@@ -121,13 +121,13 @@ def eagerly(runs: Callable[[], object]) -> float:
 @contextmanager
 def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
     """One pair of tiles for any size."""
-    before = topk_candidates.TILES, sampling.TILES
-    topk_candidates.TILES = {topk_candidates.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
-    sampling.TILES = {sampling.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
+    before = topk_candidates.CANDIDATE_TILES, sampling.SAMPLE_TILES
+    topk_candidates.CANDIDATE_TILES = {topk_candidates.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
+    sampling.SAMPLE_TILES = {sampling.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
     try:
         yield
     finally:
-        topk_candidates.TILES, sampling.TILES = before
+        topk_candidates.CANDIDATE_TILES, sampling.SAMPLE_TILES = before
 
 
 def launches(case: Draws) -> tuple[Launch, Launch]:
@@ -135,7 +135,7 @@ def launches(case: Draws) -> tuple[Launch, Launch]:
     rows, vocabulary = case.logits.shape
     room = sampling.sample_workspace(rows, vocabulary, DEVICE)
     last_id = vocabulary - 1 if case.last_id is None else case.last_id
-    return sampling.plan(
+    return sampling.plan_sampling(
         case.logits, case.state, case.settings, case.ids, case.bad, room,
         channel=case.channel, last_id=last_id,
     )  # fmt: skip

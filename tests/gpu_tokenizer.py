@@ -407,7 +407,7 @@ def product_trial(
     given = Tf32x3.of(drawn(rows, channels), split=split)
     stream, bias = drawn(rows, columns), drawn(columns)
     out = Tf32x3.empty(stream, columns, split=False)
-    return lambda n: linear_float32.plan(
+    return lambda n: linear_float32.plan_linear_float32(
         given,
         weights[n],
         bias,
@@ -429,7 +429,7 @@ def attention_trial(streams: int, seen: int, tile: Tile, splits: int) -> Callabl
         source, 20 * source, torch.full_like(source, 20), torch.full_like(source, seen)
     )
     out = Tf32x3.empty(query, query.shape[1], split=False)
-    return lambda n: attention_tokenizer.plan(
+    return lambda n: attention_tokenizer.plan_attention_tokenizer(
         query, kv[n % 3], table, items, out, splits=splits, tile=tile
     )
 

@@ -1,25 +1,23 @@
 """Every kernel of the flow at the published sizes, for what compiles, checks and times them."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mosstalk.ops import (
-    attend_groups,
-    close_residual,
-    euler,
-    linear_add,
-    norm_act,
-    norm_linear,
-    norm_qkv,
-)
-from mosstalk.ops import attention_flow as attention_flow
-from mosstalk.ops import conv1d as conv1d
+from mosstalk.ops.attend_groups import attend_groups
+from mosstalk.ops.attention_flow import attention_flow
+from mosstalk.ops.close_residual import close_residual
+from mosstalk.ops.conv1d import conv1d
+from mosstalk.ops.euler import euler
 from mosstalk.ops.launch import Launch
+from mosstalk.ops.linear_add import linear_add
+from mosstalk.ops.norm_act import norm_act
+from mosstalk.ops.norm_linear import norm_linear
+from mosstalk.ops.norm_qkv import norm_qkv
 
 WIDTH, HEADS, CHANNELS, FRAMES, BRANCHES = 256, 8, 64, 20, 2
 INNER = HEADS * CHANNELS
@@ -34,31 +32,35 @@ class Case:
     """A call of one kernel; ``written`` says which arguments, in ``call``, it writes into."""
 
     name: str
-    module: ModuleType
+    op: Callable[..., Any]
     call: dict[str, Any]
     written: tuple[str, ...]
 
     def run(self) -> None:
         """Call the public function."""
-        getattr(self.module, self.function)(**self.call)
+        self.op(**self.call)
 
-    def run_twin(self) -> None:
+    def run_reference(self) -> None:
         """Call the reference, which knows nothing of splits."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
-        name = self.function + "_twin"
-        if self.function == "attend_groups":  # Its reference is that of attention_flow.
+        name = self.function
+        if name == "attend_groups":  # Its reference is that of attention_flow.
             plain.pop("groups")
-            name = "attend_pages_twin"
-        getattr(self.module, name)(**plain)
+            name = "attention_flow"
+        self._beside(f"{name}_reference")(**plain)
 
     def plan(self) -> Launch:
         """What the public function would launch."""
-        return self.module.plan(**self.call)
+        launch: Launch = self._beside(f"plan_{self.function}")(**self.call)
+        return launch
 
     @property
     def function(self) -> str:
         """The public function's name."""
-        return self.module.__name__.rpartition(".")[2]
+        return self.op.__name__
+
+    def _beside(self, name: str) -> Any:
+        return getattr(sys.modules[self.op.__module__], name)
 
 
 _SPLITTING = {"splits", "least", "workspace"}

@@ -94,7 +94,7 @@ def test_the_kernels_halves_are_those_of_torch(rand: Rand) -> None:
 
 @either
 @pytest.mark.parametrize("channels", [16, 40, 128])
-def test_norm_equals_its_twin(rand: Rand, channels: int, *, split: bool) -> None:
+def test_norm_equals_its_reference(rand: Rand, channels: int, *, split: bool) -> None:
     x, gain, shift = 3 + rand(5, channels), 1 + 0.3 * rand(channels), rand(channels)
 
     found = norm_float32(x, (gain, shift, 1e-5), split=split)
@@ -111,7 +111,7 @@ def test_norm_equals_its_twin(rand: Rand, channels: int, *, split: bool) -> None
     ("rows", "channels", "columns"),
     [(1, 16, 16), (20, 640, 70), (32, 400, 64), (33, 128, 64), (70, 40, 130), (161, 96, 140)],
 )
-def test_a_product_equals_its_twin(
+def test_a_product_equals_its_reference(
     rand: Rand, rows: int, channels: int, columns: int, activation: Activation,
     precision: Precision, *, split: bool,
 ) -> None:  # fmt: skip
@@ -190,7 +190,7 @@ def parts(items: Items) -> list[slice]:
 @pytest.mark.parametrize("splits", [1, 5])
 @pytest.mark.parametrize("page_rows", [64, 50])
 @pytest.mark.parametrize(("heads", "channels"), [(2, 64), (3, 16)])
-def test_attention_equals_its_twin(
+def test_attention_equals_its_reference(
     rand: Rand, heads: int, channels: int, page_rows: int, splits: int, precision: Precision
 ) -> None:
     query, kv, table, *rest = attention(rand, heads, channels, page_rows)

@@ -24,7 +24,7 @@ from mosstalk.ops.fp8_linear import (
     fp8_linear,
     fp8_linear_reference,
     library_takes,
-    plan,
+    plan_fp8_linear,
 )
 from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
 from mosstalk.ops.launch import interprets
@@ -205,7 +205,7 @@ def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
         divided = Division(Tile(16, 64, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70) for _ in range(2)]
         for out in found:
-            plan(q, scale, weight, out, divided=divided, workspace=workspace, **how).run()
+            plan_fp8_linear(q, scale, weight, out, divided=divided, workspace=workspace, **how).run()
         near(found[0], expected, gated)
         assert torch.equal(*found)
         assert not workspace.counters.any()
@@ -219,7 +219,7 @@ def test_products_are_the_same_by_every_division(rand: Rand, kind: Kind) -> None
     expected = fp8_linear_reference(q, scale, weight, torch.empty_like(residual), **how)
     for divided in {*FP8_TILES[kind].values(), FP8_INVARIANT[kind]}:
         out = torch.empty_like(residual)
-        plan(q, scale, weight, out, divided=divided, **how).run()
+        plan_fp8_linear(q, scale, weight, out, divided=divided, **how).run()
         near(out, expected, gated)
 
 

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.lm_tiles import Division, Kind
-from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_reference
+from mosstalk.ops.rms_linear import (
+    LinearWorkspace,
+    plan_rms_linear,
+    rms_linear,
+    rms_linear_reference,
+)
 from mosstalk.ops.rms_norm import rms_norm
 
 HIDDEN, QKV, INNER, EPS = 4096, 6144, 12288, 1e-6
@@ -76,7 +81,7 @@ class Product:
         x, gain = self.x, self.gain
         if gain is not None and divided.apart:
             x, gain = rms_norm(x, gain, EPS, torch.empty_like(x)), None
-        plan(
+        plan_rms_linear(
             x, gain, EPS, weight, self.out, **self.how, divided=divided, workspace=self.workspace
         ).run()
         return self.out
@@ -84,7 +89,7 @@ class Product:
     def compile_divided(self, weight: Tensor, divided: Division) -> None:
         """Compile what ``run_divided`` runs, for Triton's cache on disk."""
         gain = None if divided.apart else self.gain
-        plan(
+        plan_rms_linear(
             self.x, gain, EPS, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         ).compile()  # fmt: skip

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from mosstalk.ops.gate_up import gate_up, gate_up_reference
 from mosstalk.ops.lm_tiles import ANY_ROWS, TILES, Division, Kind, division
-from mosstalk.ops.rms_linear import LinearWorkspace, plan, rms_linear, rms_linear_reference
+from mosstalk.ops.rms_linear import (
+    LinearWorkspace,
+    plan_rms_linear,
+    rms_linear,
+    rms_linear_reference,
+)
 from mosstalk.ops.rms_norm import rms_norm, rms_norm_reference
 from mosstalk.ops.tiles import Tile
 
@@ -113,7 +118,7 @@ def test_rms_linear_splits_of_channels_make_the_whole(
         divided = Division(Tile(16, 32, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70, dtype=dtype) for _ in range(2)]
         for out in found:
-            plan(
+            plan_rms_linear(
                 x, None, EPS, weight, out, divided=divided, workspace=workspace, **how
             ).run()  # fmt: skip
         same(found[0], expected, dtype)
@@ -131,7 +136,7 @@ def test_rms_linear_is_the_same_by_every_division(
     expected = rms_linear_reference(x, None, EPS, weight, torch.empty_like(residual), **how)
     for divided in TILES[kind].values():
         out = torch.empty_like(residual)
-        plan(x, None, EPS, weight, out, divided=divided, **how).run()
+        plan_rms_linear(x, None, EPS, weight, out, divided=divided, **how).run()
         same(out, expected, dtype)
 
 

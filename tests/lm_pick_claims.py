@@ -45,9 +45,9 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a small vocabulary has several of."""
     monkeypatch.setattr(
-        topk_candidates, "TILES", {topk_candidates.ANY_IDS: Tile(1, HELD, HELD, 1, 1)}
+        topk_candidates, "CANDIDATE_TILES", {topk_candidates.ANY_IDS: Tile(1, HELD, HELD, 1, 1)}
     )
-    monkeypatch.setattr(sampling, "TILES", {sampling.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
+    monkeypatch.setattr(sampling, "SAMPLE_TILES", {sampling.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
 
 
 def small(dtype: torch.dtype, rows: int = ROWS, **how: float) -> Draws:
@@ -131,7 +131,7 @@ def test_the_best_ids_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> Non
     case.logits[3, ::2] *= 0.0
     room = sampling.sample_workspace(ROWS, SMALL, DEVICE)
     how = {"last_id": SMALL - 20}
-    topk_candidates.plan(
+    topk_candidates.plan_topk_candidates(
         case.logits, case.state, case.settings, room, channel=AUDIO, masked=False, **how
     ).run()
     apart = on_cpu(case)

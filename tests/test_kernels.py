@@ -28,7 +28,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_interpreted_kernel_equals_its_twin(kernel: str, interpreted: Outcomes) -> None:
+def test_an_interpreted_kernel_equals_its_reference(kernel: str, interpreted: Outcomes) -> None:
     require_kept([one for one in interpreted if str(one.get("name")).startswith(f"test_{kernel}")])
 
 
@@ -40,5 +40,5 @@ def test_all_claims_are_kept(interpreted: Outcomes) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
+def test_compiled_kernels_equal_their_references(tmp_path: Path) -> None:
     require_kept(outcomes_of(CLAIMS, tmp_path, interpret=False))

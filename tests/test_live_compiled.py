@@ -39,24 +39,24 @@ def launches(rows: int) -> dict[str, Launch]:
     items = attention_tokenizer.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
     norm = (undrawn(WIDTH), undrawn(WIDTH), 1e-5)
     return {
-        "norm": norm_float32.plan(stream, norm, room(WIDTH)),
-        "qkv": linear_float32.plan(
+        "norm": norm_float32.plan_norm_float32(stream, norm, room(WIDTH)),
+        "qkv": linear_float32.plan_linear_float32(
             room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), query,
             paged=Paged(kv, *places), workspace=workspace,
         ),
-        "attention": attention_tokenizer.plan(
+        "attention": attention_tokenizer.plan_attention_tokenizer(
             stream, kv, undrawn(count, 24, dtype=torch.int32), items, room(WIDTH),
             splits=attention_tokenizer.splits_for(count, HEADS), workspace=workspace,
         ),
-        "first": linear_float32.plan(
+        "first": linear_float32.plan_linear_float32(
             room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE), room(WIDE),
             activation="gelu", workspace=workspace,
         ),
-        "second": linear_float32.plan(
+        "second": linear_float32.plan_linear_float32(
             room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
             residual=stream, workspace=workspace,
         ),
-        "exact": linear_float32.plan(
+        "exact": linear_float32.plan_linear_float32(
             room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
             residual=stream, workspace=workspace, precision="ieee",
         ),

@@ -39,7 +39,7 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
 
     def tiles(count: int) -> Launch:
         work = undrawn(attention_prefill.tiles_work(count, *sizes, SPAN, dtype))
-        return attention_prefill.plan(
+        return attention_prefill.plan_attention_prefill(
             query, keys, keys, ints(8, 128), ints(count, 4), query,
             block_rows=16, span=SPAN, work=work,
         )  # fmt: skip
@@ -48,14 +48,14 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
     latest = move_rows.Latest(rows, ints(64))
     table = undrawn(151680, HIDDEN, dtype=dtype)
     return {
-        "attention_decode": attention_decode.plan(
+        "attention_decode": attention_decode.plan_attention_decode(
             undrawn(64, width, dtype=dtype), *turn, keys, keys, ints(64, 128), ints(64), query,
             block_rows=16, span=SPAN,
             work=undrawn(attention_decode.rows_work(64, *sizes, SPAN, dtype)),
         ),
         "few tiles": tiles(2),
         "many tiles": tiles(36),
-        "rope_kv": rope_kv.plan(
+        "rope_kv": rope_kv.plan_rope_kv(
             undrawn(64, width, dtype=dtype), *turn, ints(64), ints(64), keys, keys, query
         ),
         "gather_rows": move_rows.plan_gather(table, ints(64), query),

@@ -19,13 +19,13 @@ CLAIMS = "lm_fp8_claims.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_interpreted_kernels_equal_their_twins(tmp_path: Path) -> None:
+def test_interpreted_kernels_equal_their_references(tmp_path: Path) -> None:
     require_kept(outcomes_of(CLAIMS, tmp_path, interpret=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
+def test_compiled_kernels_equal_their_references(tmp_path: Path) -> None:
     require_kept(outcomes_of(CLAIMS, tmp_path, interpret=False))
 
 

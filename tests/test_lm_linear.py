@@ -20,13 +20,13 @@ CLAIMS = "lm_linear_claims.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_interpreted_kernels_equal_their_twins(tmp_path: Path) -> None:
+def test_interpreted_kernels_equal_their_references(tmp_path: Path) -> None:
     require_kept(outcomes_of(CLAIMS, tmp_path, interpret=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-def test_compiled_kernels_equal_their_twins(tmp_path: Path) -> None:
+def test_compiled_kernels_equal_their_references(tmp_path: Path) -> None:
     require_kept(outcomes_of(CLAIMS, tmp_path, interpret=False))
 
 
@@ -42,7 +42,7 @@ def test_twins_of_norm_and_gate_are_the_networks(dtype: torch.dtype) -> None:
         assert torch.equal(gate_up(x, torch.empty_like(gate)), F.silu(gate) * up)
 
 
-def test_the_twin_in_float32_is_a_layer_of_the_network() -> None:
+def test_the_reference_in_float32_is_a_layer_of_the_network() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, residual = (
         torch.randn(*size, generator=generator) for size in ((5, 64), (48, 64), (5, 48))

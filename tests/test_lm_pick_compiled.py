@@ -23,11 +23,11 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
     mode = torch.zeros(len(case.state.seen), dtype=torch.int8)
     state = DrawState(case.state.seen, case.state.latest, mode)
     room = sampling.sample_workspace(2, vocabulary, CPU)
-    best, pick = sampling.plan(
+    best, pick = sampling.plan_sampling(
         case.logits, state, case.settings, case.ids, case.bad, room,
         channel=channel, last_id=vocabulary - 1, masked=True,
     )  # fmt: skip
-    settle = update_modes.plan(
+    settle = update_modes.plan_update_modes(
         state,
         case.settings.slots,
         torch.zeros(2, 2, dtype=torch.bool),

@@ -36,7 +36,7 @@ def attend_groups(
     """
     if not runs(q):
         return attention_flow_reference(q, kv, table, visible, out, frames=frames, scale=scale)
-    plan(q, kv, table, visible, groups, out, frames=frames, scale=scale).run()
+    plan_attend_groups(q, kv, table, visible, groups, out, frames=frames, scale=scale).run()
     return out
 
 
@@ -65,7 +65,7 @@ def _alike(lists: Sequence[Sequence[int]]) -> int:
     return next((place for place, column in enumerate(columns) if len(set(column)) > 1), most)
 
 
-def plan(
+def plan_attend_groups(
     q: Tensor,
     kv: Tensor,
     table: Tensor,

@@ -97,7 +97,7 @@ def attention_decode(
         return attention_decode_reference(
             qkv, gains, eps, angles, keys, values, table, length, out, block_rows=block_rows
         )
-    plan(
+    plan_attention_decode(
         qkv, gains, eps, angles, keys, values, table, length, out,
         block_rows=block_rows, span=span, work=work,
     ).run()  # fmt: skip
@@ -146,7 +146,7 @@ def mixed_reference(
     return F.scaled_dot_product_attention(wide, key, value, attn_mask=mask, enable_gqa=True)[0]
 
 
-def plan(
+def plan_attention_decode(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,

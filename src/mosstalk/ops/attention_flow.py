@@ -18,7 +18,7 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
-from mosstalk.ops.split_sums import combine
+from mosstalk.ops.split_sums import combine_split_sums
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
 _LOG2_E = 1 / math.log(2)
@@ -82,7 +82,7 @@ def attention_flow(
     if workspace is None and splits > 1:
         workspace = attend_workspace(table.shape[0], kv, frames, splits)
     shared: _Shared = {"splits": splits, "least": least, "workspace": workspace}
-    plan(q, kv, table, visible, out, **shared, **how).run()
+    plan_attention_flow(q, kv, table, visible, out, **shared, **how).run()
     return out
 
 
@@ -147,7 +147,7 @@ def _mask(
     return added
 
 
-def plan(
+def plan_attention_flow(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
@@ -335,7 +335,7 @@ def _attention_flow(
     last = True
     if SPLITS > 1:
         used = tl.cdiv(seen, tl.maximum(share, 1))
-        last, weight, mixed = combine(
+        last, weight, mixed = combine_split_sums(
             counters, sums, used, t < FRAMES, highest, weight, mixed, SPLITS, ROWS, D, WIDTH
         )
     if last:

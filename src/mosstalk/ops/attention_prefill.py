@@ -118,7 +118,7 @@ def attention_prefill(
         return attention_prefill_reference(
             q, keys, values, table, tiles, out, block_rows=block_rows
         )
-    plan(
+    plan_attention_prefill(
         q, keys, values, table, tiles, out,
         block_rows=block_rows, span=span, work=work, invariant=invariant,
     ).run()  # fmt: skip
@@ -148,7 +148,7 @@ def attention_prefill_reference(
     return out
 
 
-def plan(
+def plan_attention_prefill(
     q: Tensor,
     keys: Tensor,
     values: Tensor,

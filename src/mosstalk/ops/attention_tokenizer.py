@@ -77,7 +77,7 @@ def attention_tokenizer(
     if not takes(q):
         return attention_tokenizer_reference(q, kv, table, items, split=split)
     out = Tf32x3.empty(q, q.shape[1], split=split)
-    plan(q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace).run()
+    plan_attention_tokenizer(q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace).run()
     return out
 
 
@@ -99,7 +99,7 @@ def attention_tokenizer_reference(
     return Tf32x3.of(mixed, split=split)
 
 
-def plan(
+def plan_attention_tokenizer(
     q: Tensor,
     kv: Tensor,
     table: Tensor,

@@ -30,7 +30,7 @@ def close_residual(
     """
     if not runs(x):
         return close_residual_reference(y, norm, x, weight, bias, out)
-    plan(y, norm, x, weight, bias, out).run()
+    plan_close_residual(y, norm, x, weight, bias, out).run()
     return out
 
 
@@ -41,7 +41,7 @@ def close_residual_reference(
     return out.copy_(F.mish(normalise(y, norm)) + linear(x, weight, bias))
 
 
-def plan(
+def plan_close_residual(
     y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> Launch:
     """The kernel that does what ``close_residual`` says."""

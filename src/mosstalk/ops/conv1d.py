@@ -60,7 +60,7 @@ def conv1d(
     """
     if not runs(x):
         return conv1d_reference(x, weight, bias, out, **places)
-    plan(x, weight, bias, out, **places).run()
+    plan_conv1d(x, weight, bias, out, **places).run()
     return out
 
 
@@ -83,7 +83,7 @@ def conv1d_reference(
     return out.copy_(linear(torch.cat(taps, dim=3), weight, bias).flatten(0, 2))
 
 
-def plan(
+def plan_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
 ) -> Launch:
     """The kernel that does what ``conv1d`` says."""

@@ -23,7 +23,7 @@ def euler(
     """
     if not runs(x_in):
         return euler_reference(x_in, velocity, guidance, duration, rounded)
-    plan(x_in, velocity, guidance, duration, rounded).run()
+    plan_euler(x_in, velocity, guidance, duration, rounded).run()
     return x_in
 
 
@@ -44,7 +44,7 @@ def euler_reference(
     return x_in
 
 
-def plan(
+def plan_euler(
     x_in: Tensor,
     velocity: Tensor,
     guidance: float,

@@ -44,7 +44,7 @@ def fp8_linear(
     kind = kind_of(q.shape[1], normed=residual is None, gated=gated)
     divided = division(kind, few, E4M3, invariant=invariant)
     how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
-    plan(q, scale, weight, out, workspace=workspace, **how).run()
+    plan_fp8_linear(q, scale, weight, out, workspace=workspace, **how).run()
     return out
 
 
@@ -65,7 +65,7 @@ def fp8_linear_reference(
     return out.copy_(y if residual is None else residual + y)
 
 
-def plan(
+def plan_fp8_linear(
     q: Tensor,
     scale: Tensor,
     weight: Fp8Weight,
@@ -81,8 +81,8 @@ def plan(
     assert scale.shape == (len(q),)
     assert weight.scale.shape == (len(weight.q),)
     if divided.one:
-        return fp8_one.plan(q, scale, weight, out, residual, gated, divided)
-    return rms_linear.plan(
+        return fp8_one.plan_fp8_one(q, scale, weight, out, residual, gated, divided)
+    return rms_linear.plan_rms_linear(
         q, None, 0.0, weight.q, out,
         scales=(scale, weight.scale), residual=residual, gated=gated, divided=divided,
         workspace=workspace,

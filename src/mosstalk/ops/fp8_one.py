@@ -18,7 +18,7 @@ def takes(q: Tensor, weight: Tensor) -> bool:
     return q.shape[1] % _FOUR == 0 and all(x.storage_offset() % _FOUR == 0 for x in (q, weight))
 
 
-def plan(
+def plan_fp8_one(
     q: Tensor,
     scale: Tensor,
     weight: Fp8Weight,

@@ -40,7 +40,7 @@ def fp8_rows(
     if not runs(x):
         fp8_rows_reference(x, norm_weight, eps, q, scale, fixed=fixed)
         return
-    plan(x, norm_weight, eps, q, scale, fixed=fixed, invariant=invariant).run()
+    plan_fp8_rows(x, norm_weight, eps, q, scale, fixed=fixed, invariant=invariant).run()
 
 
 def fp8_rows_reference(
@@ -59,7 +59,7 @@ def fp8_rows_reference(
     scale.copy_(sizes.expand(scale.shape))
 
 
-def plan(
+def plan_fp8_rows(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,

@@ -19,7 +19,7 @@ def gate_up(y: Tensor, out: Tensor) -> Tensor:
     """
     if not runs(y):
         return gate_up_reference(y, out)
-    plan(y, out).run()
+    plan_gate_up(y, out).run()
     return out
 
 
@@ -29,7 +29,7 @@ def gate_up_reference(y: Tensor, out: Tensor) -> Tensor:
     return out.copy_(F.silu(gate) * up)
 
 
-def plan(y: Tensor, out: Tensor) -> Launch:
+def plan_gate_up(y: Tensor, out: Tensor) -> Launch:
     """The kernel that does what ``gate_up`` says."""
     rows, columns = out.shape
     assert y.shape == (rows, 2 * columns)

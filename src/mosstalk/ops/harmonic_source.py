@@ -14,7 +14,7 @@ from torch import Tensor
 from mosstalk.numerics.rng import normal
 from mosstalk.ops.launch import ceil_div, runs, tl, triton
 
-_BLOCK = 256
+_SOURCE_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def harmonic_source(
     batch, frames, harmonics = phases.shape
     samples = frames * how.samples_per_frame - skip
     out = torch.empty((batch, samples), device=f0.device)
-    _source_kernel[(batch, ceil_div(samples, _BLOCK))](
+    _source_kernel[(batch, ceil_div(samples, _SOURCE_BLOCK))](
         f0.contiguous(), phases.contiguous(), seeds, first, how.weight, how.bias, out,
         skip, samples, frames, how.alpha, how.sigma, how.voiced_above_hz,
-        SAMPLES=how.samples_per_frame, HARMONICS=harmonics, STREAM=how.stream, BLOCK=_BLOCK,
+        SAMPLES=how.samples_per_frame, HARMONICS=harmonics, STREAM=how.stream, BLOCK=_SOURCE_BLOCK,
     )  # fmt: skip
     return out
 

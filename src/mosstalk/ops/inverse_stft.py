@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mosstalk.ops.launch import ceil_div, runs, tl, triton
 
-_BLOCK = 256
+_STFT_BLOCK = 256
 
 
 def inverse_basis(n_fft: int, window: Tensor) -> Tensor:
@@ -38,9 +38,9 @@ def inverse_stft(
     batch, parts, frames = x.shape
     samples, n_fft = hop * (frames - 1), window.shape[0]
     out = torch.empty((batch, samples), device=x.device)
-    _inverse_kernel[(batch, ceil_div(samples, _BLOCK))](
+    _inverse_kernel[(batch, ceil_div(samples, _STFT_BLOCK))](
         x, basis, window, out, samples, frames, *x.stride(), loudest, limit,
-        BINS=parts // 2, LENGTH=n_fft, HOP=hop, BLOCK=_BLOCK,
+        BINS=parts // 2, LENGTH=n_fft, HOP=hop, BLOCK=_STFT_BLOCK,
     )  # fmt: skip
     return out
 

@@ -20,7 +20,7 @@ def linear_add(
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if not runs(x):
         return linear_add_reference(x, a, weight, bias, out)
-    plan(x, a, weight, bias, out).run()
+    plan_linear_add(x, a, weight, bias, out).run()
     return out
 
 
@@ -31,7 +31,7 @@ def linear_add_reference(
     return out.copy_(x + linear(a, weight, bias))
 
 
-def plan(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
+def plan_linear_add(x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Launch:
     """The kernel that does what ``linear_add`` says."""
     (rows, channels), columns = a.shape, weight.shape[0]
     assert weight.shape == (columns, channels)

@@ -137,7 +137,7 @@ def linear_float32(
     if not takes(x.high):
         return linear_float32_reference(x, weight, bias, split=split, **how)
     out = Tf32x3.empty(x.high, len(weight), split=split)
-    plan(x, weight, bias, out, precision=precision, workspace=workspace, **how).run()
+    plan_linear_float32(x, weight, bias, out, precision=precision, workspace=workspace, **how).run()
     return out
 
 
@@ -158,7 +158,7 @@ def qkv_float32(
     if not takes(x.high):
         return qkv_float32_reference(x, weight, bias, paged)
     query = Tf32x3.empty(x.high, len(weight) // 3, split=False)
-    plan(x, weight, bias, query, paged=paged, precision=precision, workspace=workspace).run()
+    plan_linear_float32(x, weight, bias, query, paged=paged, precision=precision, workspace=workspace).run()
     return query.high
 
 
@@ -186,7 +186,7 @@ def qkv_float32_reference(x: Tf32x3, weight: Tensor, bias: Tensor | None, paged:
     return y[:, :width]
 
 
-def plan(
+def plan_linear_float32(
     x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None,

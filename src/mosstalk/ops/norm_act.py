@@ -27,7 +27,7 @@ def norm_act(
     """
     if not runs(x):
         return norm_act_reference(x, norm, out, activation=activation, add=add)
-    plan(x, norm, out, activation=activation, add=add).run()
+    plan_norm_act(x, norm, out, activation=activation, add=add).run()
     return out
 
 
@@ -44,7 +44,7 @@ def norm_act_reference(
     return out.copy_(y if add is None else y + add.float())
 
 
-def plan(
+def plan_norm_act(
     x: Tensor,
     norm: Norm,
     out: Tensor,

@@ -19,7 +19,7 @@ def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> Tf32x3:
     if not takes(x):
         return norm_float32_reference(x, norm, split=split)
     out = Tf32x3.empty(x, x.shape[1], split=split)
-    plan(x, norm, out).run()
+    plan_norm_float32(x, norm, out).run()
     return out
 
 
@@ -29,7 +29,7 @@ def norm_float32_reference(x: Tensor, norm: Norm, *, split: bool = False) -> Tf3
     return Tf32x3.of(torch.layer_norm(x, norm_weight.shape, norm_weight, shift, eps), split=split)
 
 
-def plan(x: Tensor, norm: Norm, out: Tf32x3) -> Launch:
+def plan_norm_float32(x: Tensor, norm: Norm, out: Tf32x3) -> Launch:
     """The kernel that does what ``norm_float32`` says."""
     rows, channels = x.shape
     Tf32x3(x).check(rows, channels)

@@ -32,7 +32,7 @@ def norm_linear(
     """
     if not runs(x):
         return norm_linear_reference(x, norm, weight, bias, out, activation=activation, mish=mish)
-    plan(x, norm, weight, bias, out, activation=activation, mish=mish).run()
+    plan_norm_linear(x, norm, weight, bias, out, activation=activation, mish=mish).run()
     return out
 
 
@@ -55,7 +55,7 @@ def norm_linear_reference(
     return out.copy_(y)
 
 
-def plan(
+def plan_norm_linear(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,

@@ -39,7 +39,7 @@ def norm_qkv(
     """
     if not runs(x):
         return norm_qkv_reference(x, norm, weight, q_out, kv, page, frames=frames, bias=bias)
-    plan(x, norm, weight, q_out, kv, page, frames=frames, bias=bias).run()
+    plan_norm_qkv(x, norm, weight, q_out, kv, page, frames=frames, bias=bias).run()
     return q_out
 
 
@@ -63,7 +63,7 @@ def norm_qkv_reference(
     return q_out.copy_(y[:, :inner])
 
 
-def plan(
+def plan_norm_qkv(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,

@@ -71,7 +71,7 @@ def rms_linear(
             None,
         )
     how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
-    plan(x, norm_weight, eps, weight, out, workspace=workspace, **how).run()
+    plan_rms_linear(x, norm_weight, eps, weight, out, workspace=workspace, **how).run()
     return out
 
 
@@ -93,7 +93,7 @@ def rms_linear_reference(
     return out.copy_(y if residual is None else residual + y)
 
 
-def plan(
+def plan_rms_linear(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -112,7 +112,7 @@ def plan(
     """
     rows, columns, channels = _sizes(x, norm_weight, weight, out, residual, gated)
     if divided.one:
-        return rms_linear_one.plan(x, norm_weight, eps, weight, out, residual, gated, divided)
+        return rms_linear_one.plan_rms_linear_one(x, norm_weight, eps, weight, out, residual, gated, divided)
     tile = divided.tile
     inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)

@@ -15,7 +15,7 @@ def takes(x: Tensor, norm_weight: Tensor | None, weight: Tensor) -> bool:
     return x.shape[1] % 2 == 0 and all(one.storage_offset() % 2 == 0 for one in given)
 
 
-def plan(
+def plan_rms_linear_one(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,

@@ -20,7 +20,7 @@ def rms_norm(
     """
     if not runs(x):
         return rms_norm_reference(x, norm_weight, eps, out, add=add)
-    plan(x, norm_weight, eps, out, add=add).run()
+    plan_rms_norm(x, norm_weight, eps, out, add=add).run()
     return out
 
 
@@ -41,7 +41,7 @@ def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     )
 
 
-def plan(
+def plan_rms_norm(
     x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
 ) -> Launch:
     """The kernel that does what ``rms_norm`` says."""

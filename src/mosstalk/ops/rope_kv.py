@@ -46,7 +46,7 @@ def rope_kv(
         return rope_kv_reference(
             qkv, gains, eps, angles, positions, places, keys, values, out
         )  # fmt: skip
-    plan(qkv, gains, eps, angles, positions, places, keys, values, out).run()
+    plan_rope_kv(qkv, gains, eps, angles, positions, places, keys, values, out).run()
     return out
 
 
@@ -97,7 +97,7 @@ def _turned_reference(x: Tensor, norm_weight: Tensor, eps: float, lines: Tensor)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def plan(
+def plan_rope_kv(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,

@@ -27,7 +27,7 @@ from mosstalk.ops.sampling_sort import largest
 from mosstalk.ops.tiles import Tile
 
 FEW_KEYS, ANY_KEYS = 1 << 10, 1 << 31
-TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HELD, 16, 1)}
+SAMPLE_TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HELD, 16, 1)}
 """By the most keys that a row's chunks hold; ``columns`` ids are looked at again at once."""
 
 _NO_KEY, _FREE, _NOT_DRAWN = tl.constexpr(NO_KEY), tl.constexpr(FREE), tl.constexpr(NOT_DRAWN)
@@ -67,7 +67,7 @@ def sample(
         return
     if workspace is None:
         workspace = sample_workspace(logits.shape[0], logits.shape[1], logits.device)
-    launches = plan(
+    launches = plan_sampling(
         logits, state, settings, ids, bad, workspace,
         channel=channel, last_id=last_id, masked=masked,
     )  # fmt: skip
@@ -77,11 +77,11 @@ def sample(
 
 def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
     """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
-    chunks = ceil_div(vocabulary, topk_candidates.tile_of(vocabulary).columns)
+    chunks = ceil_div(vocabulary, topk_candidates.candidate_tile(vocabulary).columns)
     return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
 
 
-def plan(
+def plan_sampling(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -96,11 +96,11 @@ def plan(
     """The two kernels that do what ``sample`` says."""
     rows, width = logits.shape
     best = workspace[:rows]
-    first = topk_candidates.plan(
+    first = topk_candidates.plan_topk_candidates(
         logits, state, settings, best, channel=channel, last_id=last_id, masked=masked
     )
     keys = best.shape[1] * HELD
-    size = next(tile for limit, tile in TILES.items() if keys <= limit)
+    size = next(tile for limit, tile in SAMPLE_TILES.items() if keys <= limit)
     assert ids.shape == bad.shape == (rows,)
     assert state.latest is None or state.latest.is_contiguous()
     own = ("steps", "seeds", "forced", "top_k", "tail")

@@ -9,7 +9,7 @@ from mosstalk.ops.launch import ceil_div, runs, tl, triton
 from mosstalk.ops.snake import channel_step
 
 _MOST_TERMS = 6
-_BLOCK = 1024
+_SUM_BLOCK = 1024
 
 
 def scaled_sum(
@@ -33,9 +33,9 @@ def scaled_sum(
     out = torch.empty_like(first, dtype=dtype or first.dtype)
     given = [*terms, *[first] * (_MOST_TERMS - len(terms))]
     size = first.numel()
-    _sum_kernel[(ceil_div(size, _BLOCK),)](
+    _sum_kernel[(ceil_div(size, _SUM_BLOCK),)](
         *given, first if bias is None else bias, out, size, first.shape[1], channel_step(first),
-        scale, slope, TERMS=len(terms), BIASED=bias is not None, BLOCK=_BLOCK,
+        scale, slope, TERMS=len(terms), BIASED=bias is not None, BLOCK=_SUM_BLOCK,
     )  # fmt: skip
     return out
 

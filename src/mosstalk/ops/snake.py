@@ -10,7 +10,7 @@ from torch import Tensor
 from mosstalk.ops.launch import ceil_div, runs, tl, triton
 
 _EPS = 1e-9
-_BLOCK = 1024
+_SNAKE_BLOCK = 1024
 
 
 def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -70,10 +70,10 @@ def _launch(
 ) -> None:
     assert y is None or y.stride() == x.stride(), "both terms lie in memory in one order"
     size = x.numel()
-    _snake_kernel[(ceil_div(size, _BLOCK),)](
+    _snake_kernel[(ceil_div(size, _SNAKE_BLOCK),)](
         x, x if y is None else y, alpha if bias is None else bias, alpha,
         out if total is None else total, out, size, x.shape[1], channel_step(x),
-        ADDS=y is not None, BIASED=bias is not None, BLOCK=_BLOCK, EPS=_EPS,
+        ADDS=y is not None, BIASED=bias is not None, BLOCK=_SNAKE_BLOCK, EPS=_EPS,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from mosstalk.ops.launch import tl, triton
 
 
 @triton.jit
-def combine(
+def combine_split_sums(
     counters, sums, used, here, highest, weight, mixed,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip

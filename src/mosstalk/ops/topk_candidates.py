@@ -22,13 +22,13 @@ from mosstalk.ops.sampling_sort import largest
 from mosstalk.ops.tiles import Tile
 
 FEW_IDS, ANY_IDS = 1 << 15, 1 << 31
-TILES = {FEW_IDS: Tile(1, 2048, HELD, 8, 1), ANY_IDS: Tile(1, 8192, HELD, 16, 1)}
+CANDIDATE_TILES = {FEW_IDS: Tile(1, 2048, HELD, 8, 1), ANY_IDS: Tile(1, 8192, HELD, 16, 1)}
 """By the most ids that a tile is for: ``columns`` ids to a program, which keeps ``inner``."""
 
 
-def tile_of(vocabulary: int) -> Tile:
+def candidate_tile(vocabulary: int) -> Tile:
     """The chunk for a channel of so many ids."""
-    return next(tile for limit, tile in TILES.items() if vocabulary <= limit)
+    return next(tile for limit, tile in CANDIDATE_TILES.items() if vocabulary <= limit)
 
 
 def topk_candidates_reference(
@@ -46,7 +46,7 @@ def topk_candidates_reference(
     first where a logit is not finite.
     """
     rows, width = logits.shape
-    size = tile_of(width).columns
+    size = candidate_tile(width).columns
     values = penalised(logits, state.seen, settings, last_id)
     values = values / safely(settings.temperature)[:, None]
     bits = torch.where(values == 0, 0.0, values).view(torch.int32)
@@ -62,7 +62,7 @@ def topk_candidates_reference(
     return best
 
 
-def plan(
+def plan_topk_candidates(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -74,7 +74,7 @@ def plan(
 ) -> Launch:
     """The kernel that does what ``best_ids_reference`` says for the rows that draw."""
     rows, width = logits.shape
-    size = tile_of(width)
+    size = candidate_tile(width)
     chunks = ceil_div(width, size.columns)
     assert best.shape == (rows, chunks, HELD)
     assert best.is_contiguous()

@@ -40,7 +40,7 @@ def update_modes(
     if not runs(slots):
         update_modes_reference(text, slots, bad, stop, ids, put_off=put_off)
         return
-    plan(text, slots, bad, stop, ids, put_off=put_off).run()
+    plan_update_modes(text, slots, bad, stop, ids, put_off=put_off).run()
 
 
 def update_modes_reference(
@@ -72,7 +72,7 @@ def update_modes_reference(
     text.mode.copy_(torch.where(live, after, text.mode))
 
 
-def plan(
+def plan_update_modes(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
 ) -> Launch:
     """The kernel that does what ``update_modes`` says."""
