@@ -123,7 +123,9 @@ def rows_scene(items: int, keys: int, span: int) -> Scene:
     return Scene(
         f"{items} rows @{keys}", by_rows, 4 * items * keys * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_rows.plan_attention_decode(*given(layer, out), block_rows=BLOCK, span=span, work=work),
+        lambda layer: by_rows.plan_attention_decode(
+            *given(layer, out), block_rows=BLOCK, span=span, work=work
+        ),
         lambda: by_rows.attention_decode_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
@@ -144,7 +146,9 @@ def tiles_scene(rows: int, before: int, span: int) -> Scene:
     return Scene(
         f"{rows} rows behind {before}", by_tiles, 4 * (before + rows) * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_tiles.plan_attention_prefill(*given(layer, out), block_rows=BLOCK, span=span, work=work),
+        lambda layer: by_tiles.plan_attention_prefill(
+            *given(layer, out), block_rows=BLOCK, span=span, work=work
+        ),
         lambda: by_tiles.attention_prefill_reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Claims against ``model.fp8`` at the published sizes; then divisions, one product at a time with
 cold weights, the best few then within all products of 36 layers, rows rounded by their own
-kernel as in a step. A table for ``FP8_TILES`` of ``ops/lm_tiles.py`` comes last.
+kernel as in a step. A table for ``FP8_TILES`` of ``ops/linear_tiles.py`` comes last.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +35,19 @@ from lm_timing import (
 from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
-from mosstalk.ops import lm_tiles
-from mosstalk.ops.fp8_linear import (
+from mosstalk.ops import linear_tiles
+from mosstalk.ops.launch import compiled_together
+from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.linear_fp8 import (
     fp8_library,
     fp8_linear,
     fp8_linear_reference,
+    fp8_rows,
+    fp8_rows_reference,
     library_takes,
     plan_fp8_linear,
 )
-from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
-from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.lm_candidates import FP8_CANDIDATES
-from mosstalk.ops.lm_tiles import KINDS, Division, Kind
-from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.ops.linear_tiles import FP8_CANDIDATES, KINDS, Division, Kind
 
 BRAIN = torch.bfloat16
 BOUND = 3e-3
@@ -293,7 +293,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> Table:
 
     def timed(given: Table, **how: bool) -> float:
         chain.stream.normal_()
-        with replaced(lm_tiles.FP8_TILES, given):
+        with replaced(linear_tiles.FP8_TILES, given):
             return milliseconds(chain.runs(**how))
 
     chosen = better(best, timed, first, timed(first))

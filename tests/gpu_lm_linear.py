@@ -3,7 +3,7 @@
     python tests/gpu_lm_linear.py [--rows 1,8,32,64] [--claims 0] [--fp8]
 
 Weights are cold: those of all layers in turn. Divisions are tried one product at a time, the
-best few then within a whole step's products; tables for ``ops/lm_tiles.py`` come last.
+best few then within a whole step's products; tables for ``ops/linear_tiles.py`` come last.
 """
 
 import argparse
@@ -38,13 +38,11 @@ from lm_timing import (
 )
 from torch import Tensor
 
-from mosstalk.ops import lm_tiles
-from mosstalk.ops.gate_up import gate_up, gate_up_reference
+from mosstalk.ops import linear_tiles
 from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.lm_candidates import CANDIDATES
-from mosstalk.ops.lm_tiles import KINDS, Division, Kind
-from mosstalk.ops.rms_linear import LinearWorkspace
-from mosstalk.ops.rms_norm import rms_norm, rms_norm_reference
+from mosstalk.ops.linear import LinearWorkspace, gate_up, gate_up_reference
+from mosstalk.ops.linear_tiles import CANDIDATES, KINDS, Division, Kind
+from mosstalk.ops.norm import rms_norm, rms_norm_reference
 
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 CLAIMED_ROWS = {torch.float32: (1, 8, 64), torch.float16: (1, 8), torch.bfloat16: (1, 8, 32, 64)}
@@ -131,7 +129,7 @@ def tile_rows_matter(draw: Draw, workspace: LinearWorkspace) -> None:
 
     def found(kind: Kind) -> list[Tensor]:
         product = Product.of(kind, 16, BRAIN, draw, workspace)
-        weight, base = weight_of(kind, BRAIN, draw), lm_tiles.INVARIANT[kind]
+        weight, base = weight_of(kind, BRAIN, draw), linear_tiles.INVARIANT[kind]
         divisions = [replace(base, tile=replace(base.tile, rows=rows)) for rows in (64, 16, 32)]
         return [product.run_divided(weight, divided).clone() for divided in divisions]
 
@@ -169,7 +167,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Tensor]) -> Table:
     limit = bench.limit_ms(LAYERS)
 
     def timed(given: Table, *, invariant: bool = False) -> float:
-        with replaced(lm_tiles.TILES, given):
+        with replaced(linear_tiles.TILES, given):
             return milliseconds(chain.runs(invariant=invariant))
 
     least = timed(first)

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from lm_pick_cases import AUDIO_IDS, EOSP, TEXT_IDS, Draws, draws
 
-from mosstalk.ops import sampling, topk_candidates
+from mosstalk.ops import sampling
 from mosstalk.ops.launch import Launch, compiled_together
+from mosstalk.ops.sampling import ModeIds, update_modes
 from mosstalk.ops.sampling_parts import AUDIO, HELD, TEXT, DrawState
 from mosstalk.ops.tiles import Tile
-from mosstalk.ops.update_modes import ModeIds, update_modes
 from mosstalk.runtime.device import pick_device
 
 HERE = Path(__file__).resolve().parent
@@ -121,13 +121,13 @@ def eagerly(runs: Callable[[], object]) -> float:
 @contextmanager
 def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
     """One pair of tiles for any size."""
-    before = topk_candidates.CANDIDATE_TILES, sampling.SAMPLE_TILES
-    topk_candidates.CANDIDATE_TILES = {topk_candidates.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
+    before = sampling.CANDIDATE_TILES, sampling.SAMPLE_TILES
+    sampling.CANDIDATE_TILES = {sampling.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
     sampling.SAMPLE_TILES = {sampling.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
     try:
         yield
     finally:
-        topk_candidates.CANDIDATE_TILES, sampling.SAMPLE_TILES = before
+        sampling.CANDIDATE_TILES, sampling.SAMPLE_TILES = before
 
 
 def launches(case: Draws) -> tuple[Launch, Launch]:

@@ -29,10 +29,9 @@ from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import EncoderLayer, SpeechTokenizer
-from mosstalk.ops import attention_tokenizer as attention_tokenizer
-from mosstalk.ops import linear_float32
+from mosstalk.ops import attention_tokenizer, linear_tf32x3
 from mosstalk.ops.launch import SWITCHES, Launch
-from mosstalk.ops.tf32x3 import Precision, Tf32x3
+from mosstalk.ops.linear_tf32x3 import Precision, Tf32x3
 from mosstalk.ops.tiles import Tile
 from mosstalk.runtime.device import pick_device, synchronize
 
@@ -304,7 +303,7 @@ def products(tokenizer: SpeechTokenizer) -> None:
             for precision in get_args(Precision):
                 for split in (False, True):
                     given = Tf32x3.of(x, split=split)
-                    made = linear_float32.linear_float32(given, weight, precision=precision)
+                    made = linear_tf32x3.linear_float32(given, weight, precision=precision)
                     found[precision + (" of halves" if split else "")] = made.high
             shown = [f"{way} {float((y - exact).norm() / exact.norm()):.1e}, bias "
                      f"{float((y * exact).sum() / exact.square().sum()) - 1:+.0e}"
@@ -407,14 +406,14 @@ def product_trial(
     given = Tf32x3.of(drawn(rows, channels), split=split)
     stream, bias = drawn(rows, columns), drawn(columns)
     out = Tf32x3.empty(stream, columns, split=False)
-    return lambda n: linear_float32.plan_linear_float32(
+    return lambda n: linear_tf32x3.plan_linear_float32(
         given,
         weights[n],
         bias,
         out,
         residual=stream,
         splits=splits,
-        divided=linear_float32.Division(tile, 1),
+        divided=linear_tf32x3.Division(tile, 1),
     )
 
 

@@ -11,11 +11,21 @@ from torch import Tensor
 
 from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
 from mosstalk.models.hift_stream import HiftStream
-from mosstalk.ops.harmonic_source import Excitation, harmonic_source, harmonic_source_reference
-from mosstalk.ops.inverse_stft import inverse_basis, inverse_stft, inverse_stft_reference
 from mosstalk.ops.launch import interprets, runs
-from mosstalk.ops.scaled_sum import scaled_sum, scaled_sum_reference
-from mosstalk.ops.snake import add_snake, add_snake_reference, snake, snake_reference
+from mosstalk.ops.vocoder import (
+    Excitation,
+    add_snake,
+    add_snake_reference,
+    harmonic_source,
+    harmonic_source_reference,
+    inverse_basis,
+    inverse_stft,
+    inverse_stft_reference,
+    scaled_sum,
+    scaled_sum_reference,
+    snake,
+    snake_reference,
+)
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")

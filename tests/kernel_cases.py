@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from mosstalk.ops.attend_groups import attend_groups
-from mosstalk.ops.attention_flow import attention_flow
-from mosstalk.ops.close_residual import close_residual
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
+from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear, norm_qkv
 from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear_add import linear_add
-from mosstalk.ops.norm_act import norm_act
-from mosstalk.ops.norm_linear import norm_linear
-from mosstalk.ops.norm_qkv import norm_qkv
+from mosstalk.ops.norm import norm_act
 
 WIDTH, HEADS, CHANNELS, FRAMES, BRANCHES = 256, 8, 64, 20, 2
 INNER = HEADS * CHANNELS
@@ -103,7 +100,7 @@ def rooms(
     own = 1 + voice_pages + torch.arange(items * OWN_PAGES).view(items, OWN_PAGES)
     voice = torch.arange(1, 1 + voice_pages).expand(items, -1)
     seen = torch.full((items,), (voice_pages + OWN_PAGES) * FRAMES)
-    room = attention_flow.attend_workspace(items, kv[:, 0], FRAMES, splits)
+    room = attend_workspace(items, kv[:, 0], FRAMES, splits)
 
     def ints(values: Tensor) -> Tensor:
         return values.to(kv.device, torch.int32)

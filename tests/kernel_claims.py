@@ -13,14 +13,20 @@ from torch import Tensor
 
 from mosstalk.ops.attend_groups import attend_groups, groups_of
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow, attention_flow_reference
-from mosstalk.ops.close_residual import close_residual, close_residual_reference
 from mosstalk.ops.conv1d import conv1d, conv1d_reference
 from mosstalk.ops.euler import euler, euler_reference
+from mosstalk.ops.flow_linear import (
+    close_residual,
+    close_residual_reference,
+    linear_add,
+    linear_add_reference,
+    norm_linear,
+    norm_linear_reference,
+    norm_qkv,
+    norm_qkv_reference,
+)
 from mosstalk.ops.launch import interprets, runs
-from mosstalk.ops.linear_add import linear_add, linear_add_reference
-from mosstalk.ops.norm_act import norm_act, norm_act_reference
-from mosstalk.ops.norm_linear import norm_linear, norm_linear_reference
-from mosstalk.ops.norm_qkv import norm_qkv, norm_qkv_reference
+from mosstalk.ops.norm import norm_act, norm_act_reference
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")

@@ -20,17 +20,18 @@ from mosstalk.ops.attention_tokenizer import (
     attention_tokenizer_reference,
 )
 from mosstalk.ops.launch import interprets, runs
-from mosstalk.ops.linear_float32 import (
+from mosstalk.ops.linear_tf32x3 import (
     Activation,
     Paged,
+    Precision,
+    Tf32x3,
     Workspace,
     linear_float32,
     linear_float32_reference,
     qkv_float32,
     qkv_float32_reference,
 )
-from mosstalk.ops.norm_float32 import norm_float32, norm_float32_reference
-from mosstalk.ops.tf32x3 import Precision, Tf32x3
+from mosstalk.ops.norm import norm_float32, norm_float32_reference
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")

@@ -19,17 +19,18 @@ from mosstalk.engine.fast_layers import FastOptions
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
-from mosstalk.ops.fp8_linear import (
+from mosstalk.ops.launch import interprets
+from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.linear_fp8 import (
     fp8_library,
     fp8_linear,
     fp8_linear_reference,
+    fp8_rows,
+    fp8_rows_reference,
     library_takes,
     plan_fp8_linear,
 )
-from mosstalk.ops.fp8_rows import fp8_rows, fp8_rows_reference
-from mosstalk.ops.launch import interprets
-from mosstalk.ops.lm_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
-from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.ops.linear_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
 from mosstalk.ops.tiles import Tile
 
 __all__ = ["rand"]
@@ -205,7 +206,9 @@ def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
         divided = Division(Tile(16, 64, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70) for _ in range(2)]
         for out in found:
-            plan_fp8_linear(q, scale, weight, out, divided=divided, workspace=workspace, **how).run()
+            plan_fp8_linear(
+                q, scale, weight, out, divided=divided, workspace=workspace, **how
+            ).run()
         near(found[0], expected, gated)
         assert torch.equal(*found)
         assert not workspace.counters.any()

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.lm_tiles import Division, Kind
-from mosstalk.ops.rms_linear import (
+from mosstalk.ops.linear import (
     LinearWorkspace,
     plan_rms_linear,
     rms_linear,
     rms_linear_reference,
 )
-from mosstalk.ops.rms_norm import rms_norm
+from mosstalk.ops.linear_tiles import Division, Kind
+from mosstalk.ops.norm import rms_norm
 
 HIDDEN, QKV, INNER, EPS = 4096, 6144, 12288, 1e-6
 LAYERS = 36

@@ -11,15 +11,16 @@ import torch
 from kernel_claims import DEVICE, DTYPES, Rand, apart, every_dtype, rand, same, unwritten
 from torch import Tensor
 
-from mosstalk.ops.gate_up import gate_up, gate_up_reference
-from mosstalk.ops.lm_tiles import ANY_ROWS, TILES, Division, Kind, division
-from mosstalk.ops.rms_linear import (
+from mosstalk.ops.linear import (
     LinearWorkspace,
+    gate_up,
+    gate_up_reference,
     plan_rms_linear,
     rms_linear,
     rms_linear_reference,
 )
-from mosstalk.ops.rms_norm import rms_norm, rms_norm_reference
+from mosstalk.ops.linear_tiles import ANY_ROWS, TILES, Division, Kind, division
+from mosstalk.ops.norm import rms_norm, rms_norm_reference
 from mosstalk.ops.tiles import Tile
 
 __all__ = ["rand"]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mosstalk.conversation import Mode, SpecialIds, next_mode
 from mosstalk.numerics.rng import gumbel, gumbel_rows
-from mosstalk.ops import sampling, topk_candidates
+from mosstalk.ops import sampling
 from mosstalk.ops.launch import interprets, runs, tl, triton
+from mosstalk.ops.sampling import ModeIds, update_modes, update_modes_reference
 from mosstalk.ops.sampling_parts import (
     AUDIO,
     BAD_KEY,
@@ -28,10 +29,9 @@ from mosstalk.ops.sampling_parts import (
     DrawState,
     few,
     gumbel_at,
+    sample_reference,
 )
-from mosstalk.ops.sampling_reference import sample_reference
 from mosstalk.ops.tiles import Tile
-from mosstalk.ops.update_modes import ModeIds, update_modes, update_modes_reference
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -44,9 +44,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a small vocabulary has several of."""
-    monkeypatch.setattr(
-        topk_candidates, "CANDIDATE_TILES", {topk_candidates.ANY_IDS: Tile(1, HELD, HELD, 1, 1)}
-    )
+    monkeypatch.setattr(sampling, "CANDIDATE_TILES", {sampling.ANY_IDS: Tile(1, HELD, HELD, 1, 1)})
     monkeypatch.setattr(sampling, "SAMPLE_TILES", {sampling.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
 
 
@@ -131,14 +129,12 @@ def test_the_best_ids_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> Non
     case.logits[3, ::2] *= 0.0
     room = sampling.sample_workspace(ROWS, SMALL, DEVICE)
     how = {"last_id": SMALL - 20}
-    topk_candidates.plan_topk_candidates(
+    sampling.plan_topk_candidates(
         case.logits, case.state, case.settings, room, channel=AUDIO, masked=False, **how
     ).run()
     apart = on_cpu(case)
     expected = torch.empty_like(room, device="cpu")
-    topk_candidates.topk_candidates_reference(
-        apart.logits, apart.state, apart.settings, expected, **how
-    )
+    sampling.topk_candidates_reference(apart.logits, apart.state, apart.settings, expected, **how)
     assert room.shape[1] > 1
     poisoned = room[1:3, :, 0].eq(BAD_KEY)
     assert poisoned.int().argmax(dim=1).tolist() == [70 // HELD, (SMALL - 1) // HELD]

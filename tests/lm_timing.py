@@ -17,10 +17,10 @@ import torch
 from lm_layers import Draw
 from torch import Tensor
 
-from mosstalk.ops import lm_tiles
+from mosstalk.ops import linear_tiles
 from mosstalk.ops.launch import SWITCHES
-from mosstalk.ops.lm_tiles import KINDS, Division, Kind
-from mosstalk.ops.rms_linear import LinearWorkspace
+from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.linear_tiles import KINDS, Division, Kind
 from mosstalk.runtime.device import pick_device
 
 TIMED_BYTES = 4_000_000_000
@@ -166,7 +166,7 @@ class Bench(Generic[Weight]):
 def replaced(tiles: dict[Kind, dict[int, Division]], given: Table) -> Iterator[None]:
     """In ``tiles`` the divisions ``given`` for any number of rows."""
     before = dict(tiles)
-    tiles.update({kind: {lm_tiles.ANY_ROWS: divided} for kind, divided in given.items()})
+    tiles.update({kind: {linear_tiles.ANY_ROWS: divided} for kind, divided in given.items()})
     try:
         yield
     finally:

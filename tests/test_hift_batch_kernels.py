@@ -11,10 +11,12 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from mosstalk.ops.harmonic_source import _source_kernel  # noqa: E402
-from mosstalk.ops.inverse_stft import _inverse_kernel  # noqa: E402
-from mosstalk.ops.scaled_sum import _sum_kernel  # noqa: E402
-from mosstalk.ops.snake import _snake_kernel  # noqa: E402
+from mosstalk.ops.vocoder import (  # noqa: E402
+    _inverse_kernel,
+    _snake_kernel,
+    _source_kernel,
+    _sum_kernel,
+)
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """What a block may use on each compute capability."""

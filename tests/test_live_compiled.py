@@ -14,11 +14,10 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.ops import attention_tokenizer as attention_tokenizer
-from mosstalk.ops import linear_float32, norm_float32
+from mosstalk.ops import attention_tokenizer, linear_tf32x3
 from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear_float32 import Paged, Workspace
-from mosstalk.ops.tf32x3 import Tf32x3
+from mosstalk.ops.linear_tf32x3 import Paged, Tf32x3, Workspace
+from mosstalk.ops.norm import plan_norm_float32
 
 WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64
 STREAMS = {20: 1, 80: 4, 1280: 64}
@@ -39,8 +38,8 @@ def launches(rows: int) -> dict[str, Launch]:
     items = attention_tokenizer.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
     norm = (undrawn(WIDTH), undrawn(WIDTH), 1e-5)
     return {
-        "norm": norm_float32.plan_norm_float32(stream, norm, room(WIDTH)),
-        "qkv": linear_float32.plan_linear_float32(
+        "norm": plan_norm_float32(stream, norm, room(WIDTH)),
+        "qkv": linear_tf32x3.plan_linear_float32(
             room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), query,
             paged=Paged(kv, *places), workspace=workspace,
         ),
@@ -48,15 +47,15 @@ def launches(rows: int) -> dict[str, Launch]:
             stream, kv, undrawn(count, 24, dtype=torch.int32), items, room(WIDTH),
             splits=attention_tokenizer.splits_for(count, HEADS), workspace=workspace,
         ),
-        "first": linear_float32.plan_linear_float32(
+        "first": linear_tf32x3.plan_linear_float32(
             room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE), room(WIDE),
             activation="gelu", workspace=workspace,
         ),
-        "second": linear_float32.plan_linear_float32(
+        "second": linear_tf32x3.plan_linear_float32(
             room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
             residual=stream, workspace=workspace,
         ),
-        "exact": linear_float32.plan_linear_float32(
+        "exact": linear_tf32x3.plan_linear_float32(
             room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
             residual=stream, workspace=workspace, precision="ieee",
         ),

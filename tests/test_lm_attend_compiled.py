@@ -14,10 +14,7 @@ from test_kernels_compiled import (
     usage,
 )
 
-from mosstalk.ops import attention_decode as attention_decode
-from mosstalk.ops import attention_prefill as attention_prefill
-from mosstalk.ops import move_rows
-from mosstalk.ops import rope_kv as rope_kv
+from mosstalk.ops import attention_decode, attention_prefill, move_rows, rope_kv
 from mosstalk.ops.launch import Launch
 
 TYPES.setdefault(torch.int64, "*i64")

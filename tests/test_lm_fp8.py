@@ -11,8 +11,7 @@ from claims_rig import outcomes_of, require_kept
 
 from mosstalk.models.language_model import RMSNorm
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight
-from mosstalk.ops.fp8_linear import fp8_linear, library_takes
-from mosstalk.ops.fp8_rows import fp8_rows
+from mosstalk.ops.linear_fp8 import fp8_linear, fp8_rows, library_takes
 
 CLAIMS = "lm_fp8_claims.py"
 

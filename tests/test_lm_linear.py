@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from claims_rig import outcomes_of, require_kept
 
 from mosstalk.models.language_model import RMSNorm
-from mosstalk.ops.gate_up import gate_up
-from mosstalk.ops.rms_linear import rms_linear
-from mosstalk.ops.rms_norm import rms_norm
+from mosstalk.ops.linear import gate_up, rms_linear
+from mosstalk.ops.norm import rms_norm
 
 CLAIMS = "lm_linear_claims.py"
 

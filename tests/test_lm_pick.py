@@ -8,8 +8,7 @@ import torch
 from claims_rig import outcomes_of, require_kept
 from lm_pick_cases import Draws, copied, draws
 
-from mosstalk.ops.sampling_parts import FREE
-from mosstalk.ops.sampling_reference import sample_reference
+from mosstalk.ops.sampling_parts import FREE, sample_reference
 
 CPU = torch.device("cpu")
 VOCABULARY = 500

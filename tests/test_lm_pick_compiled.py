@@ -8,7 +8,6 @@ from lm_pick_cases import AUDIO_IDS, TEXT_IDS, draws
 from test_kernels_compiled import MOST_SPILLED_BYTES, SHARED_KIB, compiled, usage
 
 from mosstalk.ops import sampling
-from mosstalk.ops import update_modes as update_modes
 from mosstalk.ops.launch import Launch
 from mosstalk.ops.sampling_parts import AUDIO, TEXT, DrawState
 
@@ -27,12 +26,12 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
         case.logits, state, case.settings, case.ids, case.bad, room,
         channel=channel, last_id=vocabulary - 1, masked=True,
     )  # fmt: skip
-    settle = update_modes.plan_update_modes(
+    settle = sampling.plan_update_modes(
         state,
         case.settings.slots,
         torch.zeros(2, 2, dtype=torch.bool),
         torch.tensor([3, 5]),
-        update_modes.ModeIds(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
+        sampling.ModeIds(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
         put_off=True,
     )
     return {"topk_candidates": best, "sampling": pick, "update_modes": settle}

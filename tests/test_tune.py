@@ -19,15 +19,16 @@ from mosstalk.engine.linears import _most_sums
 from mosstalk.errors import CheckpointError
 from mosstalk.files import write_document
 from mosstalk.numerics.fp8 import E4M3
-from mosstalk.ops import fp8_one, rms_linear
+from mosstalk.ops import linear, linear_fp8
 from mosstalk.ops.launch import INSTALLED
-from mosstalk.ops.lm_candidates import TRIED, few_candidates
-from mosstalk.ops.lm_tiles import (
+from mosstalk.ops.linear_tiles import (
     KINDS,
     LIMITS,
+    TRIED,
     Division,
     Key,
     division,
+    few_candidates,
     package_division,
     tuned_as,
     tuned_divisions,
@@ -297,7 +298,7 @@ def test_what_loses_is_kept_neither_on_the_disk_nor_in_the_process(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "nobody"))
     cache = tmp_path / "cache"
     cache.mkdir()
-    kernels = rms_linear._rms_linear, fp8_one._one_row
+    kernels = linear._rms_linear, linear_fp8._one_row
     before = [dict(kernel.device_caches) for kernel in kernels]
     with kernels_apart(cache):
         lost = Path(manager("k1").put(b"x", "a.cubin"))

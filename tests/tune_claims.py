@@ -18,8 +18,15 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3
 from mosstalk.ops.launch import runs
-from mosstalk.ops.lm_candidates import TRIED, few_candidates
-from mosstalk.ops.lm_tiles import KINDS, LIMITS, Key, tuned_as, tuned_divisions
+from mosstalk.ops.linear_tiles import (
+    KINDS,
+    LIMITS,
+    TRIED,
+    Key,
+    few_candidates,
+    tuned_as,
+    tuned_divisions,
+)
 
 SMALL = replace(CONFIG, num_shared_layers=1, num_modality_layers=1)
 MIXES = {"one row": [(37, 38)], "rows": [(5, 6), (0, 1), (66, 67)], "many": [(0, 40), (30, 31)]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
-from mosstalk.ops.fp8_linear import fp8_library, library_takes
+from mosstalk.ops.linear_fp8 import fp8_library, library_takes
 from mosstalk.runtime.device import synchronize
 
 _COPY_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}

@@ -47,7 +47,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.voices import Voice, list_voices, save_voice
 from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
-from mosstalk.ops.lm_tiles import use_tuned
+from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs

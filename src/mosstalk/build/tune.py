@@ -24,22 +24,22 @@ from mosstalk.engine.linears import Linears
 from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.fp8 import E4M3
-from mosstalk.ops.fp8_linear import fp8_linear, fp8_linear_reference
 from mosstalk.ops.launch import CompileError, compiled_together, interprets
-from mosstalk.ops.lm_candidates import few_candidates
-from mosstalk.ops.lm_tiles import (
+from mosstalk.ops.linear import LinearWorkspace, rms_linear, rms_linear_reference
+from mosstalk.ops.linear_fp8 import fp8_linear, fp8_linear_reference
+from mosstalk.ops.linear_tiles import (
     ANY_ROWS,
     FEW_ROWS,
     LIMITS,
     Division,
     Key,
     Kind,
+    few_candidates,
     kind_of,
     package_division,
     tuned_as,
     use_tuned,
 )
-from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear, rms_linear_reference
 from mosstalk.prepared.tiles import TILES_FILE, Choice, Tuning, choose
 from mosstalk.progress import Progress
 from mosstalk.runtime.graphs import STEPPING, captured

@@ -26,9 +26,7 @@ from mosstalk.models.flow_encoder import (
 )
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
-from mosstalk.ops.linear_add import linear_add
-from mosstalk.ops.norm_linear import norm_linear
-from mosstalk.ops.norm_qkv import norm_qkv
+from mosstalk.ops.flow_linear import linear_add, norm_linear, norm_qkv
 
 _TILE = 512
 """Distances in one product. Products of other sizes round otherwise, and how many distances

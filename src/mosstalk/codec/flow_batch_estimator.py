@@ -18,13 +18,10 @@ from mosstalk.codec.flow_parts import Linear, Norm
 from mosstalk.models.flow import ConditionalFlow
 from mosstalk.ops.attend_groups import attend_groups
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
-from mosstalk.ops.close_residual import close_residual
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
-from mosstalk.ops.linear_add import linear_add
-from mosstalk.ops.norm_act import norm_act
-from mosstalk.ops.norm_linear import norm_linear
-from mosstalk.ops.norm_qkv import norm_qkv
+from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear, norm_qkv
+from mosstalk.ops.norm import norm_act
 from mosstalk.ops.tiles import norms_apart
 
 _GROUPED_FROM = 12

@@ -19,9 +19,7 @@ from mosstalk.models.hift import (
     Snake,
     SnakeResidual,
 )
-from mosstalk.ops.inverse_stft import inverse_basis, inverse_stft
-from mosstalk.ops.scaled_sum import scaled_sum
-from mosstalk.ops.snake import add_snake, snake
+from mosstalk.ops.vocoder import add_snake, inverse_basis, inverse_stft, scaled_sum, snake
 
 
 @dataclass(frozen=True)

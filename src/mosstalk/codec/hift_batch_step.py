@@ -15,7 +15,7 @@ from mosstalk.codec.hift_batch_network import HiftNetwork, Layout
 from mosstalk.codec.hift_batch_state import HiftState
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
-from mosstalk.ops.harmonic_source import Excitation, harmonic_source
+from mosstalk.ops.vocoder import Excitation, harmonic_source
 
 Crossfade = Literal["published", "normalised"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mosstalk.codec.tokenizer_encoder import LiveEncoder, SegmentSpan
 from mosstalk.ops.attention_tokenizer import ITEM_ROWS, Items, attention_tokenizer, splits_for
-from mosstalk.ops.tf32x3 import Tf32x3, takes
+from mosstalk.ops.linear_tf32x3 import Tf32x3, takes
 
 _ALIGNED = 4
 

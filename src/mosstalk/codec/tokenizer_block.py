@@ -17,7 +17,7 @@ from mosstalk.codec.tokenizer_segment import FRAMES_BEFORE, Floats, LiveSegment
 from mosstalk.models.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, floored
 from mosstalk.models.speech_tokenizer import CONV_STRIDE
 from mosstalk.ops.attention_tokenizer import Items, attention_tokenizer, splits_for
-from mosstalk.ops.tf32x3 import Tf32x3, takes
+from mosstalk.ops.linear_tf32x3 import Tf32x3, takes
 from mosstalk.runtime.graphs import LISTENING, captured
 
 BLOCK_CODES = 5

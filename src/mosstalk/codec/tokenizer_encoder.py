@@ -22,15 +22,17 @@ from mosstalk.models.speech_tokenizer import (
 )
 from mosstalk.ops.attention_tokenizer import attend_workspace
 from mosstalk.ops.launch import Norm
-from mosstalk.ops.linear_float32 import (
+from mosstalk.ops.linear_tf32x3 import (
     Paged,
+    Precision,
+    Tf32x3,
     Workspace,
     linear_float32,
     linear_workspace,
     qkv_float32,
+    takes,
 )
-from mosstalk.ops.norm_float32 import norm_float32
-from mosstalk.ops.tf32x3 import Precision, Tf32x3, takes
+from mosstalk.ops.norm import norm_float32
 
 
 class SegmentSpan(NamedTuple):

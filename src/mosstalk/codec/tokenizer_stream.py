@@ -25,7 +25,7 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.tf32x3 import Precision, takes
+from mosstalk.ops.linear_tf32x3 import Precision, takes
 
 Sound = Tensor | npt.NDArray[np.float32]
 

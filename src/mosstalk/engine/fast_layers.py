@@ -23,8 +23,8 @@ from mosstalk.engine.step_plan import PassLimits, Planner
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.launch import compiled_together, runs
-from mosstalk.ops.lm_tiles import FEW_ROWS
-from mosstalk.ops.rms_linear import rms_linear
+from mosstalk.ops.linear import rms_linear
+from mosstalk.ops.linear_tiles import FEW_ROWS
 from mosstalk.ops.sampling_parts import AUDIO
 from mosstalk.runtime.graphs import STEPPING, captured
 

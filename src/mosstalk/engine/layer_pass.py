@@ -21,7 +21,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_decode import attention_decode, rows_work
 from mosstalk.ops.attention_prefill import attention_prefill, tiles_work
 from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
-from mosstalk.ops.rms_norm import rms_norm
+from mosstalk.ops.norm import rms_norm
 from mosstalk.ops.rope_kv import rope_kv, rotary_table
 
 

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix
 from mosstalk.numerics.fp8 import E4M3, require_fp8
-from mosstalk.ops.fp8_linear import fp8_library, fp8_linear, library_takes
-from mosstalk.ops.fp8_rows import fp8_rows
-from mosstalk.ops.gate_up import gate_up
-from mosstalk.ops.lm_tiles import FEW_ROWS, Kind, division, kind_of
-from mosstalk.ops.rms_linear import LinearWorkspace, rms_linear
-from mosstalk.ops.rms_norm import rms_norm
+from mosstalk.ops.linear import LinearWorkspace, gate_up, rms_linear
+from mosstalk.ops.linear_fp8 import fp8_library, fp8_linear, fp8_rows, library_takes
+from mosstalk.ops.linear_tiles import FEW_ROWS, Kind, division, kind_of
+from mosstalk.ops.norm import rms_norm
 
 Shape = tuple[Kind, int, torch.dtype, int]
 """What a product is, how many columns it writes, in what its weights are, and its most rows."""

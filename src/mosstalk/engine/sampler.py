@@ -19,8 +19,17 @@ from mosstalk.models.sampling import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
 from mosstalk.ops.sampling import sample
-from mosstalk.ops.sampling_parts import AUDIO, FREE, NOT_DRAWN, TEXT, DrawSettings, DrawState, few
-from mosstalk.ops.sampling_reference import penalised, safely
+from mosstalk.ops.sampling_parts import (
+    AUDIO,
+    FREE,
+    NOT_DRAWN,
+    TEXT,
+    DrawSettings,
+    DrawState,
+    few,
+    penalised,
+    safely,
+)
 from mosstalk.script import StepRule
 
 _MOST_IDS = 1 << 32

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
+from mosstalk.ops.sampling import ModeIds, update_modes
 from mosstalk.ops.sampling_parts import ENDED, TEXT, DrawState
-from mosstalk.ops.update_modes import ModeIds, update_modes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
-from mosstalk.ops.split_sums import combine_split_sums
+from mosstalk.ops.split_kv import combine_split_sums
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
 _LOG2_E = 1 / math.log(2)

@@ -11,9 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, power_of_two, tl, triton
-from mosstalk.ops.linear_float32 import Shared, Workspace
+from mosstalk.ops.linear_tf32x3 import (
+    Precision,
+    Shared,
+    Tf32x3,
+    Workspace,
+    store_tf32x3,
+    takes,
+    tf32x3_dot,
+    upper,
+)
 from mosstalk.ops.parts import gdc_wait
-from mosstalk.ops.tf32x3 import Precision, Tf32x3, store_tf32x3, takes, tf32x3_dot, upper
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -77,7 +85,9 @@ def attention_tokenizer(
     if not takes(q):
         return attention_tokenizer_reference(q, kv, table, items, split=split)
     out = Tf32x3.empty(q, q.shape[1], split=split)
-    plan_attention_tokenizer(q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace).run()
+    plan_attention_tokenizer(
+        q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace
+    ).run()
     return out
 
 

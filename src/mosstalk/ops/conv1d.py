@@ -9,6 +9,7 @@ from mosstalk.ops.launch import (
     Launch,
     at_once,
     ceil_div,
+    linear,
     runs,
     sides,
     tl,
@@ -23,7 +24,6 @@ from mosstalk.ops.parts import (
     rows_at_once,
     weights_at,
 )
-from mosstalk.ops.plain import linear
 from mosstalk.ops.tiles import SOME_ROWS, tile
 
 TAIL = 2

@@ -1,30 +1,183 @@
-"""A token for each row, out of ``topk_candidates``, and the state that follows from it."""
+"""Draws on the device: the best logits of each row, a token out of them, and each reply's mode."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mosstalk.ops import topk_candidates
 from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
 from mosstalk.ops.parts import gdc_wait
 from mosstalk.ops.sampling_parts import (
     _BAD,
     _NO_ID,
+    AUDIO,
+    BAD_KEY,
+    ENDED,
     FREE,
     HELD,
     NO_KEY,
     NOT_DRAWN,
+    TEXT,
     DrawSettings,
     DrawState,
     draws_now,
     gumbel_at,
     id_in,
+    key_of,
+    largest,
+    penalised,
     safe_temperature,
+    safely,
+    sample_reference,
     value_in,
     warped_at,
 )
-from mosstalk.ops.sampling_reference import sample_reference
-from mosstalk.ops.sampling_sort import largest
 from mosstalk.ops.tiles import Tile
+
+# The best ids of each chunk of a channel's vocabulary.
+
+
+FEW_IDS, ANY_IDS = 1 << 15, 1 << 31
+CANDIDATE_TILES = {FEW_IDS: Tile(1, 2048, HELD, 8, 1), ANY_IDS: Tile(1, 8192, HELD, 16, 1)}
+"""By the most ids that a tile is for: ``columns`` ids to a program, which keeps ``inner``."""
+
+
+def candidate_tile(vocabulary: int) -> Tile:
+    """The chunk for a channel of so many ids."""
+    return next(tile for limit, tile in CANDIDATE_TILES.items() if vocabulary <= limit)
+
+
+def topk_candidates_reference(
+    logits: Tensor,
+    state: DrawState,
+    settings: DrawSettings,
+    best: Tensor,
+    *,
+    last_id: int,
+) -> Tensor:
+    """What the kernel writes into ``best`` where every row draws, in plain torch; return it.
+
+    ``logits`` (R, V) raw; ``best`` (R, chunks, HELD) int64: keys of each chunk's best ids after
+    mask, penalty and temperature, the largest value first, of equal ones the lowest id; BAD_KEY
+    first where a logit is not finite.
+    """
+    rows, width = logits.shape
+    size = candidate_tile(width).columns
+    values = penalised(logits, state.seen, settings, last_id)
+    values = values / safely(settings.temperature)[:, None]
+    bits = torch.where(values == 0, 0.0, values).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(best.shape[1] * size, device=logits.device)
+    keys = torch.full((rows, len(ids)), NO_KEY >> 32, device=logits.device)
+    keys[:, :width] = ordered
+    keys = (keys << 32 | (0x7FFFFFFF - ids)).view(rows, -1, size)
+    best.copy_(keys.topk(HELD, dim=2).values)
+    finite = torch.ones(rows, len(ids), dtype=torch.bool, device=logits.device)
+    finite[:, :width] = logits.isfinite()
+    best[:, :, 0].masked_fill_(~finite.view(rows, -1, size).all(dim=2), BAD_KEY)
+    return best
+
+
+def plan_topk_candidates(
+    logits: Tensor,
+    state: DrawState,
+    settings: DrawSettings,
+    best: Tensor,
+    *,
+    channel: int,
+    last_id: int,
+    masked: bool,
+) -> Launch:
+    """The kernel that does what ``best_ids_reference`` says for the rows that draw."""
+    rows, width = logits.shape
+    size = candidate_tile(width)
+    chunks = ceil_div(width, size.columns)
+    assert best.shape == (rows, chunks, HELD)
+    assert best.is_contiguous()
+    assert logits.stride(1) == state.seen.stride(1) == 1
+    assert state.seen.shape[1] == width
+    assert state.mode is not None or not masked
+    return Launch(
+        _topk_candidates,
+        (chunks, rows),
+        {
+            "logits": logits,
+            "seen": state.seen.view(torch.uint8),
+            "mode": state.mode,
+            "slots": settings.slots,
+            "never": settings.never,
+            "penalty": settings.penalty,
+            "temperature": settings.temperature,
+            "best": best,
+            "nevers": settings.never.shape[1],
+            "last_id": last_id,
+            "logits_stride": logits.stride(0),
+            "seen_stride": state.seen.stride(0),
+            "never_stride": settings.never.stride(0),
+        },
+        {
+            "V": width,
+            "CHUNK_BITS": size.columns.bit_length() - 1,
+            "HELD_BITS": HELD.bit_length() - 1,
+            "CHANNEL": channel,
+            "MODES": state.mode is not None,
+            "MASKED": masked,
+        },
+        size,
+    )
+
+
+@triton.jit(do_not_specialize=["nevers", "last_id", "never_stride"])
+def _topk_candidates(
+    logits,
+    seen,
+    mode,
+    slots,
+    never,
+    penalty,
+    temperature,
+    best,
+    nevers,
+    last_id,
+    logits_stride,
+    seen_stride,
+    never_stride,
+    V: tl.constexpr,
+    CHUNK_BITS: tl.constexpr,
+    HELD_BITS: tl.constexpr,
+    CHANNEL: tl.constexpr,
+    MODES: tl.constexpr,
+    MASKED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    chunk, row = tl.program_id(0), tl.program_id(1)
+    gdc_wait(DEPENDENT)
+    slot = tl.load(slots + row)
+    divisor = safe_temperature(tl.load(temperature + row))
+    factor = tl.load(penalty + row)
+    if draws_now(slot, mode, CHANNEL, MODES, MASKED):
+        ids = (chunk << CHUNK_BITS) + tl.arange(0, 1 << CHUNK_BITS)
+        value, bad = warped_at(
+            logits + row * logits_stride,
+            seen + slot * seen_stride,
+            never + row * never_stride,
+            nevers,
+            ids,
+            last_id,
+            factor,
+            divisor,
+            V,
+        )
+        keys = largest(key_of(value, ids), CHUNK_BITS, HELD_BITS)
+        rank = tl.arange(0, 1 << HELD_BITS)
+        poisoned = tl.max(bad.to(tl.int32), axis=0) != 0
+        keys = tl.where(poisoned & (rank == 0), _BAD, keys)
+        place = ((row * tl.num_programs(0) + chunk) << HELD_BITS) + rank
+        tl.store(best + place, keys)
+
+
+# A token for each row, out of ``topk_candidates``, and the state that follows from it.
+
 
 FEW_KEYS, ANY_KEYS = 1 << 10, 1 << 31
 SAMPLE_TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HELD, 16, 1)}
@@ -77,7 +230,7 @@ def sample(
 
 def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
     """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
-    chunks = ceil_div(vocabulary, topk_candidates.candidate_tile(vocabulary).columns)
+    chunks = ceil_div(vocabulary, candidate_tile(vocabulary).columns)
     return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
 
 
@@ -96,7 +249,7 @@ def plan_sampling(
     """The two kernels that do what ``sample`` says."""
     rows, width = logits.shape
     best = workspace[:rows]
-    first = topk_candidates.plan_topk_candidates(
+    first = plan_topk_candidates(
         logits, state, settings, best, channel=channel, last_id=last_id, masked=masked
     )
     keys = best.shape[1] * HELD
@@ -290,3 +443,151 @@ def _sample(
     elif slot >= 0:
         tl.store(bad + row * bad_stride, 0)
         tl.store(ids + row * ids_stride, _NOT_DRAWN)
+
+
+# What each slot draws next, from the row just drawn.
+
+
+_TEXT, _AUDIO, _ENDED = tl.constexpr(TEXT), tl.constexpr(AUDIO), tl.constexpr(ENDED)
+
+
+@dataclass(frozen=True)
+class ModeIds:
+    """Ids that change a mode, and those that stand beside another channel's ids."""
+
+    sosp: int
+    eosp: int
+    modality_pad: int
+    audio_pad: int
+
+
+def update_modes(
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
+) -> None:
+    """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
+
+    ``slots`` (R,) int64, each at most once, -1 for nobody; ``bad`` (R, 2) bool, by channel;
+    ``stop`` (n,) int64, text ids that end a reply. In AUDIO mode the row's text becomes
+    modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in an
+    AUDIO row, or in the very row that opened it, leads to TEXT. A stop id drawn in TEXT mode,
+    or a bad row, sets ENDED; ended slots stay as they are.
+
+    ``put_off``: TEXT rows have drawn no audio id. They get audio_pad, and a row that opens
+    AUDIO stays there until its draw is made up and says otherwise.
+    """
+    if not runs(slots):
+        update_modes_reference(text, slots, bad, stop, ids, put_off=put_off)
+        return
+    plan_update_modes(text, slots, bad, stop, ids, put_off=put_off).run()
+
+
+def update_modes_reference(
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
+) -> None:
+    """``update_modes`` in plain torch; nothing waits for the device."""
+    assert text.latest is not None
+    assert text.mode is not None
+    owner = torch.zeros_like(text.mode, dtype=torch.int64)
+    rows = torch.arange(1, len(slots) + 1, device=slots.device)
+    # Slot -1 is written past the end, then cut off.
+    wide = torch.cat([owner, owner.new_zeros(1)])
+    owner = wide.scatter(0, torch.where(slots < 0, len(owner), slots), rows)[:-1]
+    live = (owner > 0) & (text.mode != ENDED)
+    damaged = live & bad.any(dim=1)[(owner - 1).clamp(min=0)]
+    whole = live & ~damaged
+    speaking = text.mode == AUDIO
+    drawn_text, audio = text.latest[:, 0], text.latest[:, 1]
+    if put_off:
+        audio = torch.where(speaking, audio, ids.audio_pad)
+    opens = ~speaking & (drawn_text == ids.sosp)
+    after = torch.where((speaking | opens) & (audio != ids.eosp), AUDIO, TEXT)
+    stopped = ~speaking & torch.isin(drawn_text, stop)
+    after = torch.where(stopped | damaged, ENDED, after)
+    said = torch.where(speaking, ids.modality_pad, drawn_text)
+    row = torch.stack([said, audio], dim=1)
+    text.latest.copy_(torch.where(whole[:, None], row, text.latest))
+    text.seen[:, ids.modality_pad] |= whole & speaking
+    text.mode.copy_(torch.where(live, after, text.mode))
+
+
+def plan_update_modes(
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
+) -> Launch:
+    """The kernel that does what ``update_modes`` says."""
+    assert text.latest is not None
+    assert text.mode is not None
+    assert text.latest.is_contiguous()
+    assert bad.is_contiguous()
+    assert bad.shape == (len(slots), 2)
+    rows = len(slots)
+    return Launch(
+        _settle_modes,
+        (1,),
+        {
+            "latest": text.latest,
+            "mode": text.mode,
+            "seen": text.seen.view(torch.uint8),
+            "slots": slots,
+            "bad": bad.view(torch.uint8),
+            "stop": stop,
+            "rows": rows,
+            "stops": len(stop),
+            "seen_stride": text.seen.stride(0),
+        },
+        {
+            "SOSP": ids.sosp,
+            "EOSP": ids.eosp,
+            "MODALITY_PAD": ids.modality_pad,
+            "AUDIO_PAD": ids.audio_pad,
+            "PUT_OFF": put_off,
+            "ROWS": 1 << (rows - 1).bit_length(),
+        },
+        Tile(rows, 0, 0, 1 if rows <= 64 else 4, 1),
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "stops"])
+def _settle_modes(
+    latest,
+    mode,
+    seen,
+    slots,
+    bad,
+    stop,
+    rows,
+    stops,
+    seen_stride,
+    SOSP: tl.constexpr,
+    EOSP: tl.constexpr,
+    MODALITY_PAD: tl.constexpr,
+    AUDIO_PAD: tl.constexpr,
+    PUT_OFF: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.arange(0, ROWS)
+    gdc_wait(DEPENDENT)
+    slot = tl.load(slots + row, mask=row < rows, other=-1)
+    somebody = slot >= 0
+    before = tl.load(mode + slot, mask=somebody, other=_ENDED).to(tl.int32)
+    live = before != _ENDED
+    drawn_text = tl.load(latest + slot * 2, mask=live, other=0)
+    audio = tl.load(latest + slot * 2 + 1, mask=live, other=0)
+    one = tl.load(bad + row * 2, mask=live, other=0)
+    damaged = (one | tl.load(bad + row * 2 + 1, mask=live, other=0)) != 0
+    speaking = before == _AUDIO
+    if PUT_OFF:
+        audio = tl.where(speaking, audio, AUDIO_PAD)
+    opens = (before == _TEXT) & (drawn_text == SOSP)
+    after = tl.where((speaking | opens) & (audio != EOSP), _AUDIO, _TEXT)
+    for place in range(stops):
+        stopped = (before == _TEXT) & (drawn_text == tl.load(stop + place))
+        after = tl.where(stopped, _ENDED, after)
+    after = tl.where(damaged, _ENDED, after)
+    whole = live & (damaged == 0)
+    said = tl.where(speaking, MODALITY_PAD, drawn_text)
+    tl.store(latest + slot * 2, said, mask=whole)
+    tl.store(latest + slot * 2 + 1, audio, mask=whole)
+    known = tl.full((ROWS,), 1, tl.uint8)
+    tl.store(seen + slot * seen_stride + MODALITY_PAD, known, mask=whole & speaking)
+    tl.store(mode + slot, after.to(tl.int8), mask=live)

@@ -1,13 +1,17 @@
-"""What the kernels that draw ids share: their inputs, and pieces inlined into them.
-
-Letters: R rows, V ids of a channel, S slots.
-"""
+"""What draws share: their state and settings, a sort of keys, and draws in plain torch."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import tl, triton
+
+# What the kernels that draw ids share: their inputs, and pieces inlined into them.
+#
+# Letters: R rows, V ids of a channel, S slots.
+
 
 TEXT, AUDIO, ENDED = 0, 1, 2
 """Channels, which are modes too; and the mode of a slot that draws nothing more."""
@@ -129,3 +133,151 @@ def gumbel_at(seed, step, ids, CHANNEL: tl.constexpr):
     bits, _, _, _ = tl.philox(seed, ids, zero + step.to(tl.int32), zero + CHANNEL, zero)
     uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     return -tl.log(-tl.log(uniform))
+
+
+# The largest of many numbers in order, by a bitonic network (Batcher 1968).
+#
+# Triton has ``topk``, which its interpreter runs one number at a time; here the partner of a
+# number comes from a sum, which it takes at once. Numbers are arranged as a cube of sides of 2,
+# in which bit j of a place is an axis, so that an exchange over bit j never leaves that axis.
+
+
+@triton.jit
+def _bit(j: tl.constexpr, BITS: tl.constexpr):
+    """Bit j of every place of a cube."""
+    return tl.reshape(tl.arange(0, 2), [1] * (BITS - 1 - j) + [2] + [1] * j)
+
+
+@triton.jit
+def _exchanged(cube, flip, j: tl.constexpr, BITS: tl.constexpr):
+    """Larger numbers where bit j is 0 and smaller ones where it is 1, or the other way round."""
+    partner = tl.sum(cube, axis=BITS - 1 - j, keep_dims=True) - cube
+    first = (_bit(j, BITS) ^ flip) == 0
+    return tl.where((cube > partner) == first, cube, partner)
+
+
+@triton.jit
+def _merged(cube, flip, RUN: tl.constexpr, BITS: tl.constexpr):
+    """Sort runs of 2^RUN numbers that rise and then fall; to falling ones where ``flip`` is 0."""
+    for step in tl.static_range(RUN):
+        cube = _exchanged(cube, flip, RUN - 1 - step, BITS)
+    return cube
+
+
+@triton.jit
+def _fewer(cube, BITS: tl.constexpr, HELD_BITS: tl.constexpr):
+    """The larger numbers of each two runs, sorted into one run; BITS is that of the result."""
+    cube = tl.max(cube, axis=BITS - HELD_BITS)
+    if BITS > HELD_BITS:
+        cube = _merged(cube, _bit(HELD_BITS, BITS), HELD_BITS, BITS)
+    else:
+        cube = _merged(cube, 0, HELD_BITS, BITS)
+    return cube
+
+
+@triton.jit
+def largest(x, BITS: tl.constexpr, HELD_BITS: tl.constexpr):
+    """The largest 2^HELD_BITS of ``x`` (2^BITS,) int64, the largest first.
+
+    Runs of that length are sorted, every other one backwards; then the larger of each pair in
+    two such runs is kept, which leaves half as many runs to sort again, until there is one.
+    """
+    cube = tl.reshape(x, [2] * BITS)
+    for run in tl.static_range(1, HELD_BITS + 1):
+        if run < BITS:
+            cube = _merged(cube, _bit(run, BITS), run, BITS)
+        else:
+            cube = _merged(cube, 0, run, BITS)
+    for halving in tl.static_range(BITS - HELD_BITS):
+        cube = _fewer(cube, BITS - 1 - halving, HELD_BITS)
+    return tl.reshape(cube, [1 << HELD_BITS])
+
+
+# Draws in plain torch: what the kernels must give, and the path for rows that they do not take.
+
+
+_NEVER = float("-inf")
+
+
+def sample_reference(
+    logits: Tensor,
+    state: DrawState,
+    settings: DrawSettings,
+    ids: Tensor,
+    bad: Tensor,
+    *,
+    channel: int,
+    last_id: int | None = None,
+    masked: bool = False,
+) -> None:
+    """``sample`` in plain torch, for any top-k; nothing waits for the device."""
+    last_id = logits.shape[1] - 1 if last_id is None else last_id
+    values = penalised(logits, state.seen, settings, last_id)
+    warped = _warped(values / safely(settings.temperature)[:, None], settings)
+    noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
+    noisy = torch.where(warped > _NEVER, warped.double() + noise, _NEVER)
+    drawn = torch.where(settings.temperature == 0, values.argmax(dim=1), noisy.argmax(dim=1))
+    drawn = torch.where(settings.forced == FREE, drawn, settings.forced)
+    drawing = _drawing(state, settings.slots, channel, masked)
+    damaged = drawing & ~logits.isfinite().all(dim=1)
+    valid = drawing & ~damaged
+    somebody = settings.slots >= 0
+    bad.copy_(torch.where(somebody, damaged, bad))
+    ids.copy_(torch.where(valid, drawn, torch.where(somebody, NOT_DRAWN, ids)))
+    _remember(state, settings.slots, drawn, valid, channel)
+
+
+def safely(temperature: Tensor) -> Tensor:
+    """What to divide logits by: 1 for greedy rows."""
+    return torch.where(temperature == 0, 1.0, temperature)
+
+
+def penalised(logits: Tensor, seen: Tensor, settings: DrawSettings, last_id: int) -> Tensor:
+    """Logits (R, V) in float32 after mask and repetition penalty."""
+    values = logits.float()
+    beyond = torch.arange(values.shape[1], device=values.device) > last_id
+    values = values.masked_fill(beyond, _NEVER)
+    padded = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
+    places = torch.where(settings.never == FREE, values.shape[1], settings.never)
+    values = padded.scatter(1, places, _NEVER)[:, :-1]
+    penalty = settings.penalty[:, None]
+    changed = torch.where(values < 0, values * penalty, values / penalty)
+    return torch.where(seen[settings.slots.clamp(min=0)], changed, values)
+
+
+def _warped(values: Tensor, settings: DrawSettings) -> Tensor:
+    """Top-k with its ties, then top-p, which of equal values keeps the lower ids: (R, V).
+
+    Sums are float64, rounded to float32, as the kernel's are.
+    """
+    width = values.shape[1]
+    descending, order = values.sort(dim=1, descending=True, stable=True)
+    last = torch.where(settings.top_k == 0, width, settings.top_k).clamp(max=width) - 1
+    edge = descending.gather(1, last[:, None])
+    descending = descending.masked_fill(descending < edge, _NEVER)
+    mass = (descending - descending[:, :1]).double().exp().float()
+    share = mass / mass.double().sum(dim=1, keepdim=True).float()
+    at_most = share.double().flip(1).cumsum(dim=1).flip(1).float()
+    cut = (at_most <= settings.tail[:, None]) & (settings.tail > 0)[:, None]
+    cut[:, 0] = False
+    return torch.empty_like(values).scatter(1, order, descending.masked_fill(cut, _NEVER))
+
+
+def _drawing(state: DrawState, slots: Tensor, channel: int, masked: bool) -> Tensor:
+    """Which rows (R,) draw from this channel."""
+    if state.mode is None:
+        return slots >= 0
+    mode = state.mode[slots.clamp(min=0)]
+    return (slots >= 0) & ((mode == channel) if masked else (mode != ENDED))
+
+
+def _remember(state: DrawState, slots: Tensor, ids: Tensor, valid: Tensor, channel: int) -> None:
+    """Write the ids of ``valid`` rows; all others write what the first such row writes, if any."""
+    some = valid.any()
+    rows = torch.arange(len(ids), device=ids.device)
+    source = torch.where(valid, rows, valid.int().argmax())
+    slots, ids = slots[source].clamp(min=0), ids[source]
+    state.seen.index_put_((slots, ids), some | state.seen[slots, ids])
+    if state.latest is not None:
+        latest = state.latest[:, channel]
+        latest.index_put_((slots,), torch.where(some, ids, latest[slots]))

@@ -14,7 +14,7 @@ from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.errors import DeviceError
 from mosstalk.models.quantization import Quantization
-from mosstalk.ops.lm_tiles import use_tuned
+from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice
 from mosstalk.plan.make import plan_of
 from mosstalk.plan.sizes import Configs

@@ -14,7 +14,7 @@ import torch
 from mosstalk.build.machine import foreign
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.files import parse_json
-from mosstalk.ops.lm_tiles import ANY_ROWS, KINDS, Division, Key
+from mosstalk.ops.linear_tiles import ANY_ROWS, KINDS, Division, Key
 from mosstalk.ops.tiles import Tile
 
 TILES_FILE = "tiles.json"

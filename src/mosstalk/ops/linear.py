@@ -1,4 +1,4 @@
-"""A linear layer on few rows, RMSNorm before it and SwiGLU or a residual after it."""
+"""Products of few or many rows with a norm before them, a gate, or a residual, in one kernel."""
 
 from typing import Any
 
@@ -6,13 +6,314 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops import rms_linear_one
-from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
-from mosstalk.ops.lm_parts import combine, comes_last, prefetch_rows, silu, store_partial
-from mosstalk.ops.lm_tiles import Division, division, kind_of
-from mosstalk.ops.parts import gdc_launch, gdc_wait
-from mosstalk.ops.plain import linear
-from mosstalk.ops.rms_norm import normalised, rms_norm
+from mosstalk.ops.launch import Launch, ceil_div, linear, power_of_two, runs, tl, triton
+from mosstalk.ops.linear_tiles import Division, division, kind_of
+from mosstalk.ops.norm import normalised, rms_norm
+from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
+from mosstalk.ops.tiles import Tile
+
+# Pieces that the language model's kernels share; each is inlined into the kernel that calls it.
+
+
+@triton.jit
+def prefetch_runs(place, size):
+    """Ask for ``size`` bytes from each of a tile of pointers on to be brought into the cache.
+
+    Both are multiples of 16 bytes. One instruction brings a whole run, where ``ask_for`` brings
+    a line; it needs compute capability 9.0, as dependent launches do.
+    """
+    place = place.to(tl.int64)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [place, tl.zeros_like(place).to(tl.int32) + size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def prefetch_rows(
+    weight, column, start, K: tl.constexpr, SPAN: tl.constexpr, RUNS: tl.constexpr,
+    BULK: tl.constexpr,
+):  # fmt: skip
+    """Ask for SPAN channels from ``start`` on of rows ``column`` of ``weight`` (., K).
+
+    In RUNS requests a row; without BULK each brings but the line that it begins with.
+    """
+    bits: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth
+    run = start + tl.arange(0, RUNS) * (SPAN // RUNS)
+    place = weight + column[:, None] * K + run[None, :]
+    if BULK:
+        prefetch_runs(place, SPAN // RUNS * bits // 8)
+    else:
+        prefetch_l2(place)
+
+
+@triton.jit
+def store_partial(
+    total, sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Put one of a split's PARTS totals (COLUMNS, ROWS) where its tile's last program finds it."""
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    own = (tile * tl.num_programs(2) + tl.program_id(2)) * PARTS + part
+    tl.store(sums + own * ROWS * COLUMNS + place, total)
+
+
+@triton.jit
+def comes_last(counters, tile):
+    """Whether all other splits of ``tile`` have left their totals; leaves its counter at zero."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == tl.num_programs(2) - 1
+    if last:
+        tl.store(counters + tile, 0)
+    return last
+
+
+@triton.jit
+def combine(sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of what the splits of ``tile`` left, in their order."""
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    splits = tl.num_programs(2)
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for split in range(splits):
+        own = (tile * splits + split) * PARTS + part
+        # Past the nearest cache, which may be stale.
+        total += tl.load(sums + own * ROWS * COLUMNS + place, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def silu(x):
+    """x / (1 + e^-x)."""
+    return x / (1.0 + tl.exp(-x))
+
+
+# SwiGLU of what one product has made, gate and up side by side.
+
+
+_TILE = Tile(1, 1024, 0, 4, 1)
+
+
+def gate_up(y: Tensor, out: Tensor) -> Tensor:
+    """Write silu(gate) up of ``y`` (R, 2N), gate then up, into ``out`` (R, N); return it.
+
+    Both in one dtype; rows may lie apart. Rounded where ``model.network.MLP`` is: after silu
+    and after the product.
+    """
+    if not runs(y):
+        return gate_up_reference(y, out)
+    plan_gate_up(y, out).run()
+    return out
+
+
+def gate_up_reference(y: Tensor, out: Tensor) -> Tensor:
+    """``gate_up`` in plain torch."""
+    gate, up = y.chunk(2, dim=1)
+    return out.copy_(F.silu(gate) * up)
+
+
+def plan_gate_up(y: Tensor, out: Tensor) -> Launch:
+    """The kernel that does what ``gate_up`` says."""
+    rows, columns = out.shape
+    assert y.shape == (rows, 2 * columns)
+    assert y.dtype == out.dtype
+    assert y.stride(1) == out.stride(1) == 1
+    width = min(_TILE.columns, power_of_two(columns))
+    return Launch(
+        _gate_up,
+        (rows, ceil_div(columns, width)),
+        {"y": y, "out": out, "y_stride": y.stride(0), "out_stride": out.stride(0)},
+        {"N": columns, "COLUMNS": width},
+        _TILE,
+    )
+
+
+@triton.jit
+def _gate_up(
+    y, out, y_stride, out_stride, N: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    gdc_launch(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < N
+    gdc_wait(DEPENDENT)
+    here = y + row * y_stride + column
+    gate = tl.load(here, mask=inside, other=0.0)
+    up = tl.load(here + N, mask=inside, other=0.0)
+    gate = silu(gate.to(tl.float32)).to(gate.dtype)
+    found = gate.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * out_stride + column, found.to(out.dtype.element_ty), mask=inside)
+
+
+# ``rms_linear`` of one row in 16 bit: weights go straight into sums, past the matrix units.
+
+
+def takes(x: Tensor, norm_weight: Tensor | None, weight: Tensor) -> bool:
+    """Whether the numbers lie so that they can be read in pairs."""
+    given = [one for one in (x, norm_weight, weight) if one is not None]
+    return x.shape[1] % 2 == 0 and all(one.storage_offset() % 2 == 0 for one in given)
+
+
+def plan_rms_linear_one(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    residual: Tensor | None,
+    gated: bool,
+    divided: Division,
+) -> Launch:
+    """The kernel that does what ``rms_linear`` says for one row."""
+    (rows, channels), columns = x.shape, weight.shape[0] // (1 + gated)
+    assert rows == 1
+    assert weight.element_size() == 2
+    tile = divided.tile
+    inner = min(tile.inner, power_of_two(channels)) // 2
+    programs = ceil_div(columns, tile.columns)
+    whole = channels % (2 * inner) == 0
+    return Launch(
+        _one_row,
+        (programs,),
+        {
+            "x": x[0].view(torch.int32),
+            "norm_weight": None if norm_weight is None else norm_weight.view(torch.int32),
+            "weight": weight.view(torch.int32),
+            "residual": residual,
+            "out": out,
+            "eps": eps,
+        },
+        {
+            "K": channels // 2,
+            "N": columns,
+            "NORM": norm_weight is not None,
+            "GATED": int(gated),
+            "ADD": residual is not None,
+            "BRAIN": weight.dtype == torch.bfloat16,
+            "WHOLE": whole,
+            "COLUMNS": tile.columns,
+            "INNER": inner,
+            "AHEAD": divided.ask if whole and divided.ask < programs else 0,
+            **divided.requests(2 * inner, weight),
+        },
+        tile,
+    )
+
+
+@triton.jit
+def _one_row(
+    x,
+    norm_weight,
+    weight,
+    residual,
+    out,
+    eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    BRAIN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    AHEAD: tl.constexpr,
+    RUNS: tl.constexpr,
+    BULK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # All numbers are read in pairs: taken apart by the load itself they would need twice the
+    # registers, and would be waited for before the turn.
+    gdc_launch(DEPENDENT)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    known = tl.minimum(column, N - 1)
+    inner = tl.arange(0, INNER)
+    gates = weight + known[:, None] * K + inner[None, :]
+    w, u, factor = _taken(gates, norm_weight, 0, K, N, NORM, GATED, WHOLE, INNER)
+    if DEPENDENT and AHEAD > 0:
+        further = tl.minimum(known + AHEAD * COLUMNS, N - 1)
+        prefetch_rows(weight, further, 0, K, INNER, RUNS, BULK)
+        if GATED:
+            prefetch_rows(weight + N * K, further, 0, K, INNER, RUNS, BULK)
+    gdc_wait(DEPENDENT)
+    a = tl.load(x + inner, mask=inner < K, other=0)
+    stream = tl.zeros((COLUMNS,), tl.float32)
+    if ADD:
+        stream += tl.load(residual + column, mask=column < N, other=0.0).to(tl.float32)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    upper = total
+    squares = 0.0
+    for start in tl.static_range(0, K, INNER):
+        w_next, u_next, factor_next, a_next = w, u, factor, a
+        if start + INNER < K:
+            later = start + INNER + inner
+            w_next, u_next, factor_next = _taken(
+                gates, norm_weight, start + INNER, K, N, NORM, GATED, WHOLE, INNER
+            )
+            a_next = tl.load(x + later, mask=later < K, other=0)
+        first, second = _parts(a, BRAIN)
+        power = first * first + second * second
+        if NORM:
+            gain_first, gain_second = _parts(factor, BRAIN)
+            first *= gain_first
+            second *= gain_second
+        total += _product(w, first, second, BRAIN)
+        if GATED:
+            upper += _product(u, first, second, BRAIN)
+        if NORM:
+            squares += tl.sum(power, axis=0)
+        w, u, factor, a = w_next, u_next, factor_next, a_next
+    if NORM:
+        # Taken out of the sums, to read the row once.
+        scale = 1.0 / tl.sqrt(squares / (2 * K) + eps)
+        total *= scale
+        upper *= scale
+    total = silu(total) * upper if GATED else total
+    tl.store(out + column, (total + stream).to(out.dtype.element_ty), mask=column < N)
+
+
+@triton.jit
+def _taken(
+    gates, norm_weight, start, K: tl.constexpr, N: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """Pairs from ``start`` on of weights, the upper ones too, and of the norm's norm_weight."""
+    inner = start + tl.arange(0, INNER)
+    w = _pairs(gates + start, inner, K, WHOLE)
+    u = _pairs(gates + N * K + start, inner, K, WHOLE) if GATED else w
+    factor = tl.load(norm_weight + inner, mask=inner < K, other=0) if NORM else inner
+    return w, u, factor
+
+
+@triton.jit
+def _pairs(place, inner, K: tl.constexpr, WHOLE: tl.constexpr):
+    """Pairs ``inner`` of a tile of rows, zeros past the last."""
+    return tl.load(place) if WHOLE else tl.load(place, mask=(inner < K)[None, :], other=0)
+
+
+@triton.jit
+def _parts(pair, BRAIN: tl.constexpr):
+    """Both numbers of each pair in float32, of bfloat16 or of float16."""
+    if BRAIN:
+        first = (pair << 16).to(tl.float32, bitcast=True)
+        second = (pair & -65536).to(tl.float32, bitcast=True)
+    else:
+        first = pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        second = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _product(w, first, second, BRAIN: tl.constexpr):
+    """Sums over pairs (columns,) of weights (columns, pairs) times a row's two numbers."""
+    w_first, w_second = _parts(w, BRAIN)
+    return tl.sum(w_first * first[None, :] + w_second * second[None, :], axis=1)
+
+
+# A linear layer on few rows, RMSNorm before it and SwiGLU or a residual after it.
+
 
 _MOST_COUNTERS = 4096
 _MOST_PROGRAMS = 400
@@ -63,7 +364,7 @@ def rms_linear(
     rows, channels = x.shape
     kind = kind_of(channels, normed=norm_weight is not None, gated=gated)
     # Pairs of numbers are what the kernel for one row reads.
-    few = rows if rms_linear_one.takes(x, norm_weight, weight) else max(rows, 2)
+    few = rows if takes(x, norm_weight, weight) else max(rows, 2)
     divided = division(kind, few, weight.dtype, invariant=invariant)
     if norm_weight is not None and divided.apart:
         x, norm_weight = (
@@ -112,7 +413,7 @@ def plan_rms_linear(
     """
     rows, columns, channels = _sizes(x, norm_weight, weight, out, residual, gated)
     if divided.one:
-        return rms_linear_one.plan_rms_linear_one(x, norm_weight, eps, weight, out, residual, gated, divided)
+        return plan_rms_linear_one(x, norm_weight, eps, weight, out, residual, gated, divided)
     tile = divided.tile
     inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)

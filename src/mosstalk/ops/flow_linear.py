@@ -1,0 +1,606 @@
+"""Products of the flow's layers, each with the norm, residual or write of pages around it."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mosstalk.ops.launch import (
+    Launch,
+    Norm,
+    at_once,
+    ceil_div,
+    linear,
+    normalise,
+    page_strides,
+    power_of_two,
+    runs,
+    sides,
+    tl,
+    triton,
+)
+from mosstalk.ops.parts import activate, await_turn, bias_at, mish, moments, product, times_held
+from mosstalk.ops.tiles import SOME_ROWS, tile
+
+# A linear layer added to the stream it stands beside.
+
+
+def linear_add(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """x + a W^T + b, written into ``out``, which may be ``x`` itself; made where it is None.
+
+    ``x`` (R, N) float32, ``out`` (R, N) and ``a`` (R, K) in any float dtype, ``weight`` (N, K)
+    in the dtype of the product's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
+    """
+    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if not runs(x):
+        return linear_add_reference(x, a, weight, bias, out)
+    plan_linear_add(x, a, weight, bias, out).run()
+    return out
+
+
+def linear_add_reference(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """``linear_add`` in plain torch."""
+    return out.copy_(x + linear(a, weight, bias))
+
+
+def plan_linear_add(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> Launch:
+    """The kernel that does what ``linear_add`` says."""
+    (rows, channels), columns = a.shape, weight.shape[0]
+    assert weight.shape == (columns, channels)
+    assert weight.is_contiguous()
+    assert x.shape == out.shape == (rows, columns)
+    assert x.stride(1) == a.stride(1) == out.stride(1) == 1
+    size = tile("linear_add", rows, weight.dtype)
+    return Launch(
+        _linear_add,
+        (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
+        {
+            "x": x,
+            "a": a,
+            "weight": weight,
+            "bias": bias,
+            "out": out,
+            "rows": rows,
+            "x_stride": x.stride(0),
+            "a_stride": a.stride(0),
+            "out_stride": out.stride(0),
+        },
+        {
+            "K": channels,
+            "N": columns,
+            "BIAS": bias is not None,
+            **sides(size, channels, weight),
+            **at_once(size, channels),
+        },
+        size,
+        short=rows <= SOME_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _linear_add(
+    x,
+    a,
+    weight,
+    bias,
+    out,
+    rows,
+    x_stride,
+    a_stride,
+    out_stride,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (row < rows)[:, None]
+    beside = bias_at(bias, column, N, BIAS)
+    w, factor, offset = await_turn(
+        weight, None, None, column, K, N, False, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
+    )
+    inside = here & (column < N)[None, :]
+    stream = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0)
+    a += row[:, None] * a_stride
+    if AT_ONCE:
+        total = times_held(
+            a, here, w, factor, offset, 0.0, K, False, False, ROWS, WIDTH, GROUPS
+        )  # fmt: skip
+    else:
+        total = product(
+            a, here, None, None, 0.0, weight, column,
+            K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
+        )  # fmt: skip
+    total += beside + stream
+    place = row[:, None] * out_stride + column[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+# A linear layer on normalised rows, with its activation.
+
+
+Activation = Literal["none", "gelu", "silu"]
+
+
+def norm_linear(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    mish: bool = False,
+) -> Tensor:
+    """Write act(LN(x) W^T + b) into ``out`` and return it; GELU is the exact one.
+
+    ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the product's inputs,
+    ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype. Rows of
+    ``x`` and ``out`` may lie apart; their channels may not. ``norm`` None leaves ``x`` as it is;
+    ``mish``: the product's input is mish(LN(x)), as a final projection has it.
+    """
+    if not runs(x):
+        return norm_linear_reference(x, norm, weight, bias, out, activation=activation, mish=mish)
+    plan_norm_linear(x, norm, weight, bias, out, activation=activation, mish=mish).run()
+    return out
+
+
+def norm_linear_reference(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    mish: bool = False,
+) -> Tensor:
+    """``norm_linear`` in plain torch."""
+    y = linear(normalise(x, norm, mish=mish), weight, bias)
+    if activation == "gelu":
+        y = F.gelu(y)
+    elif activation == "silu":
+        y = F.silu(y)
+    return out.copy_(y)
+
+
+def plan_norm_linear(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    activation: Activation = "none",
+    mish: bool = False,
+) -> Launch:
+    """The kernel that does what ``norm_linear`` says."""
+    (rows, channels), columns = x.shape, weight.shape[0]
+    assert weight.shape == (columns, channels)
+    assert weight.is_contiguous()
+    assert out.shape == (rows, columns)
+    assert x.stride(1) == out.stride(1) == 1
+    norm_weight, shift, eps = norm or (None, None, 0.0)
+    size = tile("norm_linear", rows, weight.dtype)
+    return Launch(
+        _norm_linear,
+        (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
+        {
+            "x": x,
+            "norm_weight": norm_weight,
+            "shift": shift,
+            "weight": weight,
+            "bias": bias,
+            "out": out,
+            "rows": rows,
+            "x_stride": x.stride(0),
+            "out_stride": out.stride(0),
+            "eps": eps,
+        },
+        {
+            "K": channels,
+            "N": columns,
+            "NORM": norm is not None,
+            "MISH": mish,
+            "BIAS": bias is not None,
+            "ACTIVATION": activation,
+            **sides(size, channels, weight),
+            **at_once(size, channels),
+        },
+        size,
+        short=rows <= SOME_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_linear(
+    x,
+    norm_weight,
+    shift,
+    weight,
+    bias,
+    out,
+    rows,
+    x_stride,
+    out_stride,
+    eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    NORM: tl.constexpr,
+    MISH: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (row < rows)[:, None]
+    beside = bias_at(bias, column, N, BIAS)
+    w, factor, offset = await_turn(
+        weight,
+        norm_weight,
+        shift,
+        column,
+        K,
+        N,
+        NORM,
+        WIDTH,
+        LINES,
+        LINE,
+        AT_ONCE,
+        GROUPS,
+        DEPENDENT,
+    )
+    x += row[:, None] * x_stride
+    if AT_ONCE:
+        total = times_held(
+            x, here, w, factor, offset, eps, K, NORM, MISH, ROWS, WIDTH, GROUPS
+        )  # fmt: skip
+    else:
+        total = product(
+            x, here, norm_weight, shift, eps, weight, column,
+            K, N, NORM, MISH, ROWS, COLUMNS, INNER, WIDTH,
+        )  # fmt: skip
+    total = activate(total + beside, ACTIVATION)
+    place = row[:, None] * out_stride + column[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=here & (column < N)[None, :])
+
+
+# Queries, keys and values of normalised rows, keys and values straight into their pages.
+
+
+def norm_qkv(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    q_out: Tensor,
+    kv: Tensor,
+    page: Tensor,
+    *,
+    frames: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Project LN(x): queries into ``q_out``, keys and values into each item's page; return q.
+
+    ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame;
+    ``weight`` (3 H d, C) holds q, k and v one after the other, ``bias`` (3 H d,) too; ``q_out``
+    (R, H d); ``kv`` (pages, branches, 2, H, P, d) is one layer's view of the pages, any strides
+    but the last; ``page`` (items,) int32, read before the kernel's turn (docs/kernels.md). Row
+    ``frame`` of a page gets row ``frame`` of its item.
+    """
+    if not runs(x):
+        return norm_qkv_reference(x, norm, weight, q_out, kv, page, frames=frames, bias=bias)
+    plan_norm_qkv(x, norm, weight, q_out, kv, page, frames=frames, bias=bias).run()
+    return q_out
+
+
+def norm_qkv_reference(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    q_out: Tensor,
+    kv: Tensor,
+    page: Tensor,
+    *,
+    frames: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """``norm_qkv`` in plain torch."""
+    _, branches, _, heads, _, size = kv.shape
+    y = linear(normalise(x, norm), weight, bias)
+    inner = heads * size
+    parts = y[:, inner:].view(branches, page.shape[0], frames, 2, heads, size)
+    kv[page.long(), :, :, :, :frames] = parts.permute(1, 0, 3, 4, 2, 5).to(kv.dtype)
+    return q_out.copy_(y[:, :inner])
+
+
+def plan_norm_qkv(
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    q_out: Tensor,
+    kv: Tensor,
+    page: Tensor,
+    *,
+    frames: int,
+    bias: Tensor | None = None,
+) -> Launch:
+    """The kernel that does what ``norm_qkv`` says."""
+    (rows, channels), columns = x.shape, weight.shape[0]
+    _, branches, parts, heads, page_rows, channels_of_head = kv.shape
+    inner = heads * channels_of_head
+    assert weight.shape == (3 * inner, channels)
+    assert weight.is_contiguous()
+    assert q_out.shape == (rows, inner)
+    assert rows == branches * page.shape[0] * frames
+    assert parts == 2
+    assert frames <= page_rows
+    assert page.is_contiguous()
+    assert x.stride(1) == q_out.stride(1) == kv.stride(5) == 1
+    norm_weight, shift, eps = norm or (None, None, 0.0)
+    size = tile("norm_qkv", rows, weight.dtype)
+    return Launch(
+        _norm_qkv,
+        (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
+        {
+            "x": x,
+            "norm_weight": norm_weight,
+            "shift": shift,
+            "weight": weight,
+            "bias": bias,
+            "q_out": q_out,
+            "kv": kv,
+            "page": page,
+            "rows": rows,
+            "items": page.shape[0],
+            "x_stride": x.stride(0),
+            "q_stride": q_out.stride(0),
+            **page_strides(kv),
+            "eps": eps,
+        },
+        {
+            "FRAMES": frames,
+            "D": channels_of_head,
+            "Q": inner,
+            "K": channels,
+            "NORM": norm is not None,
+            "BIAS": bias is not None,
+            **sides(size, channels, weight),
+            **at_once(size, channels),
+        },
+        size,
+        short=rows <= SOME_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "items"])
+def _norm_qkv(
+    x,
+    norm_weight,
+    shift,
+    weight,
+    bias,
+    q_out,
+    kv,
+    page,
+    rows,
+    items,
+    x_stride,
+    q_stride,
+    kv_page,
+    kv_branch,
+    kv_part,
+    kv_head,
+    kv_row,
+    eps,
+    FRAMES: tl.constexpr,
+    D: tl.constexpr,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    N: tl.constexpr = 3 * Q
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = row < rows
+    pair = row // FRAMES
+    # A page of a full-size flow is 23 million numbers: its place needs 64 bits.
+    own = tl.load(page + pair % items, mask=here, other=0).to(tl.int64)
+    beside = bias_at(bias, column, N, BIAS)
+    w, factor, offset = await_turn(
+        weight,
+        norm_weight,
+        shift,
+        column,
+        K,
+        N,
+        NORM,
+        WIDTH,
+        LINES,
+        LINE,
+        AT_ONCE,
+        GROUPS,
+        DEPENDENT,
+    )
+    x += row[:, None] * x_stride
+    if AT_ONCE:
+        total = times_held(
+            x, here[:, None], w, factor, offset, eps, K, NORM, False, ROWS, WIDTH, GROUPS
+        )  # fmt: skip
+    else:
+        total = product(
+            x, here[:, None], norm_weight, shift, eps, weight, column,
+            K, N, NORM, False, ROWS, COLUMNS, INNER, WIDTH,
+        )  # fmt: skip
+    total += beside
+    query = here[:, None] & (column < Q)[None, :]
+    tl.store(
+        q_out + row[:, None] * q_stride + column[None, :],
+        total.to(q_out.dtype.element_ty),
+        mask=query,
+    )
+    further = column - Q
+    place = own * kv_page + (pair // items) * kv_branch + (row % FRAMES) * kv_row
+    channel = further // Q * kv_part + further % Q // D * kv_head + further % D
+    tl.store(
+        kv + place[:, None] + channel[None, :],
+        total.to(kv.dtype.element_ty),
+        mask=here[:, None] & ((column >= Q) & (column < N))[None, :],
+    )
+
+
+# The end of a residual block: the second bracket's norm and Mish, and the 1x1 beside it.
+
+
+def close_residual(
+    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """Write mish(LN(y)) + x W^T + b into ``out`` and return it.
+
+    ``y`` (R, N) float32, ``x`` (R, K) in any float dtype, ``weight`` (N, K) in the dtype of the
+    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``. Rows may lie
+    apart, channels may not.
+    """
+    if not runs(x):
+        return close_residual_reference(y, norm, x, weight, bias, out)
+    plan_close_residual(y, norm, x, weight, bias, out).run()
+    return out
+
+
+def close_residual_reference(
+    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """``close_residual`` in plain torch."""
+    return out.copy_(F.mish(normalise(y, norm)) + linear(x, weight, bias))
+
+
+def plan_close_residual(
+    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> Launch:
+    """The kernel that does what ``close_residual`` says."""
+    (rows, channels), columns = x.shape, weight.shape[0]
+    assert weight.shape == (columns, channels)
+    assert weight.is_contiguous()
+    assert y.shape == out.shape == (rows, columns)
+    assert y.stride(1) == x.stride(1) == out.stride(1) == 1
+    norm_weight, shift, eps = norm
+    size = tile("close_residual", rows, weight.dtype)
+    return Launch(
+        _close_residual,
+        (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
+        {
+            "y": y,
+            "norm_weight": norm_weight,
+            "shift": shift,
+            "x": x,
+            "weight": weight,
+            "bias": bias,
+            "out": out,
+            "rows": rows,
+            "y_stride": y.stride(0),
+            "x_stride": x.stride(0),
+            "out_stride": out.stride(0),
+            "eps": eps,
+        },
+        {
+            "K": channels,
+            "N": columns,
+            "BIAS": bias is not None,
+            "SPAN": power_of_two(columns),
+            **sides(size, channels, weight),
+            **at_once(size, channels),
+        },
+        size,
+        short=rows <= SOME_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _close_residual(
+    y,
+    norm_weight,
+    shift,
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    y_stride,
+    x_stride,
+    out_stride,
+    eps,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    BIAS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (row < rows)[:, None]
+    there = column < N
+    beside = bias_at(bias, column, N, BIAS)
+    gains = tl.load(norm_weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    shifts = tl.load(shift + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    w, factor, offset = await_turn(
+        weight, None, None, column, K, N, False, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
+    )
+    whole = tl.arange(0, SPAN)
+    inside = here & (whole < N)[None, :]
+    y += row[:, None] * y_stride
+    bracket = tl.load(y + column[None, :], mask=here & there[None, :], other=0.0)
+    y = tl.load(y + whole[None, :], mask=inside, other=0.0)
+    x += row[:, None] * x_stride
+    if AT_ONCE:
+        total = times_held(x, here, w, factor, offset, 0.0, K, False, False, ROWS, WIDTH, GROUPS)
+    else:
+        total = product(
+            x, here, None, None, 0.0, weight, column,
+            K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
+        )  # fmt: skip
+    mean, scale = moments(y, inside, eps, N)
+    bracket = mish((bracket - mean) * scale * gains + shifts)
+    total += beside + bracket
+    tl.store(out + row[:, None] * out_stride + column[None, :], total, mask=here & there[None, :])
