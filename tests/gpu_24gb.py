@@ -30,8 +30,8 @@ from mosstalk import Pipeline
 from mosstalk.bench.machine import machine_facts
 from mosstalk.bench.report_figures import WHOLE
 from mosstalk.build.peaks import Peaks, host_peak_bytes
-from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
 from mosstalk.engine.engine_core import EngineOptions

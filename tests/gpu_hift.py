@@ -24,7 +24,7 @@ from test_bigvgan import FOLDERS, V2, random_weights
 from test_hift import make_mel, prepare
 
 from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
 from mosstalk.models.bigvgan import BigVgan, BigVganConfig
 from mosstalk.models.hift import HiftVocoder

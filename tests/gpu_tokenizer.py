@@ -23,8 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mosstalk.audio.sound import read_audio
 from mosstalk.codec.tokenizer_block import BUCKETS, Block, BlockStep
-from mosstalk.codec.tokenizer_codes import LiveCodes
-from mosstalk.codec.tokenizer_segment import LiveSegment
+from mosstalk.codec.tokenizer_state import LiveCodes, LiveSegment
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE

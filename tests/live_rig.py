@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mosstalk.audio.sound import read_audio
-from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE

@@ -11,7 +11,7 @@ from conftest import ROOT, require_package
 
 from mosstalk import Pipeline
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.prepared.default_models import default_model

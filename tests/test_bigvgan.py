@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mosstalk import read_audio
-from mosstalk.codec.bigvgan_reach import reach
-from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
+from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions, reach
 from mosstalk.codec.mel_bridge import MelBridge, frames_in, frames_ready, places
 from mosstalk.errors import CheckpointError, CodecFullError, ConfigError, OptionError
 from mosstalk.models.bigvgan import BigVgan, BigVganConfig, load_bigvgan, low_pass

@@ -21,8 +21,8 @@ from mosstalk.build.leftovers import at_work, clear_leftovers
 from mosstalk.build.machine import foreign, machine_of
 from mosstalk.build.settings import as_built
 from mosstalk.cli import app
-from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
-from mosstalk.codec.hift_batches import HiftOptions
+from mosstalk.codec.hift_vocoder import HiftOptions
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
 from mosstalk.models.checkpoint import load_language_model

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from test_hift import FRAME, HELD, make_mel, make_vocoder, splits
 from torch import Tensor
 
-from mosstalk.codec.hift_batch_step import fades
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_step import fades
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig

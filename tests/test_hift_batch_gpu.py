@@ -9,7 +9,7 @@ import torch
 from test_hift import make_mel, make_vocoder, prepare
 from torch import Tensor
 
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import HiftStream

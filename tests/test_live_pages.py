@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
 
-from mosstalk.codec.tokenizer_block import BUCKETS
-from mosstalk.codec.tokenizer_inputs import Named, NamedBuffer, Values
-from mosstalk.codec.tokenizer_segment import Floats
+from mosstalk.codec.tokenizer_block import BUCKETS, Named, NamedBuffer, Values
+from mosstalk.codec.tokenizer_state import Floats
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import CodecFullError, EngineInputError

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
 from mosstalk.cli.plan_console import memory_of
-from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.errors import ConfigError, DeviceError, OptionError

@@ -9,8 +9,8 @@ from conftest import run
 from realtime_rig import call
 from session_rig import BY_HAND, WRITTEN, Client, host, pocket, require_nothing_held
 
-from mosstalk.codec.decoder_batches import DecoderOptions
-from mosstalk.codec.hift_batches import HiftOptions
+from mosstalk.codec.hift_vocoder import HiftOptions
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.session.answers import MOST_APART, Answers

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.decoder_batches import (
+from mosstalk.codec.flow_batches import FlowOptions
+from mosstalk.codec.hift_vocoder import HiftOptions
+from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import (
     DecodeRequest,
     DecoderOptions,
     DecoderStream,
     SpeechDecoder,
     SpokenReply,
 )
-from mosstalk.codec.flow_batches import FlowOptions
-from mosstalk.codec.hift_batches import HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models.codec_folder import Codec

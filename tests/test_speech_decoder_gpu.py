@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.decoder_batches import DecodeRequest, DecoderOptions, SpeechDecoder
 from mosstalk.codec.flow_batches import FlowOptions
-from mosstalk.codec.hift_batches import HiftOptions
+from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecodeRequest, DecoderOptions, SpeechDecoder
 from mosstalk.models.codec_folder import Codec, load_codec
 from mosstalk.models.voices import Voice
 from mosstalk.prepared.default_models import shipped_model

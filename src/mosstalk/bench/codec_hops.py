@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import RecomputingFlowStream
 from mosstalk.models.hift_stream import HiftStream

@@ -7,7 +7,7 @@ import torch
 
 from mosstalk.audio.sound import Samples
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 

@@ -15,7 +15,7 @@ from mosstalk.bench.codec_pushes import measure_pushes, measure_repairing
 from mosstalk.bench.live_codes import repair_tables, repairs_on_varied_speech
 from mosstalk.bench.tables import Table
 from mosstalk.bench.timed import Timed, timed_table
-from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.models.codec_folder import Codec

@@ -10,7 +10,7 @@ import torch
 
 from mosstalk.bench.live_corpus import CONDITIONS, Corpus, varied_speech
 from mosstalk.bench.tables import NONE, Table
-from mosstalk.codec.tokenizer_codes import Change, LiveCodes
+from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer, Sound
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 

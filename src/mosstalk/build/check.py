@@ -13,7 +13,7 @@ from torch import Tensor
 from mosstalk.bench.step_speed import prompts
 from mosstalk.bench.step_work import Load
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError

@@ -34,8 +34,8 @@ from mosstalk.build.weights import (
     write_model,
     write_random,
 )
-from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.fast_layers import FastLayers, suited_to
 from mosstalk.engine.kv_store import bytes_per_row

@@ -16,8 +16,8 @@ from mosstalk.bench.codec_speed import (
 from mosstalk.bench.html import tables_page
 from mosstalk.bench.machine import machine_facts
 from mosstalk.cli.measured_output import Outputs, measured_document, print_found
-from mosstalk.codec.decoder_batches import DecoderOptions
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.errors import OptionError
 from mosstalk.models.codec_folder import Codec, load_codec

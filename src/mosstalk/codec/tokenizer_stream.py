@@ -15,12 +15,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.tokenizer_attention import InItems, StreamByStream
 from mosstalk.codec.tokenizer_block import BLOCK_CODES, BUCKETS, Block, Blocks
-from mosstalk.codec.tokenizer_codes import Change, LiveCodes, Repair
-from mosstalk.codec.tokenizer_encoder import LiveEncoder, SegmentSpan, encode_rows, hear
-from mosstalk.codec.tokenizer_pages import Pages
-from mosstalk.codec.tokenizer_segment import Floats, LiveSegment, floor_below
+from mosstalk.codec.tokenizer_encoder import (
+    InItems,
+    LiveEncoder,
+    SegmentSpan,
+    StreamByStream,
+    encode_rows,
+    hear,
+)
+from mosstalk.codec.tokenizer_state import (
+    Change,
+    Floats,
+    LiveCodes,
+    LiveSegment,
+    Pages,
+    Repair,
+    floor_below,
+)
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer

@@ -7,18 +7,43 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mosstalk.conversation import Conversation, Mode, Reply, Row
 from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
-from mosstalk.engine.jobs import Job
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import EngineStoppedError
 from mosstalk.runtime.deadline_lock import DeadlineLock
 
+# Work handed from one thread to another.
+
+
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Job(Generic[_T]):
+    """Work for another thread, and what came of it."""
+
+    work: Callable[[], _T]
+    done: Future[_T] = field(default_factory=Future)
+
+    def run(self) -> None:
+        """Do the work, unless whoever asked has gone."""
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.work())
+            except Exception as error:
+                self.done.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """End the job undone."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
 _PATIENCE_S = 0.002
 
 

@@ -29,13 +29,13 @@ from mosstalk.engine.sampler import (
     DRAW_SPECS,
     Draw,
     Drawn,
+    Slots,
     draw_inputs,
     draw_rows,
     few_ids,
 )
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
-from mosstalk.engine.slots import Slots
 from mosstalk.engine.staging import Staging
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mosstalk.audio.sound import Recording, Samples, read_audio
 from mosstalk.codec.decoder import SpeechStream, prepare
-from mosstalk.codec.decoder_batches import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.codec.sound_request import SoundRequest
+from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.constants import CODE_MS, INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import (
     SYSTEM_PROMPTS,

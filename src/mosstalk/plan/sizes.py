@@ -11,7 +11,7 @@ from torch import nn
 
 from mosstalk.codec.flow_batch_voices import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
-from mosstalk.codec.hift_batch_state import HiftState
+from mosstalk.codec.hift_step import HiftState
 from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import CODES_PER_SECOND

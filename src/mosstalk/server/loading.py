@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosstalk.codec.decoder_batches import DecoderOptions
+from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits

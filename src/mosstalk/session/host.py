@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.decoder_batches import DecoderOptions, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized

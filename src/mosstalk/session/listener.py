@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mosstalk.audio.sound import SHORTEST_MS, Samples
-from mosstalk.codec.tokenizer_codes import LiveCodes
+from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.errors import SessionError
 from mosstalk.session.events import ErrorCode

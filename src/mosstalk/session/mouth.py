@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder_batches import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
 from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice

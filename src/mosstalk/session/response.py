@@ -7,7 +7,7 @@ from logging import getLogger
 from typing import Protocol
 
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder_batches import DecodeRequest, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpokenReply
 from mosstalk.constants import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import FinishReason, Mode, Row
 from mosstalk.engine.async_engine import ReplyStream

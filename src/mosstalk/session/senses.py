@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.tokenizer_codes import LiveCodes
+from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import SpeechTokenizer

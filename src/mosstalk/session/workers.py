@@ -10,7 +10,7 @@ from itertools import count
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from mosstalk.engine.jobs import Job
+from mosstalk.engine.async_engine import Job
 from mosstalk.errors import EngineStoppedError
 from mosstalk.runtime.deadline_lock import DeadlineLock
 

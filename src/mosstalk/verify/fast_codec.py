@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.models.hift_stream import KEPT_FRAMES

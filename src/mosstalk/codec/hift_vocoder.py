@@ -13,10 +13,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_batch_graph import HiftGraphs, place_frames, steady_convolutions
-from mosstalk.codec.hift_batch_network import Layout
-from mosstalk.codec.hift_batch_state import HiftState
-from mosstalk.codec.hift_batch_step import Crossfade, HiftStep
+from mosstalk.codec.hift_network import Layout
+from mosstalk.codec.hift_step import (
+    Crossfade,
+    HiftGraphs,
+    HiftState,
+    HiftStep,
+    place_frames,
+    steady_convolutions,
+)
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
 from mosstalk.errors import OptionError
 from mosstalk.models.hift import HiftVocoder

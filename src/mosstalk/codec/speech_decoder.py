@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
 from mosstalk.codec.flow_batches import BatchedFlow, FlowFigures, FlowOptions, FlowReply
-from mosstalk.codec.hift_batches import BatchedHift, HiftOptions
+from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import CONTEXT_S, SoundRequest
 from mosstalk.codec.vocoder import StreamingVocoder, VocoderFigures, VocoderReply
 from mosstalk.errors import CodecFullError, ConfigError

@@ -6,16 +6,89 @@ kept ones where a reply continues, N = 480 T samples, K harmonics.
 """
 
 import copy
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_batch_network import HiftNetwork, Layout
-from mosstalk.codec.hift_batch_state import HiftState
+from mosstalk.codec.hift_network import HiftNetwork, Layout
+from mosstalk.config import HiftConfig
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import Excitation, harmonic_source
+from mosstalk.runtime.graphs import DECODING, captured
+
+# What HiFT keeps of each reply between calls, in tensors that are allocated once.
+
+
+_SEED_RANGE = 1 << 64
+
+
+@dataclass(frozen=True)
+class HiftState:
+    """The last eight frames of every reply, and their sound; one row a slot (S rows).
+
+    Phases are turns, less whole turns at the last frame, so that long audio costs no accuracy.
+    """
+
+    begun: Tensor
+    """(S,) whether there was a call before: without, the other tensors mean nothing."""
+    seed: Tensor
+    """(S,) int64."""
+    first_sample: Tensor
+    """(S,) int64: where in the reply the next call begins, eight kept frames included."""
+    mel: Tensor
+    """(S, 80, 8)."""
+    f0: Tensor
+    """(S, 8) in Hz."""
+    phases: Tensor
+    """(S, 8, K) float64."""
+    source: Tensor
+    """(S, 3840)."""
+    wave: Tensor
+    """(S, 3840), not heard yet."""
+
+    @classmethod
+    def empty(cls, slots: int, config: HiftConfig, device: torch.device) -> "HiftState":
+        """State of ``slots`` replies that have not begun."""
+        held = KEPT_FRAMES * config.samples_per_frame
+        return cls(
+            torch.zeros(slots, dtype=torch.bool, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+            torch.zeros(slots, config.in_channels, KEPT_FRAMES, device=device),
+            torch.zeros(slots, KEPT_FRAMES, device=device),
+            torch.zeros(
+                slots, KEPT_FRAMES, config.nb_harmonics + 1, dtype=torch.float64, device=device
+            ),
+            torch.zeros(slots, held, device=device),
+            torch.zeros(slots, held, device=device),
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of it."""
+        return [getattr(self, spec.name) for spec in fields(self)]
+
+    def reset(self, slot: int, seed: int) -> None:
+        """Make ``slot`` a reply that has not begun; no other slot changes."""
+        wrapped = seed % _SEED_RANGE
+        self.begun[slot] = False
+        self.first_sample[slot] = 0
+        self.seed[slot] = wrapped - _SEED_RANGE if wrapped >= _SEED_RANGE // 2 else wrapped
+
+    def at(self, slots: Tensor) -> "HiftState":
+        """Copies of the rows ``slots`` (B,)."""
+        return HiftState(*(tensor.index_select(0, slots) for tensor in self.tensors))
+
+    def write(self, slots: Tensor, rows: "HiftState") -> None:
+        """Write ``rows`` back to ``slots`` (B,)."""
+        for tensor, new in zip(self.tensors, rows.tensors, strict=True):
+            tensor.index_copy_(0, slots, new)
+
 
 Crossfade = Literal["published", "normalised"]
 
@@ -149,3 +222,91 @@ class HiftStep:
             held,
         )
         self.state.write(slots, rows)
+
+
+# CUDA graphs of HiFT calls: one for each number of replies and frames that is to be fast.
+
+
+_WARM_UPS = 3
+
+
+@contextmanager
+def steady_convolutions(*, tune: bool) -> Iterator[None]:
+    """Have cuDNN choose among kernels that give the same sum each time; ``tune``: by trying."""
+    settings = torch.backends.cudnn
+    before = settings.deterministic, settings.benchmark
+    settings.deterministic, settings.benchmark = True, tune
+    try:
+        yield
+    finally:
+        settings.deterministic, settings.benchmark = before
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A graph with the tensors that it reads, and the sound that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    slots: Tensor
+    mel: Tensor
+    wave: Tensor
+
+
+class HiftGraphs:
+    """Captured calls by (replies, frames), in one memory pool: one runs at a time."""
+
+    def __init__(self, step: HiftStep, device: torch.device, *, tune: bool) -> None:
+        self._step, self._device, self._tune = step, device, tune
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._pool: Any = None
+        self.graph_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def __contains__(self, shape: tuple[int, int]) -> bool:
+        return shape in self._captured
+
+    def capture(self, replies: int, frames: int) -> None:
+        """Capture the call of ``replies`` with ``frames`` each, unless it is there already.
+
+        The calls that warm it up touch slot 0 alone.
+        """
+        if (replies, frames) in self._captured:
+            return
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self._device)
+        slots = torch.zeros(replies, dtype=torch.int64, device=self._device)
+        bins = self._step.config.in_channels
+        mel = torch.zeros(replies, bins, frames, device=self._device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        waves = list[Tensor]()
+
+        def compute() -> None:
+            waves[:] = [self._step(slots, mel)]
+
+        with steady_convolutions(tune=self._tune), torch.inference_mode():
+            graph = captured(compute, self._device, DECODING, self._pool, _WARM_UPS)
+        self._captured[replies, frames] = _Captured(graph, slots, mel, waves[0])
+        torch.cuda.empty_cache()
+        self.graph_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+
+    @torch.inference_mode()
+    def run(self, replies: int, slots: list[int], mels: list[Tensor], frames: int) -> Tensor:
+        """Replay: new frames (80, <= T) of each slot to sound (len(slots), N), a copy.
+
+        What is left of the batch runs on slot 0, which is nobody's.
+        """
+        found = self._captured[replies, frames]
+        padded = slots + [0] * (replies - len(slots))
+        found.slots.copy_(torch.tensor(padded, pin_memory=True), non_blocking=True)
+        place_frames(found.mel, mels)
+        found.graph.replay()
+        return found.wave[: len(slots)].clone()
+
+
+def place_frames(whole: Tensor, mels: list[Tensor]) -> None:
+    """Put each of ``mels`` (80, T') at the end of its row of ``whole`` (B, 80, T)."""
+    frames = whole.shape[2]
+    places = [whole[row, :, frames - mel.shape[1] :] for row, mel in enumerate(mels)]
+    torch._foreach_copy_(places, mels)
