@@ -64,10 +64,11 @@ def test_the_bench_tells_speech_from_random_weights(process: Run, tmp_path: Path
     (line,) = found["long_sentences"]
     assert line["text"] == read_sentences(HELD_OUT_LONG)[0]
     assert wer["teacher, long sentences"] < 0.15 < 0.8 < wer["read aloud, long sentences"]
-    assert [row["words"] for row in found["lengths"]] == ["9 to 14 words", "24 to 28 words"]
+    found_lengths = [row["words"] for row in found["lengths"]]
+    assert found_lengths == ["1 to 8 words", "9 to 14 words", "24 to 28 words"]
     headline = run.stdout.splitlines()[-1]
     assert headline.startswith("words wrong, read aloud: ")
-    assert "of 3 sentences of 9 to 12 words; " in headline
+    assert "of 3 sentences of 8 to 10 words; " in headline
     assert "of 1 sentence of 27 words" in headline
 
 
@@ -130,7 +131,8 @@ def test_without_festival_what_needs_the_teacher_is_skipped_by_name(
     run = process("bench", "quality", *SYNTHETIC, "--limit", "1", "--json", "-", timeout=300)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert [row["name"] for row in found["speech"]] == ["read aloud"]
+    said = ["read aloud", "read aloud, long sentences"]
+    assert [row["name"] for row in found["speech"]] == said
     assert (found["codec"], found["streaming"]) == ([], None)
     skipped = "\n".join(found["skipped"])
     assert "whatever needs the teacher's recordings: festival is not installed; apt" in skipped
