@@ -29,6 +29,8 @@ QUANTILES = (50, 95, 99)
 _CLIENTS_A_PROCESS = 32
 _HEAD_START_S = 1.0
 _END_S = 60.0
+_LOOK_S = 0.1
+_QUIETLY = ("--port", "0", "--log-level", "warning")
 _MIB = 1 << 20
 _PATH = "/v1/realtime"
 _FRAME_S = 0.02
@@ -73,6 +75,12 @@ class Target:
         lines = (self._get("/metrics") or "").splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
+
+    def await_empty(self) -> None:
+        """Wait until the sessions of a crowd before are over, on a server that tells."""
+        end_s = time.monotonic() + _END_S
+        while self.metrics().get("mosstalk_sessions") and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
 
     def facts(self) -> dict[str, str]:
         """Model, kind of weights and device, as a mosstalk server tells them; else its URL."""
@@ -196,6 +204,7 @@ def measure(
 
 
 def _crowd(target: Target, load: Load, clients: int, speech: str, ends: list[int]) -> Crowd:
+    target.await_empty()
     plans = list(_plans(target, load, clients, speech, ends))
     groups = [_Group(plan) for plan in plans]
     try:
@@ -338,7 +347,7 @@ def served(words: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
     Raises:
         BenchError: it ended before it was ready.
     """
-    command = [sys.executable, "-m", "mosstalk.cli", "serve", "--port", "0", *words]
+    command = [sys.executable, "-m", "mosstalk.cli", "serve", *_QUIETLY, *words]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         url, ready = "", False

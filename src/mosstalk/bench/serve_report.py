@@ -42,12 +42,12 @@ def _latencies(crowds: Sequence[Crowd], load: Load) -> Table:
     begin = "end of the last word" if hands_free else "commit"
     pattern = load.pattern
     note = (
-        f"Milliseconds at the client, p50 / p95 / p99, from the {begin} to the first sound, and the "
-        f"length of that first sound. Each client hears {pattern.heard_s:g} s, is answered for up "
+        f"Milliseconds at the client, p50 / p95 / p99, from the {begin} to the first sound, and "
+        f"the length of that sound. Each client hears {pattern.heard_s:g} s, is answered for up "
         f"to {pattern.spoken_s:g} s and pauses {pattern.pause_s:g} s, in frames of "
         f"{pattern.frame_ms} ms. Broken: turns in which a player without a buffer fell silent, "
-        f"with median and longest silence. Lag: how much too late clients themselves sent a frame, "
-        f"p99. Seed {load.seed}."
+        f"with median and longest silence. Lag: how much too late clients themselves sent a "
+        f"frame, p99. Seed {load.seed}."
     )
     return Table(
         "Conversations at a time",
