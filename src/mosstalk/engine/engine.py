@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.conversation import Conversation, Mode, Reply, Row
 from mosstalk.engine.core import Ask, EngineCore
 from mosstalk.engine.jobs import Job
@@ -228,7 +229,8 @@ class Engine:
         try:
             job = self._jobs.get(block=not self.core.has_work)
             while job:
-                job.run()
+                with at_work(BusyPart.EDIT):
+                    job.run()
                 job = self._jobs.get_nowait()
         except Empty:
             return True

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.codec.audio import Samples
 from mosstalk.codec.speech_decoder import Saying, SpeechDecoder, SpokenReply
 from mosstalk.codec.voices import Voice
@@ -157,7 +158,7 @@ class Mouth:
     @torch.inference_mode()
     def _say(self, sayings: list[Saying]) -> list[Samples | CodecFullError]:
         try:
-            with self._stream():
+            with self._stream(), at_work(BusyPart.HOP):
                 sounds = self._decoder.say(sayings)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:
