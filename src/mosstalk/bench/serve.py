@@ -10,32 +10,37 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
 
-from mosstalk.bench.serve_clients import RATE, ClientPlan, Pattern, Pcm
+from mosstalk.bench.serve_clients import COMPLETED, RATE, ClientPlan, Pattern, Pcm, Turn, run
 from mosstalk.errors import BenchError
 from mosstalk.tensors import Progress
 
 QUANTILES = (50, 95, 99)
+MEASURED = ("commit_to_audio_ms", "decision_to_audio_ms", "first_delta_ms", "gaps_ms",
+            "underruns_ms", "audio_ms")  # fmt: skip
+"""What of a turn quantiles are taken of."""
 _CLIENTS_A_PROCESS = 32
-_HEAD_START_S = 1.0
+_HEAD_START_S = 0.5
 _END_S = 60.0
 _LOOK_S = 0.1
 _QUIETLY = ("--port", "0", "--log-level", "warning")
 _MIB = 1 << 20
 _PATH = "/v1/realtime"
+_BUSY = re.compile(r'mosstalk_busy_seconds_total\{part="(\w+)"\}')
 _FRAME_S = 0.02
 _QUIET_DB = 35.0
-_PAUSE_FRAMES = 8
+_PAUSE_FRAMES, _MOST_PAUSE_FRAMES = 8, 10
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Bounds:
 
     Attributes:
         first_audio_ms: 95th percentile from the commit (hands-free: from the last word) to the
-            first sound.
+            first audio.
         underrun_share: turns in which the sound broke off at least once, of all turns.
     """
 
@@ -72,9 +77,12 @@ class Target:
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' values by name with labels; empty from a server that gives none."""
-        lines = (self._get("/metrics") or "").splitlines()
-        pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in pairs}
+        found = {}
+        for line in (self._get("/metrics") or "").splitlines():
+            name, _, value = line.rpartition(" ")
+            with suppress(ValueError):  # a comment, or a page of something else
+                found[name] = float(value)
+        return found
 
     def await_empty(self) -> None:
         """Wait until the sessions of a crowd before are over, on a server that tells."""
@@ -86,13 +94,8 @@ class Target:
         """Model, kind of weights and device, as a mosstalk server tells them; else its URL."""
         try:
             worker = json.loads(self._get("/ready") or "")["worker"]
-            kind, device = worker["weights_kind"], worker["device"]
-            return {
-                "model": worker["model"],
-                "device": device,
-                "dtype": worker["dtype"],
-                "weights": kind,
-            }
+            names = {"model": "model", "device": "device", "dtype": "dtype"}
+            return {name: worker[name] for name in names} | {"weights": worker["weights_kind"]}
         except (ValueError, KeyError, TypeError):
             return {"device": f"whatever serves {self.url}", "weights": "unknown"}
 
@@ -109,235 +112,217 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Meanwhile:
+    """What a server's metrics say of a time.
+
+    Attributes:
+        parts: by part of the worker, how long it was at work and how long its thread's processor
+            was, as shares of the time; empty from a server that does not tell.
+        front: of the process with the sockets, processor time as a share, and in milliseconds for
+            each message that it read or wrote; memory of both processes at the end in MiB.
+    """
+
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    front: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def between(
+        cls, before: Mapping[str, float], after: Mapping[str, float], seconds: float
+    ) -> "Meanwhile":
+        """Of what ``Target.metrics`` said at the beginning and ``seconds`` later."""
+
+        def gone(name: str) -> float:
+            return after.get(name, 0.0) - before.get(name, 0.0)
+
+        parts = {
+            match[1]: (
+                gone(name) / seconds,
+                gone(f'mosstalk_busy_cpu_seconds_total{{part="{match[1]}"}}') / seconds,
+            )
+            for name in after
+            if (match := _BUSY.fullmatch(name))
+        }
+        front = {}
+        if "process_cpu_seconds_total" in after:
+            front["front"] = gone("process_cpu_seconds_total") / seconds
+        messages = sum(gone(f'mosstalk_messages_total{{direction="{d}"}}') for d in ("in", "out"))
+        if messages:
+            front["front, ms a message"] = 1000 * front.get("front", 0.0) * seconds / messages
+        for label, name in (
+            ("front, MiB", "process_resident_memory_bytes"),
+            ("worker, MiB", "mosstalk_worker_memory_bytes"),
+        ):
+            if name in after:
+                front[label] = after[name] / _MIB
+        return cls(parts, front)
+
+
+@dataclass(frozen=True)
 class Crowd:
     """What one crowd met.
 
     Attributes:
         clients: how many talked.
-        admitted: how many of them the server let in; nothing was measured unless all were.
-        refusals: why it refused the others, with how often.
-        seconds: how long the crowd talked.
-        turns: every turn, as ``serve_clients.Turn`` has it.
-        lags_ms: median, 99th percentile and most by which clients sent a frame too late.
-        server: what the server says of itself over that time; see ``server_figures``.
+        refusals: why the server did not let some in; nothing was measured unless all were.
+        turns: every turn.
+        lags_ms: quantiles of how much too late clients themselves sent a frame.
+        server: what the server says of itself over that time.
     """
 
     clients: int
-    admitted: int
-    refusals: dict[str, int]
-    seconds: float = 0.0
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    lags_ms: list[float] = field(default_factory=list)
-    server: dict[str, float] = field(default_factory=dict)
+    refusals: list[str]
+    turns: list[Turn]
+    lags_ms: list[float] | None
+    server: Meanwhile
 
     def quantiles(self, name: str) -> list[float] | None:
-        """Median, 95th and 99th percentile of one figure of the turns; None without any."""
-        values = [turn[name] for turn in self.turns if turn[name] is not None]
-        return np.percentile(values, QUANTILES).tolist() if values else None
+        """Median, 95th and 99th percentile of one of ``MEASURED``; None without any."""
+        return quantiles(np.hstack([getattr(turn, name) or [] for turn in self.turns] or [[]]))
 
     @property
-    def failed(self) -> int:
-        """Turns whose response did not complete, or never came."""
-        return sum(turn["status"] != "completed" for turn in self.turns)
+    def admitted(self) -> int:
+        """How many the server let in."""
+        return self.clients - len(self.refusals)
 
     @property
-    def underruns_ms(self) -> list[float]:
-        """Every silence within an answer."""
-        return [each for turn in self.turns for each in turn["underruns_ms"]]
+    def failures(self) -> list[str]:
+        """What went wrong in turns whose response did not complete with sound."""
+        return [turn.status for turn in self.turns if turn.status != COMPLETED]
 
     @property
     def broken(self) -> int:
         """Turns in which the sound broke off at least once."""
-        return sum(bool(turn["underruns_ms"]) for turn in self.turns)
+        return sum(bool(turn.underruns_ms) for turn in self.turns)
 
     def breaches(self, bounds: Bounds) -> list[str]:
         """Which bounds this crowd broke, in words."""
-        if self.admitted < self.clients:
-            why = ", ".join(f"{n} x {reason}" for reason, n in self.refusals.items())
-            return [f"{self.clients - self.admitted} of {self.clients} not let in ({why})"]
-        found = []
-        if self.failed:
-            found.append(f"{self.failed} of {len(self.turns)} turns failed")
+        if self.refusals:
+            return [
+                f"{len(self.refusals)} of {self.clients} not let in ({_counted(self.refusals)})"
+            ]
+        found, failures, turns = [], self.failures, len(self.turns)
+        if failures:
+            found.append(f"{len(failures)} of {turns} turns failed ({_counted(failures)})")
         first = self.quantiles("commit_to_audio_ms")
         if first and first[1] > bounds.first_audio_ms:
             found.append(f"p95 to first audio {first[1]:.0f} ms > {bounds.first_audio_ms:g}")
-        if self.broken > bounds.underrun_share * len(self.turns):
-            found.append(f"underruns in {self.broken} of {len(self.turns)} turns")
+        if self.broken > bounds.underrun_share * turns:
+            found.append(f"underruns in {self.broken} of {turns} turns")
         return found
 
     def as_values(self, bounds: Bounds) -> dict[str, Any]:
         """For documents."""
-        first, decided = map(self.quantiles, ("commit_to_audio_ms", "decision_to_audio_ms"))
         return asdict(self) | {
-            "quantiles": QUANTILES,
-            "commit_to_audio_ms": first,
-            "decision_to_audio_ms": decided,
-            "failed": self.failed,
+            "admitted": self.admitted,
+            "quantiles": {"of": QUANTILES} | {name: self.quantiles(name) for name in MEASURED},
+            "failed": len(self.failures),
             "broken": self.broken,
             "breaches": self.breaches(bounds),
         }
 
 
-def measure(
-    target: Target, load: Load, speech: Pcm, ends: Sequence[int], tell: Progress
-) -> list[Crowd]:
+def quantiles(values: "np.typing.NDArray[np.float64]") -> list[float] | None:
+    """Median, 95th and 99th percentile; None without any."""
+    return np.percentile(values, QUANTILES).tolist() if len(values) else None
+
+
+def _counted(words: Sequence[str]) -> str:
+    return ", ".join(f"{n} x {word}" for word, n in Counter(words).items())
+
+
+def measure(target: Target, load: Load, speech: Pcm, tell: Progress) -> list[Crowd]:
     """Let each crowd talk in turn, in processes of their own.
 
-    ``speech`` is (n,) int16 at 24 kHz, and ``ends`` the places in it where sentences end: each
-    client's turn is the ``heard_s`` seconds before one of them.
+    Each client's turn is the ``heard_s`` seconds before the end of a sentence in ``speech``, (n,)
+    int16 at 24 kHz.
 
     Raises:
         BenchError: there is too little speech, or a process of clients failed.
     """
-    length = load.pattern.heard_s * RATE
-    usable = [end for end in ends if end >= length]
-    if not usable:
+    speech, ends = sentences(speech)
+    ends = [end for end in ends if end >= load.pattern.heard_s * RATE]
+    if not ends:
         raise BenchError(f"the speech is shorter than a turn of {load.pattern.heard_s:g} s")
     found = []
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "speech.npy"
-        np.save(path, speech)
-        for number, clients in enumerate(load.crowds):
-            tell(f"{clients} conversations", number, len(load.crowds))
-            found.append(_crowd(target, load, clients, str(path), usable))
+    for number, clients in enumerate(load.crowds):
+        tell(f"{clients} conversations", number, len(load.crowds))
+        target.await_empty()
+        found.append(_crowd(target, clients, list(_plans(target, load, clients, speech, ends))))
     return found
-
-
-def _crowd(target: Target, load: Load, clients: int, speech: str, ends: list[int]) -> Crowd:
-    target.await_empty()
-    plans = list(_plans(target, load, clients, speech, ends))
-    groups = [_Group(plan) for plan in plans]
-    try:
-        opened = [group.read() for group in groups]
-        admitted = sum(each["admitted"] for each in opened)
-        refusals = _counted(why for each in opened for why in each["refusals"])
-        if admitted < clients:
-            for group in groups:
-                group.write({"begin_s": None})
-            return Crowd(clients, admitted, refusals)
-        before = target.metrics()
-        begun_s = time.monotonic() + _HEAD_START_S
-        for group in groups:
-            group.write({"begin_s": begun_s})
-        talked = [group.read() for group in groups]
-        seconds = time.monotonic() - begun_s
-        after = target.metrics()
-    finally:
-        for group in groups:
-            group.end()
-    lags = [each["lags_ms"] for each in talked if each["lags_ms"]]
-    return Crowd(
-        clients,
-        admitted,
-        refusals,
-        seconds,
-        [turn for each in talked for turn in each["turns"]],
-        np.max(lags, axis=0).tolist() if lags else [],
-        server_figures(before, after, seconds),
-    )
 
 
 def _plans(
-    target: Target, load: Load, clients: int, speech: str, ends: list[int]
+    target: Target, load: Load, clients: int, speech: Pcm, ends: list[int]
 ) -> Iterator[ClientPlan]:
     """One plan for each process; phases are uniform over a turn, drawn from the seed."""
     random = np.random.default_rng((load.seed, clients))
-    phases = random.uniform(0, load.pattern.turn_s, clients)
+    phases = list(enumerate(random.uniform(0, load.pattern.turn_s, clients).tolist()))
     for first in range(0, clients, _CLIENTS_A_PROCESS):
-        numbers = list(range(first, min(first + _CLIENTS_A_PROCESS, clients)))
-        yield ClientPlan(
-            url=target.url,
-            headers=dict(target.headers),
-            pattern=load.pattern,
-            clients=numbers,
-            phases_s=phases[numbers].tolist(),
-            turns=load.turns,
-            speech=speech,
-            ends=ends,
-            seed=load.seed,
-        )
+        mine = dict(phases[first : first + _CLIENTS_A_PROCESS])
+        given = dict(target.headers), load.pattern, mine, load.turns
+        yield ClientPlan(target.url, *given, speech, ends, load.seed)
 
 
-def _counted(words: Iterator[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for word in words:
-        found[word] = found.get(word, 0) + 1
-    return found
+def _crowd(target: Target, clients: int, plans: list[ClientPlan]) -> Crowd:
+    with ExitStack() as stack:
+        links = [stack.enter_context(_talking(plan)) for plan in plans]
+        refusals = [why for link in links for why in _received(link)]
+        before = target.metrics()
+        begin_s = None if refusals else time.monotonic() + _HEAD_START_S
+        for link in links:
+            link.send(begin_s)
+        talked = [_received(link) for link in links]
+        seconds = time.monotonic() - (begin_s or 0.0)
+        after = {} if refusals else target.metrics()
+    return Crowd(
+        clients,
+        refusals,
+        [turn for turns, _ in talked for turn in turns],
+        quantiles(np.concatenate([lags for _, lags in talked])),
+        Meanwhile.between(before, after, seconds),
+    )
 
 
-class _Group:
-    """A process of clients; lines of json go both ways."""
-
-    def __init__(self, plan: ClientPlan) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mosstalk.bench.serve_clients"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.write(asdict(plan))
-
-    def write(self, values: dict[str, Any]) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(values) + "\n")
-        self._process.stdin.flush()
-
-    def read(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchError("a process of clients ended; what it printed stands above")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+@contextmanager
+def _talking(plan: ClientPlan) -> Iterator[Connection]:
+    """A process of clients; see ``serve_clients.run``."""
+    spawn = get_context("spawn")
+    link, end = spawn.Pipe()
+    process = spawn.Process(target=run, args=(plan, end), daemon=True)
+    process.start()
+    end.close()
+    try:
+        yield link
+    finally:
+        process.kill()
+        process.join()
 
 
-def server_figures(
-    before: Mapping[str, float], after: Mapping[str, float], seconds: float
-) -> dict[str, float]:
-    """What the server's metrics say of a time: shares of it (1 is all of it), and memory in MiB.
-
-    ``busy PART`` for each part that the worker counts; ``front`` is processor time of the process
-    with the sockets, ``front_ms_a_message`` that over all messages it read and wrote.
-    """
-
-    def gone(name: str) -> float:
-        return after.get(name, 0.0) - before.get(name, 0.0)
-
-    if not after or seconds <= 0:
-        return {}
-    busy = re.compile(r'mosstalk_busy_seconds_total\{part="(\w+)"\}')
-    parts = {match[1]: gone(name) / seconds for name in after if (match := busy.fullmatch(name))}
-    found = {f"busy {part}": share for part, share in parts.items()}
-    processor_s = gone("process_cpu_seconds_total")
-    messages = sum(gone(f'mosstalk_messages_total{{direction="{way}"}}') for way in ("in", "out"))
-    found["front"] = processor_s / seconds
-    if messages:
-        found["front_ms_a_message"] = 1000 * processor_s / messages
-    for name, value in (
-        ("front_mib", after.get("process_resident_memory_bytes")),
-        ("worker_mib", after.get("mosstalk_worker_memory_bytes")),
-    ):
-        if value:
-            found[name] = value / _MIB
-    return found
+def _received(link: Connection) -> Any:
+    try:
+        return link.recv()
+    except EOFError:
+        raise BenchError("a process of clients ended; what it printed stands above") from None
 
 
-def sentence_ends(speech: Pcm) -> list[int]:
-    """Where pauses begin in speech (n,) int16 at 24 kHz, and where the last of it ends.
+def sentences(speech: Pcm) -> tuple[Pcm, list[int]]:
+    """Speech (n,) int16 at 24 kHz with no pause over 200 ms, and where sentences end in it.
 
-    A pause is 160 ms or more that are 35 dB below the loudest 20 ms.
+    A pause, after which a sentence has ended, is 160 ms or more that are 35 dB below the loudest
+    20 ms. Longer ones would let a server that looks for the end of turns find one within a turn.
     """
     size = int(_FRAME_S * RATE)
-    frames = speech[: len(speech) // size * size].reshape(-1, size).astype(np.float64)
-    level = np.sqrt(np.square(frames).mean(axis=1))
-    loud = level > level.max(initial=0.0) * 10 ** (-_QUIET_DB / 20)
-    places = np.flatnonzero(loud)
-    if not len(places):
-        return []
-    last = np.append(np.diff(places) > _PAUSE_FRAMES, True)
-    return ((places[last] + 1) * size).tolist()
+    frames = speech[: len(speech) // size * size].reshape(-1, size)
+    level = np.sqrt(np.square(frames, dtype=np.float64).mean(axis=1))
+    loud = np.flatnonzero(level > level.max(initial=0.0) * 10 ** (-_QUIET_DB / 20))
+    if not len(loud):
+        return speech[:0], []
+    last = loud[np.append(np.diff(loud) > _PAUSE_FRAMES, True)]
+    since = (
+        np.arange(len(frames)) - loud[np.searchsorted(loud, np.arange(len(frames)), "right") - 1]
+    )
+    kept = (since >= 0) & (since <= _MOST_PAUSE_FRAMES)
+    return frames[kept].ravel(), (np.cumsum(kept)[last] * size).tolist()
 
 
 @contextmanager
@@ -350,19 +335,17 @@ def served(words: Sequence[str], say: Callable[[str], None]) -> Iterator[str]:
     command = [sys.executable, "-m", "mosstalk.cli", "serve", *_QUIETLY, *words]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        url, ready = "", False
+        url = ""
         assert server.stdout
         for line in server.stdout:
             say(line.rstrip())
             if match := re.match(r"listening on (\S+);", line):
                 url = match[1].replace("http", "ws", 1) + _PATH
             if line.startswith("ready: "):
-                ready = True
                 break
-        if not ready:
+        else:
             raise BenchError(f"mosstalk serve ended with code {server.wait()} before it was ready")
-        rest = threading.Thread(target=server.stdout.read, daemon=True)  # nothing may fill up
-        rest.start()
+        threading.Thread(target=server.stdout.read, daemon=True).start()  # nothing may fill up
         yield url
     finally:
         server.terminate()

@@ -1,90 +1,99 @@
 """What ``mosstalk bench serve`` found, as tables and as a page with the curve."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
-from mosstalk.bench.html import END, head, settings_html, table_html
+from mosstalk.bench.charts import line_chart
+from mosstalk.bench.html import END, head, settings_html, skipped_html, table_html
 from mosstalk.bench.serve import QUANTILES, Crowd, Load
+from mosstalk.bench.serve_clients import FIRST_AUDIO_MS, Pattern
 from mosstalk.bench.tables import NONE, Table
-
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 640, 320, 56, 40, 12
-_SHADES = (1.0, 0.7, 0.4)
 
 
 def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
-    """Tables for the terminal and the page."""
-    return [_latencies(crowds, load), *_servers(crowds)]
-
-
-def _latencies(crowds: Sequence[Crowd], load: Load) -> Table:
-    hands_free = load.pattern.hands_free
-    rows = []
-    for crowd in crowds:
-        under = crowd.underruns_ms
-        rows.append(
-            (
-                str(crowd.clients),
-                str(len(crowd.turns)),
-                _joined(crowd.quantiles("commit_to_audio_ms")),
-                *([_joined(crowd.quantiles("decision_to_audio_ms"))] if hands_free else []),
-                _joined(crowd.quantiles("first_delta_ms")),
-                f"{crowd.broken}",
-                f"{np.median(under):.0f} / {max(under):.0f}" if under else NONE,
-                str(crowd.failed),
-                str(crowd.clients - crowd.admitted),
-                f"{crowd.lags_ms[1]:.1f}" if crowd.lags_ms else NONE,
-                "; ".join(crowd.breaches(load.bounds)) or "served",
-            )
-        )
-    begin = "end of the last word" if hands_free else "commit"
+    """Tables for the terminal and the page: a column for each crowd, and what decided."""
     pattern = load.pattern
     note = (
-        f"Milliseconds at the client, p50 / p95 / p99, from the {begin} to the first sound, and "
-        f"the length of that sound. Each client hears {pattern.heard_s:g} s, is answered for up "
-        f"to {pattern.spoken_s:g} s and pauses {pattern.pause_s:g} s, in frames of "
-        f"{pattern.frame_ms} ms. Broken: turns in which a player without a buffer fell silent, "
-        f"with median and longest silence. Lag: how much too late clients themselves sent a "
-        f"frame, p99. Seed {load.seed}."
+        f"{' / '.join(f'p{each}' for each in QUANTILES)}, at the client. A user says "
+        f"{pattern.heard_s:g} s, is answered for up to {pattern.spoken_s:g} s and pauses "
+        f"{pattern.pause_s:g} s, in frames of {pattern.frame_ms} ms; first turns begin uniformly "
+        f"over {pattern.turn_s:g} s, seed {load.seed}. First audio: {FIRST_AUDIO_MS:g} ms of sound "
+        "have come, as much as a first hop of 5 codes gives, or the whole of a shorter answer. "
+        "Gap: from one delta to the next. Underrun: a player that starts at the first delta, "
+        "without a buffer, falls silent. Lag: how much too late a client itself sent a frame."
     )
-    return Table(
-        "Conversations at a time",
-        note,
-        (
-            *("conversations", "turns", f"{begin} to sound"),
-            *(["decision to sound"] if hands_free else []),
-            *("first sound", "broken", "silence", "failed", "refused", "lag", "verdict"),
-        ),
-        tuple(rows),
+    server_note = (
+        "Shares of the time, 1 being all of it: how long a part of the worker was at work / of "
+        "that its thread's processor; of the front its processor, also for each message that it "
+        "read or wrote. Captures lie within other parts. Memory at the end."
     )
+    clients = [_client_figures(crowd, pattern) for crowd in crowds]
+    tables = [_side_by_side("Conversations at a time", note, crowds, clients)]
+    server = [_server_figures(crowd) for crowd in crowds]
+    if any(server):
+        tables.append(_side_by_side("The server meanwhile", server_note, crowds, server))
+    return [*tables, _bounds(crowds, load)]
 
 
-def _servers(crowds: Sequence[Crowd]) -> Iterator[Table]:
-    names = list(dict.fromkeys(name for crowd in crowds for name in crowd.server))
-    if not names:
-        return
-    rows = [
-        (str(crowd.clients), *(_figure(crowd.server, name) for name in names))
-        for crowd in crowds
-        if crowd.server
-    ]
+def not_measured(crowds: Sequence[Crowd]) -> list[str]:
+    """What the server did not tell of itself."""
+    told = [crowd.server for crowd in crowds if not crowd.refusals]
+    if not any(each.front for each in told):
+        return ["what the server spends: it gives no /metrics to these clients"]
+    if not any(each.parts for each in told):
+        return ["what the worker's parts spend: this server does not count it"]
+    return []
+
+
+def _client_figures(crowd: Crowd, pattern: Pattern) -> dict[str, str]:
+    begin = "last word" if pattern.hands_free else "commit"
+    decided = {"decision to first audio, ms": "decision_to_audio_ms"} if pattern.hands_free else {}
+    timed = {
+        f"{begin} to first audio, ms": "commit_to_audio_ms",
+        **decided,
+        "length of the first delta, ms": "first_delta_ms",
+        "gaps between deltas, ms": "gaps_ms",
+        "length of answers, ms": "audio_ms",
+        "length of underruns, ms": "underruns_ms",
+    }
+    return {
+        "turns": str(len(crowd.turns)),
+        **{label: _joined(crowd.quantiles(name), 0) for label, name in timed.items()},
+        "turns with underruns": str(crowd.broken),
+        "failed turns": str(len(crowd.failures)),
+        "refused": str(len(crowd.refusals)),
+        "clients' own lag, ms": _joined(crowd.lags_ms, 1),
+    }
+
+
+def _server_figures(crowd: Crowd) -> dict[str, str]:
+    parts = {name: _joined(shares, 2) for name, shares in crowd.server.parts.items()}
+    digits = {"front, MiB": 0, "worker, MiB": 0}
+    front = {n: f"{value:.{digits.get(n, 2)}f}" for n, value in crowd.server.front.items()}
+    return parts | front
+
+
+def _side_by_side(
+    title: str, note: str, crowds: Sequence[Crowd], figures: Sequence[dict[str, str]]
+) -> Table:
+    labels = list(dict.fromkeys(label for each in figures for label in each))
+    rows = [(label, *(each.get(label, NONE) for each in figures)) for label in labels]
+    return Table(title, note, ("", *(str(crowd.clients) for crowd in crowds)), tuple(rows))
+
+
+def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
+    bounds = load.bounds
     note = (
-        "Shares of the time, 1.00 being all of it: what each of the worker's parts computed, and "
-        "the front's processor. Memory of the processes in MiB, at the end."
+        f"Served: all let in, no turn failed, p95 to first audio at most "
+        f"{bounds.first_audio_ms:g} ms, underruns in at most {bounds.underrun_share:.1%} of turns."
     )
-    yield Table("The server meanwhile", note, ("conversations", *names), tuple(rows))
+    rows = [(str(crowd.clients), "; ".join(crowd.breaches(bounds)) or "served") for crowd in crowds]
+    return Table("Bounds", note, ("conversations", "broken"), tuple(rows))
 
 
-def _figure(values: Mapping[str, float], name: str) -> str:
-    if name not in values:
-        return NONE
-    return f"{values[name]:.0f}" if name.endswith("_mib") else f"{values[name]:.2f}"
-
-
-def _joined(values: Sequence[float] | None) -> str:
-    return " / ".join(f"{value:.0f}" for value in values) if values else NONE
+def _joined(values: Sequence[float] | None, digits: int) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in values) if values else NONE
 
 
 def verdict(crowds: Sequence[Crowd], load: Load) -> str:
@@ -97,13 +106,15 @@ def verdict(crowds: Sequence[Crowd], load: Load) -> str:
     return f"{served} conversations served; no bound broke"
 
 
-def page_of(settings: Mapping[str, Any], crowds: Sequence[Crowd], load: Load) -> str:
-    """The curve, the tables and the settings as one page that needs nothing else."""
+def page_of(settings: dict[str, Any], crowds: Sequence[Crowd], load: Load) -> str:
+    """The verdict, the curve, the tables and the settings as a page that needs nothing else."""
     label = f"{settings['device']}, weights: {settings['weights']}"
     parts = (
         head("Conversations at a time", label),
+        f"<p>{escape(verdict(crowds, load))}</p>",
         _curve(crowds, load),
         *map(table_html, tables_of(crowds, load)),
+        skipped_html(not_measured(crowds)),
         settings_html(settings),
         END,
     )
@@ -111,52 +122,8 @@ def page_of(settings: Mapping[str, Any], crowds: Sequence[Crowd], load: Load) ->
 
 
 def _curve(crowds: Sequence[Crowd], load: Load) -> str:
-    """Time to first sound over the size of the crowd, with the bound as a broken line (SVG)."""
-    measured = [(crowd, found) for crowd in crowds if (found := _first_ms(crowd))]
-    if not measured:
-        return ""
-    most_ms = 1.1 * max(load.bounds.first_audio_ms, *(max(found) for _, found in measured))
-    most = max(crowd.clients for crowd, _ in measured)
-
-    def place(clients: float, ms: float) -> str:
-        x = _LEFT + (_WIDTH - _LEFT - 12) * clients / most
-        y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - ms / most_ms)
-        return f"{x:.1f},{y:.1f}"
-
-    parts = []
-    for number, shade in enumerate(_SHADES):
-        points = " ".join(place(crowd.clients, found[number]) for crowd, found in measured)
-        parts.append(f'<polyline points="{points}" opacity="{shade}"/>')
-        at = place(measured[-1][0].clients, measured[-1][1][number]).split(",")
-        parts.append(f'<text x="{at[0]}" y="{at[1]}" class="end">p{QUANTILES[number]}</text>')
-    bound = load.bounds.first_audio_ms
-    ends = [place(0, bound).split(","), place(most, bound).split(",")]
-    parts.append(
-        f'<line x1="{ends[0][0]}" y1="{ends[0][1]}" x2="{ends[1][0]}" y2="{ends[1][1]}" '
-        f'class="bound"/><text x="{_LEFT + 4}" y="{float(ends[0][1]) - 4:.1f}">'
-        f"at most {bound:g} ms</text>"
-    )
-    floor = _HEIGHT - _BOTTOM
-    for crowd, _ in measured:
-        x = place(crowd.clients, 0).split(",")[0]
-        parts.append(f'<text x="{x}" y="{floor + 16}" class="tick">{crowd.clients}</text>')
-    for ms in np.linspace(0, most_ms, 5):
-        y = place(0, float(ms)).split(",")[1]
-        parts.append(f'<text x="{_LEFT - 6}" y="{y}" class="end">{ms:.0f}</text>')
-    title = escape("Milliseconds to the first sound over conversations at a time")
-    style = (
-        "polyline{fill:none;stroke:var(--added);stroke-width:2}"
-        ".bound{stroke:var(--wrong);stroke-dasharray:6 4}"
-        "svg text{fill:var(--faint);font-size:11px}.end{text-anchor:end}.tick{text-anchor:middle}"
-    )
-    return (
-        f"<style>{style}</style>\n"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>{''.join(parts)}"
-        f'<text x="{(_WIDTH + _LEFT) / 2}" y="{_HEIGHT - 6}" class="tick">conversations; '
-        "milliseconds to the first sound upwards</text></svg>"
-    )
-
-
-def _first_ms(crowd: Crowd) -> list[float] | None:
-    return crowd.quantiles("commit_to_audio_ms")
+    """Time to first audio over the size of the crowd, and the bound of its p95."""
+    found = {c.clients: ms for c in crowds if (ms := c.quantiles("commit_to_audio_ms"))}
+    lines = {f"p{each}": [ms[at] for ms in found.values()] for at, each in enumerate(QUANTILES)}
+    lines["most for p95"] = [load.bounds.first_audio_ms] * len(found)
+    return line_chart("Milliseconds to first audio, by conversations", [*map(str, found)], lines)

@@ -72,7 +72,7 @@ MostMs: TypeAlias = Annotated[
     typer.Option(
         "--most-first-audio-ms",
         metavar="MS",
-        help="The 95th percentile to first sound that still counts as served.",
+        help="The 95th percentile to first audio that still counts as served.",
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -114,10 +114,17 @@ def serve(
     mosstalk bench serve --at 8 --hands-free --url ws://localhost:8000/v1/realtime
 
     Each conversation is a WebSocket of its own, in other processes, with
-    sound at the pace of a microphone. A crowd counts only if all of it is
-    let in. Per crowd: time from the commit to the first sound at the client,
-    turns whose sound broke off for a player without a buffer, refusals, and
-    what the server computed meanwhile; the first bound that broke is named.
+    sound at the pace of a microphone: 4 s that a user says, up to 6 s of
+    answer, 0.5 s of pause. A crowd counts only if all of it is let in. Its
+    users begin at random, spread evenly over a turn.
+
+    Per crowd: time from the commit (with --hands-free: from the end of the
+    last word, and from the server's decision) to first audio, which is there
+    once 240 ms of sound have come, as much as a first hop of 5 codes gives;
+    gaps between pieces of sound; turns in which a player without a buffer
+    fell silent; refusals; how late the clients themselves were; and what the
+    server spent meanwhile, if it has mosstalk's metrics. The first bound that
+    broke is named.
     """
     with reported():
         from mosstalk.bench.serve import Bounds, Load
@@ -176,12 +183,14 @@ def _run(
     Raises:
         BenchError: the server did not start, or clients failed.
     """
+    import os
+    import platform
     from contextlib import ExitStack
 
     from mosstalk.bench.machine import commit
-    from mosstalk.bench.serve import Target, measure, sentence_ends, served
-    from mosstalk.bench.serve_report import page_of, tables_of, verdict
-    from mosstalk.cli.measured_output import measured_document, print_settings, print_tables
+    from mosstalk.bench.serve import Target, measure, served
+    from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
+    from mosstalk.cli.measured_output import measured_document, print_found
     from mosstalk.progress import progress_bar, status_line
 
     to.require()
@@ -193,14 +202,20 @@ def _run(
         target = Target(url, headers)
         settings = target.facts() | {
             "serve options": " ".join(options) or "none",
-            "commit of the clients": commit(),
+            "clients on": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+            "clients' commit": commit(),
             "seed": str(load.seed),
         }
-        print_settings(settings)
         with progress_bar() as tell:
-            crowds = measure(target, load, speech, sentence_ends(speech), tell)
-        print_tables(tables_of(crowds, load))
+            crowds = measure(target, load, speech, tell)
+        print_found(settings, tables_of(crowds, load), not_measured(crowds))
         print(f"\n{verdict(crowds, load)}")
-    figures = [crowd.as_values(load.bounds) for crowd in crowds]
-    document = measured_document(_FORMAT, settings, load=asdict(load), crowds=figures)
+    document = measured_document(
+        _FORMAT,
+        settings,
+        load=asdict(load),
+        crowds=[crowd.as_values(load.bounds) for crowd in crowds],
+        verdict=verdict(crowds, load),
+        skipped=not_measured(crowds),
+    )
     to.write(document, lambda: page_of(settings, crowds, load))
