@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import QUESTION, Run
+from conftest import QUESTION, Run, refused
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
@@ -167,6 +167,11 @@ def test_sentences_end_where_pauses_begin_and_no_pause_is_long() -> None:
     assert ends == pytest.approx([RATE, 3 * RATE + RATE // 5 + RATE // 20], abs=RATE // 25)
     assert len(cut) == pytest.approx(3 * RATE + 2 * RATE // 5 + RATE // 20, abs=RATE // 25)
     assert sentences(np.zeros(RATE, np.int16))[1] == []
+
+
+def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run) -> None:
+    words = ("--speech", QUESTION, "--url", "http://localhost:8000/v1/realtime")
+    assert "ws://" in refused(mosstalk("bench", "serve", *words))
 
 
 def small_form(mosstalk: Run, at: str, *words: str) -> Any:

@@ -48,8 +48,8 @@ class Bounds:
     """What a crowd must keep within to count as served.
 
     Attributes:
-        first_audio_ms: 95th percentile from the commit (hands-free: from the last word) to the
-            first audio.
+        first_audio_ms: 95th percentile from the commit, hands-free from the server's decision,
+            to first audio.
         underrun_share: turns in which the sound broke off at least once, of all turns.
     """
 
@@ -180,6 +180,12 @@ class Crowd:
         return quantiles(np.hstack([getattr(turn, name) or [] for turn in self.turns] or [[]]))
 
     @property
+    def first_audio_ms(self) -> list[float] | None:
+        """What the bound is of: quantiles from the commit, or the decision, to first audio."""
+        decided = self.quantiles("decision_to_audio_ms")
+        return decided or self.quantiles("commit_to_audio_ms")
+
+    @property
     def admitted(self) -> int:
         """How many the server let in."""
         return self.clients - len(self.refusals)
@@ -203,7 +209,7 @@ class Crowd:
         found, failures, turns = [], self.failures, len(self.turns)
         if failures:
             found.append(f"{len(failures)} of {turns} turns failed ({_counted(failures)})")
-        first = self.quantiles("commit_to_audio_ms")
+        first = self.first_audio_ms
         if first and first[1] > bounds.first_audio_ms:
             found.append(f"p95 to first audio {first[1]:.0f} ms > {bounds.first_audio_ms:g}")
         if self.broken > bounds.underrun_share * turns:

@@ -39,6 +39,8 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
 def not_measured(crowds: Sequence[Crowd]) -> list[str]:
     """What the server did not tell of itself."""
     told = [crowd.server for crowd in crowds if not crowd.refusals]
+    if not told:
+        return []
     if not any(each.front for each in told):
         return ["what the server spends: it gives no /metrics to these clients"]
     if not any(each.parts for each in told):
@@ -83,13 +85,18 @@ def _side_by_side(
 
 
 def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
-    bounds = load.bounds
+    bounds, begin = load.bounds, _begin(load.pattern)
     note = (
-        f"Served: all let in, no turn failed, p95 to first audio at most "
+        f"Served: all let in, no turn failed, p95 from {begin} to first audio at most "
         f"{bounds.first_audio_ms:g} ms, underruns in at most {bounds.underrun_share:.1%} of turns."
     )
     rows = [(str(crowd.clients), "; ".join(crowd.breaches(bounds)) or "served") for crowd in crowds]
     return Table("Bounds", note, ("conversations", "broken"), tuple(rows))
+
+
+def _begin(pattern: Pattern) -> str:
+    """From when on the bound of first audio counts: the turn's end, whoever found it."""
+    return "decision" if pattern.hands_free else "commit"
 
 
 def _joined(values: Sequence[float] | None, digits: int) -> str:
@@ -122,8 +129,12 @@ def page_of(settings: dict[str, Any], crowds: Sequence[Crowd], load: Load) -> st
 
 
 def _curve(crowds: Sequence[Crowd], load: Load) -> str:
-    """Time to first audio over the size of the crowd, and the bound of its p95."""
-    found = {c.clients: ms for c in crowds if (ms := c.quantiles("commit_to_audio_ms"))}
+    """Time from commit or decision to first audio, by crowd, and the bound of its p95."""
+    found = {c.clients: ms for c in crowds if (ms := c.first_audio_ms)}
     lines = {f"p{each}": [ms[at] for ms in found.values()] for at, each in enumerate(QUANTILES)}
     lines["most for p95"] = [load.bounds.first_audio_ms] * len(found)
-    return line_chart("Milliseconds to first audio, by conversations", [*map(str, found)], lines)
+    return line_chart(
+        f"Milliseconds from {_begin(load.pattern)} to first audio, by conversations",
+        [*map(str, found)],
+        lines,
+    )

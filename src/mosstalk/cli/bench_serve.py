@@ -72,7 +72,8 @@ MostMs: TypeAlias = Annotated[
     typer.Option(
         "--most-first-audio-ms",
         metavar="MS",
-        help="The 95th percentile to first audio that still counts as served.",
+        help="The 95th percentile from the commit (hands-free: from the server's decision) to "
+        "first audio that still counts as served.",
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -182,6 +183,7 @@ def _run(
 
     Raises:
         BenchError: the server did not start, or clients failed.
+        OptionError: ``url`` is none of a WebSocket.
     """
     import os
     import platform
@@ -191,8 +193,11 @@ def _run(
     from mosstalk.bench.serve import Target, measure, served
     from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
     from mosstalk.cli.measured_output import measured_document, print_found
+    from mosstalk.errors import OptionError
     from mosstalk.progress import progress_bar, status_line
 
+    if url and not url.startswith(("ws://", "wss://")):
+        raise OptionError(f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {url}")
     to.require()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with to.text_for_people(), ExitStack() as stack:
