@@ -59,6 +59,15 @@ def test_a_spoken_turn_is_answered_and_counted(server: Server) -> None:
     assert grew("audio_out_seconds_total") > 1
     assert grew('messages_total{direction="in"}') > 25
 
+    def busy(kind: str, *parts: str) -> float:
+        return sum(grew(f'{kind}_seconds_total{{part="{part}"}}') for part in parts)
+
+    for part in ("step", "edit", "hop", "push", "session"):
+        assert 0 < busy("busy_cpu", part) < 1.01 * busy("busy", part) + 0.01, part
+    assert busy("busy", "step", "prefill", "mixed") >= grew("engine_step_seconds_sum")
+    assert busy("busy", "prefill", "mixed") > 0
+    assert busy("busy", "detect") == 0  # push to talk
+
 
 def test_what_is_said_wrong_is_told_and_changes_nothing(server: Server) -> None:
     async def main() -> None:

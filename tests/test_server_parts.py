@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from conftest import run
+from conftest import ROOT, run
 from server_rig import full_pipe
 
+from mosstalk.busy import BusyPart
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.server.auth import Hosts, Keys, Origins, is_loopback, read_keys
 from mosstalk.server.limits import Allowance, Limits, Pace
@@ -336,3 +338,14 @@ def test_every_metric_is_named_after_the_program_and_explained() -> None:
     helps = [line for line in lines if line.startswith("# HELP mosstalk_")]
     assert len(helps) > 25
     assert all(len(line.split(" ", 3)[3]) > 10 for line in helps)
+
+
+def test_every_metric_and_every_part_of_the_worker_is_in_the_docs() -> None:
+    docs = (ROOT / "docs" / "server.md").read_text()
+    told = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in Metrics().registry.collect()
+        if family.name.startswith("mosstalk_")
+    }
+    named = {name.removeprefix("mosstalk_") for name in told} | set(BusyPart)
+    assert {name for name in named if not re.search(rf"`{name}[`{{]", docs)} == set()

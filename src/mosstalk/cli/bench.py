@@ -5,13 +5,14 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mosstalk.cli import bench_compare, bench_report, bench_start
+from mosstalk.cli import bench_compare, bench_report, bench_serve, bench_start
 from mosstalk.cli import options as opt
 from mosstalk.cli.common import reported
 
 app = typer.Typer(help="Measure what the project publishes.", no_args_is_help=True)
 app.command("compare")(bench_compare.compare)
 app.command("report")(bench_report.report)
+app.command("serve")(bench_serve.serve)
 app.command("start")(bench_start.start)
 
 Sentences: TypeAlias = Annotated[

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.conversation import Conversation, Mode, Reply, Row
 from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
@@ -253,7 +254,8 @@ class AsyncEngine:
         try:
             job = self._jobs.get(block=not self.core.has_work)
             while job:
-                job.run()
+                with at_work(BusyPart.EDIT):
+                    job.run()
                 job = self._jobs.get_nowait()
         except Empty:
             return True

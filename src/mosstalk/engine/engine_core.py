@@ -8,6 +8,7 @@ from itertools import islice
 
 import torch
 
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
@@ -201,14 +202,16 @@ class EngineCore:
         If steps are launched late, the next one is on the device before this one is waited for.
         """
         started = self.clock()
-        if self._flight and not self._flight.live:
-            self.runner.collect(self._flight)
-            self._flight = None
-        flight = self._flight or self._launched(self.scheduler.plan())
-        if flight is None:
-            return []
-        self._flight = self._launched(self.scheduler.plan_late()) if self._late else None
-        touched = self._landed(flight)
+        with at_work(BusyPart.STEP) as work:
+            if self._flight and not self._flight.live:
+                self.runner.collect(self._flight)
+                self._flight = None
+            flight = self._flight or self._launched(self.scheduler.plan())
+            if flight is None:
+                return []
+            work.part = flight.part
+            self._flight = self._launched(self.scheduler.plan_late()) if self._late else None
+            touched = self._landed(flight)
         pace = self.clock() - started
         self.scheduler.step_s += _STEP_SMOOTHING * (pace - self.scheduler.step_s)
         return touched

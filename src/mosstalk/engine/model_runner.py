@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mosstalk.busy import BusyPart
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastOptions, best_layers
@@ -59,13 +60,14 @@ class InFlightStep:
 
     ``found`` (R, 3) int64: text and audio ids, NOT_DRAWN where none was drawn, and whether the
     logits were not finite. It is there once ``done`` has come; on a CPU at once. ``launched_s``
-    is of ``time.perf_counter``.
+    is of ``time.perf_counter``; ``part`` says whose rows the step reads.
     """
 
     draws: list[Draw]
     found: Tensor
     done: torch.cuda.Event | None
     launched_s: float
+    part: BusyPart
 
     @property
     def live(self) -> bool:
@@ -168,7 +170,7 @@ class ModelRunner:
                 found[chosen, 2] |= drawn.bad
         for draw in draws:
             draw.request.sequence.pending += 1
-        return _sent(draws, found, launched_s)
+        return _sent(draws, found, launched_s, _busy_part(works))
 
     def collect(self, flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""
@@ -305,15 +307,23 @@ class ModelRunner:
         )
 
 
-def _sent(draws: list[Draw], found: Tensor, launched_s: float) -> InFlightStep:
+def _busy_part(works: list[Work]) -> BusyPart:
+    """Whether a step makes rows of replies, reads what was there before, or both."""
+    making = [work.request is not None and work.count <= 1 for work in works]
+    if all(making):
+        return BusyPart.STEP
+    return BusyPart.MIXED if any(making) else BusyPart.PREFILL
+
+
+def _sent(draws: list[Draw], found: Tensor, launched_s: float, part: BusyPart) -> InFlightStep:
     """What was drawn, on its way to the host."""
     if not found.is_cuda:
-        return InFlightStep(draws, found, None, launched_s)
+        return InFlightStep(draws, found, None, launched_s, part)
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     host.copy_(found, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return InFlightStep(draws, host, done, launched_s)
+    return InFlightStep(draws, host, done, launched_s, part)
 
 
 def _draw_order(work: Work) -> int:

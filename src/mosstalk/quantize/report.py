@@ -5,10 +5,10 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from mosstalk.bench.charts import line_chart
 from mosstalk.bench.html import END, head, settings_html, table_html
 from mosstalk.bench.tables import Table
 from mosstalk.models.quantization import PRODUCTS, Quantization
-from mosstalk.quantize.charts import line_chart
 from mosstalk.quantize.measure import WAYS, Measured, ProductError
 
 FORMAT = "mosstalk-quantize-1"

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mosstalk.busy import BusyPart, at_work
+
 DECODING, LISTENING, STEPPING = "decoding", "listening", "stepping"
 """What graphs are for that are captured on one stream."""
 _ERRORS = "thread_local"
@@ -66,7 +68,7 @@ def captured(
     meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
-    with _beside(device, use) as stream:
+    with at_work(BusyPart.CAPTURE), _beside(device, use) as stream:
         with torch.cuda.stream(stream):
             for _ in range(warm_ups):
                 compute()

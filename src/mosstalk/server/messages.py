@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mosstalk import errors
+from mosstalk.busy import Busy, BusyPart
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineFullError, MosstalkError, SessionError
@@ -179,7 +180,7 @@ class Pulse:
 
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
     many commands each session has carried out or refused; ``steps_s`` how long each step took
-    since the last pulse.
+    since the last pulse, and ``busy`` what each part of the worker spent.
     """
 
     engine_silent_s: float
@@ -190,6 +191,7 @@ class Pulse:
     blocks_in_use: int
     memory_bytes: int
     steps_s: tuple[float, ...] = ()
+    busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)
 
 

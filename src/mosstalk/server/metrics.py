@@ -5,6 +5,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from mosstalk.busy import BusyPart
 from mosstalk.server.messages import Pulse
 from mosstalk.session.events import ResponseDone, Timings, Usage
 
@@ -69,6 +70,10 @@ class Metrics:
         self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
         self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
+        self.busy = counter("busy_seconds", "Time that parts of the worker were at work", "part")
+        self.busy_cpu = counter(
+            "busy_cpu_seconds", "Of it, processor time of the part's own thread", "part"
+        )
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
@@ -93,6 +98,9 @@ class Metrics:
         self.engine_silent.set(pulse.engine_silent_s)
         for step_s in pulse.steps_s:
             self.step.observe(step_s)
+        for part, busy in pulse.busy.items():
+            self.busy.labels(part).inc(busy.wall_s)
+            self.busy_cpu.labels(part).inc(busy.cpu_s)
 
     def responded(self, done: ResponseDone) -> None:
         """Take what a response says of itself."""
@@ -124,3 +132,6 @@ class Metrics:
             self.blocks.labels(state).set(0)
         for kind in Usage.__dataclass_fields__:
             self.rows.labels(kind)
+        for part in BusyPart:
+            self.busy.labels(part)
+            self.busy_cpu.labels(part)

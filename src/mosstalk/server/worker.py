@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from mosstalk.busy import Busy, BusyPart, spend, taken
 from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
@@ -51,6 +52,7 @@ class Worker:
         self._wire, self._options = wire, options
         self._loaded: Loaded | None = None
         self._probe = _Probe()
+        self._loop_cpu_s = 0.0
         self._sessions: dict[int, Session] = {}
         self._early: dict[int, list[Command]] = {}
         """What was told to sessions that are still being opened."""
@@ -104,6 +106,7 @@ class Worker:
         begun_s = time.monotonic()
         await host.warm_up()
         loaded.steps.taken_s()
+        self._spent()
         self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
@@ -173,8 +176,16 @@ class Worker:
             blocks_in_use=figures.blocks_in_use,
             memory_bytes=memory,
             steps_s=loaded.steps.taken_s(),
+            busy=self._spent(),
             done={number: session.commands_done for number, session in self._sessions.items()},
         )
+
+    def _spent(self) -> dict[BusyPart, Busy]:
+        """What each part, this loop's thread among them, has spent since this was last asked."""
+        cpu_s = time.thread_time() - self._loop_cpu_s
+        self._loop_cpu_s += cpu_s
+        spend(BusyPart.SESSION, cpu_s, cpu_s)
+        return taken()
 
 
 class _Probe:

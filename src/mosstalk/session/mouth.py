@@ -9,6 +9,7 @@ import torch
 
 from mosstalk.audio.sound import Samples
 from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice
@@ -157,7 +158,7 @@ class Mouth:
     @torch.inference_mode()
     def _say(self, sayings: list[DecodeRequest]) -> list[Samples | CodecFullError]:
         try:
-            with self._stream():
+            with self._stream(), at_work(BusyPart.HOP):
                 sounds = self._decoder.decode(sayings)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:

@@ -7,6 +7,7 @@ from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.busy import BusyPart, at_work
 from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
@@ -112,20 +113,24 @@ class Senses:
         heard = [call for call in calls if isinstance(call, _Sound)]
         due = [sound for sound in heard if sound.last or len(sound.samples)]
         if due:
-            self._live.push_many(
-                [sound.codes for sound in due],
-                [sound.samples for sound in due],
-                [sound.last for sound in due],
-            )
+            with at_work(BusyPart.PUSH) as work:
+                changes = self._live.push_many(
+                    [sound.codes for sound in due],
+                    [sound.samples for sound in due],
+                    [sound.last for sound in due],
+                )
+                if any(change.repaired for change in changes):
+                    work.part = BusyPart.REPAIR
         return [None] * len(calls)
 
     def _detect(self, calls: list[_Listening]) -> list[tuple[Any, Frames]]:
         assert self.detector is not None, "no detector of speech"
-        found = self.detector.push_many([c.state for c in calls], [c.samples for c in calls])
-        return [
-            (state, _gated(call, frames))
-            for call, (state, frames) in zip(calls, found, strict=True)
-        ]
+        with at_work(BusyPart.DETECT):
+            found = self.detector.push_many([c.state for c in calls], [c.samples for c in calls])
+            return [
+                (state, _gated(call, frames))
+                for call, (state, frames) in zip(calls, found, strict=True)
+            ]
 
 
 def _gated(call: _Listening, frames: Frames) -> Frames:
