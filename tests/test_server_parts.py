@@ -16,8 +16,8 @@ import pytest
 from conftest import ROOT, run
 from server_rig import full_pipe
 
-from mosstalk.busy import BusyPart
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
+from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.auth import Hosts, Keys, Origins, is_loopback, read_keys
 from mosstalk.server.limits import Allowance, Limits, Pace
 from mosstalk.server.link import RemoteSession

@@ -155,17 +155,17 @@ def _speech(file: Path | None) -> "Pcm":
     """What users say, (n,) int16 at 24 kHz: a file, or held-out sentences by the small model."""
     import numpy as np
 
-    from mosstalk.bench.serve_clients import RATE
     from mosstalk.audio.sound import read_audio
+    from mosstalk.bench.serve_clients import RATE
     from mosstalk.progress import status_line
     from mosstalk.session.sound import pcm_of
 
     if file is not None:
         return np.frombuffer(pcm_of(read_audio(file, RATE).samples), np.int16)
     from mosstalk.bench.sentences import read_sentences
-    from mosstalk.prepared.default_models import default_model
     from mosstalk.offline.pipeline import Pipeline
     from mosstalk.offline.tasks import speak
+    from mosstalk.prepared.default_models import default_model
 
     with status_line("reading sentences aloud, for the users to say"):
         pipeline = Pipeline.load(*default_model())

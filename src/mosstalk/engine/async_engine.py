@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from mosstalk.busy import BusyPart, at_work
 from mosstalk.conversation import Conversation, Mode, Reply, Row
 from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import EngineStoppedError
+from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.deadline_lock import DeadlineLock
 
 # Work handed from one thread to another.

@@ -8,7 +8,6 @@ from itertools import islice
 
 import torch
 
-from mosstalk.busy import BusyPart, at_work
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastLayers, FastOptions
@@ -19,6 +18,7 @@ from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
+from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mosstalk.busy import BusyPart
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.fast_layers import FastOptions, best_layers
@@ -40,6 +39,7 @@ from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.engine.staging import Staging
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
+from mosstalk.runtime.busy import BusyPart
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mosstalk.busy import BusyPart, at_work
+from mosstalk.runtime.busy import BusyPart, at_work
 
 DECODING, LISTENING, STEPPING = "decoding", "listening", "stepping"
 """What graphs are for that are captured on one stream."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mosstalk import errors
-from mosstalk.busy import Busy, BusyPart
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineFullError, MosstalkError, SessionError
+from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Event

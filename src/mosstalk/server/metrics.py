@@ -5,7 +5,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from mosstalk.busy import BusyPart
+from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.messages import Pulse
 from mosstalk.session.events import ResponseDone, Timings, Usage
 

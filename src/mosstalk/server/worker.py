@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from mosstalk.busy import Busy, BusyPart, spend, taken
 from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
+from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
 from mosstalk.server.memory import resident_bytes, tidy

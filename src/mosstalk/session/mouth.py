@@ -9,10 +9,10 @@ import torch
 
 from mosstalk.audio.sound import Samples
 from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
-from mosstalk.busy import BusyPart, at_work
 from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice
+from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches

@@ -7,7 +7,7 @@ from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
-from mosstalk.busy import BusyPart, at_work
+from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
