@@ -188,7 +188,7 @@ def paged(rand: Rand, dtype: torch.dtype, shape: tuple[int, ...], pages: int) ->
     ids=["estimator", "encoder", "odd"],
 )
 @pytest.mark.parametrize("splits", [1, 2, 4])
-def test_attend_pages(
+def test_attention_flow(
     rand: Rand, dtype: torch.dtype, shape: tuple[int, ...], frames: int, splits: int
 ) -> None:
     branches, heads, page_rows, size = shape
@@ -219,7 +219,7 @@ def test_attend_pages(
 @every_dtype
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("frames", [1, 8, 32, 40])
-def test_attend_pages_causally(rand: Rand, dtype: torch.dtype, splits: int, frames: int) -> None:
+def test_attention_flow_causally(rand: Rand, dtype: torch.dtype, splits: int, frames: int) -> None:
     kv = paged(rand, dtype, (1, 2, 50, 64), 8)
     table = ints([1, 2, 3], [7, 5, 0])
     visible = ints(133, 64)
@@ -246,7 +246,7 @@ def test_a_short_item_sees_nothing_before_its_start(rand: Rand) -> None:
 @every_dtype
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("frames", [5, 20])
-def test_attend_pages_by_distance(rand: Rand, dtype: torch.dtype, splits: int, frames: int) -> None:
+def test_attention_flow_by_distance(rand: Rand, dtype: torch.dtype, splits: int, frames: int) -> None:
     heads, size, reach = 2, 16, 128
     kv = paged(rand, dtype, (1, heads, frames, size), 12)
     table, visible = ints([3, 9, 1, 4], [2, 8, 7, 7]), ints(4 * frames, 2 * frames + 1)
@@ -314,7 +314,7 @@ PLACES = {
 @pytest.mark.parametrize(
     ("width", "columns", "frames"), [(80, 32, 7), (64, 16, 7), (64, 20, 24)], ids=str
 )
-def test_conv_rows(
+def test_conv1d(
     rand: Rand, dtype: torch.dtype, before: str, width: int, columns: int, frames: int
 ) -> None:
     before_item, before_page, valid = PLACES[before]
@@ -341,7 +341,7 @@ def test_conv_rows(
 
 @every_dtype
 @pytest.mark.parametrize("many", [False, True])
-def test_conv_rows_of_many_items(rand: Rand, dtype: torch.dtype, many: bool) -> None:
+def test_conv1d_of_many_items(rand: Rand, dtype: torch.dtype, many: bool) -> None:
     items, frames = (14, 20) if many else (4, 3)
     x = rand(2 * items * frames, 48, dtype=dtype)
     weight, tails = rand(24, 144, dtype=dtype) / 7, rand(items + 1, 2, 2, 48, dtype=dtype)

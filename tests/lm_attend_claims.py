@@ -185,7 +185,7 @@ def test_rotary_table_is_the_networks() -> None:
 
 @every_dtype
 @every_size
-def test_rotate_write(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
+def test_rope_kv(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
     gains = ((1 + 0.3 * rand(heads.channels)).to(dtype), rand(heads.channels, dtype=dtype))
     angles = rotary_table(POSITIONS, heads.channels, THETA, DEVICE)
     qkv = rand(5, heads.products + 16, dtype=dtype)[:, : heads.products]
@@ -205,7 +205,7 @@ def test_rotate_write(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
         assert int(results[0][0].isnan().sum()) == results[0][0].shape[1]
 
 
-def test_rotate_write_twin_is_the_network(rand: Draw) -> None:
+def test_rope_kv_twin_is_the_network(rand: Draw) -> None:
     heads, positions = Heads(4, 2, 16), ints([3, 0, 77])
     norms = [RMSNorm(16, EPS).to(DEVICE), RMSNorm(16, EPS).to(DEVICE)]
     for norm in norms:
@@ -229,7 +229,7 @@ LENGTHS = [1, 70, 0, 33, 200, 2]
 @every_dtype
 @every_size
 @pytest.mark.parametrize("block_rows", [1, 4, 16])
-def test_attend_rows(rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: int) -> None:
+def test_attention_decode(rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: int) -> None:
     layer = Layer.of(rand, heads, dtype, LENGTHS, block_rows)
     other = layer.copy()
     qkv = rand(len(LENGTHS), heads.products + 32, dtype=dtype)[:, : heads.products]
@@ -243,7 +243,7 @@ def test_attend_rows(rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: i
 
 
 @every_dtype
-def test_attend_rows_does_not_depend_on_company(rand: Draw, dtype: torch.dtype) -> None:
+def test_attention_decode_does_not_depend_on_company(rand: Draw, dtype: torch.dtype) -> None:
     heads = SIZES[-1]
     layer = Layer.of(rand, heads, dtype, LENGTHS, 4)
     qkv = rand(len(LENGTHS), heads.products, dtype=dtype)
@@ -290,7 +290,7 @@ def test_launches_of_any_sizes_share_their_work(rand: Draw, dtype: torch.dtype) 
 @pytest.mark.parametrize("early", [by_rows.NOTHING, by_rows.ASKED, by_rows.TAKEN])
 @pytest.mark.parametrize("dot", [False, True])
 @pytest.mark.parametrize("shares", [Shares(16, 32, 4, 4, 1), Shares(32, 32, 16, 2, 2)], ids=str)
-def test_attend_rows_in_every_way(
+def test_attention_decode_in_every_way(
     rand: Draw,
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
@@ -359,7 +359,7 @@ LONG = [2, 61, 0, 400]
 @every_size
 @pytest.mark.parametrize("block_rows", [1, 16])
 @pytest.mark.parametrize("invariant", [False, True])
-def test_attend_tiles(
+def test_attention_prefill(
     rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: int, invariant: bool
 ) -> None:
     layer = Layer.of(rand, heads, dtype, LONG, block_rows)
@@ -388,7 +388,7 @@ def test_many_tiles_share_no_keys(rand: Draw, dtype: torch.dtype) -> None:
 
 
 @every_dtype
-def test_attend_tiles_does_not_depend_on_company(rand: Draw, dtype: torch.dtype) -> None:
+def test_attention_prefill_does_not_depend_on_company(rand: Draw, dtype: torch.dtype) -> None:
     heads = SIZES[-1]
     layer = Layer.of(rand, heads, dtype, LONG, 16)
     q = rand(47, heads.queries * heads.channels, dtype=dtype)

@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 import soxr
 from conftest import run
+from engine_rig import engine_core, wild_model
 from session_rig import QUESTION, SENTENCE, pocket, speech
 
 from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment
+from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ROOT, CreateResponse, Pcm, Push
 from mosstalk.session.events import AudioDelta, ErrorCode, SpeechStarted
 from mosstalk.session.history import Entry, History, Scribe, common_rows
 from mosstalk.session.life import Life
+from mosstalk.session.line import Line
 from mosstalk.session.playback import Playback
 from mosstalk.session.runaway import LONGEST_PERIOD, CycleWatch
 from mosstalk.session.settings import Context, Durations, ReplyLimits, SessionSettings
@@ -257,6 +260,37 @@ def test_dropping_begins_with_the_oldest_turn_and_leaves_whole_turns() -> None:
     assert [each.item_id for each in history.drop_oldest(45)] == ["u", "a"]
     assert [each.item_id for each in history] == ["s", "v", "b"]
     assert [each.item_id for each in history.drop_oldest(0)] == ["v"]
+
+
+def test_the_engine_is_told_of_what_changed_alone() -> None:
+    random, history = Random(1), History()
+    ids, encode = pocket().ids, pocket().tokenizer.encode
+    line = Line(AsyncEngine(engine_core(wild_model())), ids, encode)
+    known: list[Row] = []
+    system: list[Row] = [(1, 1)] * 4
+    for number in range(300):
+        items, made = list(history), [(random.randrange(3), number) for _ in range(5)]
+        before = list(known)
+        match random.randrange(6):
+            case 0 | 1:
+                history.insert(Entry(str(number), "user", made))
+            case 2 if items:
+                history.insert(Entry(str(number), "user", made), random.choice(items).item_id)
+            case 3 if items:
+                history.remove(random.choice(items))
+            case 4 if items:
+                cut = random.choice(items)
+                history.rewrite(cut, cut.rows[: random.randrange(6)])
+            case 5 if number % 10 == 5:
+                system = [(1, 1)] * random.randrange(6)
+        assert history.rows == [row for each in history for row in each.rows]
+        live = made[: random.randrange(5)]
+        edit = line._edit(system, history, live)
+        if edit:
+            known[edit.start :] = edit.rows
+        assert known == system + history.rows + live
+        # K and V are kept of all that is the same, but where rows that went had come again.
+        assert common_rows(before, known) - (edit.start if edit else len(known)) <= 5
 
 
 def test_turns_are_written_as_conversations_write_them() -> None:

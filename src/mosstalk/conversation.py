@@ -150,10 +150,10 @@ class Reply:
 class Conversation:
     """The grid of one conversation, turn by turn, always equal to a freshly built prompt.
 
-    ``rows`` is what the model has read or will read next. ``open_reply`` puts the reply
-    prefix there, the model appends to it, and ``close_reply`` turns what was generated into
-    history: rows whose K and V exist already are kept as they are wherever the embedding
-    allows it, so a new turn prefills only what is new.
+    ``rows`` is what the model has read or will read next; it stays the same list, so an engine
+    may hold it. ``open_reply`` puts the reply prefix there, the model may append to it, and
+    ``close_reply`` turns what was generated into history: rows whose K and V exist already are
+    kept as they are wherever the embedding allows it, so a new turn prefills only what is new.
     """
 
     def __init__(self, ids: SpecialIds, encode: Encode) -> None:
@@ -162,6 +162,7 @@ class Conversation:
         self.rows: list[Row] = []
         self._last: tuple[int, Reply] | None = None
         self._before_reply: tuple[int, tuple[int, Reply] | None] | None = None
+        self._prompt_rows = 0
 
     @property
     def reply_is_open(self) -> bool:
@@ -201,6 +202,7 @@ class Conversation:
         self.rows += self._opening("assistant")
         if speech:
             self.rows.append((self.ids.sosp, self.ids.audio_pad))
+        self._prompt_rows = len(self.rows)
 
     def withdraw_reply(self) -> int:
         """Take back ``open_reply``; return how many rows there are again."""
@@ -218,8 +220,8 @@ class Conversation:
         interruption); a cut past its end changes nothing.
         """
         self._require(open_reply=True)
-        self._last, self._before_reply = (len(self.rows), reply), None
-        return self._close(reply, heard_codes)
+        self._last, self._before_reply = (self._prompt_rows, reply), None
+        return self._close(self._prompt_rows, reply, heard_codes)
 
     def cut_last_reply(self, heard_codes: int) -> int:
         """Cut the reply that was closed last after ``heard_codes`` codes, as if closed so.
@@ -229,25 +231,25 @@ class Conversation:
         """
         if self._last is None:
             return len(self.rows)
-        prefix, reply = self._last
-        closed, self.rows = self.rows, self.rows[:prefix]
-        kept = self._close(reply, heard_codes)
-        if len(self.rows) >= len(closed):
-            self.rows = closed
-            return len(closed)
+        prompt, reply = self._last
+        closed = self.rows[prompt:]
+        kept = self._close(prompt, reply, heard_codes)
+        if len(self.rows) >= prompt + len(closed):
+            self.rows[prompt:] = closed
+            return len(self.rows)
         return kept
 
-    def _close(self, reply: Reply, heard_codes: int | None) -> int:
-        ids, prefix = self.ids, self.rows
-        rows, mode = cut_reply(reply, heard_codes, ids, prefix[-1])
+    def _close(self, prompt: int, reply: Reply, heard_codes: int | None) -> int:
+        ids = self.ids
+        rows, mode = cut_reply(reply, heard_codes, ids, self.rows[prompt - 1])
         history = [_as_history(row, ids) for row in rows]
         if not history or history[-1][0] != ids.im_end:
             if mode is Mode.AUDIO:
                 history.append((ids.modality_pad, ids.eosp))
             history.append((ids.im_end, ids.audio_pad))
-        self.rows = prefix + history + self._text("\n")
+        self.rows[prompt:] = history + self._text("\n")
         # The last row drawn was never read by the model: it has no K and V.
-        return len(prefix) + min(len(rows), max(len(reply.rows) - 1, 0))
+        return prompt + min(len(rows), max(len(reply.rows) - 1, 0))
 
     def _opening(self, role: str) -> list[Row]:
         return [(self.ids.im_start, self.ids.audio_pad), *self._text(f"{role}\n")]

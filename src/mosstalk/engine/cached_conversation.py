@@ -24,22 +24,26 @@ class Edit:
 class CachedConversation:
     """``conversation`` says what the rows are, ``sequence`` what of them has been read.
 
-    Between turns the sequence keeps its blocks as long as there is room for them. The rows
-    that close a turn are read with the next one.
+    Both hold the same list of rows: an edit changes it from its first row on, and a reply under
+    way appends to it. Between turns the sequence keeps its blocks as long as there is room for
+    them. The rows that close a turn are read with the next one.
     """
 
     conversation: Conversation
     sequence: Sequence
 
+    def __post_init__(self) -> None:
+        assert not self.sequence.rows, "a conversation begins with a sequence of its own"
+        self.sequence.rows = self.conversation.rows
+
     def rewrite(self, edit: Edit) -> None:
         """Change what was said; K and V of the rows before the change stay."""
         self.conversation.rewrite(edit.start, edit.rows)
-        self._follow(edit.start)
+        self.sequence.free_from(edit.start)
 
     def open_reply(self, *, speech: bool) -> None:
-        """Begin a reply: the sequence gets every row that there is now."""
+        """Begin a reply: its opening rows are the sequence's last."""
         self.conversation.open_reply(speech)
-        self._follow(len(self.sequence.rows))
 
     @contextmanager
     def reply_opened(self, *, speech: bool) -> Iterator[None]:
@@ -48,14 +52,14 @@ class CachedConversation:
         try:
             yield
         except Exception:
-            self._follow(self.conversation.withdraw_reply())
+            self.sequence.free_from(self.conversation.withdraw_reply())
             raise
 
     def close_reply(self, request: Request, heard_ms: float | None = None) -> None:
         """Make history of an ended reply, of which the listener heard ``heard_ms``."""
         assert request.state is State.DONE, "the reply is still being made: cancel it first"
         codes = None if heard_ms is None else _codes(heard_ms)
-        self._follow(self.conversation.close_reply(request.reply, codes))
+        self.sequence.free_from(self.conversation.close_reply(request.reply, codes))
 
     def truncate(self, heard_ms: float) -> None:
         """Cut the reply that was closed last to what was heard of it.
@@ -63,13 +67,7 @@ class CachedConversation:
         Changes nothing while the next reply is being made: cancel that and close it first.
         """
         if not self.conversation.reply_is_open:
-            self._follow(self.conversation.cut_last_reply(_codes(heard_ms)))
-
-    def _follow(self, unchanged: int) -> None:
-        """Give the sequence the conversation's rows; K and V of the ``unchanged`` ones stay."""
-        sequence = self.sequence
-        sequence.free_from(min(unchanged, len(sequence.rows)))
-        sequence.rows[:] = self.conversation.rows
+            self.sequence.free_from(self.conversation.cut_last_reply(_codes(heard_ms)))
 
 
 def _codes(heard_ms: float) -> int:

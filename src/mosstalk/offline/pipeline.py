@@ -212,7 +212,7 @@ class Chat:
         generation = Generation(
             self.pipeline.model,
             self.cache,
-            self.conversation.rows,
+            list(self.conversation.rows),  # an abandoned reply may still read it
             self.pipeline.ids,
             options or chosen.options(),
             limits or chosen.limits(),

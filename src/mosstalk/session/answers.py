@@ -101,7 +101,11 @@ class Answers:
         whole = plan.in_conversation and command.input is None
         line = self._desk.line if whole else self._desk.new_line()
         speech = plan.reply is ReplyMode.AUDIO
-        ticket = await line.ask(plan.prompt, plan.ask, speech=speech)
+        if whole:
+            system = self._desk.system(plan.reply, command.instructions)
+            ticket = await line.ask(system, self._desk.history, plan.ask, speech=speech)
+        else:
+            ticket = await line.ask_once(plan.prompt, plan.ask, speech=speech)
         entry = Entry(
             plan.item_id, "assistant", status=ItemStatus.IN_PROGRESS,
             response_id=plan.response_id, speech=speech,
@@ -167,9 +171,8 @@ class Answers:
         else:
             raise SessionError(ErrorCode.BAD_VALUE, f"{heard_ms} is no time")
         codes = -(-heard // OUTPUT_SAMPLES_PER_CODE)
-        entry.cut(codes, desk.scribe)
-        entry.text = self._written(entry)
-        desk.history.changed()
+        entry.cut(codes)
+        self._write(entry)
         left_ms = entry.audio_ms or 0
         desk.tell(
             ItemTruncated(
@@ -279,7 +282,7 @@ class Answers:
 
     def _settle(self, each: _Open) -> None:
         """Make history of what was made: of a reply that was cut short, what was sent of it."""
-        response, entry, scribe = each.response, each.entry, self._desk.scribe
+        response, entry = each.response, each.entry
         made, outcome = response.ticket.reply, response.outcome
         assert outcome is not None, "a response that has not ended"
         whole = outcome.status is ResponseStatus.COMPLETED
@@ -289,15 +292,16 @@ class Answers:
         entry.heard_codes = response.sent_codes if entry.speech and not whole else None
         entry.audio_ms = response.sent_ms if entry.speech else None
         entry.status = ItemStatus.COMPLETED if whole else ItemStatus.INCOMPLETE
-        entry.rows = scribe.reply(entry.reply, speech=entry.speech, heard_codes=entry.heard_codes)
-        entry.text = self._written(entry)
-        self._desk.history.changed()
+        self._write(entry)
 
-    def _written(self, entry: Entry) -> str | None:
-        assert entry.reply is not None
-        ids = self._desk.scribe.written(entry.reply, entry.heard_codes)
-        text = self._desk.stage.pipeline.tokenizer.decode(ids)
-        return text if text or not entry.speech else None
+    def _write(self, entry: Entry) -> None:
+        """Give an item the rows and the text of what is kept of its reply."""
+        desk, reply, heard = self._desk, entry.reply, entry.heard_codes
+        assert reply is not None
+        rows = desk.scribe.reply(reply, speech=entry.speech, heard_codes=heard)
+        desk.history.rewrite(entry, rows)
+        text = desk.stage.pipeline.tokenizer.decode(desk.scribe.written(reply, heard))
+        entry.text = text if text or not entry.speech else None
 
     def _tell_done(self, each: _Open) -> None:
         desk, plan, outcome = self._desk, each.response.plan, each.response.outcome

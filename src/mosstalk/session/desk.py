@@ -88,14 +88,19 @@ class Desk:
 
     def rows(self) -> list[Row]:
         """All that was said, the turn under way last."""
+        return self.system(self.settings.reply) + self.history.rows + self._live_rows()
+
+    def _live_rows(self) -> list[Row]:
         turn = self.microphone.turn
         codes = turn.codes.codes if turn else []
-        live = self.scribe.listening(codes) if codes else []
-        return self.system(self.settings.reply) + self.history.rows + live
+        return self.scribe.listening(codes) if codes else []
 
     async def follow(self) -> None:
-        """Have the engine read what is new; only while no reply is being made."""
-        await self.line.tell(self.rows())
+        """Have the engine read what is new, the turn under way last.
+
+        Only while no reply is being made.
+        """
+        await self.line.tell(self.system(self.settings.reply), self.history, self._live_rows())
 
     @property
     def is_to_follow(self) -> bool:
@@ -106,8 +111,8 @@ class Desk:
     def follow_soon(self) -> None:
         """Have the engine told of new items once no more have come for a moment.
 
-        For it all rows are gone through: items that come by the hundred are told as one, and
-        those that a reply is asked for at once are told with it.
+        Items that come by the hundred are told as one, and those that a reply is asked for at
+        once are told with it.
         """
         self.unfollowed_s = asyncio.get_running_loop().time() + _MORE_S
 

@@ -91,25 +91,26 @@ class Entry:
             self.item_id, self.role, self.text, self.audio_ms, self.status, self.response_id
         )
 
-    def cut(self, codes: int, scribe: Scribe) -> None:
+    def cut(self, codes: int) -> None:
         """Keep what was heard of a reply: ``codes``, or less if less was kept before."""
         assert self.reply is not None, "only replies can be cut"
         if self.heard_codes is not None:
             codes = min(codes, self.heard_codes)
         self.heard_codes = codes
-        self.rows = scribe.reply(self.reply, speech=self.speech, heard_codes=codes)
         self.audio_ms = min(self.audio_ms or 0, codes * CODE_MS)
 
 
 class History:
-    """Items in order."""
+    """Items in order, and the rows of all of them."""
 
     def __init__(self) -> None:
         self.system_rows = 0
         """Rows of typed instructions (role "system"), which are never dropped."""
+        self.rows: list[Row] = []
+        """To be read only: it grows and shrinks with the items."""
         self._entries: list[Entry] = []
         self._by_id: dict[str, Entry] = {}
-        self._rows: list[Row] | None = []
+        self._unchanged = 0
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
@@ -122,16 +123,35 @@ class History:
         """Id of the last item."""
         return self._entries[-1].item_id if self._entries else None
 
-    @property
-    def rows(self) -> list[Row]:
-        """Rows of all items, to be read only: the list grows with the conversation."""
-        if self._rows is None:
-            self._rows = [row for entry in self._entries for row in entry.rows]
-        return self._rows
+    def unchanged(self, rows: int) -> int:
+        """How many of the first ``rows`` rows are as they were when ``told`` was called."""
+        return min(rows, self._unchanged)
 
-    def changed(self) -> None:
-        """The rows of an item are others now."""
-        self._rows = None
+    def told(self) -> None:
+        """Somebody knows all rows as they are now."""
+        self._unchanged = len(self.rows)
+
+    def rewrite(self, entry: Entry, rows: list[Row]) -> None:
+        """Give an item other rows, whether it is among these or not."""
+        if self._by_id.get(entry.item_id) is entry:
+            self._put(self._start(entry), entry.rows, rows)
+        entry.rows = rows
+
+    def _start(self, entry: Entry) -> int:
+        """Where the rows of an item begin; found from the end, as the latest ones change."""
+        start = len(self.rows)
+        for each in reversed(self._entries):
+            start -= len(each.rows)
+            if each is entry:
+                break
+        return start
+
+    def _put(self, start: int, before: list[Row], after: list[Row]) -> None:
+        """Put rows in place of those that stand at ``start``."""
+        same = common_rows(before, after)
+        if same < max(len(before), len(after)):
+            self.rows[start + same : start + len(before)] = after[same:]
+            self._unchanged = min(self._unchanged, start + same)
 
     def before(self, entry: Entry) -> str | None:
         """Id of the item before this one."""
@@ -166,20 +186,19 @@ class History:
             place = 0
         else:
             place = self._entries.index(self.find(previous_item_id)) + 1
-        if place < len(self._entries):
-            self.changed()
-        elif self._rows is not None:
-            self._rows += entry.rows
         self._entries.insert(place, entry)
         self._by_id[entry.item_id] = entry
+        # Its own rows are not there yet.
+        start = len(self.rows) - sum(len(each.rows) for each in self._entries[place + 1 :])
+        self._put(start, [], entry.rows)
         if entry.role == "system":
             self.system_rows += len(entry.rows)
 
     def remove(self, entry: Entry) -> None:
         """Take an item out."""
+        self._put(self._start(entry), entry.rows, [])
         self._entries.remove(entry)
         self._by_id.pop(entry.item_id)
-        self.changed()
         if entry.role == "system":
             self.system_rows -= len(entry.rows)
 

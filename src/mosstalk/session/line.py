@@ -1,4 +1,4 @@
-"""A conversation's line to the engine: its rows there, changed only from where they differ."""
+"""A conversation's line to the engine: edits of its rows there, from where they differ on."""
 
 from dataclasses import dataclass, field
 
@@ -6,49 +6,68 @@ from mosstalk.conversation import Conversation, Encode, Row, SpecialIds
 from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
 from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import ReplyParams
-from mosstalk.session.history import common_rows
+from mosstalk.session.history import History, common_rows
 
 
 @dataclass
 class Line:
-    """What the engine has been told of one conversation. One reply at a time."""
+    """What the engine has been told of one conversation. One reply at a time.
+
+    The engine keeps the rows. Here stands how far they are known to be those of the system turn
+    and of the history, and what the engine has after these: a turn under way, or a reply.
+    """
 
     engine: AsyncEngine
     ids: SpecialIds
     encode: Encode
     _talk: CachedConversation = field(init=False)
-    _known: list[Row] = field(default_factory=list)
+    _system: list[Row] = field(default_factory=list)
+    _history_rows: int = 0
+    _after: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._talk = self.engine.talk(Conversation(self.ids, self.encode))
 
-    def same_as(self, rows: list[Row]) -> int:
-        """How many leading rows the engine was told as they are."""
-        return common_rows(self._known, rows)
-
-    async def tell(self, rows: list[Row]) -> None:
-        """Make ``rows`` the conversation's; the engine reads ahead what is new."""
-        edit = self._edit(rows)
+    async def tell(self, system: list[Row], history: History, live: list[Row]) -> None:
+        """Make these rows the conversation's, one after the other; what is new is read ahead."""
+        edit = self._edit(system, history, live)
         if edit:
             await self.engine.rewrite(self._talk, edit)
 
-    async def ask(self, rows: list[Row], ask: ReplyParams, *, speech: bool) -> ReplyStream:
-        """Ask for a reply to ``rows``; raises as ``Engine.submit`` does."""
-        return await self.engine.submit(self._talk, ask, speech=speech, edit=self._edit(rows))
+    async def ask(
+        self, system: list[Row], history: History, ask: ReplyParams, *, speech: bool
+    ) -> ReplyStream:
+        """Ask for a reply to these rows; raises as ``AsyncEngine.submit`` does."""
+        edit = self._edit(system, history, [])
+        return await self.engine.submit(self._talk, ask, speech=speech, edit=edit)
+
+    async def ask_once(self, rows: list[Row], ask: ReplyParams, *, speech: bool) -> ReplyStream:
+        """Ask for the one reply of a line that is closed after it."""
+        return await self.engine.submit(self._talk, ask, speech=speech, edit=Edit(0, tuple(rows)))
 
     async def end(self, ticket: ReplyStream) -> None:
         """End a reply, if it has not, and keep its rows; ``tell`` may then cut them."""
         await self.engine.cancel(ticket)
         await self.engine.close_reply(ticket)
-        self._known = list(self._talk.conversation.rows)
+        self._after = self._talk.conversation.rows[len(self._system) + self._history_rows :]
 
     async def close(self) -> None:
         """Forget the conversation; its blocks are free."""
         await self.engine.close(self._talk)
 
-    def _edit(self, rows: list[Row]) -> Edit | None:
-        start = self.same_as(rows)
-        if start == len(rows) == len(self._known):
-            return None
-        self._known = rows
-        return Edit(start, tuple(rows[start:]))
+    def _edit(self, system: list[Row], history: History, live: list[Row]) -> Edit | None:
+        """What changes the engine's rows into these; None if nothing does."""
+        if system == self._system:
+            kept = history.unchanged(self._history_rows)
+            start, rows = len(system) + kept, history.rows[kept:] + live
+            after = self._after if kept == self._history_rows else None
+        else:
+            start, after = common_rows(self._system, system), None
+            rows = system[start:] + history.rows + live
+        self._system, self._history_rows, self._after = system, len(history.rows), live
+        history.told()
+        if after is None:
+            return Edit(start, tuple(rows))
+        same = common_rows(after, rows)
+        nothing = same == len(rows) == len(after)
+        return None if nothing else Edit(start + same, tuple(rows[same:]))
