@@ -68,7 +68,9 @@ def test_a_stream_gives_every_row_in_order_and_then_the_reply_is_whole() -> None
             talk = new_talk(engine)
             ticket = await engine.submit(talk, SHORT)
             news = await stream(ticket)
-            expected = reference(core.model, Task(talk.conversation.rows, SHORT))
+            expected = reference(
+                core.model, Task(talk.conversation.rows[: ticket.request.prompt_rows], SHORT)
+            )
             assert [new.step for new in news] == list(range(1, 9))
             assert [new.row for new in news][:-1] == expected.rows[:-1]
             assert [new.mode for new in news] == ticket.reply.modes == expected.modes
@@ -285,7 +287,9 @@ def test_requests_from_many_tasks_at_once_all_come_through() -> None:
         talk = new_talk(engine, "q" * number)
         ticket = await engine.submit(talk, SHORT)
         news = await stream(ticket)
-        expected = reference(core.model, Task(talk.conversation.rows, SHORT))
+        expected = reference(
+            core.model, Task(talk.conversation.rows[: ticket.request.prompt_rows], SHORT)
+        )
         assert [new.row for new in news][:-1] == expected.rows[:-1]
         await engine.close_reply(ticket)
         await engine.close(talk)
