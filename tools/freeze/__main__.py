@@ -6,7 +6,7 @@
     python -m tools.freeze check OUT             this checkout beside what was recorded in OUT
     python -m tools.freeze tests COMMIT          node ids that are gone, new and moved
 
-Exit code 1: something differs that is not in tools/freeze/differences.toml, or could not be recorded.
+Exit code 1: something differs that is not in differences.toml, or could not be recorded.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _compared(old: Path, new: Path, only: str) -> int:
     if mine != its:
         print(f"not alike: {its} and now {mine}; sounds may differ for that alone")
     known = read_known()
-    return int(bool(report(compare(old, new, known), known)) or bool(failed))
+    return int(bool(report(compare(old, new, known, only), known)) or bool(failed))
 
 
 @contextmanager
@@ -98,9 +98,10 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def _git(*words: str) -> str:
-    run = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    words = ("git", "-C", str(ROOT), *words)
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
     if run.returncode:
-        sys.exit(f"git {' '.join(words)}: {run.stderr.strip()}")
+        sys.exit(f"{' '.join(words)}: {run.stderr.strip()}")
     return run.stdout.strip()
 
 
@@ -109,16 +110,20 @@ def _file_safe(only: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.freeze", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        "python -m tools.freeze", None, __doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     verbs = parser.add_subparsers(dest="verb", required=True)
     only = argparse.ArgumentParser(add_help=False)
-    only.add_argument("--only", default="*", help="jobs by name, e.g. help, 'speak/*', 'wire/pocket'")
+    only.add_argument(
+        "--only", default="*", help="jobs by name, e.g. help, 'speak/*', 'wire/pocket'"
+    )
     for name in ("record", "check"):
         verbs.add_parser(name, parents=[only]).add_argument("out", type=Path)
     commits = verbs.add_parser("compare", parents=[only])
     commits.add_argument("commit", nargs="?", default=frozen_commit())
-    commits.add_argument("--keep", type=Path, help="folder for what old commits did, to be read again")
+    commits.add_argument("--keep", type=Path, help="folder to keep what the old commit did")
     verbs.add_parser("tests").add_argument("commit", nargs="?", default=frozen_commit())
     args = parser.parse_args()
     if args.verb == "record":
@@ -127,9 +132,11 @@ def main() -> int:
         return check(args.out.resolve(), args.only)
     if args.verb == "compare":
         return compare_commits(args.commit, args.only, args.keep and args.keep.resolve())
-    with tempfile.TemporaryDirectory(prefix="freeze-") as folder:
-        with _checkout(args.commit, Path(folder) / "checkout") as checkout:
-            return print_tests(checkout, ROOT)
+    with (
+        tempfile.TemporaryDirectory(prefix="freeze-") as folder,
+        _checkout(args.commit, Path(folder) / "checkout") as checkout,
+    ):
+        return print_tests(checkout, ROOT)
 
 
 if __name__ == "__main__":

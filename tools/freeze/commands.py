@@ -43,7 +43,9 @@ SPEECH: dict[str, tuple[str, ...]] = {
     "transcribe/deep": ("transcribe", "in/question.flac", *DEEP, "--script", "text:12"),
 }  # fmt: skip
 """Commands that hear or make sound, each run with --json and, the first of a kind, without."""
-_TEXT = "On May 3rd, 2024, Dr. Smith paid $3.50 for 5 km. \N{GRINNING FACE}\n\nWas it worth it? Yes!\n"
+_TEXT = (
+    "On May 3rd, 2024, Dr. Smith paid $3.50 for 5 km. \N{GRINNING FACE}\n\nWas it worth it? Yes!\n"
+)
 
 DOCUMENTS: dict[str, tuple[str, ...]] = {
     "plan/json": ("plan", "--gpu-memory", "80GB", "--json"),
@@ -115,9 +117,13 @@ def helps(recorder: Recorder) -> None:
     while waiting:
         words = waiting.pop()
         run = recorder.subject.mosstalk(*words, "--help")
-        recorder.add("/".join(("help", *words)) if words else "help/mosstalk", printed(recorder, run))
+        recorder.add(
+            "/".join(("help", *words)) if words else "help/mosstalk", printed(recorder, run)
+        )
         _, _, commands = run.out.partition("─ Commands ")
-        waiting += [(*words, name) for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE)]
+        waiting += [
+            (*words, name) for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE)
+        ]
 
 
 def printed(recorder: Recorder, run: Run) -> dict[str, Any]:
@@ -157,7 +163,10 @@ def _make(recorder: Recorder, group: str) -> None:
         files = hashes(out)
         for document in ("engine.json", "model/mosstalk.json", "mosstalk.json"):  # times in them
             if document in files:
-                files[document] = masked(json.loads((out / document).read_text()))
+                kept = masked(json.loads((out / document).read_text()))
+                kept.pop("built", None)  # when
+                kept.get("machine", {}).pop("commit", None)
+                files[document] = kept
         recorder.add(f"made/{name}", value | {"files": files})
 
 
@@ -169,7 +178,9 @@ def speech_jobs() -> Iterator[Job]:
             yield Job(f"{name}{'' if as_json else '-text'}", _speech, (name, words, as_json))
         shown.add(words[0])
     yield Job("python/pocket", _from_python, ("pocket", "default", "-", "free"))
-    yield Job("python/deep", _from_python, ("deep", "made/deep/model", "made/deep/codec", "scripted"))
+    yield Job(
+        "python/deep", _from_python, ("deep", "made/deep/model", "made/deep/codec", "scripted")
+    )
 
 
 def document_jobs() -> Iterator[Job]:

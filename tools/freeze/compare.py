@@ -74,10 +74,12 @@ def frozen_commit(path: Path = KNOWN) -> str:
 
 
 def compare(old: Path, new: Path, known: list[Known], only: str = "*") -> list[Verdict]:
-    """A verdict for every item that either folder has."""
+    """A verdict for every item that either folder has; of jobs ``only``, those that are new."""
     was, now = read_items(old), read_items(new)
-    names = [name for name in sorted(was.keys() | now.keys()) if fnmatchcase(name, only)]
-    return [_verdict(name, was.get(name), now.get(name), (old, new), known) for name in names]
+    names = was.keys() | now.keys() if only == "*" else now.keys()
+    return [
+        _verdict(name, was.get(name), now.get(name), (old, new), known) for name in sorted(names)
+    ]
 
 
 def _verdict(
@@ -120,7 +122,9 @@ def _differences(was: Any, now: Any, folders: tuple[Path, Path], at: str) -> Ite
 def lines_of(difference: Difference) -> list[str]:
     """A difference to be read."""
     if difference.apart is not None:
-        return [f"{difference.place}: sounds are {difference.apart:.2e} of full scale apart at most"]
+        return [
+            f"{difference.place}: sounds are {difference.apart:.2e} of full scale apart at most"
+        ]
     was, now = (_lines(value) for value in (difference.old, difference.new))
     if len(was) == len(now) == 1:
         return [f"{difference.place}: {was[0]} -> {now[0]}"]

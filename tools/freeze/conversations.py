@@ -104,5 +104,3 @@ def _replay(recorder: Recorder, name: str) -> None:
 def _untimed(lines: list[str]) -> list[str]:
     """Without the table of times."""
     return [line for line in lines if not re.match(r"\s+\d+\s\s[a-z_]+_(ms|factor)\b", line)]
-
-

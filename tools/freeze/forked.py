@@ -21,13 +21,12 @@ _SLOW = (
 holds at a fork is never let go. What is not there is left out."""
 
 
-def become(
-    entry: Sequence[str], words: Sequence[str], folder: str, files: Sequence[str]
-) -> None:
-    """Be the command whose entry point is (module, function): its arguments, folder, and standard input, output and error."""
-    for number, (path, flags) in enumerate(
-        zip(files, (os.O_RDONLY, *2 * [os.O_WRONLY | os.O_CREAT | os.O_TRUNC]), strict=True)
-    ):
+def become(entry: Sequence[str], words: Sequence[str], folder: str, files: Sequence[str]) -> None:
+    """Be the command with the entry point (module, function), these arguments, this folder, and
+    these files for standard input, output and error.
+    """
+    for number, path in enumerate(files):
+        flags = os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY
         descriptor = os.open(path, flags)
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -66,15 +66,14 @@ def hashes(folder: Path) -> dict[str, Any]:
 
 
 MEASURED = (
-    "_ms", "_s", "_gib", "real_time_factor", "share", "peak_memory_mib", "peaks", "error", "errors",
+    "_ms", "_s", "_gib", "real_time_factor", "share", "peak_memory_mib", "peaks_bytes", "error",
+    "errors",
 )  # fmt: skip
 """Ends of the keys under which documents have what was measured, on this machine and now."""
 _HEARD = ("seconds", "audio_s", "start_s", "end_s")
 
 
-def masked(
-    value: Any, measured: tuple[str, ...] = MEASURED, kept: tuple[str, ...] = _HEARD
-) -> Any:
+def masked(value: Any, measured: tuple[str, ...] = MEASURED, kept: tuple[str, ...] = _HEARD) -> Any:
     """A document without numbers under keys that end so, however deep below them."""
     if isinstance(value, list):
         return [masked(each, measured, kept) for each in value]

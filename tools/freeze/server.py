@@ -43,7 +43,9 @@ class Server:
         self.port = int(self._line(r"^listening on http://[^:]+:(\d+)"))
         self._line(r"^(ready): ")
 
-    def ask(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], str]:
+    def ask(
+        self, method: str, path: str, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], str]:
         """Status, headers and body of an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
@@ -98,7 +100,12 @@ def answers(server: Server) -> list[Any]:
             body = hashlib.sha256(body.encode()).hexdigest()
         elif named["content-type"].startswith("application/json"):
             body = masked(json.loads(body), ("created", "warm_up_s"))
-        answer = {"asked": [method, path, headers], "status": status, "headers": named, "body": body}
+        answer = {
+            "asked": [method, path, headers],
+            "status": status,
+            "headers": named,
+            "body": body,
+        }
         found.append(json.loads(json.dumps(answer).replace(f":{server.port}", ":PORT")))
     return found
 

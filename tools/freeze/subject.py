@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 _LONGEST_S = 120
 _MEASURED = re.compile(
-    r"-?\d[\d.,]*(e[+-]?\d+)? ?(ms|%|s|MiB|GiB|MB)\b|(?<=real-time factor )[\d.]+|\d\.\d\de[+-]\d\d"
+    r"(?<![\w.])-?\d[\d.,]*(e[+-]?\d+)? ?(%|(ms|s|MiB|GiB|MB)\b)"
+    r"|(?<=real-time factor )[\d.]+|\d\.\d\de[+-]\d\d"
 )
 
 
@@ -34,7 +35,8 @@ class Run:
 
 def _asked(runner: "subprocess.Popen[str]", request: str) -> int:
     """Have a command run to its end, or be ended after too long; its exit code."""
-    assert runner.stdin and runner.stdout
+    assert runner.stdin
+    assert runner.stdout
     late = threading.Timer(_LONGEST_S, runner.kill)
     late.start()
     try:
@@ -87,7 +89,9 @@ class Subject:
     def command(self, *words: str) -> list[str]:
         """The words that run ``mosstalk``."""
         module, function = self._entry
-        code = f"import sys; from {module} import {function} as main; sys.argv[0] = 'mosstalk'; main()"
+        code = (
+            f"import sys; from {module} import {function} as main; sys.argv[0] = 'mosstalk'; main()"
+        )
         return [sys.executable, "-c", code, *words]
 
     @property
@@ -107,7 +111,9 @@ class Subject:
             files[0].write_text(stdin)
             runner = self._idle()
             asked = {
-                "words": words, "folder": str(self.work / folder), "files": list(map(str, files))
+                "words": words,
+                "folder": str(self.work / folder),
+                "files": list(map(str, files)),
             }
             code = _asked(runner, json.dumps(asked))
             self._runners.put(runner)

@@ -34,35 +34,31 @@ def transcript(
     eight_bit = set[str]()
     joined: dict[tuple[str, str], dict[str, Any]] = {}
     for event in events:
-        event = {key: value for key, value in event.items() if key != "event_id"}
+        event = {name: value for name, value in event.items() if name != "event_id"}
         response = event.get("response_id") or event.get("response", {}).get("id")
         if event["type"] == "response.created" and re.search(r"pcm[ua]|g711", str(event)):
             eight_bit.add(response)
-        if event["type"].endswith(".delta"):
-            key = (response, event["type"])
-            if key in joined:
-                joined[key]["delta"] += _delta(event)
-                continue
-            event["delta"] = _delta(event)
-            joined[key] = event
-        elif response in cut:
+        delta, key = event.pop("delta", None), (response, event["type"])
+        if response in cut and delta is None:
             event = masked(event, _CUT, ())
-        told.append(masked(event, _TIMINGS + _TIME_DEPENDENT, ()))
-        if event["type"].endswith(".delta"):
-            joined[key] = told[-1]
+        event = masked(event, _TIMINGS + _TIME_DEPENDENT, ())
+        if delta is not None:
+            delta = base64.b64decode(delta) if event["type"] in _SOUND else delta
+            if key in joined:
+                joined[key]["delta"] += delta
+                continue
+            joined[key] = event | {"delta": delta}
+            event = joined[key]
+        told.append(event)
     for (response, kind), event in joined.items():
         if kind in _SOUND:
             pcm = event["delta"][: 2 * heard_samples if response in cut else None]
-            samples = np.frombuffer(pcm, np.uint8 if response in eight_bit else np.int16)
+            eight = response in eight_bit
+            samples = np.frombuffer(pcm, np.uint8) if eight else np.frombuffer(pcm, np.int16)
             event["delta"] = results.sound(samples, RATE)
         elif response in cut:
             event["delta"] = "#"
     return _numbered(told)
-
-
-def _delta(event: dict[str, Any]) -> Any:
-    delta = event["delta"]
-    return base64.b64decode(delta) if event["type"] in _SOUND else delta
 
 
 def _numbered(told: Any) -> Any:

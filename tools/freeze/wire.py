@@ -20,6 +20,7 @@ is told does not depend on the time that anything takes.
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from .subject import HERE
@@ -71,41 +72,44 @@ class Client:
     async def _take(self, step: dict[str, Any]) -> None:
         self._step = step
         kind, value = next(iter(step.items()))
-        if kind == "send":
-            await self._send(value)
-        elif kind == "raw":
-            await self._socket.send(value)
-        elif kind == "by_hand":
-            turn = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
-            await self._send({"type": "session.update", "session": turn})
-            await self._wait("session.updated")
-            if value:
-                await self._send({"type": "session.update", "session": {"type": "realtime"} | value})
-                await self._wait("session.updated")
-        elif kind == "typed":
-            content = [{"type": "input_text", "text": value}]
-            item = {"type": "message", "role": "user", "content": content}
-            await self._send({"type": "conversation.item.create", "item": item})
-            await self._wait("conversation.item.done", "conversation.item.created")
-        elif kind == "answer":
-            await self._send({"type": "response.create", "response": value})
-            await self._wait("response.done")
-        elif kind == "say":
+        if kind == "say":
             for piece in self._pieces(**step):
-                event = {"type": "input_audio_buffer.append", "audio": piece}
-                await self._send(event)
+                await self._send({"type": "input_audio_buffer.append", "audio": piece})
         elif kind == "wait":
             event = await self._wait(value)
             for name, place in step.get("keep", {}).items():
                 self._kept[name] = _at(event, place)
-        elif kind == "heard_s":
-            self.heard_samples = int(value * RATE)
-            while len(self._sound_of_last()) < self.heard_samples:
-                await self._hear()
-        elif kind == "settle":
-            await self._settle(value)
         else:
-            raise ValueError(f"no such step: {step}")
+            plain: dict[str, Callable[[Any], Awaitable[None]]] = {
+                "send": self._send, "raw": self._raw, "by_hand": self._by_hand,
+                "typed": self._typed, "answer": self._answer, "heard_s": self._heard,
+                "settle": self._settle,
+            }  # fmt: skip
+            await plain[kind](value)
+
+    async def _raw(self, message: str) -> None:
+        await self._socket.send(message)
+
+    async def _by_hand(self, fields: dict[str, Any]) -> None:
+        turns = {"audio": {"input": {"turn_detection": None}}}
+        for asked in (turns, fields) if fields else (turns,):
+            await self._send({"type": "session.update", "session": {"type": "realtime"} | asked})
+            await self._wait("session.updated")
+
+    async def _typed(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        item = {"type": "message", "role": "user", "content": content}
+        await self._send({"type": "conversation.item.create", "item": item})
+        await self._wait("conversation.item.done", "conversation.item.created")
+
+    async def _answer(self, fields: dict[str, Any]) -> None:
+        await self._send({"type": "response.create", "response": fields})
+        await self._wait("response.done")
+
+    async def _heard(self, seconds: float) -> None:
+        self.heard_samples = int(seconds * RATE)
+        while len(self._sound_of_last()) < self.heard_samples:
+            await self._hear()
 
     async def _settle(self, name: str) -> None:
         asking = {"type": "conversation.item.retrieve", "item_id": name, "event_id": name}
@@ -172,7 +176,9 @@ def _pcm16(samples: NDArray[np.float64]) -> bytes:
 
 def _mu_law(samples: NDArray[np.float64]) -> bytes:
     """G.711: a sign, three bits of exponent, four of mantissa, all inverted."""
-    level = np.minimum(np.abs(np.round(samples.clip(-1, 1) * 32_767)).astype(np.int64), 32_635) + 132
+    level = (
+        np.minimum(np.abs(np.round(samples.clip(-1, 1) * 32_767)).astype(np.int64), 32_635) + 132
+    )
     exponent = np.floor(np.log2(level)).astype(np.int64) - 7
     mantissa = (level >> (exponent + 3)) & 0x0F
     sign = np.where(samples < 0, 0x80, 0)
