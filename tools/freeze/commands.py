@@ -195,7 +195,7 @@ def _printed(recorder: Recorder, name: str, words: tuple[str, ...]) -> None:
     run = recorder.subject.mosstalk(*words)
     value = printed(recorder, run)
     if "--json" in words or "--print-config" in words:
-        document = json.loads(run.out)
+        document = recorder.subject.document(run.out)
         value["out"] = document if name in _CALCULATED else masked(document)
     recorder.add(name, value)
 
@@ -212,7 +212,7 @@ def _speech(recorder: Recorder, name: str, words: tuple[str, ...], as_json: bool
     )
     value = printed(recorder, run) | {"sounds": {}}
     if as_json:
-        value["out"] = masked(json.loads(run.out))
+        value["out"] = masked(subject.document(run.out))
     for path in sorted(place.glob("*.*")):
         samples, rate = soundfile.read(path, dtype="int16")
         value["sounds"][path.name] = recorder.results.sound(samples, rate)

@@ -97,7 +97,10 @@ def _recording(recorder: Recorder, folder: Path) -> dict[str, Any]:
 def _replay(recorder: Recorder, name: str) -> None:
     run = recorder.subject.mosstalk("replay", f"made/recordings/{name}", "--json")
     value = printed(recorder, run)
-    value |= {"out": masked(json.loads(run.out), ("timings",)), "err": _untimed(value["err"])}
+    value |= {
+        "out": masked(recorder.subject.document(run.out), ("timings",)),
+        "err": _untimed(value["err"]),
+    }
     recorder.add(f"replay/{name}", value)
 
 

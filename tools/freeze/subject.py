@@ -13,6 +13,7 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout that this tool is part of; recordings to be heard are taken from it."""
@@ -145,7 +146,14 @@ class Subject:
 
     def plain(self, text: str) -> list[str]:
         """Lines of what was printed, without places on this machine and what was measured."""
+        lines = (_MEASURED.sub("#", line.rstrip()) for line in self._placeless(text).splitlines())
+        return [re.sub(r"(?<=\S) {2,}", "  ", line) for line in lines]
+
+    def document(self, text: str) -> Any:
+        """A json document that was printed, without places on this machine."""
+        return json.loads(self._placeless(text))
+
+    def _placeless(self, text: str) -> str:
         for folder, name in ((self.work, "WORK"), (self.checkout, "CHECKOUT")):
             text = text.replace(str(folder), name)
-        lines = (_MEASURED.sub("#", line.rstrip()) for line in text.splitlines())
-        return [re.sub(r"(?<=\S) {2,}", "  ", line) for line in lines]
+        return text
