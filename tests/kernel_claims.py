@@ -246,7 +246,9 @@ def test_a_short_item_sees_nothing_before_its_start(rand: Rand) -> None:
 @every_dtype
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("frames", [5, 20])
-def test_attention_flow_by_distance(rand: Rand, dtype: torch.dtype, splits: int, frames: int) -> None:
+def test_attention_flow_by_distance(
+    rand: Rand, dtype: torch.dtype, splits: int, frames: int
+) -> None:
     heads, size, reach = 2, 16, 128
     kv = paged(rand, dtype, (1, heads, frames, size), 12)
     table, visible = ints([3, 9, 1, 4], [2, 8, 7, 7]), ints(4 * frames, 2 * frames + 1)
