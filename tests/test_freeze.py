@@ -89,11 +89,11 @@ def test_tests_that_moved_are_told_from_those_that_are_gone(
     ]
 
 
-@pytest.mark.system  # records three times what a server and a command do: a minute
+@pytest.mark.system  # records what a server or a command does, three times: a minute
 @pytest.mark.parametrize(
     ("only", "was", "now"),
     [
-        ("help", "Read text aloud into", "Read texts aloud into"),
+        ("refused/no-turn", "nothing to answer;", "nothing at all to answer;"),
         ("wire/bigvgan", '"output_index": 0', '"output_index": 1'),
     ],
 )
