@@ -1,7 +1,7 @@
 """The flow's estimator on blocks of many replies at once, through the kernels.
 
 Shapes: I items (blocks), F frames of each, R = 2 I F rows in the order (guidance branch, item,
-frame), C channels. Nothing here is allocated in a pass but what ``Rooms`` holds.
+frame), C channels. Nothing here is allocated in a pass but what ``EstimatorBuffers`` holds.
 """
 
 import copy

@@ -117,7 +117,7 @@ class SpeechDecoder:
 
     @property
     def hops_at_once(self) -> int:
-        """How many replies one ``say`` computes at the same time; more wait for one another."""
+        """How many replies one ``decode`` computes at the same time; more wait for one another."""
         return self.flow.hops_at_once
 
     def prepare(self, voice: Voice) -> None:
@@ -149,7 +149,7 @@ class SpeechDecoder:
         return [next(sounds) if mel.shape[1] else mel.new_zeros(0) for mel in mels]
 
     def decode_one(self, saying: DecodeRequest) -> Tensor:
-        """``say`` of one reply."""
+        """``decode`` of one reply."""
         return self.decode([saying])[0]
 
     def close(self, reply: SpokenReply) -> None:

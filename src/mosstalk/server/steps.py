@@ -32,7 +32,7 @@ class Faults:
 
 
 class WatchedRunner:
-    """A ``Runner`` that notes how long its steps take.
+    """A ``ModelRunner`` that notes how long its steps take.
 
     A step that was launched while the one before it ran begins when that one has ended.
     """
@@ -46,7 +46,7 @@ class WatchedRunner:
         return getattr(self._runner, name)
 
     def collect(self, flight: InFlightStep) -> list[Outcome]:
-        """See ``Runner.collect``."""
+        """See ``ModelRunner.collect``."""
         outcomes = self._runner.collect(flight)
         begun_s, self._ended_s = max(flight.launched_s, self._ended_s), time.perf_counter()
         if len(self._steps_s) < _MOST_KEPT:
