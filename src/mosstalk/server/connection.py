@@ -37,6 +37,8 @@ from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 _LOG = logging.getLogger(__name__)
 DRAIN = "drain"
 _GOODBYE_S = 1.0
+_DRAINED_S = 2.0
+"""For what waits to be sent when the server ends: one that reads nothing shall not hold it up."""
 _LOOK_S = 0.25
 """How often it is looked whether a client that is not being read is still there."""
 _CHARS, _SAMPLES = 500, 6_000
@@ -129,7 +131,8 @@ class Connection:
             ending = await self._ending
             if ending.flush:
                 self._outbox.end()
-                await asyncio.wait(tasks[-1:], timeout=LEFT_S)
+                left_s = _DRAINED_S if self._draining else LEFT_S
+                await asyncio.wait(tasks[-1:], timeout=left_s)
             return ending
         finally:
             if self._captions:
