@@ -94,7 +94,7 @@ class Target:
         """Model, kind of weights and device, as a mosstalk server tells them; else its URL."""
         try:
             worker = json.loads(self._get("/ready") or "")["worker"]
-            names = {"model": "model", "device": "device", "dtype": "dtype"}
+            names = ("model", "device", "dtype")
             return {name: worker[name] for name in names} | {"weights": worker["weights_kind"]}
         except (ValueError, KeyError, TypeError):
             return {"device": f"whatever serves {self.url}", "weights": "unknown"}

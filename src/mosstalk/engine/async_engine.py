@@ -112,7 +112,7 @@ class AsyncEngine:
 
     def __init__(self, core: EngineCore, deadline_lock: DeadlineLock | None = None) -> None:
         self.core = core
-        self._turnstile = deadline_lock
+        self._deadline_lock = deadline_lock
         self.failure: Exception | None = None
         """What stopped the thread, if anything did: a supervisor should look at it."""
         self.ended: Future[None] = Future()
@@ -240,14 +240,14 @@ class AsyncEngine:
 
     def _step(self) -> list[Request]:
         """One step in turn; none if others were first for so long that jobs may have come."""
-        if not self._turnstile:
+        if not self._deadline_lock:
             return self.core.step()
-        if not self._turnstile.enter(self.core.due_s, _PATIENCE_S):
+        if not self._deadline_lock.enter(self.core.due_s, _PATIENCE_S):
             return []
         try:
             return self.core.step()
         finally:
-            self._turnstile.leave()
+            self._deadline_lock.leave()
 
     def _do_jobs(self) -> bool:
         """Do what was asked, waiting for it if there is nothing else; whether to go on."""

@@ -188,9 +188,8 @@ class History:
             place = self._entries.index(self.find(previous_item_id)) + 1
         self._entries.insert(place, entry)
         self._by_id[entry.item_id] = entry
-        # Its own rows are not there yet.
-        start = len(self.rows) - sum(len(each.rows) for each in self._entries[place + 1 :])
-        self._put(start, [], entry.rows)
+        # Its own rows, which that counts, are not there yet.
+        self._put(self._start(entry) + len(entry.rows), [], entry.rows)
         if entry.role == "system":
             self.system_rows += len(entry.rows)
 

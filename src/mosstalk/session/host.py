@@ -84,8 +84,8 @@ class Host:
         self._decoder = decoder
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
-        self._turnstile = DeadlineLock() if self.options.in_turn else None
-        self.engine = AsyncEngine(core, self._turnstile)
+        self._deadline_lock = DeadlineLock() if self.options.in_turn else None
+        self.engine = AsyncEngine(core, self._deadline_lock)
         self._pipeline, self._detector, self._clock = pipeline, detector, clock
         self._stage: Stage | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -212,7 +212,7 @@ class Host:
         codec = self._pipeline.codec
         decoder = self._decoder or _decoder_of(codec, self.options)
         most = decoder.hops_at_once if codec.device.type == "cuda" else 1
-        return Mouth(decoder, self.options.hops_together or most, self._turnstile)
+        return Mouth(decoder, self.options.hops_together or most, self._deadline_lock)
 
     async def warm_up(self) -> None:
         """Make one short reply and throw it away, so that the first user waits no longer.

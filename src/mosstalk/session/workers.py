@@ -87,7 +87,7 @@ class Batches(Generic[_A, _B]):
         most: int,
         deadline_lock: DeadlineLock | None = None,
     ) -> None:
-        self._work, self._most, self._turnstile = work, most, deadline_lock
+        self._work, self._most, self._deadline_lock = work, most, deadline_lock
         self._door = _Door()
         self._line: PriorityQueue[tuple[float, int, _Call[_A, _B] | Job[Any] | None]]
         self._line = PriorityQueue()
@@ -130,7 +130,7 @@ class Batches(Generic[_A, _B]):
             due_s, _, first = self._line.get()
             if first is None:
                 return
-            with self._turnstile.turn(due_s) if self._turnstile else nullcontext():
+            with self._deadline_lock.turn(due_s) if self._deadline_lock else nullcontext():
                 if isinstance(first, Job):
                     first.run()
                 elif not first.done.cancelled():
