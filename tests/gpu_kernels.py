@@ -83,7 +83,7 @@ def drawn(device: torch.device) -> Callable[..., Tensor]:
 
 
 def splits_for(items: int) -> int:
-    """As ``flow_batch_estimator`` has it."""
+    """As ``flow_paged_state`` has it."""
     return max(1, 8 // items)
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice
 
-from mosstalk.codec.flow_batch_estimator import splits_for
 from mosstalk.codec.flow_batch_voices import FlowOptions, VoiceShelf
 from mosstalk.codec.flow_batches import BatchedFlow
 from mosstalk.codec.flow_graph import buckets_for
 from mosstalk.codec.flow_items import NOTHING, Item, PassInputs, descriptors, in_blocks
+from mosstalk.codec.flow_paged_state import splits_for
 from mosstalk.codec.flow_pages import PageLayout, PagePool, PageStore
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, EngineInputError

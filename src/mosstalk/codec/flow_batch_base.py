@@ -1,6 +1,6 @@
 """Who holds which pages: replies in many voices, at different hops, over one pool.
 
-``flow_batch_paged`` computes them on a device, where pages are memory; ``flow_batch_host`` on a
+``flow_batch_paged`` computes them on a device, where pages are memory; ``flow_batch_rows`` on a
 CPU, where they are counted alone.
 """
 

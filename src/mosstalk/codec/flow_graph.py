@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_encoder import PagedEncoder, spans
-from mosstalk.codec.flow_batch_estimator import EstimatorBuffers, PagedEstimator
 from mosstalk.codec.flow_batch_weights import held_bytes
+from mosstalk.codec.flow_estimator import EstimatorBuffers
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
+from mosstalk.codec.flow_paged_state import PagedEncoder, PagedEstimator, spans
 from mosstalk.codec.flow_pages import PageLayout, PageStore
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.ops.launch import compiled_together, runs

@@ -35,10 +35,10 @@ def euler_reference(
     rounded: Tensor | None = None,
 ) -> Tensor:
     """``euler`` in plain torch."""
-    conditioned, unconditioned = velocity.chunk(2)
+    conditioned, unconditioned = velocity.chunk(2, dim=-2)
     guided = (1 + guidance) * conditioned - guidance * unconditioned
-    x = x_in[:, : velocity.shape[1]]
-    x += (duration * guided).repeat(2, 1)
+    x = x_in[..., : velocity.shape[-1]]
+    x.unflatten(-2, (2, -1)).add_((duration * guided).unsqueeze(-3))
     if rounded is not None:
         rounded[:, : velocity.shape[1]] = x
     return x_in

@@ -11,6 +11,7 @@ from mosstalk.ops.launch import (
     Norm,
     at_once,
     ceil_div,
+    given,
     linear,
     normalise,
     page_strides,
@@ -34,18 +35,18 @@ def linear_add(
     ``x`` (R, N) float32, ``out`` (R, N) and ``a`` (R, K) in any float dtype, ``weight`` (N, K)
     in the dtype of the product's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
     """
-    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if not runs(x):
         return linear_add_reference(x, a, weight, bias, out)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     plan_linear_add(x, a, weight, bias, out).run()
     return out
 
 
 def linear_add_reference(
-    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     """``linear_add`` in plain torch."""
-    return out.copy_(x + linear(a, weight, bias))
+    return given(x + linear(a, weight, bias), out)
 
 
 def plan_linear_add(
@@ -143,7 +144,7 @@ def norm_linear(
     norm: Norm | None,
     weight: Tensor,
     bias: Tensor | None,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     mish: bool = False,
@@ -151,12 +152,14 @@ def norm_linear(
     """Write act(LN(x) W^T + b) into ``out`` and return it; GELU is the exact one.
 
     ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the product's inputs,
-    ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype. Rows of
+    ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype, made in float32
+    where it is None. Rows of
     ``x`` and ``out`` may lie apart; their channels may not. ``norm`` None leaves ``x`` as it is;
     ``mish``: the product's input is mish(LN(x)), as a final projection has it.
     """
     if not runs(x):
         return norm_linear_reference(x, norm, weight, bias, out, activation=activation, mish=mish)
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32) if out is None else out
     plan_norm_linear(x, norm, weight, bias, out, activation=activation, mish=mish).run()
     return out
 
@@ -166,7 +169,7 @@ def norm_linear_reference(
     norm: Norm | None,
     weight: Tensor,
     bias: Tensor | None,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     mish: bool = False,
@@ -177,7 +180,7 @@ def norm_linear_reference(
         y = F.gelu(y)
     elif activation == "silu":
         y = F.silu(y)
-    return out.copy_(y)
+    return given(y, out)
 
 
 def plan_norm_linear(
@@ -487,25 +490,36 @@ def _norm_qkv(
 
 
 def close_residual(
-    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    y: Tensor,
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Write mish(LN(y)) + x W^T + b into ``out`` and return it.
 
     ``y`` (R, N) float32, ``x`` (R, K) in any float dtype, ``weight`` (N, K) in the dtype of the
-    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``. Rows may lie
-    apart, channels may not.
+    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``, made where it is
+    None. Rows may lie apart, channels may not.
     """
     if not runs(x):
         return close_residual_reference(y, norm, x, weight, bias, out)
+    out = torch.empty_like(y) if out is None else out
     plan_close_residual(y, norm, x, weight, bias, out).run()
     return out
 
 
 def close_residual_reference(
-    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    y: Tensor,
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``close_residual`` in plain torch."""
-    return out.copy_(F.mish(normalise(y, norm)) + linear(x, weight, bias))
+    return given(F.mish(normalise(y, norm)) + linear(x, weight, bias), out)
 
 
 def plan_close_residual(

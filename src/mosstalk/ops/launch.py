@@ -218,6 +218,9 @@ def _can_depend(device: torch.device) -> bool:
 
 # Pieces that the references share, in plain torch.
 
+_ITEMS_APART = 3
+"""Dimensions of rows whose items are products of their own."""
+
 
 def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
     """LayerNorm of (..., C) in float32, then Mish where asked for."""
@@ -228,6 +231,25 @@ def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, inputs rounded to the weight's dtype, sums float32, (..., N) float32."""
-    rounded = x.to(weight.dtype).float()
-    return F.linear(rounded, weight.float(), None if bias is None else bias.float())
+    """x W^T + b, inputs rounded to the weight's dtype, sums float32, (..., N) float32.
+
+    Each item of (I, R, K) is a product of its own: products of other sizes round otherwise, and
+    in float32 nothing may depend on company.
+    """
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        x, weight = x.to(weight.dtype).float(), weight.float()
+        bias = None if bias is None else bias.float()
+    if x.ndim != _ITEMS_APART:
+        return F.linear(x, weight, bias)
+    out = x.new_empty(*x.shape[:2], weight.shape[0])
+    for rows, place in zip(x, out, strict=True):
+        if bias is None:
+            torch.mm(rows, weight.T, out=place)
+        else:
+            torch.addmm(bias, rows, weight.T, out=place)
+    return out
+
+
+def given(y: Tensor, out: Tensor | None) -> Tensor:
+    """``y`` in ``out`` and its dtype, or as it is where there is none."""
+    return y if out is None else out.copy_(y)

@@ -5,7 +5,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, Norm, ceil_div, normalise, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Norm,
+    ceil_div,
+    given,
+    normalise,
+    power_of_two,
+    runs,
+    tl,
+    triton,
+)
 from mosstalk.ops.linear_tf32x3 import Tf32x3, store_tf32x3, takes
 from mosstalk.ops.parts import gdc_launch, gdc_wait, mish, moments
 from mosstalk.ops.tiles import SOME_ROWS, Tile, tile
@@ -117,18 +127,19 @@ Activation = Literal["none", "mish"]
 def norm_act(
     x: Tensor,
     norm: Norm,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     add: Tensor | None = None,
 ) -> Tensor:
     """Write act(LN(x)) + add into ``out`` and return it.
 
-    ``x`` (R, C) float32, ``out`` (R, C) in any float dtype, ``add`` (C,) float32. Rows may lie
-    apart, channels may not.
+    ``x`` (R, C) float32, ``out`` (R, C) in any float dtype, made like ``x`` where it is None,
+    ``add`` (C,) float32. Rows may lie apart, channels may not.
     """
     if not runs(x):
         return norm_act_reference(x, norm, out, activation=activation, add=add)
+    out = torch.empty_like(x) if out is None else out
     plan_norm_act(x, norm, out, activation=activation, add=add).run()
     return out
 
@@ -136,14 +147,14 @@ def norm_act(
 def norm_act_reference(
     x: Tensor,
     norm: Norm,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     add: Tensor | None = None,
 ) -> Tensor:
     """``norm_act`` in plain torch."""
     y = normalise(x, norm, mish=activation == "mish")
-    return out.copy_(y if add is None else y + add.float())
+    return given(y if add is None else y + add.float(), out)
 
 
 def plan_norm_act(
