@@ -335,15 +335,15 @@ class RowFrames:
         number, replies = next(self._convs), self._tails
         tails = [each[number] for each in replies]
         rows = x.view(BRANCHES * len(replies), -1, x.shape[-1])
-        window = torch.cat([tails[0] if len(tails) == 1 else torch.cat(tails), rows], dim=1)
+        window = torch.cat([*tails, rows] if len(tails) == 1 else [torch.cat(tails), rows], dim=1)
         left = window[:, -TAIL:].clone()
-        for each, tail in zip(replies, left.split(BRANCHES), strict=True):
+        for each, tail in zip(replies, _each(left, len(replies)), strict=True):
             each[number] = tail
         return norm_linear(_side_by_side(window).view(*x.shape[:-1], -1), None, *layer, out)
 
     def attend(self, x: Tensor, norm: Norm | None, qkv: Linear) -> Tensor:
         projected = norm_linear(x, norm, *qkv)
-        parts = projected.split(projected.shape[0]) if projected.ndim == 2 else projected.unbind()
+        parts = [projected] if len(self._states) == 1 else projected.unbind()
         mixed = [
             F.scaled_dot_product_attention(
                 kept.put(part), kept.keys, kept.values, attn_mask=mask
@@ -352,3 +352,8 @@ class RowFrames:
         ]
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return together.flatten(2).view(*x.shape[:-1], -1)
+
+
+def _each(x: Tensor, replies: int) -> Sequence[Tensor]:
+    """Each reply's sequences (2, T, C)."""
+    return [x] if replies == 1 else x.split(BRANCHES)

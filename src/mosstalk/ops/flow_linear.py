@@ -46,7 +46,7 @@ def linear_add_reference(
     x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     """``linear_add`` in plain torch."""
-    return given(x + linear(a, weight, bias), out)
+    return given(linear(a, weight, bias).add_(x), out)
 
 
 def plan_linear_add(
@@ -519,7 +519,7 @@ def close_residual_reference(
     out: Tensor | None = None,
 ) -> Tensor:
     """``close_residual`` in plain torch."""
-    return given(F.mish(normalise(y, norm)) + linear(x, weight, bias), out)
+    return given(linear(x, weight, bias).add_(normalise(y, norm, mish=True)), out)
 
 
 def plan_close_residual(

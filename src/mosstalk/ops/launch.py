@@ -224,10 +224,13 @@ _ITEMS_APART = 3
 
 def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
     """LayerNorm of (..., C) in float32, then Mish where asked for."""
-    if norm is not None:
-        norm_weight, shift, eps = norm
-        x = torch.layer_norm(x, norm_weight.shape, norm_weight.float(), shift.float(), eps)
-    return F.mish(x) if mish else x
+    if norm is None:
+        return F.mish(x) if mish else x
+    norm_weight, shift, eps = norm
+    if norm_weight.dtype != torch.float32:
+        norm_weight, shift = norm_weight.float(), shift.float()
+    y = torch.layer_norm(x, norm_weight.shape, norm_weight, shift, eps)
+    return F.mish(y, inplace=True) if mish else y
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

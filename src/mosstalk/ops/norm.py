@@ -154,7 +154,7 @@ def norm_act_reference(
 ) -> Tensor:
     """``norm_act`` in plain torch."""
     y = normalise(x, norm, mish=activation == "mish")
-    return given(y if add is None else y + add.float(), out)
+    return given(y if add is None else y.add_(add), out)
 
 
 def plan_norm_act(
