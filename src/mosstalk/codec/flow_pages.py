@@ -96,6 +96,11 @@ class PageStore:
         self.code_kv, self.frame_kv = zeros(*codes), zeros(*frames)
         self.ahead_tails, self.up_tails = (zeros(1, TAIL, config.input_size) for _ in range(2))
 
+    def copy_from(self, other: "PageStore") -> None:
+        """Take over all pages of another store, which has no more."""
+        for name, part in vars(other).items():
+            getattr(self, name)[: part.shape[0]] = part
+
     def conv_tails(self, layout: PageLayout) -> list[list[Tensor]]:
         """Views (pages, 2, 2, C) of each step's convolutions in the order they run."""
         ends = accumulate((BRANCHES * TAIL * n for n in layout.conv_inputs), initial=0)
@@ -136,6 +141,11 @@ class PagePool:
                 retry_after_s=RETRY_AFTER_S,
             )
         return [self._free.popleft() for _ in range(count)]
+
+    def grow(self, size: int) -> None:
+        """Have ``size`` pages, those that there are among them."""
+        self._free.extend(range(self.size + 1, size + 1))
+        self.size = size
 
     def give(self, pages: list[int]) -> None:
         """Take ``pages`` back."""
