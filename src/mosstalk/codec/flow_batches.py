@@ -1,6 +1,6 @@
 """Mel of many replies at once, each hop computed from what earlier ones left.
 
-The batched form of ``flow_stream``: replies in any voices, at any hops, joining and leaving.
+Replies in any voices, at any hops, joining and leaving.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
