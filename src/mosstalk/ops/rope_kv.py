@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.numerics.rope import rotary_tables
-from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -21,33 +21,6 @@ def rotary_table(positions: int, head_dim: int, theta: float, device: torch.devi
     cos, sin = rotary_tables(torch.arange(positions, device=device), head_dim, theta)
     half = head_dim // 2
     return torch.cat([cos[:, :half], sin[:, :half]], dim=-1)
-
-
-def rope_kv(
-    qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
-    eps: float,
-    angles: Tensor,
-    positions: Tensor,
-    places: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """Write each row's query into ``out``, its key and value to its place; return ``out``.
-
-    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
-    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
-    positions, rounded where ``model.network`` rounds; ``angles`` is a ``rotary_table``.
-    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
-    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
-    """
-    if not runs(qkv):
-        return rope_kv_reference(
-            qkv, gains, eps, angles, positions, places, keys, values, out
-        )  # fmt: skip
-    plan_rope_kv(qkv, gains, eps, angles, positions, places, keys, values, out).run()
-    return out
 
 
 def rope_kv_reference(
@@ -97,7 +70,8 @@ def _turned_reference(x: Tensor, norm_weight: Tensor, eps: float, lines: Tensor)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def plan_rope_kv(
+@op(rope_kv_reference)
+def rope_kv(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -107,19 +81,26 @@ def plan_rope_kv(
     keys: Tensor,
     values: Tensor,
     out: Tensor,
-) -> Launch:
-    """The kernel that does what ``rope_kv`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write each row's query into ``out``, its key and value to its place; return ``out``.
+
+    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
+    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
+    positions, rounded where ``model.network`` rounds; ``angles`` is a ``rotary_table``.
+    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
+    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
+    """
     rows, (kv_heads, channels) = qkv.shape[0], keys.shape[1:]
     heads = qkv.shape[1] // channels - 2 * kv_heads
     assert positions.shape == places.shape == (rows,)
     assert out.shape == (rows, heads * channels)
     check_store(qkv, gains, angles, keys, values)
     assert qkv.stride(1) == out.stride(1) == 1
-    return Launch(
+    return out, Launch(
         _rope_kv,
         (rows, ceil_div(heads + 2 * kv_heads, _TILE.rows)),
         {
-            "qkv": qkv,
+            **strided(qkv=qkv, out=out),
             "q_norm_weight": gains[0],
             "k_norm_weight": gains[1],
             "angles": angles,
@@ -127,9 +108,6 @@ def plan_rope_kv(
             "places": places,
             "keys": keys,
             "values": values,
-            "out": out,
-            "qkv_stride": qkv.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
