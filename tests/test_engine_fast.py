@@ -283,8 +283,10 @@ def fast_core(model: LanguageModel) -> tuple[EngineCore, FastLayers]:
 
 def test_a_step_refuses_before_anything_is_computed() -> None:
     core, layers = fast_core(MODEL)
-    sequence = core.open([(1, SILENT), (2, SILENT)])
+    sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
     assert sequence.make_room(2)
+    with pytest.raises(ValueError, match="inhomogeneous shape"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
     for rows, message in (
         ([(1.5, SILENT), (2, SILENT)], "'rows' is float64, must be int64"),
         ([(1, SILENT, 2), (2, SILENT, 3)], r"'rows' has the shape \(2, 3\), must be \(2, 2\)"),
