@@ -10,11 +10,10 @@ from torch import Tensor
 
 from mosstalk.conversation import Row
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layers import NOT_SEEN, Layers
-from mosstalk.engine.packed import QuerySpan
+from mosstalk.engine.layers import NOT_SEEN, LayerOptions, Layers
 from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.engine.step_plan import QuerySpan
 from mosstalk.models.kv_cache import KVCache
 from mosstalk.models.language_model import Block, LanguageModel
 from mosstalk.numerics.rope import rotary_tables
@@ -80,9 +79,14 @@ class Scene:
         """The truth over this store."""
         return PlainNetwork(model, self.store, self.latest)
 
-    def fast(self, model: LanguageModel, options: FastOptions | None = None) -> FastLayers:
-        """Fast layers over this store."""
-        return FastLayers(model, self.store, self.latest, options)
+    def fast(self, model: LanguageModel, options: LayerOptions | None = None) -> Layers:
+        """Layers with padded passes over this store, whether kernels run there or not."""
+        options = replace(options or LayerOptions(), kernels=True)
+        return Layers(model, self.store, self.latest, options)
+
+    def exact(self, model: LanguageModel) -> Layers:
+        """Layers whose passes have the rows that there are, over this store."""
+        return Layers(model, self.store, self.latest, LayerOptions(kernels=False))
 
     @property
     def places(self) -> list[int]:

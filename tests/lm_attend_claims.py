@@ -19,7 +19,6 @@ from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.attention_decode import (
     attention_decode,
     attention_decode_reference,
-    places_of,
     rows_work,
 )
 from mosstalk.ops.attention_prefill import (
@@ -314,6 +313,12 @@ class Stretch:
 
     item: int
     rows: int
+
+
+def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
+    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
+    row = torch.arange(first, end, device=blocks.device)
+    return blocks[row // block_rows].long() * block_rows + row % block_rows
 
 
 def packed(stretches: list[Stretch], lengths: list[int], padding: int) -> list[list[int]]:

@@ -26,14 +26,12 @@ from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers, suited
 from mosstalk.engine.layer_weights import Matrix, packed_stacks
-from mosstalk.engine.layers import PlainLayers
-from mosstalk.engine.packed import QuerySpan
+from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
-from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
+from mosstalk.engine.step_plan import PassLimits, Planner, QuerySpan, tiles_over
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_prefill import TILE_ROWS
@@ -72,7 +70,7 @@ def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     expected = Scene.of(MODEL, drawn, block_rows=block_rows, seed=seed)
     found, untouched = expected.own(), expected.own()
     rows, singles = (19, 2) if small else (576, 64)
-    options = FastOptions(rows=rows, singles=singles, invariant=invariant)
+    options = LayerOptions(rows=rows, singles=singles, invariant=invariant)
     outputs = read(found.fast(MODEL, options), found)
     require_near(outputs, read(expected.plain(MODEL), expected))
     require_near(found.written(), expected.written())
@@ -82,7 +80,7 @@ def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
 @both_ways
 def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
     scene = Scene.of(MODEL, [(8, 9), (3, 20), (0, 33)])
-    layers = scene.fast(MODEL, FastOptions(invariant=invariant))
+    layers = scene.fast(MODEL, LayerOptions(invariant=invariant))
     read(layers, scene)  # rooms are full of other rows then
     before = scene.own()
     for size in (PassSize(4, 4, 0, 9), PassSize(32, 8, 10, 9), PassSize(128, 0, 16, 9)):
@@ -99,15 +97,16 @@ def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
 def test_logits_are_the_heads(count: int, invariant: bool) -> None:
     scene = Scene.of(MODEL, [(0, 3)])
     hidden = torch.randn(count, MODEL.config.hidden_size)
-    plain, fast = scene.plain(MODEL), scene.fast(MODEL, FastOptions(invariant=invariant))
+    plain, fast = scene.plain(MODEL), scene.fast(MODEL, LayerOptions(invariant=invariant))
     with torch.inference_mode():
         for channel in (TEXT, AUDIO):
             require_near([fast.logits(channel, hidden)], [plain.logits(channel, hidden)])
 
 
-def with_fast(core: EngineCore, options: FastOptions) -> EngineCore:
+def with_fast(core: EngineCore, options: LayerOptions) -> EngineCore:
     runner = core.runner
-    runner.layers = FastLayers(core.model, runner.store, runner.layers.latest, options)
+    options = replace(options, kernels=True)
+    runner.layers = Layers(core.model, runner.store, runner.layers.latest, options)
     return core
 
 
@@ -116,7 +115,7 @@ def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
     case, model, ids = golden(folder, "cpu")
     runs = case.get("runs")
     tasks = [golden_task(case, run) for run in runs]
-    options = FastOptions(rows=56, singles=16)
+    options = LayerOptions(rows=56, singles=16)
     core = with_fast(engine_core(model, ids=ids, step_rows=40), options)
     found = [alone(core, task) for task in tasks] + play(core, tasks, seed=1)
     for request, run in zip(found, runs * 2, strict=True):
@@ -128,7 +127,7 @@ def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
 @pytest.mark.parametrize("deferral", [True, False])
 def test_prompts_kept_aside_mixed_in_one_batch(deferral: bool, invariant: bool) -> None:
     tasks = random_tasks(seed=7, count=16)
-    options = FastOptions(rows=40, singles=6, invariant=invariant)
+    options = LayerOptions(rows=40, singles=6, invariant=invariant)
     core = with_fast(engine_core(MODEL, deferral=deferral), options)
     for request, task in zip(play(core, tasks, seed=2), tasks, strict=True):
         require_same(request, reference(MODEL, task))
@@ -166,11 +165,9 @@ def test_a_packed_model_can_change_its_precision_and_be_packed_again() -> None:
     assert layer.nbytes == sum(weight.nbytes for weight in weights)
 
 
-def test_without_a_gpu_the_best_layers_are_plain() -> None:
+def test_without_a_gpu_passes_have_the_rows_that_there_are() -> None:
     scene = Scene.of(MODEL, [(0, 3)])
-    assert not suited(MODEL, scene.store)
-    layers = best_layers(MODEL, scene.store, scene.latest, FastOptions())
-    assert type(layers) is PlainLayers
+    assert not Layers(MODEL, scene.store, scene.latest).kernels
 
 
 @given(
@@ -274,10 +271,9 @@ class Stale(Planner):
         return super().embedding(step - 1, *others)  # type: ignore[arg-type]
 
 
-def fast_core(model: LanguageModel) -> tuple[EngineCore, FastLayers]:
-    core = with_fast(engine_core(model), FastOptions())
+def fast_core(model: LanguageModel) -> tuple[EngineCore, Layers]:
+    core = with_fast(engine_core(model), LayerOptions())
     layers = core.runner.layers
-    assert isinstance(layers, FastLayers)
     return core, layers
 
 
@@ -322,7 +318,7 @@ def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> Non
 def test_memory_is_counted() -> None:
     model = wild_model()
     scene = Scene.of(model, [(0, 3)])
-    layers = scene.fast(model, FastOptions(rows=64, singles=8))
+    layers = scene.fast(model, LayerOptions(rows=64, singles=8))
     backbone = model.model
     blocks = (backbone.shared_block, backbone.text_block, backbone.audio_block)
     norms = (backbone.text_norm, backbone.audio_norm)
@@ -336,5 +332,5 @@ def test_memory_is_counted() -> None:
 
 def test_one_task_is_the_same_with_small_passes() -> None:
     task = random_tasks(seed=3, count=1)[0]
-    core = with_fast(engine_core(MODEL), FastOptions(rows=3, singles=1))
+    core = with_fast(engine_core(MODEL), LayerOptions(rows=3, singles=1))
     require_same(alone(core, Task(task.rows, task.ask)), reference(MODEL, task), IDS)

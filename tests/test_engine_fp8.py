@@ -9,8 +9,8 @@ from fast_rig import Scene, read, same
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.engine.fast_layers import FastOptions, suited
 from mosstalk.engine.layer_weights import Fp8Matrix, packed_stacks
+from mosstalk.engine.layers import LayerOptions, takes_kernels
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel
@@ -66,7 +66,7 @@ def test_fast_layers_read_what_plain_layers_read(
     model = quantised(activations, blocks, dtype)
     expected = Scene.of(model, SPANS)
     found, untouched = expected.own(), expected.own()
-    outputs = read(found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant)), found)
+    outputs = read(found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant)), found)
     outputs += found.written()
     wanted = read(expected.plain(model), expected) + expected.written()
     assert all(one.shape == other.shape for one, other in zip(outputs, wanted, strict=True))
@@ -118,14 +118,14 @@ def test_weights_are_packed_in_place_and_once(activations: str, blocks: str) -> 
 
 def test_bytes_of_weights_are_those_that_a_step_reads() -> None:
     model = quantised("row", "shared")
-    layers = Scene.of(model, SPANS).fast(model, FastOptions(rows=64, singles=8))
+    layers = Scene.of(model, SPANS).fast(model, LayerOptions(rows=64, singles=8))
     backbone = model.model
     parts = (backbone.shared_block, backbone.text_block, backbone.audio_block)
     norms = (backbone.text_norm, backbone.audio_norm)
     expected = sum(w.nbytes for part in (*parts, *norms) for w in part.parameters())
     assert layers.weight_bytes == expected
     plain = wild_model(config=WIDE)
-    whole = Scene.of(plain, SPANS).fast(plain, FastOptions(rows=64, singles=8))
+    whole = Scene.of(plain, SPANS).fast(plain, LayerOptions(rows=64, singles=8))
     saved = sum(m.weight.nbytes * 3 - m.weight_scale.nbytes
                 for m in model.modules() if isinstance(m, Fp8Linear))  # fmt: skip
     assert whole.weight_bytes - layers.weight_bytes == saved
@@ -206,11 +206,11 @@ def test_on_a_gpu_graphs_read_what_plain_layers_read(
         quantised(activations, "shared", dtype, device="cuda", config=MIDDLE) for _ in range(2)
     )
     others = shaken(other, MATRIX_UNITS), wild_model("cuda", dtype, config=MIDDLE)
-    options = FastOptions(rows=192, singles=32, invariant=invariant)
+    options = LayerOptions(rows=192, singles=32, invariant=invariant)
     for spans in MIXES.values():
         scene = Scene.of(model, spans)
         found, again = scene.own(), scene.own()
-        assert suited(model, found.store)
+        assert takes_kernels(found.store.keys)
         wanted, moved, exact = (read(scene.own().plain(m), scene) for m in (model, *others))
         layers = found.fast(model, options)
         outputs = read(layers, found)

@@ -28,7 +28,6 @@ from mosstalk.conversation import Conversation, Mode
 from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
-from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore, blocks_that_fit, bytes_per_row
 from mosstalk.engine.memory import free_bytes, largest_step, sized
 from mosstalk.engine.request import Request
@@ -135,17 +134,11 @@ def test_blocks_measured_on_a_gpu_leave_room_for_the_largest_step() -> None:
         require_same(request, reference(wild_model(), task))
 
 
-def with_fast(core: EngineCore, options: FastOptions) -> EngineCore:
-    runner = core.runner
-    runner.layers = FastLayers(core.model, runner.store, runner.layers.latest, options)
-    return core
-
-
 def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     passes: list[int] = []
-    core = with_fast(engine_core(wild_model(), step_rows=16), FastOptions())
+    core = engine_core(wild_model(), step_rows=16)
     run = core.runner.layers.layer_pass.run
 
     def noted(part: Part, inputs: StepInputs) -> None:

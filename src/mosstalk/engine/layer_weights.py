@@ -98,22 +98,6 @@ class StackWeights:
         return norm_weight + sum(layer.nbytes for layer in self.layers)
 
 
-def packable(backbone: Backbone, dtype: torch.dtype) -> bool:
-    """Whether weights are plain numbers of ``dtype`` or, of layers' products, in E4M3.
-
-    Products of one input must be quantised alike.
-    """
-    quantised = [module for module in backbone.modules() if isinstance(module, Fp8Linear)]
-    own = {id(weight) for module in quantised for weight in module.parameters()}
-    held = (*backbone.parameters(), *backbone.buffers())
-    if any(weight.dtype != dtype for weight in held if id(weight) not in own):
-        return False
-    blocks = (backbone.shared_block, backbone.text_block, backbone.audio_block)
-    layers = [layer for block in blocks for layer in block.layers]
-    inputs = [lot for layer in layers for lot in _products(_decoder(layer))]
-    return all(_alike(products) for products in inputs)
-
-
 @torch.no_grad()
 def packed_stacks(backbone: Backbone) -> dict[Part, StackWeights]:
     """The three stacks of a network, packed in place, one layer after the other.

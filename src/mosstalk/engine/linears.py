@@ -58,25 +58,35 @@ class Linears:
     """What multiplies rows with the matrices of ``layers``, at most ``rows`` of them.
 
     Few rows are multiplied by kernels that read weights once, more by a general library; with
-    ``invariant``, all by kernels whose sums do not depend on the number of rows.
+    ``invariant``, all by kernels whose sums do not depend on the number of rows. Without
+    ``kernels`` the library multiplies all, but for weights in FP8, which the reference does.
 
     Raises:
         DeviceError: weights are in FP8, which the card does not have.
     """
 
     def __init__(
-        self, layers: Sequence[LayerWeights], eps: float, rows: int, *, invariant: bool
+        self,
+        layers: Sequence[LayerWeights],
+        eps: float,
+        rows: int,
+        *,
+        invariant: bool,
+        kernels: bool = True,
     ) -> None:
         norm_weight = layers[0].attention_norm_weight
-        self._eps, self._dtype, self._invariant = eps, norm_weight.dtype, invariant
+        self._eps, self._dtype = eps, norm_weight.dtype
+        self._invariant, self._kernels = invariant, kernels
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         widths = {len(m.weight.q[0]) for m in matrices if isinstance(m, Fp8Matrix)}
         self._fp8_room: Fp8Room | None = None
         if widths:
             require_fp8(norm_weight.device)
             self._fp8_room = Fp8Room.allocate(rows, max(widths), norm_weight.device)
-        shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
-        most = max(_most_sums(*shape, invariant=invariant) for shape in shapes)
+        most = 0
+        if kernels:
+            shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
+            most = max(_most_sums(*shape, invariant=invariant) for shape in shapes)
         self._workspace = LinearWorkspace(most, norm_weight.device)
 
     @property
@@ -119,6 +129,8 @@ class Linears:
 
     def _general(self, rows: int, matrix: Matrix) -> bool:
         """Whether a general library multiplies so many rows."""
+        if not self._kernels:
+            return not isinstance(matrix, Fp8Matrix)
         if self._invariant or rows <= FEW_ROWS:
             return False
         return not isinstance(matrix, Fp8Matrix) or library_takes(matrix.weight, self._dtype)
