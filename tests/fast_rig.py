@@ -84,9 +84,10 @@ class Scene:
         options = replace(options or LayerOptions(), kernels=True)
         return Layers(model, self.store, self.latest, options)
 
-    def exact(self, model: LanguageModel) -> Layers:
+    def exact(self, model: LanguageModel, options: LayerOptions | None = None) -> Layers:
         """Layers whose passes have the rows that there are, over this store."""
-        return Layers(model, self.store, self.latest, LayerOptions(kernels=False))
+        options = replace(options or LayerOptions(), kernels=False)
+        return Layers(model, self.store, self.latest, options)
 
     @property
     def places(self) -> list[int]:

@@ -77,6 +77,38 @@ def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     assert same(found.foreign(), untouched.foreign())
 
 
+@given(
+    drawn=st.lists(spans, min_size=1, max_size=7),
+    block_rows=st.sampled_from([1, 3, 4, 16]),
+    rows=st.sampled_from([19, 576]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60)
+def test_without_padding_any_mix_of_stretches_reads_as_plain_layers_read_it(
+    drawn: list[Span], block_rows: int, rows: int, seed: int
+) -> None:
+    expected = Scene.of(MODEL, drawn, block_rows=block_rows, seed=seed)
+    found, untouched = expected.own(), expected.own()
+    outputs = read(found.exact(MODEL, LayerOptions(rows=rows)), found)
+    require_near(outputs, read(expected.plain(MODEL), expected))
+    require_near(found.written(), expected.written())
+    assert same(found.foreign(), untouched.foreign())
+
+
+def test_without_padding_no_bit_depends_on_other_sequences() -> None:
+    crowd = Scene.of(MODEL, [(3, 20), (0, 40), (70, 75), (8, 13), (0, 6)])
+    crowd = replace(crowd, wanted=list(range(len(crowd.rows))))
+    company, first = crowd.own(), 0
+    together = read(company.exact(MODEL), company)
+    for stretch in crowd.stretches:
+        rows = slice(first, first + len(stretch))
+        first = rows.stop
+        lone = replace(
+            crowd.own(), stretches=[stretch], rows=crowd.rows[rows], wanted=[*range(len(stretch))]
+        )
+        assert same([outputs[rows] for outputs in together], read(lone.exact(MODEL), lone))
+
+
 @both_ways
 def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
     scene = Scene.of(MODEL, [(8, 9), (3, 20), (0, 33)])
@@ -271,14 +303,19 @@ class Stale(Planner):
         return super().embedding(step - 1, *others)  # type: ignore[arg-type]
 
 
-def fast_core(model: LanguageModel) -> tuple[EngineCore, Layers]:
-    core = with_fast(engine_core(model), LayerOptions())
-    layers = core.runner.layers
-    return core, layers
+def core_with(model: LanguageModel, *, kernels: bool) -> tuple[EngineCore, Layers]:
+    core = engine_core(model)
+    if kernels:
+        with_fast(core, LayerOptions())
+    return core, core.runner.layers
 
 
-def test_a_step_refuses_before_anything_is_computed() -> None:
-    core, layers = fast_core(MODEL)
+with_and_without_kernels = pytest.mark.parametrize("kernels", [True, False])
+
+
+@with_and_without_kernels
+def test_a_step_refuses_before_anything_is_computed(kernels: bool) -> None:
+    core, layers = core_with(MODEL, kernels=kernels)
     sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
     assert sequence.make_room(2)
     with pytest.raises(ValueError, match="inhomogeneous shape"):
@@ -300,9 +337,10 @@ def test_a_step_refuses_before_anything_is_computed() -> None:
     assert not core.runner.store.hidden.any()
 
 
-def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> None:
+@with_and_without_kernels
+def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is(kernels: bool) -> None:
     model = wild_model()
-    core, layers = fast_core(model)
+    core, layers = core_with(model, kernels=kernels)
     longest = layers.limits.keys
     assert longest == model.config.max_position_embeddings
     sequence = core.open([(1, SILENT)] * (longest + 1))

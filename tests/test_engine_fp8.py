@@ -74,6 +74,21 @@ def test_fast_layers_read_what_plain_layers_read(
     assert same(found.foreign(), untouched.foreign())
 
 
+@both_kinds
+@both_parts
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_without_padding_layers_read_what_plain_layers_read(
+    activations: str, blocks: str, dtype: torch.dtype
+) -> None:
+    model = quantised(activations, blocks, dtype)
+    expected = Scene.of(model, SPANS)
+    found = expected.own()
+    outputs = read(found.exact(model), found) + found.written()
+    assert (
+        apart(outputs, read(expected.plain(model), expected) + expected.written()) < BOUNDS[dtype]
+    )
+
+
 @pytest.mark.parametrize("product", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"])
 @pytest.mark.parametrize("scale", ["weight_scale", "input_scale"])
 def test_a_scale_that_is_lost_would_be_seen(product: str, scale: str) -> None:
