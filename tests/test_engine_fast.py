@@ -26,8 +26,8 @@ from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.layer_weights import Matrix, packed_stacks
 from mosstalk.engine.layers import LayerOptions, Layers
+from mosstalk.engine.linears import Matrix, packed_stacks
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs

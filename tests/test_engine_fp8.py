@@ -9,8 +9,8 @@ from fast_rig import Scene, read, same
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.engine.layer_weights import Fp8Matrix, packed_stacks
 from mosstalk.engine.layers import LayerOptions, takes_kernels
+from mosstalk.engine.linears import Fp8Matrix, packed_stacks
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel

@@ -18,8 +18,7 @@ from torch import Tensor
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Row
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layer_weights import LayerWeights, packed_stacks
-from mosstalk.engine.linears import Linears, ScratchBuffers
+from mosstalk.engine.linears import LayerWeights, Linears, ScratchBuffers, packed_stacks
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import (
     ExactInputs,
