@@ -127,8 +127,8 @@ def attention_decode_reference(
         block, inside = divmod(seen - 1, block_rows)
         place = int(table[item, block]) * block_rows + inside
         keys[place], values[place] = key[item], value[item]
-        kept = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
-        mixed = mixed_reference(query[item, :, None], *kept)
+        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        mixed = mixed_reference(query[item, :, None], *both)
         out[item] = mixed[:, 0].flatten().to(out.dtype)
     return out
 
@@ -143,24 +143,20 @@ def rows_of(part: Tensor, blocks: Tensor, seen: int, block_rows: int) -> Tensor:
     return whole.index_select(0, blocks[: ceil_div(seen, block_rows)]).flatten(0, 1)[:seen]
 
 
-def mixed_reference(query: Tensor, keys: Tensor, values: Tensor, *, causal: bool = False) -> Tensor:
+def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D).
 
-    ``causal``: the rows are the last of those kept, and see none after themselves.
+    The rows are the last of those kept, and see none after themselves.
     """
     rows, seen = query.shape[1], len(keys)
     mask = None
-    if causal and rows < seen:
-        end = torch.arange(seen - rows, seen, device=query.device)
-        mask = torch.arange(seen, device=query.device) <= end[:, None]
+    if 1 < rows < seen:
+        own = torch.arange(seen - rows, seen, device=query.device)
+        mask = torch.arange(seen, device=query.device) <= own[:, None]
     key, value = (one.float().transpose(0, 1)[None] for one in (keys, values))
+    causal = 1 < rows == seen
     return F.scaled_dot_product_attention(
-        query.float()[None],
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal and mask is None,
-        enable_gqa=True,
+        query.float()[None], key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
     )[0]
 
 
