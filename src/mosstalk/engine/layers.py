@@ -99,12 +99,11 @@ class Layers:
     ) -> None:
         self.model, self.store, self.latest = model, store, latest
         options = options or LayerOptions()
-        exact = store.keys.dtype == torch.float32
-        given = options.kernels
-        self.kernels = takes_kernels(store.keys) if given is None else given
-        self.invariant = (
-            exact if options.invariant is None or not self.kernels else options.invariant
-        )
+        kernels, invariant = options.kernels, options.invariant
+        self.kernels = takes_kernels(store.keys) if kernels is None else kernels
+        if invariant is None or not self.kernels:
+            invariant = store.keys.dtype == torch.float32
+        self.invariant = invariant
         self.limits = PassLimits(
             options.rows,
             min(options.singles, options.rows),
