@@ -18,7 +18,6 @@ from mosstalk.numerics.rope import rotary_tables, rotate
 from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.attention_decode import (
     attention_decode,
-    places_of,
     rows_work,
 )
 from mosstalk.ops.attention_prefill import (
@@ -303,6 +302,12 @@ class Stretch:
 
     item: int
     rows: int
+
+
+def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
+    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
+    row = torch.arange(first, end, device=blocks.device)
+    return blocks[row // block_rows].long() * block_rows + row % block_rows
 
 
 def packed(stretches: list[Stretch], lengths: list[int], padding: int) -> list[list[int]]:

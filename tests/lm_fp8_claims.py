@@ -15,7 +15,7 @@ from fast_rig import Scene, read
 from kernel_claims import DEVICE, Rand, apart, every_dtype, rand, same, unwritten
 from torch import Tensor
 
-from mosstalk.engine.fast_layers import FastOptions
+from mosstalk.engine.layers import LayerOptions
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
@@ -258,7 +258,7 @@ def test_layers_by_kernels_read_what_plain_layers_read(activations: str, invaria
     quantize_in_place(model, record, scales)
     expected = Scene.of(model, [(13, 33), (0, 5), (30, 31), (9, 10)])
     found = expected.own()
-    layers = found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant))
+    layers = found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant))
     pairs = zip(read(layers, found), read(expected.plain(model), expected), strict=True)
     for one, other in pairs:
         assert float((one - other).norm()) <= LAYERS_BOUND * float(other.norm())

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.rope_kv import (
     check_store,
@@ -80,26 +80,40 @@ def attention_decode_reference(
     for item, seen in enumerate(length.tolist()):
         if seen == 0:
             continue
-        place = places_of(table[item], 0, seen, block_rows)
-        keys[place[-1]], values[place[-1]] = key[item], value[item]
-        mixed = mixed_reference(query[item, :, None], keys[place], values[place])
+        block, inside = divmod(seen - 1, block_rows)
+        place = int(table[item, block]) * block_rows + inside
+        keys[place], values[place] = key[item], value[item]
+        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        mixed = mixed_reference(query[item, :, None], *both)
         out[item] = mixed[:, 0].flatten().to(out.dtype)
     return out
 
 
-def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
-    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
-    row = torch.arange(first, end, device=blocks.device)
-    return blocks[row // block_rows].long() * block_rows + row % block_rows
+def rows_of(part: Tensor, blocks: Tensor, seen: int, block_rows: int) -> Tensor:
+    """The first ``seen`` rows (seen, G, D) of an item in ``part`` (places, G, D), in a copy.
+
+    ``blocks`` is the item's line of the table. Whole blocks are copied: that takes half of what
+    row by row does.
+    """
+    whole = part.unflatten(0, (-1, block_rows))
+    return whole.index_select(0, blocks[: ceil_div(seen, block_rows)]).flatten(0, 1)[:seen]
 
 
-def mixed_reference(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D)."""
+def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D).
+
+    The rows are the last of those kept, and see none after themselves.
+    """
+    rows, seen = query.shape[1], len(keys)
+    mask = None
+    if 1 < rows < seen:
+        own = torch.arange(seen - rows, seen, device=query.device)
+        mask = torch.arange(seen, device=query.device) <= own[:, None]
     key, value = (one.float().transpose(0, 1)[None] for one in (keys, values))
-    wide = query.float()[None]
-    return F.scaled_dot_product_attention(wide, key, value, attn_mask=mask, enable_gqa=True)[0]
+    causal = 1 < rows == seen
+    return F.scaled_dot_product_attention(
+        query.float()[None], key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
+    )[0]
 
 
 @op(attention_decode_reference)

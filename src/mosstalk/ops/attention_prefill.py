@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, places_of, see_kept
+from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
 from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.split_kv import (
@@ -87,16 +87,19 @@ def attention_prefill_reference(
     *,
     block_rows: int,
 ) -> Tensor:
-    """``attention_prefill`` in plain torch, tile by tile; reads ``tiles`` on the host."""
+    """``attention_prefill`` in plain torch, tile by tile; reads ``tiles`` on the host.
+
+    A tile may have any number of rows.
+    """
     channels = keys.shape[2]
     for first, rows, position, item in tiles.tolist():
         if rows == 0:
             continue
-        place = places_of(table[item], 0, position + rows, block_rows)
+        seen = position + rows
         query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
-        seen = torch.ones(rows, position + rows, dtype=torch.bool, device=q.device).tril(position)
-        mixed = mixed_reference(query, keys[place], values[place], seen)
-        out[first : first + rows] = mixed.transpose(0, 1).flatten(1).to(out.dtype)
+        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        mixed = mixed_reference(query, *both)
+        out[first : first + rows] = mixed.transpose(0, 1).flatten(1)
     return out
 
 

@@ -73,9 +73,22 @@ def interprets() -> bool:
     return INSTALLED and bool(triton.knobs.runtime.interpret)
 
 
+_references_only: ContextVar[bool] = ContextVar("references_only", default=False)
+
+
+@contextmanager
+def references_only() -> Iterator[None]:
+    """Operations that this thread calls within are computed by their references everywhere."""
+    token = _references_only.set(True)
+    try:
+        yield
+    finally:
+        _references_only.reset(token)
+
+
 def runs(tensor: Tensor) -> bool:
     """Whether kernels, rather than their references, take ``tensor``."""
-    if SWITCHES.references or not INSTALLED:
+    if SWITCHES.references or not INSTALLED or _references_only.get():
         return False
     return tensor.is_cuda or interprets()
 

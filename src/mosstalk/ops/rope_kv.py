@@ -35,14 +35,15 @@ def rope_kv_reference(
     out: Tensor,
 ) -> Tensor:
     """``rope_kv`` in plain torch; which rows are written is read on the host."""
-    written = (places >= 0).nonzero()[:, 0]
-    place = places[written].long()
-    query, key, value = turned_reference(
-        qkv[written], gains, eps, angles[positions[written].long()], keys.shape[1]
-    )
-    out[written] = query.flatten(1)
-    keys[place] = key
-    values[place] = value
+    written = places >= 0
+    if not written.all():
+        qkv, positions, places = qkv[written], positions[written], places[written]
+    lines = angles.index_select(0, positions)
+    query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
+    rows = slice(None) if len(places) == len(out) else written.nonzero()[:, 0]
+    out[rows] = query.flatten(1)
+    keys.index_copy_(0, places.long(), key)
+    values.index_copy_(0, places.long(), value)
     return out
 
 
@@ -54,20 +55,15 @@ def turned_reference(
     ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rope_kv``.
     """
     heads = qkv.unflatten(1, (-1, gains[0].shape[0]))
-    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    return (
-        _turned_reference(query, gains[0], eps, lines),
-        _turned_reference(key, gains[1], eps, lines),
-        value,
-    )
-
-
-def _turned_reference(x: Tensor, norm_weight: Tensor, eps: float, lines: Tensor) -> Tensor:
+    queries = heads.shape[1] - 2 * kv_heads
+    x, value = heads.split([queries + kv_heads, kv_heads], dim=1)
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    first, second = (norm_weight * wide.to(x.dtype)).float().chunk(2, dim=-1)
+    even = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    norm_weight = torch.cat([gains[0].expand(queries, -1), gains[1].expand(kv_heads, -1)])
+    first, second = (norm_weight * even).float().chunk(2, dim=-1)
     cos, sin = lines[:, None].chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return *turned.to(x.dtype).split([queries, kv_heads], dim=1), value
 
 
 @op(rope_kv_reference)
