@@ -20,7 +20,7 @@ from engine_rig import (
 from fast_rig import Scene, read, same
 from torch import Tensor
 
-from mosstalk.engine.fast_layers import FastOptions
+from mosstalk.engine.layers import LayerOptions
 from mosstalk.ops.launch import runs
 from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
@@ -45,7 +45,7 @@ def test_kernels_read_what_plain_layers_read(dtype: torch.dtype, invariant: bool
     model = wild_model(dtype=dtype, config=SMALL)
     expected = Scene.of(model, MIXES[mix])
     found, untouched = expected.own(), expected.own()
-    layers = found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant))
+    layers = found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant))
     assert runs(found.store.keys)
     plain = expected.plain(model)
     outputs, wanted = read(layers, found), read(plain, expected)

@@ -39,13 +39,11 @@ from mosstalk.ops import linear_tiles
 from mosstalk.ops.launch import compiled_together
 from mosstalk.ops.linear import LinearWorkspace
 from mosstalk.ops.linear_fp8 import (
+    divided_fp8_linear,
     fp8_library,
     fp8_linear,
-    fp8_linear_reference,
     fp8_rows,
-    fp8_rows_reference,
     library_takes,
-    plan_fp8_linear,
 )
 from mosstalk.ops.linear_tiles import FP8_CANDIDATES, KINDS, Division, Kind
 
@@ -115,14 +113,14 @@ class Product:
         return self.out
 
     def planned(self, weight: Fp8Weight, divided: Division) -> Any:
-        return plan_fp8_linear(
+        return divided_fp8_linear(
             self.q, self.scale, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         )  # fmt: skip
 
     def expected(self, weight: Fp8Weight) -> Tensor:
         out = torch.empty(self.out.shape, device=self.x.device)
-        return fp8_linear_reference(self.q, self.scale, weight, out, **self.how)
+        return fp8_linear.reference(self.q, self.scale, weight, out, **self.how)
 
 
 def weight_of(kind: Kind, draw: Draw) -> Fp8Weight:
@@ -191,7 +189,7 @@ def wrong_rows(product: Product) -> int:
     wrong = 0
     for fixed in (None, torch.tensor(0.004, device=product.x.device)):
         q, scale = torch.empty_like(product.q), torch.empty_like(product.scale)
-        fp8_rows_reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
+        fp8_rows.reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
         product.rounded(fixed)
         share = float((product.q.float() != q.float()).float().mean())
         limit = ROUNDED_OTHERWISE if product.gain is not None else 0.0
@@ -218,7 +216,7 @@ def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWo
         return 1
     product = Product.of(kind, MANY_ROWS, draw, workspace).rounded()
     out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=product.x.device)
-    expected = fp8_linear_reference(product.q, product.scale, weight, torch.empty_like(out))
+    expected = fp8_linear.reference(product.q, product.scale, weight, torch.empty_like(out))
     error = relative(fp8_library(product.q, product.scale, weight, out), expected)
     wide = weight.dequantized().to(BRAIN)
     several = 8

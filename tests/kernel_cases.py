@@ -1,6 +1,5 @@
 """Every kernel of the flow at the published sizes, for what compiles, checks and times them."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attend_groups import attend_groups
+from mosstalk.ops.attend_groups import attend_groups, plan_attend_groups
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
@@ -40,24 +39,23 @@ class Case:
     def run_reference(self) -> None:
         """Call the reference, which knows nothing of splits."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
-        name = self.function
-        if name == "attend_groups":  # Its reference is that of attention_flow.
+        op: Any = self.op
+        if self.function == "attend_groups":  # Its reference is that of attention_flow.
             plain.pop("groups")
-            name = "attention_flow"
-        self._beside(f"{name}_reference")(**plain)
+            op = attention_flow
+        op.reference(**plain)
 
     def plan(self) -> Launch:
         """What the public function would launch."""
-        launch: Launch = self._beside(f"plan_{self.function}")(**self.call)
+        op: Any = self.op
+        plan = plan_attend_groups if self.function == "attend_groups" else op.plan
+        launch: Launch = plan(**self.call)
         return launch
 
     @property
     def function(self) -> str:
         """The public function's name."""
         return self.op.__name__
-
-    def _beside(self, name: str) -> Any:
-        return getattr(sys.modules[self.op.__module__], name)
 
 
 _SPLITTING = {"splits", "least", "workspace"}

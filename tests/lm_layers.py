@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.linear import (
-    LinearWorkspace,
-    plan_rms_linear,
-    rms_linear,
-    rms_linear_reference,
-)
+from mosstalk.ops.linear import LinearWorkspace, divided_linear, rms_linear
 from mosstalk.ops.linear_tiles import Division, Kind
 from mosstalk.ops.norm import rms_norm
 
@@ -81,7 +76,7 @@ class Product:
         x, gain = self.x, self.gain
         if gain is not None and divided.apart:
             x, gain = rms_norm(x, gain, EPS, torch.empty_like(x)), None
-        plan_rms_linear(
+        divided_linear(
             x, gain, EPS, weight, self.out, **self.how, divided=divided, workspace=self.workspace
         ).run()
         return self.out
@@ -89,7 +84,7 @@ class Product:
     def compile_divided(self, weight: Tensor, divided: Division) -> None:
         """Compile what ``run_divided`` runs, for Triton's cache on disk."""
         gain = None if divided.apart else self.gain
-        plan_rms_linear(
+        divided_linear(
             self.x, gain, EPS, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         ).compile()  # fmt: skip
@@ -97,7 +92,7 @@ class Product:
     def expected(self, weight: Tensor) -> Tensor:
         """The reference's result, in float32."""
         out = torch.empty(self.out.shape, device=self.x.device)
-        return rms_linear_reference(self.x, self.gain, EPS, weight, out, **self.how)
+        return rms_linear.reference(self.x, self.gain, EPS, weight, out, **self.how)
 
 
 def weight_shape(kind: Kind) -> tuple[int, int]:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from mosstalk.engine.engine_core import EngineOptions, ReplyParams
 from mosstalk.engine.inputs import Inputs, Spec
-from mosstalk.engine.layers import PlainLayers
 from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
-from mosstalk.engine.scheduler import SchedulerLimits, Work
+from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.staging import Staging
 from mosstalk.errors import EngineInputError, OptionError
 from mosstalk.models.sampling import warp
@@ -67,34 +66,6 @@ def test_what_is_missing_is_named(name: str) -> None:
 def test_what_is_of_another_step_is_refused(step: int) -> None:
     with pytest.raises(EngineInputError, match=f"step 7, this is step {step}"):
         Inputs(7, good()).check(SPECS, step, CPU)
-
-
-class Stale(PlainLayers):
-    """Layers whose inputs were made a step ago."""
-
-    def _check(self, step: int, inputs: Inputs, *others: object) -> None:
-        super()._check(step, Inputs(step - 1, inputs.tensors), *others)  # type: ignore[arg-type]
-
-
-def test_a_step_refuses_before_anything_is_computed() -> None:
-    core = engine_core(wild_model())
-    sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
-    assert sequence.make_room(2)
-    with pytest.raises(ValueError, match="inhomogeneous shape"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    sequence.rows[:] = [(1.5, SILENT), (2, SILENT)]  # type: ignore[list-item]
-    with pytest.raises(EngineInputError, match=r"'rows' is torch\.float64"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    sequence.rows[:] = [(1, SILENT, 2), (2, SILENT, 3)]  # type: ignore[list-item]
-    with pytest.raises(EngineInputError, match=r"'rows' has the shape \(2, 3\), must be \(2, 2\)"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    assert sequence.read == [0, 0, 0]
-    runner = core.runner
-    runner.layers = Stale(core.model, runner.store, runner.layers.latest)
-    sequence.rows[:] = [(1, SILENT), (2, SILENT)]
-    with pytest.raises(EngineInputError, match=r"of step \d+, this is step \d+"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    assert not core.runner.store.hidden.any()
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ from mosstalk.build.weights import (
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
-from mosstalk.engine.fast_layers import FastLayers, suited_to
 from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.engine.layers import takes_kernels
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import DeviceError, OptionError
 from mosstalk.files import as_text
@@ -229,14 +229,14 @@ class Build:
             graphs = warm_layers(host.engine.core)
             warm_draws(host.engine.core)
             asyncio.run(warm_host(host))
-            self._fast = isinstance(host.engine.core.runner.layers, FastLayers)
+            self._fast = host.engine.core.runner.layers.kernels
         if on_gpu:
             self._say_compiled(graphs)
 
     def _tune(self, model: LanguageModel) -> None:
         """Before anything is checked, so that what was found is checked too."""
         use_tuned({})
-        if self.request.tune and suited_to(model, model.text_lm_head.weight):
+        if self.request.tune and takes_kernels(model.text_lm_head.weight):
             with kernels_apart((self.part / CACHE).resolve()):
                 self._tiles = tune_into(self.part, model, self.tell, self.say)
         self.say(f"  tiles: {describe(self._tiles)}")

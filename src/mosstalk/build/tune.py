@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.build.machine import machine_of
-from mosstalk.engine.layer_pass import LayerBuffers
-from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
-from mosstalk.engine.linears import Linears
+from mosstalk.engine.layers import LayerBuffers
+from mosstalk.engine.linears import Fp8Matrix, LayerWeights, Linears, Matrix, packed_stacks
 from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.fp8 import E4M3

@@ -2,7 +2,6 @@
 
 from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
-from mosstalk.engine.fast_layers import FastLayers
 from mosstalk.engine.step_plan import KEY_BUCKETS
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
@@ -16,7 +15,7 @@ _ROWS = 3
 def warm_layers(core: EngineCore) -> int:
     """Compile and capture all sizes of pass, at every length of context; how many graphs."""
     layers = core.runner.layers
-    if not isinstance(layers, FastLayers):
+    if not layers.kernels:
         return 0
     lengths = {*KEY_BUCKETS, layers.limits.keys}
     sizes = {size for keys in sorted(lengths) for size in layers.limits.usual(keys)}

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastOptions, best_layers
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
-from mosstalk.engine.packed import QuerySpan, in_passes
+from mosstalk.engine.layers import NOT_SEEN, LayerOptions, Layers
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sampler import (
     DRAW_SPECS,
@@ -37,6 +35,7 @@ from mosstalk.engine.sampler import (
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.engine.staging import Staging
+from mosstalk.engine.step_plan import QuerySpan, in_passes
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
 from mosstalk.runtime.busy import BusyPart
@@ -90,7 +89,7 @@ class ModelRunner:
 
     ``deferral`` off computes both blocks and heads at every row. A modality block that has
     many rows to catch up with reads at most ``pass_rows`` at once, to bound what it takes.
-    ``fast``: kernels where they run, and how; None: plain torch.
+    ``layers`` says how the network is computed.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class ModelRunner:
         *,
         pass_rows: int = 512,
         deferral: bool = True,
-        fast: FastOptions | None = None,
+        layers: LayerOptions | None = None,
     ) -> None:
         config = model.config
         self.model, self.ids, self.pool = model, ids, pool
@@ -111,8 +110,7 @@ class ModelRunner:
         self.steps = 0
         self._slots = Slots.allocate(config, ids, slots, model.device)
         self._staging = Staging(model.device)
-        given = model, self.store, self._slots.latest
-        self.layers: Layers = best_layers(*given, fast) if fast else PlainLayers(*given)
+        self.layers = Layers(model, self.store, self._slots.latest, layers)
 
     @property
     def device(self) -> torch.device:

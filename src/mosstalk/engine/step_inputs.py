@@ -79,8 +79,37 @@ def _fields(size: PassSize, *, embeds: bool) -> dict[str, _Field]:
     return common | {"wanted": _Field(rows, count="wanted")}
 
 
-class StepInputs:
-    """The descriptors of a pass, one buffer on the device and one copy to fill it.
+def check_planned(planned: Planned, step: int, *, embeds: bool) -> None:
+    """Raise EngineInputError unless a pass's descriptors are what they must be.
+
+    They are not if they are of another step, or if one, which is named, is missing, unknown,
+    misshapen or of another dtype.
+    """
+    if planned.step != step:
+        raise EngineInputError(f"the inputs are of step {planned.step}, this is step {step}")
+    _check(planned.values, _fields(planned.size, embeds=embeds))
+
+
+def _check(values: Values, fields: Mapping[str, _Field]) -> None:
+    if values.keys() != fields.keys():
+        wrong = min(values.keys() ^ fields.keys())
+        raise EngineInputError(f"input {wrong!r} is missing or not one of this step's")
+    counts: dict[str, int] = {}
+    for name, field in fields.items():
+        value = values[name]
+        if value.dtype != field.dtype:
+            raise EngineInputError(f"input {name!r} is {value.dtype}, must be {field.dtype}")
+        most, *others = field.shape
+        count = counts.get(field.count)
+        fits = value.ndim == len(field.shape) and [*value.shape[1:]] == others
+        if not fits or value.shape[0] > most or count not in (None, value.shape[0]):
+            shown = (f"at most {most}" if count is None else count, *others)
+            raise EngineInputError(f"input {name!r} has the shape {value.shape}, must be {shown}")
+        counts[field.count] = value.shape[0]
+
+
+class PassInputs:
+    """The descriptors of a pass on the device.
 
     ``positions`` (N,) and ``slot_mapping`` (N,) in the store, which is where ``written`` (N,) tells
     ``rope_kv`` to write: not the single rows, which attention itself writes. ``context_lens``
@@ -101,6 +130,25 @@ class StepInputs:
     context_lens: Tensor
     tiles: Tensor
     block_tables: Tensor
+    size: PassSize
+
+
+class ExactInputs(PassInputs):
+    """What was planned as it is, without padding: for a pass that no graph has captured.
+
+    Raises:
+        EngineInputError: see ``check_planned``.
+    """
+
+    def __init__(self, planned: Planned, step: int, device: torch.device, *, embeds: bool) -> None:
+        check_planned(planned, step, embeds=embeds)
+        self.size = planned.size
+        for name, value in planned.values.items():
+            setattr(self, name, torch.from_numpy(value).to(device))
+
+
+class StepInputs(PassInputs):
+    """Descriptors with room for a size of pass: one buffer, and one copy to fill it."""
 
     def __init__(self, size: PassSize, device: torch.device, *, embeds: bool) -> None:
         self.size = size
@@ -137,41 +185,13 @@ class StepInputs:
         """Copy a pass's descriptors to the device, in stream order and without waiting.
 
         Raises:
-            EngineInputError: see ``check``; nothing was copied.
+            EngineInputError: see ``check_planned``, or they are of another size; nothing was
+                copied.
         """
-        self.check(planned, step)
-        self._copy(planned.values)
-
-    def check(self, planned: Planned, step: int) -> None:
-        """Raise EngineInputError unless a pass's descriptors are what they must be.
-
-        They are not if they are of another step or size, or if one, which is named, is missing,
-        unknown, misshapen or of another dtype.
-        """
-        if planned.step != step:
-            raise EngineInputError(f"the inputs are of step {planned.step}, this is step {step}")
+        check_planned(planned, step, embeds="rows" in self._fields)
         if planned.size != self.size:
             raise EngineInputError(f"the inputs are for {planned.size}, this pass is {self.size}")
-        self._check(planned.values)
-
-    def _check(self, values: Values) -> None:
-        if values.keys() != self._fields.keys():
-            wrong = min(values.keys() ^ self._fields.keys())
-            raise EngineInputError(f"input {wrong!r} is missing or not one of this step's")
-        counts: dict[str, int] = {}
-        for name, field in self._fields.items():
-            value = values[name]
-            if value.dtype != field.dtype:
-                raise EngineInputError(f"input {name!r} is {value.dtype}, must be {field.dtype}")
-            most, *others = field.shape
-            count = counts.get(field.count)
-            fits = value.ndim == len(field.shape) and [*value.shape[1:]] == others
-            if not fits or value.shape[0] > most or count not in (None, value.shape[0]):
-                shown = (f"at most {most}" if count is None else count, *others)
-                raise EngineInputError(
-                    f"input {name!r} has the shape {value.shape}, must be {shown}"
-                )
-            counts[field.count] = value.shape[0]
+        self._copy(planned.values)
 
     def _copy(self, values: Values) -> None:
         with self._hosts.turn() as (host, views):

@@ -1,14 +1,18 @@
-"""Launches of kernels: planned, checked, compiled together, and run; and pieces of references."""
+"""Steps in two forms, kernels and plain torch: dispatched, planned, checked and compiled together.
+
+Pieces that the references share are at the end.
+"""
 
 import os
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, update_wrapper
+from inspect import signature
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +73,22 @@ def interprets() -> bool:
     return INSTALLED and bool(triton.knobs.runtime.interpret)
 
 
+_references_only: ContextVar[bool] = ContextVar("references_only", default=False)
+
+
+@contextmanager
+def references_only() -> Iterator[None]:
+    """Operations that this thread calls within are computed by their references everywhere."""
+    token = _references_only.set(True)
+    try:
+        yield
+    finally:
+        _references_only.reset(token)
+
+
 def runs(tensor: Tensor) -> bool:
     """Whether kernels, rather than their references, take ``tensor``."""
-    if SWITCHES.references or not INSTALLED:
+    if SWITCHES.references or not INSTALLED or _references_only.get():
         return False
     return tensor.is_cuda or interprets()
 
@@ -103,10 +120,18 @@ def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
     }
 
 
+def strided(**tensors: Tensor | None) -> dict[str, Any]:
+    """Tensors by a kernel's arguments, and numbers from row to row: ``x`` and ``x_stride``."""
+    given: dict[str, Any] = dict(tensors)
+    for name, one in tensors.items():
+        given[name + "_stride"] = 0 if one is None else one.stride(0)
+    return given
+
+
 def page_strides(kv: Tensor) -> dict[str, int]:
     """Strides of one layer's pages (pages, branches, 2, H, P, d), by a kernel's arguments."""
-    names = ("kv_page", "kv_branch", "kv_part", "kv_head", "kv_row")
-    return dict(zip(names, kv.stride(), strict=False))
+    page, branch, part, head, row, _ = kv.stride()
+    return {"kv_page": page, "kv_branch": branch, "kv_part": part, "kv_head": head, "kv_row": row}
 
 
 def at_once(size: Tile, channels: int) -> dict[str, int]:
@@ -158,8 +183,7 @@ def compiled_together(*, strict: bool = True) -> Iterator[None]:
             launch.compile()
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel with everything it is called with.
 
     ``arguments`` are tensors and numbers known at run time, ``constants`` those known when
@@ -188,8 +212,7 @@ class Launch:
         self.kernel.warmup(grid=self.grid, **self._given())
 
     def _given(self) -> dict[str, Any]:
-        device = next(value.device for value in self.arguments.values() if torch.is_tensor(value))
-        dependent = SWITCHES.dependent and self.short and _can_depend(device)
+        dependent = SWITCHES.dependent and self.short and _can_depend(self._device())
         extra: dict[str, Any] = {"launch_pdl": True} if dependent else {}
         if self.registers:
             extra["maxnreg"] = self.registers
@@ -201,6 +224,10 @@ class Launch:
             "num_stages": self.tile.stages,
             **extra,
         }
+
+    def _device(self) -> torch.device:
+        tensors = (value for value in self.arguments.values() if isinstance(value, Tensor))
+        return next(tensors).device
 
     def _variant(self) -> Variant:
         """What tells apart launches that are not compiled alike, and perhaps some that are."""
@@ -214,6 +241,68 @@ class Launch:
 @lru_cache
 def _can_depend(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _DEPENDENT_SINCE
+
+
+P = ParamSpec("P")
+R = ParamSpec("R")
+T = TypeVar("T")
+Plans = tuple[T, *tuple[Launch, ...]]
+"""What a call returns, and the kernels that it launches, in their order."""
+
+
+class Op(Generic[P, R, T]):
+    """A step in two forms: kernels where they take its first argument, elsewhere ``reference``.
+
+    Both write the same and return the same. What only kernels need to be told, always by
+    keyword, the reference is not told.
+    """
+
+    def __init__(
+        self,
+        plans: Callable[P, Plans[T]],
+        reference: Callable[R, T],
+        takes: Callable[[Any], bool],
+    ) -> None:
+        update_wrapper(self, plans)
+        self.reference = reference
+        self._plans, self._takes = plans, takes
+        names = signature(plans).parameters
+        self._first = next(iter(names))
+        self._for_kernels = names.keys() - signature(reference).parameters.keys()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the step's own docstring says."""
+        if not self._takes(args[0] if args else kwargs[self._first]):
+            told: dict[str, Any] = dict(kwargs)
+            for name in self._for_kernels:
+                told.pop(name, None)
+            plain: Callable[..., T] = self.reference
+            return plain(*args, **told)
+        out, *launches = self._plans(*args, **kwargs)
+        for launch in launches:
+            launch.run()
+        return out
+
+    def launches(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Launch, ...]:
+        """The kernels that such a call launches, in their order, as values."""
+        return self._plans(*args, **kwargs)[1:]
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Launch:
+        """The one kernel that such a call launches, as a value."""
+        (launch,) = self.launches(*args, **kwargs)
+        return launch
+
+
+def op(
+    reference: Callable[R, T], *, takes: Callable[[Any], bool] = runs
+) -> Callable[[Callable[P, Plans[T]]], Op[P, R, T]]:
+    """Make a step of what checks a call's arguments and plans its kernels.
+
+    The function decorated is the step's signature and docstring; it returns what the call
+    returns, then its launches. ``reference`` does the same in plain torch where ``takes`` says
+    that kernels do not take the first argument.
+    """
+    return lambda plans: Op(plans, reference, takes)
 
 
 # Pieces that the references share, in plain torch.
