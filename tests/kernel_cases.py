@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attend_groups import attend_groups, plan_attend_groups
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
@@ -40,16 +39,12 @@ class Case:
         """Call the reference, which knows nothing of splits."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
         op: Any = self.op
-        if self.function == "attend_groups":  # Its reference is that of attention_flow.
-            plain.pop("groups")
-            op = attention_flow
         op.reference(**plain)
 
     def plan(self) -> Launch:
         """What the public function would launch."""
         op: Any = self.op
-        plan = plan_attend_groups if self.function == "attend_groups" else op.plan
-        launch: Launch = plan(**self.call)
+        launch: Launch = op.plan(**self.call)
         return launch
 
     @property
@@ -78,7 +73,6 @@ class Rooms:
     workspace: Tensor
     table: Tensor
     visible: Tensor
-    groups: Tensor
     valid: Tensor
     nothing: Tensor
     splits: int
@@ -117,18 +111,10 @@ def rooms(
         workspace=room,
         table=ints(torch.cat([voice, own], dim=1)),
         visible=ints(seen),
-        groups=ints(grouped(items, voice_pages)),
         valid=ints(torch.full((items,), FRAMES)),
         nothing=ints(torch.full((items,), -1)),
         splits=splits,
     )
-
-
-def grouped(items: int, voice_pages: int) -> Tensor:
-    """Groups of items in one voice, and of nobody, as many as there are items."""
-    rows = [list(range(first, min(first + 3, items))) for first in range(0, items, 3)]
-    lists = [[voice_pages * FRAMES, *row, *[-1] * (3 - len(row))] for row in rows]
-    return torch.tensor(lists + [[0, -1, -1, -1]] * (items - len(lists)))
 
 
 def cases(shared: Rooms, layer: int, dtype: torch.dtype, draw: Draw) -> dict[str, Case]:
@@ -147,7 +133,6 @@ def cases(shared: Rooms, layer: int, dtype: torch.dtype, draw: Draw) -> dict[str
     found = [
         _norm_qkv("norm_qkv", before, shared, layer, weight(3 * INNER, WIDTH)),
         _attend(shared, layer),
-        _attend_groups(shared, layer),
         _linear_add("linear_add of heads", x, shared.mixed, heads, draw),
         _norm_linear("norm_linear", before, shared, weight(4 * WIDTH, WIDTH), draw),
         _linear_add("linear_add of wide", x, shared.wide, wide, draw),
@@ -234,12 +219,6 @@ def _attend(shared: Rooms, layer: int) -> Case:
         "workspace": shared.workspace,
     }
     return Case("attention_flow", attention_flow, call, ("out",))
-
-
-def _attend_groups(shared: Rooms, layer: int) -> Case:
-    call = _attend(shared, layer).call | {"groups": shared.groups}
-    call = {key: value for key, value in call.items() if key not in _SPLITTING}
-    return Case("attend_groups", attend_groups, call, ("out",))
 
 
 def _norm_linear(

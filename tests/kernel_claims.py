@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attend_groups import attend_groups, groups_of
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
@@ -252,43 +251,6 @@ def test_attention_flow_by_distance(
     distance = 2 * frames + 1 - torch.arange(2 * frames + 1, device=DEVICE)
     scores = rows[0] @ q[frames + 1, size:].float() / 4 + bias[1, 1, 1, reach - 1 - distance]
     same(found[frames + 1, size:].float(), scores.softmax(dim=0) @ rows[1], dtype)
-
-
-@every_dtype
-@pytest.mark.parametrize("frames", [20, 5])
-def test_attend_groups(rand: Rand, dtype: torch.dtype, frames: int) -> None:
-    heads, size = 2, 32
-    kv = paged(rand, dtype, (2, heads, frames, size), 40)
-    voice, other = list(range(1, 6)), [6, 7]
-    pages = [
-        [*voice, 8, 9, 10],
-        [*voice, 11],
-        [*other, 12],
-        [*voice, 13, 14, 15, 16],
-        [*voice, 11, 17],
-        [18],
-        [*other, 19, 20],
-    ]
-    table = torch.zeros(8, 9, dtype=torch.int32, device=DEVICE)
-    for item, seen in enumerate(pages):
-        table[item, : len(seen)] = ints(*seen)
-    rows = groups_of(pages, frames)
-    assert rows == [
-        [5 * frames, 0, 1, 3],
-        [0, 4, -1, -1],
-        [2 * frames, 2, 6, -1],
-        [0, 5, -1, -1],
-    ]
-    groups = ints(*rows, *[[0, -1, -1, -1]] * 4)
-    visible = ints(*(len(seen) * frames - item % 2 for item, seen in enumerate(pages)), 0)
-    q = apart(rand(2 * 8 * frames, heads * size, dtype=dtype))
-    expected = attention_flow.reference(q, kv, table, visible, torch.empty_like(q), frames=frames)
-    out = torch.full_like(expected, 7)
-    attend_groups(q, kv, table, visible, groups, apart(out), frames=frames)
-    out = attend_groups(q, kv, table, visible, groups, apart(out), frames=frames)
-    active, idle = out.unflatten(0, (2, 8, frames)).split([7, 1], dim=1)
-    same(active, expected.unflatten(0, (2, 8, frames))[:, :7], dtype)
-    assert (idle == 7).all()
 
 
 PLACES = {

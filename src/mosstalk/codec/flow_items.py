@@ -14,11 +14,10 @@ from torch import Tensor
 
 from mosstalk.config import FlowConfig
 from mosstalk.errors import EngineInputError
-from mosstalk.ops.attend_groups import MEMBERS, NOBODY, groups_of
 from mosstalk.runtime.pinned import PinnedRing
 
 NOTHING = -1
-_NOT_ONE_EACH = ("codes", "table", "groups")
+_NOT_ONE_EACH = ("codes", "table")
 _ALIGNED = 32
 """Numbers of 4 bytes from whose multiples on every input begins: kernels are compiled for
 aligned inputs, and again for others."""
@@ -57,8 +56,7 @@ def in_blocks(
 class PassInputs:
     """The descriptors of a pass, int32, one buffer on the device and one copy to fill it.
 
-    Each is a tensor (I,) but ``codes`` (I, T + 3), ``table`` (I, S) and ``groups`` (I, 4), those
-    of ``attend_groups``. ``valid_*`` count an
+    Each is a tensor (I,) but ``codes`` (I, T + 3) and ``table`` (I, S). ``valid_*`` count an
     item's own rows, ``visible_*`` all that it sees; -1 is no item, no page, no code.
     ``noise``, ``condition`` and ``speaker`` are rows of the flow's tables.
     """
@@ -75,7 +73,6 @@ class PassInputs:
     speaker: Tensor
     codes: Tensor
     table: Tensor
-    groups: Tensor
 
     def __init__(self, items: int, span: int, config: FlowConfig, device: torch.device) -> None:
         self.items, self.span, self._config = items, span, config
@@ -83,7 +80,6 @@ class PassInputs:
         self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
         self._shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
         self._shapes["table"] = (items, span)
-        self._shapes["groups"] = (items, 1 + MEMBERS)
         self._places, size = dict[str, slice](), 0
         for name, shape in self._shapes.items():
             self._places[name] = slice(size, size + math.prod(shape))
@@ -133,11 +129,6 @@ def descriptors(
     table = values["table"] = np.zeros((inputs.items, inputs.span), np.int32)
     for name in ("before_item", "before_page"):
         values[name].fill(NOTHING)
-    groups = values["groups"] = np.full((inputs.items, 1 + MEMBERS), NOBODY, np.int32)
-    groups[:, 0] = 0
-    frames = config.chunk_size * config.token_mel_ratio
-    for place, group in enumerate(groups_of([item.pages for item in items], frames)):
-        groups[place] = group
     written: dict[int, int] = {}
     for place, item in enumerate(items):
         own, count, seen = item.pages[-1], len(item.codes), len(item.pages)
