@@ -91,9 +91,11 @@ def ceil_div(size: int, part: int) -> int:
 
 
 def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
-    """What ``parts.product`` and ``parts.fetch_ahead`` are compiled for.
+    """What ``parts.product`` and those beside it are compiled for.
 
     ``channels`` are those of a row; rows of ``weight`` may hold several windows of them.
+    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
+    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
     """
     width = power_of_two(channels)
     line = LINE_BYTES // weight.element_size()
@@ -104,12 +106,14 @@ def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
         "WIDTH": width,
         "LINES": 1 << (ceil_div(weight.shape[1], line) - 1).bit_length(),
         "LINE": line,
+        "AT_ONCE": int(size.inner >= width),
+        "GROUPS": size.groups,
     }
 
 
 def strided(**tensors: Tensor | None) -> dict[str, Any]:
     """Tensors by a kernel's arguments, and numbers from row to row: ``x`` and ``x_stride``."""
-    given: dict[str, Any] = dict(tensors)
+    given: dict[str, Any] = tensors.copy()
     for name, one in tensors.items():
         given[name + "_stride"] = 0 if one is None else one.stride(0)
     return given
@@ -119,15 +123,6 @@ def page_strides(kv: Tensor) -> dict[str, int]:
     """Strides of one layer's pages (pages, branches, 2, H, P, d), by a kernel's arguments."""
     page, branch, part, head, row, _ = kv.stride()
     return {"kv_page": page, "kv_branch": branch, "kv_part": part, "kv_head": head, "kv_row": row}
-
-
-def at_once(size: Tile, channels: int) -> dict[str, int]:
-    """What ``parts.held`` and those that take what it gives are compiled for, besides ``sides``.
-
-    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
-    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
-    """
-    return {"AT_ONCE": int(size.inner >= power_of_two(channels)), "GROUPS": size.groups}
 
 
 def forget_compiled() -> None:
@@ -190,31 +185,33 @@ class Launch(NamedTuple):
         """Launch the kernel on the current stream."""
         gathered = _gathered.get()
         if gathered is None:
-            self.kernel[self.grid](**self._given())
+            self.kernel[self.grid](**self.arguments, **self.constants, **self._options())
         else:
             gathered.setdefault(self._variant(), self)
 
     def compile(self) -> None:
         """Compile the kernel, or begin to, as ``run`` would."""
-        self.kernel.warmup(grid=self.grid, **self._given())
+        options = self._options()
+        self.kernel.warmup(grid=self.grid, **self.arguments, **self.constants, **options)
 
-    def _given(self) -> dict[str, Any]:
-        dependent = SWITCHES.dependent and self.short and _can_depend(self._device())
-        extra: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-        if self.registers:
-            extra["maxnreg"] = self.registers
-        return {
-            **self.arguments,
-            **self.constants,
-            "DEPENDENT": dependent,
+    def _options(self) -> dict[str, Any]:
+        """What the tile, the switches and the card say."""
+        options: dict[str, Any] = {
+            "DEPENDENT": False,
             "num_warps": self.tile.warps,
             "num_stages": self.tile.stages,
-            **extra,
         }
+        if self.short and SWITCHES.dependent and _can_depend(self._device()):
+            options["DEPENDENT"] = options["launch_pdl"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
+        return options
 
     def _device(self) -> torch.device:
-        tensors = (value for value in self.arguments.values() if isinstance(value, Tensor))
-        return next(tensors).device
+        for value in self.arguments.values():
+            if isinstance(value, Tensor):
+                return value.device
+        raise AssertionError("a kernel reads or writes a tensor")
 
     def _variant(self) -> Variant:
         """What tells apart launches that are not compiled alike, and perhaps some that are."""
@@ -265,10 +262,10 @@ class Op(Generic[P, R, T]):
                 told.pop(name, None)
             plain: Callable[..., T] = self.reference
             return plain(*args, **told)
-        out, *launches = self._plans(*args, **kwargs)
-        for launch in launches:
+        planned = self._plans(*args, **kwargs)
+        for launch in planned[1:]:
             launch.run()
-        return out
+        return planned[0]
 
     def launches(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Launch, ...]:
         """The kernels that such a call launches, in their order, as values."""
