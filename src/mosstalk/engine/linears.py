@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix
 from mosstalk.numerics.fp8 import E4M3, require_fp8
-from mosstalk.ops.linear import LinearWorkspace, gate_up, rms_linear
+from mosstalk.ops.launch import Workspace
+from mosstalk.ops.linear import gate_up, rms_linear
 from mosstalk.ops.linear_fp8 import fp8_library, fp8_linear, fp8_rows, library_takes
 from mosstalk.ops.linear_tiles import FEW_ROWS, Kind, division, kind_of
 from mosstalk.ops.norm import rms_norm
@@ -77,7 +78,7 @@ class Linears:
             self._fp8_room = Fp8Room.allocate(rows, max(widths), norm_weight.device)
         shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
         most = max(_most_sums(*shape, invariant=invariant) for shape in shapes)
-        self._workspace = LinearWorkspace(most, norm_weight.device)
+        self._workspace = Workspace(most, norm_weight.device)
 
     @property
     def fixed_bytes(self) -> int:

@@ -222,6 +222,42 @@ class Launch(NamedTuple):
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
 
 
+_MOST_COUNTERS = 4096
+"""Tiles that several programs may share."""
+
+
+class Workspace:
+    """Room for the sums of programs that share a tile.
+
+    Calls that follow one another on a stream share it: each leaves the counters at zero.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
+
+
+class Shared(NamedTuple):
+    """What a launch uses of a workspace: nothing where no programs share a tile."""
+
+    counters: Tensor | None
+    sums: Tensor | None
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
+    ) -> "Shared":
+        """For ``splits`` of so many ``tiles``, which leave ``numbers`` each."""
+        if splits == 1:
+            return cls(None, None)
+        numbers *= tiles * splits
+        # One that was made before other divisions were found for the card may be too small.
+        if workspace is None or workspace.sums.numel() < numbers:
+            workspace = Workspace(numbers, like.device)
+        assert workspace.counters.numel() >= tiles
+        return cls(workspace.counters, workspace.sums)
+
+
 @lru_cache
 def _can_depend(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _DEPENDENT_SINCE
