@@ -277,6 +277,8 @@ class Op(Generic[P, R, T]):
     keyword, the reference is not told.
     """
 
+    __name__: str
+
     def __init__(
         self,
         plans: Callable[P, Plans[T]],
