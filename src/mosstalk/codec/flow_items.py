@@ -15,7 +15,7 @@ from torch import Tensor
 from mosstalk.config import FlowConfig
 from mosstalk.errors import EngineInputError
 from mosstalk.ops.attend_groups import MEMBERS, NOBODY, groups_of
-from mosstalk.runtime.pinned import PinnedRing
+from mosstalk.runtime.device_inputs import PinnedRing
 
 NOTHING = -1
 _NOT_ONE_EACH = ("codes", "table", "groups")

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mosstalk.runtime.pinned import PinnedRing
+from mosstalk.runtime.device_inputs import PinnedRing
 
 Arrays = Mapping[str, NDArray[Any]]
 _ALIGNED_BYTES = 16

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.errors import EngineInputError
-from mosstalk.runtime.pinned import PinnedRing
+from mosstalk.runtime.device_inputs import PinnedRing
 
 Values = Mapping[str, npt.NDArray[Any]]
 NOTHING = -1
