@@ -10,9 +10,8 @@ from torch import Tensor
 from mosstalk.engine.engine_core import EngineOptions, ReplyParams
 from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.layers import PlainLayers
-from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
+from mosstalk.engine.sampler import Draw, DrawInputs, warp_rows
 from mosstalk.engine.scheduler import SchedulerLimits, Work
-from mosstalk.engine.staging import Staging
 from mosstalk.errors import EngineInputError, OptionError
 from mosstalk.models.sampling import warp
 from mosstalk.sampling_options import SamplingOptions
@@ -156,7 +155,7 @@ def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
     request = core.submit(core.open([(1, SILENT)]), ReplyParams(SamplingOptions(top_p=0.95)))
     core.scheduler.plan()
     draws = [Draw(request, 1, request.rule, 1, request.mode)]
-    made = draw_inputs(draws, 0, IDS, 1, Staging(CPU))
+    made = DrawInputs(1, IDS, CPU).fill(draws, 0, 1)
     once, twice = torch.tensor(1 - 0.95), 1 - torch.tensor(0.95)
     assert once != twice
     assert made["tail"].item() == once

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from mosstalk.config import HiftConfig
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import Excitation, harmonic_source
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 from mosstalk.runtime.graphs import DECODING, captured
 
 # What HiFT keeps of each reply between calls, in tensors that are allocated once.
@@ -247,7 +249,7 @@ class _Captured:
     """A graph with the tensors that it reads, and the sound that it writes."""
 
     graph: torch.cuda.CUDAGraph
-    slots: Tensor
+    inputs: DeviceInputs
     mel: Tensor
     wave: Tensor
 
@@ -276,18 +278,18 @@ class HiftGraphs:
             return
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved(self._device)
-        slots = torch.zeros(replies, dtype=torch.int64, device=self._device)
+        inputs = slots_of(replies, self._device)
         bins = self._step.config.in_channels
         mel = torch.zeros(replies, bins, frames, device=self._device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         waves = list[Tensor]()
 
         def compute() -> None:
-            waves[:] = [self._step(slots, mel)]
+            waves[:] = [self._step(inputs["slots"], mel)]
 
         with steady_convolutions(tune=self._tune), torch.inference_mode():
             graph = captured(compute, self._device, DECODING, self._pool, _WARM_UPS)
-        self._captured[replies, frames] = _Captured(graph, slots, mel, waves[0])
+        self._captured[replies, frames] = _Captured(graph, inputs, mel, waves[0])
         torch.cuda.empty_cache()
         self.graph_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
 
@@ -298,11 +300,15 @@ class HiftGraphs:
         What is left of the batch runs on slot 0, which is nobody's.
         """
         found = self._captured[replies, frames]
-        padded = slots + [0] * (replies - len(slots))
-        found.slots.copy_(torch.tensor(padded, pin_memory=True), non_blocking=True)
+        found.inputs.fill({"slots": np.array(slots)})
         place_frames(found.mel, mels)
         found.graph.replay()
         return found.wave[: len(slots)].clone()
+
+
+def slots_of(replies: int, device: torch.device) -> DeviceInputs:
+    """Inputs with room for the ``slots`` of so many replies; where there are fewer, nobody's."""
+    return DeviceInputs({"slots": Field((replies,), "int64", "replies")}, device)
 
 
 def place_frames(whole: Tensor, mels: list[Tensor]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from mosstalk.codec.hift_step import (
     HiftState,
     HiftStep,
     place_frames,
+    slots_of,
     steady_convolutions,
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
@@ -90,6 +92,7 @@ class BatchedHift:
         graphs = HiftGraphs(self._step, self.device, tune=options.tune)
         self._graphs = graphs if on_gpu and options.graphs else None
         self._most = BUCKETS[-1] if on_gpu else 1
+        self._eager = slots_of(self._most, self.device)
         self._held = KEPT_FRAMES * self.config.samples_per_frame
 
     def open(self, seed: int = 0) -> VocoderReply:
@@ -189,9 +192,8 @@ class BatchedHift:
         return list(self._graphs.run(bucket, slots, mels, frames))
 
     def _eagerly(self, work: list[Work], frames: int, source: Tensor | None = None) -> Tensor:
-        slots = torch.tensor([reply.slot for reply, _, _ in work])
-        if self.device.type == "cuda":
-            slots = slots.pin_memory().to(self.device, non_blocking=True)
+        self._eager.fill({"slots": np.array([reply.slot for reply, _, _ in work])})
+        slots = self._eager["slots"][: len(work)]
         mel = torch.zeros(len(work), self.config.in_channels, frames, device=self.device)
         place_frames(mel, [mel.to(self.device, torch.float32) for _, mel, _ in work])
         all_begun = all(reply.frames > 0 for reply, _, _ in work)

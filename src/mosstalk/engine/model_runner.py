@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosstalk.conversation import Mode, Row, SpecialIds
@@ -26,22 +27,23 @@ from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
 from mosstalk.engine.packed import QuerySpan, in_passes
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sampler import (
-    DRAW_SPECS,
     Draw,
+    DrawInputs,
     Drawn,
     Slots,
-    draw_inputs,
     draw_rows,
     few_ids,
 )
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
-from mosstalk.engine.staging import Staging
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
 from mosstalk.runtime.busy import BusyPart
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
+_KNOWN_IDS = 4096
+"""Of a conversation's ids so many at a time are marked as seen."""
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
 
 
@@ -110,7 +112,9 @@ class ModelRunner:
         self.store = KVStore.allocate(config, pool, model.device, model.dtype)
         self.steps = 0
         self._slots = Slots.allocate(config, ids, slots, model.device)
-        self._staging = Staging(model.device)
+        self._draws = DrawInputs(slots, ids, model.device)
+        known = Field((_KNOWN_IDS,), "int64", "ids")
+        self._known = DeviceInputs({"ids": known}, model.device)
         given = model, self.store, self._slots.latest
         self.layers: Layers = best_layers(*given, fast) if fast else PlainLayers(*given)
 
@@ -127,9 +131,16 @@ class ModelRunner:
         put_off = {due.place for due in request.deferred_draws}
         rows = request.sequence.rows
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
-        ids = {"text": np.array([row[TEXT] for row in rows]), "audio": np.array(audio, np.int64)}
-        for seen, known in zip(self._slots.seen, self._staging.put(ids).values(), strict=True):
-            seen[request.slot].zero_().index_fill_(0, known, True)
+        for seen, ids in zip(self._slots.seen, ([row[TEXT] for row in rows], audio), strict=True):
+            self._mark(seen[request.slot], np.array(ids, np.int64))
+
+    def _mark(self, seen: Tensor, ids: NDArray[np.int64]) -> None:
+        """Have ``seen`` (V,) be True at ``ids`` (n,) alone."""
+        seen.zero_()
+        for first in range(0, len(ids), _KNOWN_IDS):
+            part = ids[first : first + _KNOWN_IDS]
+            self._known.fill({"ids": part}, made_for=self.steps, step=self.steps)
+            seen.index_fill_(0, self._known["ids"][: len(part)], True)
 
     def penalised_ids(self, request: Request) -> tuple[set[int], set[int]]:
         """Text and audio ids that the repetition penalty of a running request counts as seen."""
@@ -292,8 +303,7 @@ class ModelRunner:
         return Outcome(draw, (text, self.ids.audio_pad if audio == NOT_DRAWN else audio), False)
 
     def _draw(self, draws: list[Draw], channel: int, hidden: Tensor) -> Drawn:
-        inputs = draw_inputs(draws, channel, self.ids, self.steps, self._staging)
-        inputs.check(DRAW_SPECS, self.steps, self.device)
+        inputs = self._draws.fill(draws, channel, self.steps)
         return draw_rows(
             self.layers.logits(channel, hidden),
             self._slots,
