@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import Excitation, harmonic_source
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.runtime.graphs import DECODING, captured
+from mosstalk.runtime.graphs import DECODING, Graphs
 
 # What HiFT keeps of each reply between calls, in tensors that are allocated once.
 
@@ -246,9 +246,8 @@ def steady_convolutions(*, tune: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph with the tensors that it reads, and the sound that it writes."""
+    """What a graph reads, and the sound that it writes."""
 
-    graph: torch.cuda.CUDAGraph
     inputs: DeviceInputs
     mel: Tensor
     wave: Tensor
@@ -260,8 +259,12 @@ class HiftGraphs:
     def __init__(self, step: HiftStep, device: torch.device, *, tune: bool) -> None:
         self._step, self._device, self._tune = step, device, tune
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._pool: Any = None
-        self.graph_bytes = 0
+        self._graphs = Graphs[tuple[int, int]](device, DECODING, warm_ups=_WARM_UPS)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that the graphs took."""
+        return self._graphs.nbytes
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -274,24 +277,19 @@ class HiftGraphs:
 
         The calls that warm it up touch slot 0 alone.
         """
-        if (replies, frames) in self._captured:
+        shape = replies, frames
+        if shape in self._captured:
             return
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved(self._device)
         inputs = slots_of(replies, self._device)
-        bins = self._step.config.in_channels
-        mel = torch.zeros(replies, bins, frames, device=self._device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        mel = torch.zeros(replies, self._step.config.in_channels, frames, device=self._device)
         waves = list[Tensor]()
 
         def compute() -> None:
             waves[:] = [self._step(inputs["slots"], mel)]
 
         with steady_convolutions(tune=self._tune), torch.inference_mode():
-            graph = captured(compute, self._device, DECODING, self._pool, _WARM_UPS)
-        self._captured[replies, frames] = _Captured(graph, inputs, mel, waves[0])
-        torch.cuda.empty_cache()
-        self.graph_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+            self._graphs.ready(shape, compute)
+        self._captured[shape] = _Captured(inputs, mel, waves[0])
 
     @torch.inference_mode()
     def run(self, replies: int, slots: list[int], mels: list[Tensor], frames: int) -> Tensor:
@@ -302,7 +300,7 @@ class HiftGraphs:
         found = self._captured[replies, frames]
         found.inputs.fill({"slots": np.array(slots)})
         place_frames(found.mel, mels)
-        found.graph.replay()
+        self._graphs.replay((replies, frames))
         return found.wave[: len(slots)].clone()
 
 

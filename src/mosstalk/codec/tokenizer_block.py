@@ -4,7 +4,7 @@ Shapes: n streams, T new rows of each (4 a code), P rows of a page, C = d_model.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from mosstalk.models.speech_tokenizer import CONV_STRIDE
 from mosstalk.ops.attention_tokenizer import Items, attention_tokenizer, splits_for
 from mosstalk.ops.linear_tf32x3 import Tf32x3, takes
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.runtime.graphs import LISTENING, captured
+from mosstalk.runtime.graphs import LISTENING, Graphs
 
 BLOCK_CODES = 5
 """Codes of a block: 400 ms, by which sessions listen."""
@@ -65,9 +65,14 @@ class BlockStep:
     """
 
     def __init__(
-        self, live: LiveEncoder, items: int, *, pool: Any = None, splits: int | None = None
+        self,
+        live: LiveEncoder,
+        items: int,
+        *,
+        graphs: Graphs[int] | None = None,
+        splits: int | None = None,
     ) -> None:
-        """``pool`` is torch's handle of graphs' memory; None: there is no graph.
+        """``graphs`` are those of all steps, by ``items``; None: there is none.
 
         ``splits`` programs share a stream's keys; None: as many as keep a device busy.
         """
@@ -94,9 +99,8 @@ class BlockStep:
         pinned = live.device.type == "cuda"
         sizes = (items, 2 * (BLOCK_CODES + self._frames))
         self._found = torch.empty(sizes, dtype=torch.int32, pin_memory=pinned)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if pool is not None:
-            self._graph = captured(self.compute, live.device, LISTENING, pool)
+        captured = graphs is not None and graphs.ready(items, self.compute)
+        self._graphs = graphs if captured else None
 
     def run(self, blocks: Sequence[Block]) -> list[Heard]:
         """Encode a block of each stream; its pages must cover what it needs of them.
@@ -105,8 +109,8 @@ class BlockStep:
         overwritten.
         """
         self._fill(blocks)
-        if self._graph:
-            self._graph.replay()
+        if self._graphs is not None:
+            self._graphs.replay(self.items)
         else:
             self.compute()
         self._found.copy_(self._found_on_device)
@@ -226,7 +230,7 @@ class Blocks:
 
     def __init__(self, live: LiveEncoder, *, graphs: bool) -> None:
         self._live = live
-        self._pool: Any = torch.cuda.graph_pool_handle() if graphs else None
+        self._graphs = Graphs[int](live.device, LISTENING, enabled=graphs)
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
 
@@ -247,7 +251,7 @@ class Blocks:
         """Make the steps for up to so many streams."""
         for items in _sizes(streams):
             self.step_for(items)
-        if self._pool is not None:
+        if self._graphs.enabled:
             # What ran before each capture has left its own memory behind.
             torch.cuda.empty_cache()
 
@@ -255,10 +259,11 @@ class Blocks:
         """The step that takes so many streams."""
         if self._grown != self._live.pages.grown:
             self._steps.clear()
+            self._graphs.forget()
             self._grown = self._live.pages.grown
         items = next(bucket for bucket in BUCKETS if bucket >= streams)
         if items not in self._steps:
-            self._steps[items] = BlockStep(self._live, items, pool=self._pool)
+            self._steps[items] = BlockStep(self._live, items, graphs=self._graphs)
         return self._steps[items]
 
 

@@ -120,12 +120,6 @@ class EngineCore:
             return layers.invariant
         return self.model.dtype == torch.float32
 
-    def warm(self) -> None:
-        """Compile and capture what nearly all steps run, so that no reply has to wait for it."""
-        layers = self.runner.layers
-        if isinstance(layers, FastLayers):
-            layers.warm(layers.limits.usual())
-
     def open(self, rows: list[Row] | None = None) -> Sequence:
         """A new conversation's sequence, with its first rows."""
         return Sequence(self.pool, self.ids.modality_pad, list(rows or []))

@@ -13,6 +13,7 @@ from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
+from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
 from mosstalk.server.memory import resident_bytes, tidy
@@ -53,6 +54,7 @@ class Worker:
         self._loaded: Loaded | None = None
         self._probe = _Probe()
         self._loop_cpu_s = 0.0
+        self._begun_s = time.monotonic()
         self._sessions: dict[int, Session] = {}
         self._early: dict[int, list[Command]] = {}
         """What was told to sessions that are still being opened."""
@@ -107,6 +109,8 @@ class Worker:
         await host.warm_up()
         loaded.steps.taken_s()
         self._spent()
+        expect_no_more()
+        _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
         self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))

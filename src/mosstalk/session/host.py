@@ -30,6 +30,8 @@ from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30
+_WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
+"""The first reply on a GPU."""
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -223,8 +225,14 @@ class Host:
         await self.engine.warm()
         await self._started().mouth.warm()
         await self._started().senses.warm(self.options.sessions)
-        limits, durations = ReplyLimits(longest_s=1.0), Durations(idle_s=600.0)
-        settings = SessionSettings(turn_detection=None, limits=limits, durations=durations)
+        on_gpu = self.engine.core.model.device.type == "cuda"
+        settings = SessionSettings(
+            turn_detection=None,
+            limits=ReplyLimits(longest_s=_WARM_S if on_gpu else 1.0),
+            durations=Durations(idle_s=600.0),
+            # Whatever the weights would say: there must be first, ordinary and last hops.
+            script=_WARM_SCRIPT if on_gpu else None,
+        )
         async with await self.open(settings) as session:
             session.do(CreateText("user", "Good morning."))
             session.do(CreateResponse())
