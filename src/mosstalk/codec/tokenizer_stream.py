@@ -134,6 +134,7 @@ class LiveTokenizer:
         options = options or LiveOptions()
         self.tokenizer = tokenizer
         weight = tokenizer.encoder.codebook.weight
+        self.device = weight.device
         self.on_gpu = on_gpu = weight.device.type == "cuda"
         # In other precisions references stand in for kernels; they look at items on the host.
         kernels = on_gpu and takes(weight)

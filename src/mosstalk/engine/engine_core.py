@@ -19,6 +19,7 @@ from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
@@ -273,7 +274,9 @@ class EngineCore:
         """Make up put-off draws that the next row, or the asker, needs."""
         if not requests:
             return
-        for request, bad in self.runner.resolve_deferred(requests):
+        with on_card(BusyPart.STEP, self.runner.device):
+            found = self.runner.resolve_deferred(requests)
+        for request, bad in found:
             if bad:
                 self._poisoned(request)
 

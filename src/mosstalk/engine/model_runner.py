@@ -39,6 +39,7 @@ from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
 from mosstalk.runtime.busy import BusyPart
+from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
@@ -161,6 +162,12 @@ class ModelRunner:
         Raises:
             EngineInputError: what a launch was about to read is not what it must be.
         """
+        part = _busy_part(works)
+        with on_card(part, self.device):
+            return self._launch(works, fresh, part)
+
+    def _launch(self, works: list[Work], fresh: Several[Request], part: BusyPart) -> InFlightStep:
+        """``launch`` of a step that counts as ``part``."""
         launched_s = time.perf_counter()
         self.steps += 1
         works = sorted(works, key=_draw_order)
@@ -170,8 +177,8 @@ class ModelRunner:
             self.begin(request)
         found = torch.full((len(draws), 3), NOT_DRAWN, device=self.device)
         found[:, 2] = 0
-        for channel, part in _PARTS:
-            hidden = self._run_part(part, [self._due(work, part) for work in works])
+        for channel, block in _PARTS:
+            hidden = self._run_part(block, [self._due(work, block) for work in works])
             for chosen in self._drawn_now(draws, channel):
                 assert hidden is not None, "a draw without its block's output"
                 # With deferral a block was asked for no other outputs than these.
@@ -181,7 +188,7 @@ class ModelRunner:
                 found[chosen, 2] |= drawn.bad
         for draw in draws:
             draw.request.sequence.pending += 1
-        return _sent(draws, found, launched_s, _busy_part(works))
+        return _sent(draws, found, launched_s, part)
 
     def collect(self, flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""

@@ -74,6 +74,9 @@ class Metrics:
         self.busy_cpu = counter(
             "busy_cpu_seconds", "Of it, processor time of the part's own thread", "part"
         )
+        self.card = counter(
+            "card_seconds", "Time that a GPU worked for a part, by the GPU's clock", "part"
+        )
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
@@ -101,6 +104,7 @@ class Metrics:
         for part, busy in pulse.busy.items():
             self.busy.labels(part).inc(busy.wall_s)
             self.busy_cpu.labels(part).inc(busy.cpu_s)
+            self.card.labels(part).inc(busy.card_s)
 
     def responded(self, done: ResponseDone) -> None:
         """Take what a response says of itself."""
@@ -135,3 +139,4 @@ class Metrics:
         for part in BusyPart:
             self.busy.labels(part)
             self.busy_cpu.labels(part)
+            self.card.labels(part)

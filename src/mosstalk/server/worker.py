@@ -13,6 +13,7 @@ from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
+from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
@@ -107,6 +108,7 @@ class Worker:
         self._loaded = loaded
         begun_s = time.monotonic()
         await host.warm_up()
+        count_card_time()
         loaded.steps.taken_s()
         self._spent()
         expect_no_more()
@@ -186,6 +188,7 @@ class Worker:
 
     def _spent(self) -> dict[BusyPart, Busy]:
         """What each part, this loop's thread among them, has spent since this was last asked."""
+        settle_card_time()
         cpu_s = time.thread_time() - self._loop_cpu_s
         self._loop_cpu_s += cpu_s
         spend(BusyPart.SESSION, cpu_s, cpu_s)

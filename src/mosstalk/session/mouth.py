@@ -13,6 +13,7 @@ from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches
@@ -158,7 +159,7 @@ class Mouth:
     @torch.inference_mode()
     def _say(self, sayings: list[DecodeRequest]) -> list[Samples | CodecFullError]:
         try:
-            with self._stream(), at_work(BusyPart.HOP):
+            with self._stream(), at_work(BusyPart.HOP) as work, on_card(work, self._decoder.device):
                 sounds = self._decoder.decode(sayings)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:

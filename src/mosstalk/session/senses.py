@@ -8,6 +8,7 @@ from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
@@ -113,7 +114,7 @@ class Senses:
         heard = [call for call in calls if isinstance(call, _Sound)]
         due = [sound for sound in heard if sound.last or len(sound.samples)]
         if due:
-            with at_work(BusyPart.PUSH) as work:
+            with at_work(BusyPart.PUSH) as work, on_card(work, self._live.device):
                 changes = self._live.push_many(
                     [sound.codes for sound in due],
                     [sound.samples for sound in due],
