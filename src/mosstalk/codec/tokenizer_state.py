@@ -107,6 +107,17 @@ class Pages:
             wanted = min(wanted, room)
         self._grow(wanted)
 
+    def reserve_all(self) -> None:
+        """Take the memory for all that ``limit_s`` allows, so that the tensors never move again.
+
+        Without a limit this does nothing.
+
+        Raises:
+            CodecFullError: the device has no memory left for it.
+        """
+        if self.limit_s is not None:
+            self.reserve(self._pages_in(self.limit_s) - self.taken)
+
     def take(self, pages: int) -> list[int]:
         """So many free pages; they must have been reserved."""
         # The latest first: what was written to before need not be taken from the system anew.

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.codec.tokenizer_stream import ROW_S
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
@@ -22,7 +23,7 @@ from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.desk import require_usable
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.mouth import Mouth
-from mosstalk.session.senses import Senses
+from mosstalk.session.senses import Senses, held_s
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.stage import Stage
@@ -169,7 +170,11 @@ class Host:
         self._stage = Stage(
             pipeline,
             self.engine,
-            Senses(pipeline.codec.tokenizer, self._detector),
+            Senses(
+                pipeline.codec.tokenizer,
+                self._detector,
+                held_s(self.options.sessions) if pipeline.codec.device.type == "cuda" else None,
+            ),
             self._mouth(),
             self._clock,
             self.options.voices,
@@ -282,4 +287,4 @@ def _needed_later(codec: Codec, sessions: int) -> int:
     """Bytes of a GPU that graphs, and what is heard of ``sessions`` at once, are going to take."""
     config = codec.tokenizer.config
     kept_row = 2 * config.quantize_position * config.d_model * torch.float32.itemsize
-    return _GRAPH_BYTES + sessions * config.max_source_positions * kept_row
+    return _GRAPH_BYTES + round(held_s(sessions) / ROW_S) * kept_row
