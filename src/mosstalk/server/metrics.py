@@ -74,9 +74,7 @@ class Metrics:
         self.busy_cpu = counter(
             "busy_cpu_seconds", "Of it, processor time of the part's own thread", "part"
         )
-        self.card = counter(
-            "card_seconds", "Time that a GPU worked for a part, by the GPU's clock", "part"
-        )
+        self.card = counter("card_seconds", "Time that a GPU worked for a part", "part")
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
