@@ -203,9 +203,6 @@ def test_lots_hold_all_rows_in_order_and_fit_their_pass(
     assert read_rows == expected
 
 
-NOBODY = Sequence(BlockPool(1, 16), 0, [])
-
-
 @given(
     drawn=st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 80)), min_size=1, max_size=40),
     rows=st.sampled_from([1, 7, 90, 576]),
@@ -222,7 +219,8 @@ def test_every_pass_has_one_of_the_sizes_that_are_captured(
     drawn = [(start, min(count, keys - start)) for start, count in drawn]
     captured = set(limits.all())
     assert captured >= {size for n in (1, 1024, 4096, keys) for size in limits.usual(min(n, keys))}
-    stretches = [QuerySpan(NOBODY, start, start + count) for start, count in drawn]
+    nobody = Sequence(BlockPool(1, 16), 0, [])
+    stretches = [QuerySpan(nobody, start, start + count) for start, count in drawn]
     assert {Layout.of(lot, limits).size for lot in limits.lots(stretches)} <= captured
 
 
