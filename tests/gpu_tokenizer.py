@@ -252,14 +252,14 @@ def device_ms(step: BlockStep, states: Sequence[LiveCodes]) -> float:
     blocks = next_blocks([state.segment for state in states])
     with torch.inference_mode():
         step.run(blocks)
-        if step._graph is None:
+        if step._graphs is None:
             start = time.perf_counter()
             step.run(blocks)
             return 1000 * (time.perf_counter() - start)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(RUNS):
-            step._graph.replay()
+            step._graphs.replay(step.items)
         end.record()
         end.synchronize()
     return begin.elapsed_time(end) / RUNS

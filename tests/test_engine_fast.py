@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
+from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.linears import Matrix, packed_stacks
 from mosstalk.engine.scheduler import Work
-from mosstalk.engine.sequence import Part
+from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
-from mosstalk.engine.step_plan import PassLimits, Planner, QuerySpan, tiles_over
+from mosstalk.engine.step_plan import Layout, PassLimits, Planner, QuerySpan, tiles_over
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_prefill import TILE_ROWS
@@ -229,6 +230,27 @@ def test_lots_hold_all_rows_in_order_and_fit_their_pass(
         assert sorted(taken + alone) == list(range(count))
     expected = [(id(s.sequence), r) for s in scene.stretches for r in range(s.start, s.end)]
     assert read_rows == expected
+
+
+@given(
+    drawn=st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 80)), min_size=1, max_size=40),
+    rows=st.sampled_from([1, 7, 90, 576]),
+    singles=st.sampled_from([1, 5, 64]),
+    keys=st.sampled_from([40, 1024, 3000, 10_000]),
+    tiled=st.booleans(),
+)
+@settings(max_examples=100)
+def test_every_pass_has_one_of_the_sizes_that_are_captured(
+    drawn: list[Span], rows: int, singles: int, keys: int, tiled: bool
+) -> None:
+    limits = PassLimits(rows, min(singles, rows), keys, 16, tiled)
+    drawn = [(start % keys, count) for start, count in drawn]
+    drawn = [(start, min(count, keys - start)) for start, count in drawn]
+    captured = set(limits.all())
+    assert captured >= {size for n in (1, 1024, 4096, keys) for size in limits.usual(min(n, keys))}
+    nobody = Sequence(BlockPool(1, 16), 0, [])
+    stretches = [QuerySpan(nobody, start, start + count) for start, count in drawn]
+    assert {Layout.of(lot, limits).size for lot in limits.lots(stretches)} <= captured
 
 
 @given(start=st.integers(0, 100), rows=st.integers(1, 100))

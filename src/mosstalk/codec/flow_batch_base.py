@@ -20,7 +20,7 @@ from mosstalk.codec.flow_batch_voices import (
     alone_codes,
 )
 from mosstalk.codec.flow_items import NOTHING, Item, in_blocks
-from mosstalk.codec.flow_pages import PageLayout, PagePool
+from mosstalk.codec.flow_pages import FlowPages, PageLayout
 from mosstalk.errors import CodecFullError
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
@@ -79,7 +79,7 @@ class BlockFlow(ABC, Generic[Kept]):
         self.layout = PageLayout(flow.config, flow.config.n_timesteps, options.dtype)
         self.device = flow.encoder_proj.weight.device
         self.limit = options.context_blocks(flow.config)
-        self.pool = PagePool(options.page_count(self.layout))
+        self.pool = FlowPages(options.page_count(self.layout))
         self._grows = options.grows
         self.shelf: VoiceShelf[Start[Kept]] = VoiceShelf(options.voices, self._drop)
 
@@ -106,7 +106,7 @@ class BlockFlow(ABC, Generic[Kept]):
 
     def _grow(self, pages: int) -> None:
         """Have so many pages instead of fewer."""
-        self.pool.grow(pages)
+        self.pool.grow(range(self.pool.size + 1, pages + 1))
 
     @abstractmethod
     def _drop(self, start: Start[Kept]) -> None:

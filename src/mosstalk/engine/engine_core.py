@@ -17,6 +17,7 @@ from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
@@ -120,12 +121,6 @@ class EngineCore:
         Without kernels a product of few rows may still differ in last bits from one of more.
         """
         return self.runner.layers.invariant
-
-    def warm(self) -> None:
-        """Compile and capture what nearly all steps run, so that no reply has to wait for it."""
-        layers = self.runner.layers
-        if layers.kernels:
-            layers.warm(layers.limits.usual())
 
     def open(self, rows: list[Row] | None = None) -> Sequence:
         """A new conversation's sequence, with its first rows."""
@@ -280,7 +275,9 @@ class EngineCore:
         """Make up put-off draws that the next row, or the asker, needs."""
         if not requests:
             return
-        for request, bad in self.runner.resolve_deferred(requests):
+        with on_card(BusyPart.STEP, self.runner.device):
+            found = self.runner.resolve_deferred(requests)
+        for request, bad in found:
             if bad:
                 self._poisoned(request)
 

@@ -9,7 +9,7 @@ G key/value heads, D head_dim, I intermediate_size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
 from mosstalk.ops.norm import rms_norm
 from mosstalk.ops.rope_kv import rope_kv, rotary_table
 from mosstalk.ops.sampling_parts import AUDIO
-from mosstalk.runtime.graphs import STEPPING, captured
+from mosstalk.runtime.graphs import STEPPING, Graphs
 
 NOT_SEEN = -1
 """Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""
@@ -112,17 +112,17 @@ class Layers:
             tiled=self.invariant,
             exact=not self.kernels,
         )
-        self._graphs = self.kernels and options.graphs and store.keys.is_cuda
+        self._graphs = Graphs[tuple[Part, PassSize]](
+            store.keys.device, STEPPING, enabled=self.kernels and options.graphs
+        )
         self.planner = Planner(self.limits)
         self.layer_pass = LayerPass(model, store, latest, self.limits, invariant=self.invariant)
         self._inputs: dict[tuple[bool, PassSize], StepInputs] = {}
-        self._captured: dict[tuple[Part, PassSize], torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None  # torch's handle of the graphs' memory
 
     @property
     def graph_count(self) -> int:
         """Graphs captured so far."""
-        return len(self._captured)
+        return len(self._graphs)
 
     @property
     def weight_bytes(self) -> int:
@@ -217,37 +217,27 @@ class Layers:
                 device = self.store.keys.device
                 self.layer_pass.run(part, ExactInputs(planned, step, device, embeds=embeds))
             return
-        graph = self._ready(part, planned.size)
+        captured = self._ready(part, planned.size)
         inputs = self._inputs_of(part, planned.size)
         inputs.fill(planned, step)
-        if graph is None:
-            self.layer_pass.run(part, inputs)
+        if captured:
+            self._graphs.replay((part, planned.size))
         else:
-            graph.replay()
+            self.layer_pass.run(part, inputs)
 
-    def _ready(self, part: Part, size: PassSize) -> torch.cuda.CUDAGraph | None:
-        """The graph of a pass, captured now if it was not; None where there is to be none."""
-        if not (self._graphs and runs(self.store.keys)):
-            return None
-        key = part, size
-        if key not in self._captured:
-            self._captured[key] = self._capture(part, self._inputs_of(part, size))
-        return self._captured[key]
+    def _ready(self, part: Part, size: PassSize) -> bool:
+        """Whether a pass has a graph, captured now if it was not; False where there is to be none.
 
-    def _capture(self, part: Part, inputs: StepInputs) -> torch.cuda.CUDAGraph:
-        """A graph of a pass; run once before, on padding, so that what is made once is made.
-
-        Caches stay as they are: this may be in the middle of a conversation.
+        It is run once before, on padding, so that what is made once is made.
         """
-        inputs.clear()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        return captured(
-            lambda: self.layer_pass.run(part, inputs),
-            self.store.keys.device,
-            STEPPING,
-            self._pool,
-            empty_caches=False,
-        )
+        if not (self._graphs.enabled and runs(self.store.keys)):
+            return False
+        key = part, size
+        if key not in self._graphs:
+            inputs = self._inputs_of(part, size)
+            inputs.clear()
+            self._graphs.ready(key, lambda: self.layer_pass.run(part, inputs))
+        return True
 
 
 def _count(stretches: list[QuerySpan]) -> int:

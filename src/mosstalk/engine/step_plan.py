@@ -104,6 +104,20 @@ class PassLimits:
             sizes |= {self.size(n, beside, 1, keys) for n in several}
         return sorted(sizes, key=astuple)
 
+    def all(self) -> list[PassSize]:
+        """Every size that ``size`` can give: with these captured no pass has to wait for more."""
+        counts = sorted({*ROW_BUCKETS, *MIXED_BUCKETS, self.rows})
+        counts = [count for count in counts if count <= self.rows]
+        sizes = set[PassSize]()
+        for keys in {*(n for n in KEY_BUCKETS if n < self.keys), self.keys}:
+            if not self.tiled:
+                sizes |= {self.size(n, n, 0, keys) for n in range(1, self.singles + 1)}
+            for count in counts:
+                most = min(count, self.tiles)
+                beside = (0,) if self.tiled else (0, 1)
+                sizes |= {self.size(count, n, tiles, keys) for n in beside for tiles in (1, most)}
+        return sorted(sizes, key=astuple)
+
     def lots(self, stretches: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
         """Stretches in order, cut into lots that a pass can have."""
         for whole in in_passes(stretches, self.rows):
