@@ -22,20 +22,24 @@ Held = TypeVar("Held")
 _ALIGNED_BYTES = 128
 """Every input begins at a multiple: kernels are compiled for aligned inputs, and again for
 others."""
-_ENTRIES = 8
+_ENTRIES, _LARGE_ENTRIES = 8, 2
+"""Host buffers that take turns; of those over 64 KiB fewer, since all are pinned."""
+_LARGE_BYTES = 1 << 16
 
 
 class PinnedRing(Generic[Held]):
     """Entries that take turns, each with a buffer from which copies go to ``device``.
 
-    On a GPU there are eight, whose buffers are pinned, and each is handed out again only after
-    its last copy has ended, which has long been so. A CPU has ended a copy at once: there is one.
-    ``make`` makes an entry; it is told whether to pin.
+    On a GPU there are eight unless ``entries`` says otherwise, whose buffers are pinned, and each
+    is handed out again only after its last copy has ended, which has long been so. A CPU has ended
+    a copy at once: there is one. ``make`` makes an entry; it is told whether to pin.
     """
 
-    def __init__(self, device: torch.device, make: Callable[[bool], Held]) -> None:
+    def __init__(
+        self, device: torch.device, make: Callable[[bool], Held], entries: int = _ENTRIES
+    ) -> None:
         self._pinned = device.type == "cuda"
-        self._entries = [make(self._pinned) for _ in range(_ENTRIES if self._pinned else 1)]
+        self._entries = [make(self._pinned) for _ in range(entries if self._pinned else 1)]
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._entries)
         self._turn = 0
 
@@ -78,8 +82,8 @@ class Field:
 class DeviceInputs:
     """Named inputs of a step on ``device``: ``tensors``, each of its field's whole shape.
 
-    ``fill`` checks, writes and copies in stream order, and waits for nothing: eight pinned host
-    buffers take turns, and each is written again only after its copy has ended. Who fills from
+    ``fill`` checks, writes and copies in stream order, and waits for nothing: pinned host buffers
+    take turns, and each is written again only after its copy has ended. Who fills from
     one stream what was last filled from another has the former wait for the latter, readers
     included. On a CPU there is one buffer, written where it is read.
 
@@ -99,19 +103,21 @@ class DeviceInputs:
         }
         self._stream: torch.cuda.Stream | None = None
 
+        entries = _ENTRIES if nbytes <= _LARGE_BYTES else _LARGE_ENTRIES
+        on_gpu = device.type == "cuda"
+        # In one piece: each piece of pinned memory is rounded up, and takes time to get.
+        size = (entries, nbytes) if on_gpu else (0, nbytes)
+        hosts = iter(torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu))
+
         def host(pinned: bool) -> tuple[Tensor, dict[str, NDArray[Any]]]:
-            buffer = self._buffer
-            if pinned:
-                buffer = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-            elif device.type != "cpu":
-                buffer = torch.zeros(nbytes, dtype=torch.uint8)
+            buffer = next(hosts) if pinned else self._buffer
             flat = buffer.numpy()
             return buffer, {
                 name: flat[places[name]].view(field.dtype).reshape(field.shape)
                 for name, field in self.fields.items()
             }
 
-        self._hosts = PinnedRing(device, host)
+        self._hosts = PinnedRing(device, host, entries)
         self.clear()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -19,7 +19,7 @@ from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches
 
-_MOST_WAIT_S = 10.0
+_MOST_WAIT_S = 30.0
 """Who finds no place, and is not in the background, waits so long for others' replies to end."""
 _MOST_PAUSE_S = 1.0
 """One hop in the background is made in so long although others have made no sound yet: there may
@@ -77,7 +77,7 @@ class Mouth:
     async def say(self, saying: DecodeRequest, due_s: float) -> Samples:
         """Sound (n,) at 24 kHz of the next codes, the earliest ``due_s`` first.
 
-        While there is no room for the reply it waits for others to end, 10 s at most unless it
+        While there is no room for the reply it waits for others to end, 30 s at most unless it
         is in the background.
 
         Raises:
