@@ -36,8 +36,7 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.ops import linear_tiles
-from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Workspace, compiled_together
 from mosstalk.ops.linear_fp8 import (
     divided_fp8_linear,
     fp8_library,
@@ -66,10 +65,10 @@ class Product:
     scale: Tensor
     out: Tensor
     residual: Tensor | None
-    workspace: LinearWorkspace
+    workspace: Workspace
 
     @classmethod
-    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: LinearWorkspace) -> "Product":
+    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: Workspace) -> "Product":
         columns, channels = SHAPES[kind]
         normed = kind in ("normed", "gated")
         return cls(
@@ -151,7 +150,7 @@ def compile_some(tries: list[Try]) -> list[str]:
     return compiled(tries, compile_one)
 
 
-def claims(draw: Draw, workspace: LinearWorkspace) -> None:
+def claims(draw: Draw, workspace: Workspace) -> None:
     """Rows and products against their references; rows against their company; a library's."""
     cases = [
         (kind, rows, inv) for kind in KINDS for rows in (1, 8, 32, 64) for inv in (False, True)
@@ -199,7 +198,7 @@ def wrong_rows(product: Product) -> int:
     return wrong
 
 
-def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
     """How many numbers of rows change an invariant row's bits."""
     product = Product.of(kind, 200, draw, workspace).rounded()
     whole = product.run(weight, invariant=True).clone()
@@ -209,7 +208,7 @@ def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspac
     return wrong
 
 
-def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
     """Whether a library's product of many rows is wrong; prints its time, and bfloat16's."""
     if not library_takes(weight, BRAIN):
         say(f"WRONG {kind}: torch has no product of scaled rows here")
@@ -306,7 +305,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> Table:
     return chosen
 
 
-def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Fp8Weight]:
+def bench_of(draw: Draw, workspace: Workspace, copy: float) -> Bench[Fp8Weight]:
     """With weights of all layers."""
     weights = {kind: [weight_of(kind, draw) for _ in range(LAYERS)] for kind in KINDS}
     return Bench(weights, draw, workspace, copy, bytes_of, BOUND)

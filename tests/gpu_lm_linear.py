@@ -39,8 +39,8 @@ from lm_timing import (
 from torch import Tensor
 
 from mosstalk.ops import linear_tiles
-from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.linear import LinearWorkspace, gate_up
+from mosstalk.ops.launch import Workspace, compiled_together
+from mosstalk.ops.linear import gate_up
 from mosstalk.ops.linear_tiles import CANDIDATES, KINDS, Division, Kind
 from mosstalk.ops.norm import rms_norm
 
@@ -61,7 +61,7 @@ def compile_some(tries: list[Try]) -> list[str]:
     return compiled(tries, compile_one)
 
 
-def claims(draw: Draw, workspace: LinearWorkspace) -> None:
+def claims(draw: Draw, workspace: Workspace) -> None:
     """Every product against its reference in three precisions; rows against their company."""
     cases = [
         (dtype, kind, rows, invariant)
@@ -91,7 +91,7 @@ def claims(draw: Draw, workspace: LinearWorkspace) -> None:
     say(f"{len(cases)} products checked, {wrong} wrong")
 
 
-def company(kind: Kind, weight: Tensor, draw: Draw, workspace: LinearWorkspace) -> int:
+def company(kind: Kind, weight: Tensor, draw: Draw, workspace: Workspace) -> int:
     """How many numbers of rows change an invariant row's bits, or lets NaN in."""
     product = Product.of(kind, 200, weight.dtype, draw, workspace)
     whole = product.run(weight, invariant=True).clone()
@@ -118,7 +118,7 @@ def others(dtype: torch.dtype, draw: Draw, bound: float) -> int:
     return wrong
 
 
-def tile_rows_matter(draw: Draw, workspace: LinearWorkspace) -> None:
+def tile_rows_matter(draw: Draw, workspace: Workspace) -> None:
     """Whether invariant divisions give the same bits if only their tiles' rows differ."""
 
     def found(kind: Kind) -> list[Tensor]:
@@ -176,7 +176,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Tensor]) -> Table:
     return chosen
 
 
-def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Tensor]:
+def bench_of(draw: Draw, workspace: Workspace, copy: float) -> Bench[Tensor]:
     """With weights of all layers."""
     weights: Weights = {
         kind: [weight_of(kind, BRAIN, draw) for _ in range(LAYERS)] for kind in KINDS
@@ -184,7 +184,7 @@ def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Tenso
     return Bench(weights, draw, workspace, copy, bytes_of, BOUND[BRAIN])
 
 
-def check(draw: Draw, workspace: LinearWorkspace) -> None:
+def check(draw: Draw, workspace: Workspace) -> None:
     """Claims, and whether tiles' rows change bits."""
     claims(draw, workspace)
     tile_rows_matter(draw, workspace)

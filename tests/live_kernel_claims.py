@@ -18,13 +18,12 @@ from mosstalk.ops.attention_tokenizer import (
     Items,
     attention_tokenizer,
 )
-from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.launch import Workspace, interprets, runs
 from mosstalk.ops.linear_tf32x3 import (
     Activation,
     Paged,
     Precision,
     Tf32x3,
-    Workspace,
     linear_float32,
     qkv_float32,
 )

@@ -19,8 +19,7 @@ from mosstalk.engine.layers import LayerOptions
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
-from mosstalk.ops.launch import interprets
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Workspace, interprets
 from mosstalk.ops.linear_fp8 import (
     divided_fp8_linear,
     fp8_library,
@@ -199,7 +198,7 @@ def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
     q, scale, weight, residual = operands(rand, 20, 320, 70, gated)
     how: dict[str, Any] = {"residual": residual, "gated": gated}
     expected = fp8_linear.reference(q, scale, weight, torch.empty_like(residual), **how)
-    workspace = LinearWorkspace(1 << 18, DEVICE)
+    workspace = Workspace(1 << 18, DEVICE)
     for splits in (2, 3, 4):
         divided = Division(Tile(16, 64, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70) for _ in range(2)]

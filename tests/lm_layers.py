@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.linear import LinearWorkspace, divided_linear, rms_linear
+from mosstalk.ops.launch import Workspace
+from mosstalk.ops.linear import divided_linear, rms_linear
 from mosstalk.ops.linear_tiles import Division, Kind
 from mosstalk.ops.norm import rms_norm
 
@@ -32,11 +33,11 @@ class Product:
     gain: Tensor | None
     out: Tensor
     residual: Tensor | None
-    workspace: LinearWorkspace
+    workspace: Workspace
 
     @classmethod
     def of(
-        cls, kind: Kind, rows: int, dtype: torch.dtype, draw: Draw, workspace: LinearWorkspace
+        cls, kind: Kind, rows: int, dtype: torch.dtype, draw: Draw, workspace: Workspace
     ) -> "Product":
         """With rows and gain drawn."""
         columns, channels = SHAPES[kind]
@@ -119,7 +120,7 @@ Weights = dict[Kind, list[Tensor]]
 class Chain:
     """All products of a step one after another, without attention, each with its own weights."""
 
-    def __init__(self, rows: int, weights: Weights, draw: Draw, workspace: LinearWorkspace) -> None:
+    def __init__(self, rows: int, weights: Weights, draw: Draw, workspace: Workspace) -> None:
         dtype = weights["normed"][0].dtype
         self.weights, self.workspace = weights, workspace
         self.first, self.stream = (draw(rows, HIDDEN, dtype=dtype) for _ in range(2))

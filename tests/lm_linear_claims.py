@@ -11,7 +11,8 @@ import torch
 from kernel_claims import DEVICE, DTYPES, Rand, apart, every_dtype, rand, same, unwritten
 from torch import Tensor
 
-from mosstalk.ops.linear import LinearWorkspace, divided_linear, gate_up, rms_linear
+from mosstalk.ops.launch import Workspace
+from mosstalk.ops.linear import divided_linear, gate_up, rms_linear
 from mosstalk.ops.linear_tiles import ANY_ROWS, TILES, Division, Kind, division
 from mosstalk.ops.norm import rms_norm
 from mosstalk.ops.tiles import Tile
@@ -107,7 +108,7 @@ def test_rms_linear_splits_of_channels_make_the_whole(
     x, _, weight, residual = operands(rand, dtype, 20, 320, 70, gated)
     how: dict[str, Any] = {"residual": residual, "gated": gated}
     expected = rms_linear.reference(x, None, EPS, weight, torch.empty_like(residual), **how)
-    workspace = LinearWorkspace(1 << 18, DEVICE)
+    workspace = Workspace(1 << 18, DEVICE)
     for splits in (2, 3, 4):
         divided = Division(Tile(16, 32, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70, dtype=dtype) for _ in range(2)]

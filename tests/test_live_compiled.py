@@ -15,8 +15,8 @@ from test_kernels_compiled import (
 )
 
 from mosstalk.ops import attention_tokenizer, linear_tf32x3
-from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear_tf32x3 import Paged, Tf32x3, Workspace
+from mosstalk.ops.launch import Launch, Workspace
+from mosstalk.ops.linear_tf32x3 import Paged, Tf32x3
 from mosstalk.ops.norm import norm_float32
 
 WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.ops import linear, linear_fp8, norm
-from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Launch, Workspace
 from mosstalk.ops.linear_tiles import (
     EXACT,
     FP8_INVARIANT,
@@ -37,7 +36,7 @@ def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
     """One product of a layer as it would be launched."""
     columns, channels = SHAPES[kind]
     rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
-    workspace = LinearWorkspace(1 << 26, torch.device("meta"))
+    workspace = Workspace(1 << 26, torch.device("meta"))
 
     def room(width: int) -> Tensor:
         return undrawn(rows, width, dtype=dtype)
@@ -96,7 +95,7 @@ def fp8_product(kind: Kind, divided: Division) -> Launch:
         residual=None if normed else undrawn(rows, columns, dtype=torch.bfloat16),
         gated=kind == "gated",
         divided=divided,
-        workspace=LinearWorkspace(1 << 26, torch.device("meta")),
+        workspace=Workspace(1 << 26, torch.device("meta")),
     )
 
 

@@ -17,7 +17,8 @@ from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import Backbone, Block, DecoderLayer, RMSNorm
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight, require_fp8
-from mosstalk.ops.linear import LinearWorkspace, gate_up, rms_linear
+from mosstalk.ops.launch import Workspace
+from mosstalk.ops.linear import gate_up, rms_linear
 from mosstalk.ops.linear_fp8 import fp8_library, fp8_linear, fp8_rows, library_takes
 from mosstalk.ops.linear_tiles import FEW_ROWS, Kind, division, kind_of
 from mosstalk.ops.norm import rms_norm
@@ -283,7 +284,7 @@ class Linears:
         if kernels:
             shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
             most = max(_most_sums(*shape, invariant=invariant) for shape in shapes)
-        self._workspace = LinearWorkspace(most, norm_weight.device)
+        self._workspace = Workspace(most, norm_weight.device)
 
     @property
     def fixed_bytes(self) -> int:

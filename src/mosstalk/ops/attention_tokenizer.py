@@ -10,12 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, op, page_strides, power_of_two, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Shared,
+    Workspace,
+    ceil_div,
+    op,
+    page_strides,
+    power_of_two,
+    tl,
+    triton,
+)
 from mosstalk.ops.linear_tf32x3 import (
     Precision,
-    Shared,
     Tf32x3,
-    Workspace,
     store_tf32x3,
     takes,
     tf32x3_dot,

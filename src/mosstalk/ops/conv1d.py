@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mosstalk.ops.launch import (
     Launch,
-    at_once,
     ceil_div,
     linear,
     op,
@@ -109,7 +108,6 @@ def conv1d(
             "BIAS": bias is not None,
             "PAIRS": 1 << (ceil_div(size.rows, frames) - 1).bit_length(),
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,

@@ -104,9 +104,11 @@ def ceil_div(size: int, part: int) -> int:
 
 
 def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
-    """What ``parts.product`` and ``parts.fetch_ahead`` are compiled for.
+    """What ``parts.product`` and those beside it are compiled for.
 
     ``channels`` are those of a row; rows of ``weight`` may hold several windows of them.
+    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
+    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
     """
     width = power_of_two(channels)
     line = LINE_BYTES // weight.element_size()
@@ -117,12 +119,14 @@ def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
         "WIDTH": width,
         "LINES": 1 << (ceil_div(weight.shape[1], line) - 1).bit_length(),
         "LINE": line,
+        "AT_ONCE": int(size.inner >= width),
+        "GROUPS": size.groups,
     }
 
 
 def strided(**tensors: Tensor | None) -> dict[str, Any]:
     """Tensors by a kernel's arguments, and numbers from row to row: ``x`` and ``x_stride``."""
-    given: dict[str, Any] = dict(tensors)
+    given: dict[str, Any] = tensors.copy()
     for name, one in tensors.items():
         given[name + "_stride"] = 0 if one is None else one.stride(0)
     return given
@@ -132,15 +136,6 @@ def page_strides(kv: Tensor) -> dict[str, int]:
     """Strides of one layer's pages (pages, branches, 2, H, P, d), by a kernel's arguments."""
     page, branch, part, head, row, _ = kv.stride()
     return {"kv_page": page, "kv_branch": branch, "kv_part": part, "kv_head": head, "kv_row": row}
-
-
-def at_once(size: Tile, channels: int) -> dict[str, int]:
-    """What ``parts.held`` and those that take what it gives are compiled for, besides ``sides``.
-
-    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
-    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
-    """
-    return {"AT_ONCE": int(size.inner >= power_of_two(channels)), "GROUPS": size.groups}
 
 
 def forget_compiled() -> None:
@@ -203,31 +198,33 @@ class Launch(NamedTuple):
         """Launch the kernel on the current stream."""
         gathered = _gathered.get()
         if gathered is None:
-            self.kernel[self.grid](**self._given())
+            self.kernel[self.grid](**self.arguments, **self.constants, **self._options())
         else:
             gathered.setdefault(self._variant(), self)
 
     def compile(self) -> None:
         """Compile the kernel, or begin to, as ``run`` would."""
-        self.kernel.warmup(grid=self.grid, **self._given())
+        options = self._options()
+        self.kernel.warmup(grid=self.grid, **self.arguments, **self.constants, **options)
 
-    def _given(self) -> dict[str, Any]:
-        dependent = SWITCHES.dependent and self.short and _can_depend(self._device())
-        extra: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-        if self.registers:
-            extra["maxnreg"] = self.registers
-        return {
-            **self.arguments,
-            **self.constants,
-            "DEPENDENT": dependent,
+    def _options(self) -> dict[str, Any]:
+        """What the tile, the switches and the card say."""
+        options: dict[str, Any] = {
+            "DEPENDENT": False,
             "num_warps": self.tile.warps,
             "num_stages": self.tile.stages,
-            **extra,
         }
+        if self.short and SWITCHES.dependent and _can_depend(self._device()):
+            options["DEPENDENT"] = options["launch_pdl"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
+        return options
 
     def _device(self) -> torch.device:
-        tensors = (value for value in self.arguments.values() if isinstance(value, Tensor))
-        return next(tensors).device
+        for value in self.arguments.values():
+            if isinstance(value, Tensor):
+                return value.device
+        raise AssertionError("a kernel reads or writes a tensor")
 
     def _variant(self) -> Variant:
         """What tells apart launches that are not compiled alike, and perhaps some that are."""
@@ -236,6 +233,42 @@ class Launch(NamedTuple):
             for value in self.arguments.values()
         )
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
+
+
+_MOST_COUNTERS = 4096
+"""Tiles that several programs may share."""
+
+
+class Workspace:
+    """Room for the sums of programs that share a tile.
+
+    Calls that follow one another on a stream share it: each leaves the counters at zero.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
+
+
+class Shared(NamedTuple):
+    """What a launch uses of a workspace: nothing where no programs share a tile."""
+
+    counters: Tensor | None
+    sums: Tensor | None
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
+    ) -> "Shared":
+        """For ``splits`` of so many ``tiles``, which leave ``numbers`` each."""
+        if splits == 1:
+            return cls(None, None)
+        numbers *= tiles * splits
+        # One that was made before other divisions were found for the card may be too small.
+        if workspace is None or workspace.sums.numel() < numbers:
+            workspace = Workspace(numbers, like.device)
+        assert workspace.counters.numel() >= tiles
+        return cls(workspace.counters, workspace.sums)
 
 
 @lru_cache
@@ -256,6 +289,8 @@ class Op(Generic[P, R, T]):
     Both write the same and return the same. What only kernels need to be told, always by
     keyword, the reference is not told.
     """
+
+    __name__: str
 
     def __init__(
         self,
@@ -278,10 +313,10 @@ class Op(Generic[P, R, T]):
                 told.pop(name, None)
             plain: Callable[..., T] = self.reference
             return plain(*args, **told)
-        out, *launches = self._plans(*args, **kwargs)
-        for launch in launches:
+        planned = self._plans(*args, **kwargs)
+        for launch in planned[1:]:
             launch.run()
-        return out
+        return planned[0]
 
     def launches(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Launch, ...]:
         """The kernels that such a call launches, in their order, as values."""

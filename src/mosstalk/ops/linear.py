@@ -7,6 +7,8 @@ from torch import Tensor
 from mosstalk.ops.launch import (
     Launch,
     Plans,
+    Shared,
+    Workspace,
     ceil_div,
     linear,
     op,
@@ -27,7 +29,7 @@ from mosstalk.ops.tiles import Tile
 def prefetch_runs(place, size):
     """Ask for ``size`` bytes from each of a tile of pointers on to be brought into the cache.
 
-    Both are multiples of 16 bytes. One instruction brings a whole run, where ``ask_for`` brings
+    Both are multiples of 16 bytes. One instruction brings a whole run, where ``prefetch_l2`` brings
     a line; it needs compute capability 9.0, as dependent launches do.
     """
     place = place.to(tl.int64)
@@ -81,8 +83,8 @@ def gate_up_reference(y: Tensor, out: Tensor) -> Tensor:
 def gate_up(y: Tensor, out: Tensor) -> tuple[Tensor, Launch]:
     """Write silu(gate) up of ``y`` (R, 2N), gate then up, into ``out`` (R, N); return it.
 
-    Both in one dtype; rows may lie apart. Rounded where ``model.network.MLP`` is: after silu
-    and after the product.
+    Both in one dtype; rows may lie apart. Rounded where ``models.language_model.MLP`` is: after
+    silu and after the product.
     """
     rows, columns = out.shape
     assert y.shape == (rows, 2 * columns)
@@ -283,22 +285,10 @@ def _product(w, first, second, BRAIN: tl.constexpr):
 # A linear layer on few rows, RMSNorm before it and SwiGLU or a residual after it.
 
 
-_MOST_COUNTERS = 4096
 _MOST_PROGRAMS = 400
 """Where there are so many tiles of columns, none share one."""
 _FP8_SIDE = 32
 """The fewest channels that matrix units multiply in 8 bits."""
-
-
-class LinearWorkspace:
-    """Room for the sums of programs that share a tile.
-
-    Calls that follow one another on a stream share it: each leaves the counters at zero.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
-        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
 
 
 def rms_linear_reference(
@@ -329,7 +319,7 @@ def divided_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     divided: Division,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Launch:
     """The kernel of ``rms_linear`` by one division; what is ``apart`` there, is to be done before.
@@ -348,7 +338,8 @@ def divided_linear(
         "rows of shared channels are normalised apart"
     )
     grid = (ceil_div(rows, tile.rows), tiles, splits)
-    counters, sums = _shared(workspace, divided, grid, 1 + gated, x.device)
+    numbers = (1 + gated) * tile.rows * tile.columns
+    shared = Shared.of(workspace, splits, grid[0] * tiles, numbers, x)
     return Launch(
         _rms_linear,
         grid,
@@ -359,8 +350,8 @@ def divided_linear(
             "row_scale": scales[0] if scales else None,
             "channel_scale": scales[1] if scales else None,
             "residual": residual,
-            "counters": counters,
-            "sums": sums,
+            "counters": shared.counters,
+            "sums": shared.sums,
             "rows": rows,
             "add_stride": 0 if residual is None else residual.stride(0),
             "eps": eps,
@@ -389,7 +380,7 @@ def rms_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     invariant: bool = False,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
 ) -> Plans[Tensor]:
     """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
 
@@ -457,24 +448,6 @@ def _sizes(
     assert x.stride(1) == out.stride(1) == 1
     assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
     return rows, columns, channels
-
-
-def _shared(
-    workspace: LinearWorkspace | None,
-    divided: Division,
-    grid: tuple[int, int, int],
-    parts: int,
-    device: torch.device,
-) -> tuple[Tensor | None, Tensor | None]:
-    if grid[2] == 1:
-        return None, None
-    tiles = grid[0] * grid[1]
-    numbers = tiles * grid[2] * parts * divided.tile.rows * divided.tile.columns
-    # One that was made before other divisions were found for the card may be too small.
-    if workspace is None or workspace.sums.numel() < numbers:
-        workspace = LinearWorkspace(numbers, device)
-    assert workspace.counters.numel() >= tiles
-    return workspace.counters, workspace.sums
 
 
 @triton.jit(do_not_specialize=["rows"])

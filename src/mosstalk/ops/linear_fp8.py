@@ -10,6 +10,7 @@ from mosstalk.numerics.fp8 import E4M3, Fp8Weight, fp8_by, fp8_product
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
 from mosstalk.ops.launch import (
     Launch,
+    Workspace,
     ceil_div,
     interprets,
     op,
@@ -19,7 +20,7 @@ from mosstalk.ops.launch import (
     tl,
     triton,
 )
-from mosstalk.ops.linear import LinearWorkspace, divided_linear, prefetch_rows, silu
+from mosstalk.ops.linear import divided_linear, prefetch_rows, silu
 from mosstalk.ops.linear_tiles import Division, division, kind_of
 from mosstalk.ops.norm import normalised
 from mosstalk.ops.parts import gdc_launch, gdc_wait
@@ -27,7 +28,7 @@ from mosstalk.ops.tiles import Tile
 
 # Rows rounded to E4M3, each by a scale of its own or all by a given one, RMSNorm before it.
 #
-# ``model.fp8`` says what numbers become; this is the same, in one launch.
+# ``numerics.fp8`` says what numbers become; this is the same, in one launch.
 
 
 _SHARED_ROWS = 64
@@ -159,7 +160,7 @@ def _fp8_rows(
 
 @triton.jit
 def _normed(x, factor, root):
-    """RMSNorm, rounded where ``model.network.RMSNorm`` is."""
+    """RMSNorm, rounded where ``models.language_model.RMSNorm`` is."""
     even = (x.to(tl.float32) * root).to(x.dtype)
     return (factor.to(tl.float32) * even.to(tl.float32)).to(x.dtype)
 
@@ -390,7 +391,7 @@ def divided_fp8_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     divided: Division,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
 ) -> Launch:
     """The kernel of ``fp8_linear`` by one division."""
     assert q.dtype == weight.q.dtype == E4M3
@@ -415,13 +416,13 @@ def fp8_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     invariant: bool = False,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Launch]:
     """Write f((q x scale) W^T) + residual into ``out`` (R, N) and return it.
 
     ``q`` (R, C) in E4M3 and ``scale`` (R,), as ``fp8_rows`` leaves them; ``weight`` (N, C), its
     rows those of G, then of U where ``gated``: see ``rms_linear``, also for ``residual``,
-    ``invariant`` and ``workspace``. Sums are those of ``model.fp8.fp8_product``: 8-bit numbers
+    ``invariant`` and ``workspace``. Sums are those of ``numerics.fp8.fp8_product``: 8-bit numbers
     are added in float32, on matrix units no more than a tile's channels within the unit (of
     compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
     """

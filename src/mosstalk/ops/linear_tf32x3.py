@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, op, page_strides, runs, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Shared,
+    Workspace,
+    ceil_div,
+    op,
+    page_strides,
+    runs,
+    tl,
+    triton,
+)
 from mosstalk.ops.parts import activate, gdc_wait, prefetch_l2, summed
 from mosstalk.ops.tiles import Tile
 
@@ -110,8 +120,6 @@ Activation = Literal["none", "gelu"]
 
 _SIXTEENTHS = 16
 """Rows are passed so many times over: for a multiple of 16 Triton would compile anew."""
-_MOST_COUNTERS = 4096
-"""Tiles whose channels in may be shared."""
 
 
 @dataclass(frozen=True)
@@ -147,36 +155,6 @@ def division(rows: int, precision: Precision = "tf32x3") -> Division:
     if precision == "ieee":
         return EXACT
     return next(each for limit, each in DIVISIONS.items() if rows <= limit)
-
-
-class Workspace:
-    """Room for the sums of programs that share a tile.
-
-    Calls that follow one another share it: each leaves the counters in it at zero.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
-        self.sums = torch.empty(numbers, device=device)
-
-
-class Shared(NamedTuple):
-    """What a launch uses of a workspace: nothing where no programs share a tile."""
-
-    counters: Tensor | None
-    sums: Tensor | None
-
-    @classmethod
-    def of(
-        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
-    ) -> "Shared":
-        """For so many ``tiles`` of ``numbers``; the workspace is made where it is None."""
-        if splits == 1:
-            return cls(None, None)
-        workspace = workspace or Workspace(tiles * splits * numbers, like.device)
-        assert workspace.sums.numel() >= tiles * splits * numbers
-        assert workspace.counters.numel() >= tiles
-        return cls(workspace.counters, workspace.sums)
 
 
 def linear_workspace() -> int:

@@ -33,7 +33,7 @@ def rms_norm_reference(x: Tensor, norm_weight: Tensor, eps: float, out: Tensor) 
 
 
 def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of (..., C) in plain torch, rounded as ``model.network.RMSNorm`` rounds."""
+    """RMSNorm of (..., C) in plain torch, rounded as ``models.language_model.RMSNorm`` rounds."""
     wide = x.float()
     return norm_weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(
         x.dtype

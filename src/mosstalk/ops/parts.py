@@ -7,7 +7,7 @@ from mosstalk.ops.launch import tl, triton
 def gdc_launch(DEPENDENT: tl.constexpr):
     """Let the kernel after this one start as soon as all programs of this one have started.
 
-    It may then read what no kernel writes, and waits for the rest in ``follow``.
+    It may then read what no kernel writes, and waits for the rest in ``gdc_wait``.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

@@ -16,7 +16,7 @@ _SHORT_ROWS = 2048
 def rotary_table(positions: int, head_dim: int, theta: float, device: torch.device) -> Tensor:
     """Cosines, then sines, of every position's angles: (positions, D) float32.
 
-    Half of each line of ``network.rotary_tables``, whose other half repeats it, bit for bit.
+    Half of each line of ``numerics.rope.rotary_tables``, whose other half repeats it, bit for bit.
     """
     cos, sin = rotary_tables(torch.arange(positions, device=device), head_dim, theta)
     half = head_dim // 2
@@ -82,7 +82,7 @@ def rope_kv(
 
     ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
     Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
-    positions, rounded where ``model.network`` rounds; ``angles`` is a ``rotary_table``.
+    positions, rounded where ``models.language_model`` rounds; ``angles`` is a ``rotary_table``.
     ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
     its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
     """
@@ -163,7 +163,7 @@ def with_partner(x, here, D: tl.constexpr, WIDTH: tl.constexpr):
 def turned(own, partner, norm_weight, partner_norm_weight, cos, sin, eps, D: tl.constexpr):
     """RMSNorm and rotary positions of heads as ``with_partner`` gives them, in their dtype.
 
-    Rounded where ``model.network`` rounds; gains and factors are (rows or 1, WIDTH).
+    Rounded where ``models.language_model`` rounds; gains and factors are (rows or 1, WIDTH).
     """
     wide = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / D + eps)

@@ -210,7 +210,7 @@ def sample(
 ) -> Plans[None]:
     """Draw an id for each row of ``logits`` (R, V), raw, in any float dtype; remember it.
 
-    The ids are those of ``model.sampling``: mask, penalty, temperature, top-k with its ties,
+    The ids are those of ``models.sampling``: mask, penalty, temperature, top-k with its ties,
     top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, id).
     ``few`` must hold for every row, or the reference be called. Written are ``ids`` (R,) int64,
     ``bad`` (R,) bool, whose elements may lie apart, and where an id was drawn ``state``'s seen

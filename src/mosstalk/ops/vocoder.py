@@ -80,20 +80,14 @@ def _snake(
         _snake_kernel,
         (ceil_div(size, _BLOCK.columns),),
         {
-            "x": x,
-            "y": x if y is None else y,
-            "bias": alpha if bias is None else bias,
-            "alpha": alpha,
-            "total": out if total is None else total,
-            "out": out,
-            "size": size,
-            "channels": x.shape[1],
-            "step": channel_step(x),
+            "x": x, "y": x if y is None else y, "bias": alpha if bias is None else bias,
+            "alpha": alpha, "total": out if total is None else total, "out": out, "size": size,
+            "channels": x.shape[1], "step": channel_step(x),
         },
         {"ADDS": y is not None, "BIASED": bias is not None, "BLOCK": _BLOCK.columns, "EPS": _EPS},
         _BLOCK,
         short=False,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -185,19 +179,14 @@ def scaled_sum(
         _sum_kernel,
         (ceil_div(size, _BLOCK.columns),),
         {
-            **dict(zip("abcdef", given, strict=True)),
-            "bias": first if bias is None else bias,
-            "out": out,
-            "size": size,
-            "channels": first.shape[1],
-            "step": channel_step(first),
-            "scale": scale,
-            "slope": slope,
+            **dict(zip("abcdef", given, strict=True)), "bias": first if bias is None else bias,
+            "out": out, "size": size, "channels": first.shape[1], "step": channel_step(first),
+            "scale": scale, "slope": slope,
         },
         {"TERMS": len(terms), "BIASED": bias is not None, "BLOCK": _BLOCK.columns},
         _BLOCK,
         short=False,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -303,22 +292,14 @@ def inverse_stft(
         _inverse_kernel,
         (batch, ceil_div(samples, _SAMPLES.columns)),
         {
-            "x": x,
-            "basis": basis,
-            "window": window,
-            "out": out,
-            "samples": samples,
-            "frames": frames,
-            "row_step": row_step,
-            "part_step": part_step,
-            "frame_step": frame_step,
-            "loudest": loudest,
-            "limit": limit,
+            "x": x, "basis": basis, "window": window, "out": out, "samples": samples,
+            "frames": frames, "row_step": row_step, "part_step": part_step,
+            "frame_step": frame_step, "loudest": loudest, "limit": limit,
         },
         {"BINS": parts // 2, "LENGTH": n_fft, "HOP": hop, "BLOCK": _SAMPLES.columns},
         _SAMPLES,
         short=False,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
@@ -423,29 +404,18 @@ def harmonic_source(
         _source_kernel,
         (batch, ceil_div(samples, _SAMPLES.columns)),
         {
-            "f0": f0.contiguous(),
-            "phases": phases.contiguous(),
-            "seeds": seeds,
-            "first": first,
-            "weight": how.weight,
-            "bias": how.bias,
-            "out": out,
-            "skip": skip,
-            "samples": samples,
-            "frames": frames,
-            "alpha": how.alpha,
-            "sigma": how.sigma,
+            "f0": f0.contiguous(), "phases": phases.contiguous(), "seeds": seeds, "first": first,
+            "weight": how.weight, "bias": how.bias, "out": out, "skip": skip, "samples": samples,
+            "frames": frames, "alpha": how.alpha, "sigma": how.sigma,
             "voiced_above": how.voiced_above_hz,
         },
         {
-            "SAMPLES": how.samples_per_frame,
-            "HARMONICS": harmonics,
-            "STREAM": how.stream,
+            "SAMPLES": how.samples_per_frame, "HARMONICS": harmonics, "STREAM": how.stream,
             "BLOCK": _SAMPLES.columns,
         },
         _SAMPLES,
         short=False,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
