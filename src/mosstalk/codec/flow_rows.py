@@ -331,10 +331,12 @@ class RowFrames:
         self._keys = iter(zip(*keys, strict=True))
 
     def begin(self, step: int) -> None:
+        """Euler step number ``step`` comes next."""
         self._tails = [state.tails[step] for state in self._states]
         self._convs = iter(range(len(self._tails[0])))
 
     def conv(self, x: Tensor, layer: Linear, out: Tensor | None) -> Tensor:
+        """The next convolution of new rows (R, C) or (I, R, C); ``out`` is None."""
         number, replies = next(self._convs), self._tails
         tails = [each[number] for each in replies]
         rows = x.view(BRANCHES * len(replies), -1, x.shape[-1])
@@ -346,6 +348,7 @@ class RowFrames:
         return linear(_side_by_side(window).view(*x.shape[:-1], -1), *layer)
 
     def attend(self, x: Tensor, norm: Norm | None, qkv: Linear) -> Tensor:
+        """What the next block's queries of LN(x) mix of the rows they see, by reply."""
         projected = norm_linear(x, norm, *qkv)
         parts = [projected] if len(self._states) == 1 else projected.unbind()
         mixed = [
