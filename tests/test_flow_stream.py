@@ -295,7 +295,8 @@ def test_a_convolution_in_pieces_is_the_whole_one(cuts: list[int]) -> None:
 
     layer, found = packed(Conv.of(conv), torch.float32), []
     none = KeptKeys(torch.empty(0, 2, 1, 1, 0, 4))
-    state = RowState(torch.empty(0), torch.empty(0), none, none, [[torch.zeros(2, 2, 6)]], none)
+    empty, tails = torch.empty(0), [[torch.zeros(2, 2, 6)]]
+    state = RowState(empty, empty, empty, none, none, tails, none)
     for piece in x.split(cuts, dim=1):
         rows = RowFrames([state], [[]], [None])
         rows.begin(0)

@@ -32,7 +32,6 @@ class _Work:
 
     item: Item
     kept: RowState
-    speaker: Tensor
 
 
 class RowFlow(BlockFlow[RowState]):
@@ -73,11 +72,11 @@ class RowFlow(BlockFlow[RowState]):
         blocks = alone // self.config.chunk_size
         self._make_room(blocks)
         pages = self.pool.take(blocks)
-        kept = RowState.empty(self.config, self._estimator.weights)
+        speaker = speaker_of(self._flow, voice)
+        kept = RowState.empty(self.config, self._estimator.weights, speaker)
         items = self._voice_items(voice, pages, 0)
         if items:
-            whole = _joined(items)
-            self._decode([_Work(whole, kept, speaker_of(self._flow, voice))])
+            self._decode([_Work(_joined(items), kept)])
         return Start(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
 
     def _drop(self, start: Start[RowState]) -> None:
@@ -104,16 +103,15 @@ class RowFlow(BlockFlow[RowState]):
         if state.kept is None:
             room = None if self.limit is None else self.limit * self.layout.frames
             state.kept = start.kept.fork(room)
-        speaker = speaker_of(self._flow, state.voice)
         items = list(self._items(hop, fresh))
         for item in [_joined(items)] if self.limit is None else items:
-            yield _Work(item, state.kept, speaker)
+            yield _Work(item, state.kept)
 
     def _decode(self, works: list[_Work]) -> list[Tensor]:
         """Mel (T, 80) of each of ``works``, which have equally many codes."""
         bins, block = self.config.mel_bins, self.layout.frames
         frames = len(works[0].item.codes) * self.config.token_mel_ratio
-        given = works[0].speaker.new_zeros(len(works), BRANCHES * frames, 4 * bins)
+        given = works[0].kept.speaker.new_zeros(len(works), BRANCHES * frames, 4 * bins)
         for work, rows in zip(works, given, strict=True):
             self._give(work, rows.unflatten(0, (BRANCHES, frames)))
         states = [work.kept for work in works]
@@ -130,7 +128,7 @@ class RowFlow(BlockFlow[RowState]):
         rows[:, :, :bins] = fixed_noise(frames, bins, start=item.start)[0].T
         work.kept.forget_codes(self.limit, self.config.chunk_size, self.layout.frames)
         rows[0, :, bins : 2 * bins] = self._encoder(item.codes, item.ahead, work.kept)
-        rows[0, :, 2 * bins : 3 * bins] = work.speaker
+        rows[0, :, 2 * bins : 3 * bins] = work.kept.speaker
         if item.condition is not None:
             rows[0, : item.condition.shape[0], 3 * bins :] = item.condition
 

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosstalk.codec.flow_batch_weights import EstimatorWeights, Transformer, packed
-from mosstalk.codec.flow_encoder import Attend, Encoder, linear
+from mosstalk.codec.flow_encoder import Attend, Encoder
 from mosstalk.codec.flow_pages import BRANCHES, TAIL
 from mosstalk.codec.flow_parts import Linear, Norm
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
 from mosstalk.ops.flow_linear import norm_linear
+from mosstalk.ops.launch import linear
 
 _GROWTH = 2
 _FIRST_REACH = 512
@@ -108,10 +109,11 @@ class KeptKeys:
 class RowState:
     """What the flow keeps of a reply; the first ``fixed`` frames are its voice's.
 
-    ``ahead_tail`` and ``up_tail`` (2, C), ``codes`` and ``frames`` are the encoder's, ``tails``
-    and ``keys`` the estimator's.
+    ``speaker`` (80,) is its voice as the estimator reads it. ``ahead_tail`` and ``up_tail``
+    (2, C), ``codes`` and ``frames`` are the encoder's, ``tails`` and ``keys`` the estimator's.
     """
 
+    speaker: Tensor
     ahead_tail: Tensor
     up_tail: Tensor
     codes: KeptKeys
@@ -122,7 +124,7 @@ class RowState:
     blocks: int = 0
 
     @classmethod
-    def empty(cls, config: FlowConfig, weights: EstimatorWeights) -> "RowState":
+    def empty(cls, config: FlowConfig, weights: EstimatorWeights, speaker: Tensor) -> "RowState":
         """What is kept before the first code."""
         like = weights.final.weight
         heads, width = config.attention_heads, config.input_size
@@ -137,7 +139,7 @@ class RowState:
         shape = (layers, 2, BRANCHES, config.estimator_heads, 0, config.estimator_head_dim)
         none = like.new_zeros(TAIL, width)
         steps = [list(tails) for _ in range(config.n_timesteps)]
-        return cls(none, none, codes, frames, steps, KeptKeys(like.new_empty(shape)))
+        return cls(speaker, none, none, codes, frames, steps, KeptKeys(like.new_empty(shape)))
 
     def fork(self, room: int | None) -> "RowState":
         """The same for another reply, all frames so far fixed, with ``room`` for more.
@@ -145,6 +147,7 @@ class RowState:
         None: there will be ever more; what is kept doubles when it is full.
         """
         return RowState(
+            self.speaker,
             self.ahead_tail,
             self.up_tail,
             self.codes.fork(),
@@ -198,7 +201,7 @@ class _Relative:
 
     def project(self, positions: Tensor) -> Tensor:
         """What (n, C) distances are to this layer's queries, (H, d, n)."""
-        heads = linear(positions, self.positions).unflatten(-1, (self.by_content.shape[0], -1))
+        heads = linear(positions, *self.positions).unflatten(-1, (self.by_content.shape[0], -1))
         return heads.permute(1, 2, 0).contiguous()
 
     def mix(self, query: Tensor, kept: LayerKeys, table: Tensor, mask: Tensor | None) -> Tensor:
@@ -285,7 +288,7 @@ class _RowCodes:
     def conv(self, x: Tensor, layer: Linear) -> Tensor:
         window = torch.cat([self._state.ahead_tail, x])
         self._state.ahead_tail = window[-TAIL:].clone()
-        return linear(_side_by_side(window[None])[0], layer)
+        return linear(_side_by_side(window[None])[0], *layer)
 
     def after_earlier(self, x: Tensor) -> Tensor:
         whole = torch.cat([self._state.up_tail[None], x], dim=1)
@@ -328,10 +331,12 @@ class RowFrames:
         self._keys = iter(zip(*keys, strict=True))
 
     def begin(self, step: int) -> None:
+        """Euler step number ``step`` comes next."""
         self._tails = [state.tails[step] for state in self._states]
         self._convs = iter(range(len(self._tails[0])))
 
     def conv(self, x: Tensor, layer: Linear, out: Tensor | None) -> Tensor:
+        """The next convolution of new rows (R, C) or (I, R, C); ``out`` is None."""
         number, replies = next(self._convs), self._tails
         tails = [each[number] for each in replies]
         rows = x.view(BRANCHES * len(replies), -1, x.shape[-1])
@@ -339,9 +344,11 @@ class RowFrames:
         left = window[:, -TAIL:].clone()
         for each, tail in zip(replies, _each(left, len(replies)), strict=True):
             each[number] = tail
-        return norm_linear(_side_by_side(window).view(*x.shape[:-1], -1), None, *layer, out)
+        assert out is None
+        return linear(_side_by_side(window).view(*x.shape[:-1], -1), *layer)
 
     def attend(self, x: Tensor, norm: Norm | None, qkv: Linear) -> Tensor:
+        """What the next block's queries of LN(x) mix of the rows they see, by reply."""
         projected = norm_linear(x, norm, *qkv)
         parts = [projected] if len(self._states) == 1 else projected.unbind()
         mixed = [
