@@ -11,7 +11,7 @@ mkdir -p "$WORK"
 rm -rf "$WORK/engine"
 part "steps" mosstalk bench step --random-weights "$SIZE" --precision fp8 --at 1x512,64x1000 \
     --errors 256 --json "$OUT/step-fp8.json"
-part "prompts" mosstalk bench prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
+part "prompts" mosstalk bench step --prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
     --json "$OUT/prefill-fp8.json"
 part "layers alone" "$PYTHON" tests/gpu_lm_step.py --fp8
 part "a folder" mosstalk build --random-weights "$SIZE" "$WORK/engine" --precision fp8 \

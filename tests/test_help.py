@@ -71,3 +71,9 @@ def test_the_example_asks_and_goes_on_talking(
     assert soundfile.info(tmp_path / "answer.wav").frames == 40 * OUTPUT_SAMPLES_PER_CODE
     assert "3.20 s of sound" in run.stdout
     assert re.search(r"\d+ new rows read, answer: '", run.stdout)
+
+
+def test_a_command_that_moved_says_where_it_is() -> None:
+    result = CliRunner().invoke(app, ["bench", "prefill", "--rows", "512", "--json", "-"])
+    assert result.exit_code == 2
+    assert "mosstalk bench prefill is gone; use: mosstalk bench step --prefill" in result.output

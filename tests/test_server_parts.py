@@ -36,7 +36,10 @@ QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 
 
 def test_the_front_needs_no_torch() -> None:
-    probe = "import sys, mosstalk.cli.serve_console; print('torch' in sys.modules)"
+    probe = (
+        "import sys; from mosstalk.cli.serve import Serve; Serve().options(); "
+        "print('torch' in sys.modules)"
+    )
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )

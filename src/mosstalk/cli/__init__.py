@@ -18,6 +18,7 @@ from mosstalk.cli import (
     verify,
     voice,
 )
+from mosstalk.cli.command import add_command
 from mosstalk.environment import share_the_processor
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
 app.command("chat", cls=chat.OrderedTurns)(chat.chat)
 app.command("speak")(tasks.speak)
 app.command("transcribe")(tasks.transcribe)
-app.command("serve")(serve.serve)
+add_command(app, "serve", serve.Serve)
 app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)

@@ -7,6 +7,8 @@ import typer
 
 from mosstalk.cli import bench_compare, bench_report, bench_serve, bench_start
 from mosstalk.cli import options as opt
+from mosstalk.cli.bench_step import BenchStep
+from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.common import reported
 
 app = typer.Typer(help="Measure what the project publishes.", no_args_is_help=True)
@@ -14,6 +16,8 @@ app.command("compare")(bench_compare.compare)
 app.command("report")(bench_report.report)
 app.command("serve")(bench_serve.serve)
 app.command("start")(bench_start.start)
+add_command(app, "step", BenchStep)
+add_moved(app, "bench prefill", "bench step --prefill")
 
 Sentences: TypeAlias = Annotated[
     Path | None,
@@ -94,48 +98,6 @@ Streams: TypeAlias = Annotated[
 ]
 Rounds: TypeAlias = Annotated[
     int, typer.Option(help="Walk through all hops N times.", metavar="N", min=1)
-]
-
-
-RandomLanguageModel: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--random-weights",
-        metavar="full|tiny",
-        help="Random weights of the published (full) or of tiny sizes, made on the device, in "
-        "place of --model.",
-    ),
-]
-Mode: TypeAlias = Annotated[
-    str, typer.Option(metavar="audio|text", help="Whether replies are speech or text.")
-]
-Baselines: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--baseline",
-        metavar="NAME",
-        help="Measure the same work by other means too: graph (plain torch operations in a CUDA "
-        "graph), compile (torch.compile over a cache that lies still) or transformers (its Qwen3 "
-        "layers, one operation after another). May be repeated.",
-    ),
-]
-StepPrecision: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="bf16|fp8",
-        help="fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
-        "Default: as the model is.",
-    ),
-]
-ErrorRows: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--errors",
-        metavar="ROWS",
-        min=0,
-        help="Also compare the logits of a conversation of so many rows with float32's, beside "
-        "plain torch's. Takes a copy of the model in float32.",
-    ),
 ]
 
 
@@ -285,98 +247,3 @@ def codec(
             Loads(tuple(part or ()), replies, hops, streams, rounds),
             Outputs(json, html),
         )
-
-
-@app.command("step")
-def step(
-    model: opt.ModelAlone = None,
-    random_weights: RandomLanguageModel = None,
-    at: Annotated[
-        str,
-        typer.Option(metavar="NxROWS,...", help="So many sessions, each with so many rows."),
-    ] = "1x512,8x512",
-    mode: Mode = "audio",
-    steps: Annotated[int, typer.Option(help="Time N steps.", metavar="N", min=2)] = 50,
-    baseline: Baselines = None,
-    errors: ErrorRows = 0,
-    batch_invariant: opt.BatchInvariant = False,
-    graphs: opt.Graphs = True,
-    precision: StepPrecision = None,
-    device: opt.Device = "auto",
-    dtype: opt.ModelDtype = None,
-    json: JsonFile = None,
-    html: HtmlFile = None,
-) -> None:
-    """Measure the engine's steps: one row of every session, drawn and read back.
-
-    mosstalk bench step --at 1x512,8x512
-
-    mosstalk bench step --random-weights full --at 1x512,64x1000 --baseline graph
-
-    Steps follow one another as they do when the engine runs, all included:
-    planning, network, draws. Beside each the time that its bytes or its
-    operations take at rates measured in the same run. The rows must be those
-    of an untimed run: else no time is printed and the exit code is 1.
-    """
-    with reported():
-        from mosstalk.cli.measured_output import Outputs
-        from mosstalk.cli.step_console import (
-            Loads,
-            StepRequest,
-            engine_options,
-            parse_loads,
-            run_steps,
-        )
-
-        options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
-        loads = Loads(parse_loads(at, mode), steps, False, tuple(baseline or ()), errors)
-        request = StepRequest(model, random_weights, device, dtype, options, precision)
-        run_steps(request, loads, Outputs(json, html))
-
-
-@app.command("prefill")
-def prefill(
-    model: opt.ModelAlone = None,
-    random_weights: RandomLanguageModel = None,
-    rows: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS[+KEPT],...",
-            help="New rows, and after how many that have been read before.",
-        ),
-    ] = "512,6+1000",
-    mode: Mode = "audio",
-    runs: Annotated[int, typer.Option(help="Time each N times.", metavar="N", min=2)] = 10,
-    baseline: Baselines = None,
-    batch_invariant: opt.BatchInvariant = False,
-    graphs: opt.Graphs = True,
-    precision: StepPrecision = None,
-    device: opt.Device = "auto",
-    dtype: opt.ModelDtype = None,
-    json: JsonFile = None,
-    html: HtmlFile = None,
-) -> None:
-    """Measure how long prompts take: from asking for a reply to its first row.
-
-    mosstalk bench prefill --rows 512,6+1000
-
-    mosstalk bench prefill --random-weights full --rows 512 --baseline transformers
-
-    Each prompt is new to the engine, but for the rows that were kept. The
-    first rows must be those of an untimed run: else no time is printed and the
-    exit code is 1.
-    """
-    with reported():
-        from mosstalk.cli.measured_output import Outputs
-        from mosstalk.cli.step_console import (
-            Loads,
-            StepRequest,
-            engine_options,
-            parse_prompts,
-            run_steps,
-        )
-
-        options = engine_options(graphs=graphs, batch_invariant=batch_invariant)
-        loads = Loads(parse_prompts(rows, mode), runs, True, tuple(baseline or ()))
-        request = StepRequest(model, random_weights, device, dtype, options, precision)
-        run_steps(request, loads, Outputs(json, html))

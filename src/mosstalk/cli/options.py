@@ -240,3 +240,14 @@ BatchInvariant: TypeAlias = Annotated[
         "are the same alone and in company in 16 bit too. Slower; in float32 it is always so.",
     ),
 ]
+JsonFile: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="Write every figure as json; - is stdout."),
+]
+HtmlFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write one page with tables and sound to play."),
+]
+BuiltFolder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
+]
