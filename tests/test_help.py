@@ -73,7 +73,14 @@ def test_the_example_asks_and_goes_on_talking(
     assert re.search(r"\d+ new rows read, answer: '", run.stdout)
 
 
-def test_a_command_that_moved_says_where_it_is() -> None:
-    result = CliRunner().invoke(app, ["bench", "prefill", "--rows", "512", "--json", "-"])
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("bench prefill", "bench step --prefill"),
+        ("bench judges", "bench quality --judges"),
+    ],
+)
+def test_a_command_that_moved_says_where_it_is(old: str, now: str) -> None:
+    result = CliRunner().invoke(app, [*old.split(), "--rows", "512", "folder", "--help"])
     assert result.exit_code == 2
-    assert "mosstalk bench prefill is gone; use: mosstalk bench step --prefill" in result.output
+    assert f"mosstalk {old} is gone; use: mosstalk {now}" in result.output
