@@ -78,6 +78,8 @@ def test_the_example_asks_and_goes_on_talking(
     [
         ("bench prefill", "bench step --prefill"),
         ("bench judges", "bench quality --judges"),
+        ("report", "doctor --report FILE"),
+        ("engine", "checkpoint inspect"),
     ],
 )
 def test_a_command_that_moved_says_where_it_is(old: str, now: str) -> None:

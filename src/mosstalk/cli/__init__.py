@@ -4,21 +4,14 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import (
-    bench,
-    build,
-    chat,
-    checkpoint,
-    engine,
-    machine,
-    plan,
-    replay,
-    serve,
-    tasks,
-    verify,
-    voice,
-)
-from mosstalk.cli.command import add_command
+from mosstalk.cli import bench, chat, checkpoint, tasks, voice
+from mosstalk.cli.build import BuildEngine
+from mosstalk.cli.command import add_command, add_moved
+from mosstalk.cli.doctor import Doctor
+from mosstalk.cli.plan import PlanMemory
+from mosstalk.cli.replay import Replay
+from mosstalk.cli.serve import Serve
+from mosstalk.cli.verify import Verify
 from mosstalk.environment import share_the_processor
 
 app = typer.Typer(
@@ -30,15 +23,15 @@ app = typer.Typer(
 app.command("chat", cls=chat.OrderedTurns)(chat.chat)
 app.command("speak")(tasks.speak)
 app.command("transcribe")(tasks.transcribe)
-add_command(app, "serve", serve.Serve)
-app.command("replay")(replay.replay)
-app.command("verify")(verify.verify)
-app.command("plan")(plan.plan)
-app.command("build")(build.build)
-app.command("doctor")(machine.doctor)
-app.command("report")(machine.report)
+add_command(app, "serve", Serve)
+add_command(app, "replay", Replay)
+add_command(app, "verify", Verify)
+add_command(app, "plan", PlanMemory)
+add_command(app, "build", BuildEngine)
+add_command(app, "doctor", Doctor)
+add_moved(app, "report", "doctor --report FILE")
+add_moved(app, "engine", "checkpoint inspect")
 app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(engine.app, name="engine")
 app.add_typer(voice.app, name="voice")
 app.add_typer(bench.app, name="bench")
 
