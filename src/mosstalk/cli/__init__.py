@@ -4,13 +4,16 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import bench, chat, checkpoint, tasks, voice
+from mosstalk.cli import bench, checkpoint, voice
 from mosstalk.cli.build import BuildEngine
+from mosstalk.cli.chat import ChatCommand, OrderedTurns
 from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.doctor import Doctor
 from mosstalk.cli.plan import PlanMemory
 from mosstalk.cli.replay import Replay
 from mosstalk.cli.serve import Serve
+from mosstalk.cli.speak import Speak
+from mosstalk.cli.transcribe import Transcribe
 from mosstalk.cli.verify import Verify
 from mosstalk.environment import share_the_processor
 
@@ -20,9 +23,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("chat", cls=chat.OrderedTurns)(chat.chat)
-app.command("speak")(tasks.speak)
-app.command("transcribe")(tasks.transcribe)
+add_command(app, "chat", ChatCommand, cls=OrderedTurns)
+add_command(app, "speak", Speak)
+add_command(app, "transcribe", Transcribe)
 add_command(app, "serve", Serve)
 add_command(app, "replay", Replay)
 add_command(app, "verify", Verify)

@@ -65,13 +65,18 @@ class Inspect:
 
     def run(self) -> int:
         """Print what the folder holds; 1 when something is wrong with it."""
+        from mosstalk.prepared.default_models import NAMES, chosen_model
         from mosstalk.prepared.folder import ENGINE_FILE
 
         if (self.folder / ENGINE_FILE).exists():
             return self._inspect_built()
         from mosstalk.checkpoint.commands import run_inspect
 
-        return run_inspect(self.folder, hashes=self.hashes is not False, as_json=self.json)
+        folder = self.folder
+        if str(folder) in NAMES and not folder.exists():
+            model, _ = chosen_model(folder, None)
+            folder = model.parent
+        return run_inspect(folder, hashes=self.hashes is not False, as_json=self.json)
 
     def _inspect_built(self) -> int:
         """Print what a built folder is.

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,8 +64,20 @@ class PlanMemory:
         float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
     ] = 7.0
     embeddings: opt.Embeddings = "device"
-    model: opt.ModelAlone = None
-    codec: opt.CodecAlone = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the language model, or pocket or synthetic. Default: the published "
+            "model's sizes."
+        ),
+    ] = None
+    codec: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the codec, or pocket or synthetic. Default: the published codec's "
+            "sizes."
+        ),
+    ] = None
     json: opt.AsJson = False
 
     def run(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.common import require_server
 
 if TYPE_CHECKING:
     from mosstalk.server.loading import Loaded
@@ -46,6 +47,7 @@ class Replay:
 
     def run(self) -> int:
         """Replay, print what differs; the exit code."""
+        require_server()
         from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
         from mosstalk.server.comparison import compare

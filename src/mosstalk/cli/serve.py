@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import fail, one_of
+from mosstalk.cli.common import one_of, require_server
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
     from mosstalk.session.settings import SessionSettings
 
-_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
@@ -185,7 +183,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
-        _require_packages()
+        require_server()
         from mosstalk.server.auth import is_loopback
         from mosstalk.server.front import serve
 
@@ -323,14 +321,6 @@ class Serve:
                 )
         names = {host_name(name) for name in (*(self.allowed_host or ()), self.host)}
         return frozenset(names - {""})
-
-
-def _require_packages() -> None:
-    if sys.platform == "win32":
-        fail("a server needs Linux or macOS; on Windows run it in WSL")
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        fail(f"a server needs {', '.join(missing)}; run: pip install 'mosstalk[server]'")
 
 
 def shown(options: "ServeOptions") -> dict[str, Any]:
