@@ -18,7 +18,7 @@ FORMAT = "mosstalk-codec-1"
 _VOICES_S = (7.0, 27.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchCodec:
     """Measure the codec in real time: hops to sound, live sound to codes.
 

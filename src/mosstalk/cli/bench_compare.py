@@ -9,7 +9,7 @@ import typer
 from mosstalk.cli import options as opt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchCompare:
     """Compare two checkpoints on the same sentences: words that judges heard, and that each wrote.
 

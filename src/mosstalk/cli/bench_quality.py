@@ -4,7 +4,6 @@ import os
 import platform
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,7 @@ _SHORT_FOR_A_LONG = 4
 """Long sentences are read beside those of the package alone, one for so many short ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchQuality:
     """Judge how a checkpoint speaks, resynthesises and writes down speech.
 
@@ -207,6 +206,8 @@ class BenchQuality:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
     import torch
 
     found = {

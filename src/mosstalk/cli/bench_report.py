@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchReport:
     """Write the page that answers the source reports, from measured documents.
 
@@ -26,7 +26,7 @@ class BenchReport:
         ),
     ] = None
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE|-", help="The page to write; - is stdout.")
+        str, typer.Option("--out", "-o", metavar="FILE|-", help="The page to write; - is stdout.")
     ] = "-"
 
     def run(self) -> None:

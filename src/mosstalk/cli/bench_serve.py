@@ -17,7 +17,7 @@ _FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchServe:
     """Measure how many conversations at a time a server bears.
 

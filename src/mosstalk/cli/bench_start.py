@@ -10,7 +10,7 @@ from mosstalk.cli import options as opt
 FORMAT = "mosstalk-starts-1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchStart:
     """Measure how long a built folder takes from nothing to the first sound.
 

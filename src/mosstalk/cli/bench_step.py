@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mosstalk.bench.step_work import Load
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchStep:
     """Measure the engine's steps: one row of every session, drawn and read back.
 

@@ -8,7 +8,7 @@ import typer
 from mosstalk.cli import options as opt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BenchVad:
     """Measure the detectors of speech: what they find, how soon, at what cost.
 

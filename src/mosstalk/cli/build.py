@@ -23,7 +23,7 @@ _TERMINATED = 143
 _USAGE = "give MODEL CODEC OUT; pocket OUT or synthetic OUT; or --random-weights full OUT"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BuildEngine:
     """Make one folder that starts at once: weights converted, kernels compiled, all checked.
 

@@ -30,7 +30,7 @@ class OrderedTurns(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChatCommand:
     """Answer spoken or typed turns, in the order given, with speech or text.
 

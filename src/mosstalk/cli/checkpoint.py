@@ -11,7 +11,7 @@ from mosstalk.cli.checkpoint_quantize import Quantize
 from mosstalk.cli.command import add_command
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Synthesize:
     """Write random weights in the published layout: model, codec, voice and tokenizer.
 
@@ -34,7 +34,7 @@ class Synthesize:
         run_synthesize(self.out, self.size or ["tiny"], self.seed, self.dtype, self.tokenizer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Inspect:
     """Say what a checkpoint holds, and name what is missing or does not fit.
 
@@ -100,7 +100,7 @@ class Inspect:
         return 1 if report.problems else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Convert:
     """Write a checkpoint in one dtype, matrices fused, with a manifest of hashes.
 

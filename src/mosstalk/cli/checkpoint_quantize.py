@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mosstalk.quantize.write import Written
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Quantize:
     """Write a checkpoint whose products are in 8 bits, and say what that costs.
 

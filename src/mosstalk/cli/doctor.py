@@ -10,7 +10,7 @@ from mosstalk.cli import options as opt
 from mosstalk.errors import OptionError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Doctor:
     """Look at this machine: what is there, what is missing, and what then does not run.
 

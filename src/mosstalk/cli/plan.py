@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlanMemory:
     """Say what fits into a GPU, or what a card could do at best; no GPU is needed.
 

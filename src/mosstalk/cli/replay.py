@@ -1,6 +1,5 @@
 """``mosstalk replay``: a recorded session's input, given to a fresh one."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from mosstalk.server.replay import Recorded, Replayed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Replay:
     """Give a recorded session's input to a fresh one, and say what is different.
 
@@ -48,6 +47,8 @@ class Replay:
     def run(self) -> int:
         """Replay, print what differs; the exit code."""
         require_server()
+        import asyncio
+
         from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
         from mosstalk.server.comparison import compare

@@ -29,7 +29,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Serve:
     """Serve conversations over the OpenAI Realtime protocol, and a page to talk to.
 

@@ -23,7 +23,7 @@ _SHOWN = 60
 """Characters of a piece that are shown beside its figures."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Speak:
     """Read text aloud into one sound file.
 
@@ -49,9 +49,9 @@ class Speak:
     file: Annotated[
         Path | None, typer.Option("--file", help="Read this text file (UTF-8) aloud instead.")
     ] = None
-    out: Annotated[Path, typer.Option(help="Where the sound goes: .wav, .flac or .ogg.")] = Path(
-        "spoken.wav"
-    )
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where the sound goes: .wav, .flac or .ogg.")
+    ] = Path("spoken.wav")
     model: opt.Model = None
     codec: opt.Codec = None
     voice: opt.VoiceName = "default"
@@ -133,7 +133,7 @@ class Speak:
         return _Reading(pipeline, voice, self.system, drawing)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Reading:
     """How every piece is read aloud."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mosstalk.offline.pipeline import Answer, Pipeline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transcribe:
     """Write down what is said in recordings.
 
@@ -102,7 +102,7 @@ class Transcribe:
         return _Writing(pipeline, self.system, drawing, several, self.json)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Writing:
     """How every piece is written down, and where its line goes."""
 

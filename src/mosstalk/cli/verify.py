@@ -8,7 +8,7 @@ from mosstalk.cli import options as opt
 from mosstalk.verify.paths import ComputePath
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Verify:
     """Run golden cases and print each tensor's largest error beside its bound.
 

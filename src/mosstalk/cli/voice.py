@@ -25,7 +25,7 @@ _FITS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Create:
     """Make a voice from a recording, for replies to be spoken in.
 
@@ -49,8 +49,10 @@ class Create:
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
-            "ships with mosstalk: NAME.safetensors here."
+            "ships with mosstalk: NAME.safetensors here.",
         ),
     ] = None
     channel: opt.Channel = None
@@ -103,7 +105,7 @@ class Create:
         print(f"try: mosstalk chat {where}--text hello --voice {shlex.quote(voice)}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class List:
     """List a codec's voices: name, codes, seconds, and what each was made from.
 
@@ -139,7 +141,7 @@ class List:
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Inspect:
     """Say what a voice holds, and whether it fits the codec.
 
