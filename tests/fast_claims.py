@@ -20,8 +20,8 @@ from engine_rig import (
 from fast_rig import Scene, read, same
 from torch import Tensor
 
-from mosstalk.engine.fast_layers import FastOptions
-from mosstalk.ops.launch import runs
+from mosstalk.engine.layers import LayerOptions
+from mosstalk.ops.launch import Launch, runs
 from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 SMALL = replace(CONFIG, num_shared_layers=1, num_modality_layers=1)
@@ -45,7 +45,7 @@ def test_kernels_read_what_plain_layers_read(dtype: torch.dtype, invariant: bool
     model = wild_model(dtype=dtype, config=SMALL)
     expected = Scene.of(model, MIXES[mix])
     found, untouched = expected.own(), expected.own()
-    layers = found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant))
+    layers = found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant))
     assert runs(found.store.keys)
     plain = expected.plain(model)
     outputs, wanted = read(layers, found), read(plain, expected)
@@ -56,6 +56,20 @@ def test_kernels_read_what_plain_layers_read(dtype: torch.dtype, invariant: bool
         assert one.shape == other.shape
         assert relative(one, other) < BOUNDS[dtype]
     assert same(found.foreign(), untouched.foreign())
+
+
+def test_without_kernels_none_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(launch: Launch) -> None:
+        raise AssertionError(f"{launch.kernel} was launched")
+
+    model = wild_model(config=SMALL)
+    expected = Scene.of(model, MIXES["mixed"])
+    found = expected.own()
+    monkeypatch.setattr(Launch, "run", refuse)
+    with pytest.raises(AssertionError, match="was launched"):
+        read(found.own().fast(model), found)
+    pairs = zip(read(found.exact(model), found), read(expected.plain(model), expected), strict=True)
+    assert all(relative(one, other) < BOUNDS[torch.float32] for one, other in pairs)
 
 
 def small_top_k(task: Task) -> Task:

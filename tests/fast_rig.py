@@ -1,4 +1,4 @@
-"""What tests of the fast layers share: conversations half read, and layers of both kinds."""
+"""What tests of the layers share: conversations half read, the layers, and the truth."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from mosstalk.conversation import Row
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
-from mosstalk.engine.packed import QuerySpan
+from mosstalk.engine.layers import NOT_SEEN, LayerOptions, Layers
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.models.language_model import LanguageModel
+from mosstalk.engine.step_plan import QuerySpan
+from mosstalk.models.kv_cache import KVCache
+from mosstalk.models.language_model import Block, LanguageModel
+from mosstalk.numerics.rope import rotary_tables
+from mosstalk.ops.sampling_parts import AUDIO
 
 SLOTS = 4
 Span = tuple[int, int]
@@ -73,13 +75,19 @@ class Scene:
         )
         return replace(self, store=store)
 
-    def plain(self, model: LanguageModel) -> PlainLayers:
-        """Plain layers over this store."""
-        return PlainLayers(model, self.store, self.latest)
+    def plain(self, model: LanguageModel) -> "PlainNetwork":
+        """The truth over this store."""
+        return PlainNetwork(model, self.store, self.latest)
 
-    def fast(self, model: LanguageModel, options: FastOptions | None = None) -> FastLayers:
-        """Fast layers over this store."""
-        return FastLayers(model, self.store, self.latest, options)
+    def fast(self, model: LanguageModel, options: LayerOptions | None = None) -> Layers:
+        """Layers with padded passes over this store, whether kernels run there or not."""
+        options = replace(options or LayerOptions(), kernels=True)
+        return Layers(model, self.store, self.latest, options)
+
+    def exact(self, model: LanguageModel, options: LayerOptions | None = None) -> Layers:
+        """Layers whose passes have the rows that there are, over this store."""
+        options = replace(options or LayerOptions(), kernels=False)
+        return Layers(model, self.store, self.latest, options)
 
     @property
     def places(self) -> list[int]:
@@ -98,6 +106,69 @@ class Scene:
         return [self.store.keys[:, here], self.store.values[:, here], self.store.hidden[here]]
 
 
+@dataclass(frozen=True)
+class PlainNetwork:
+    """What layers do, by the network of ``models``: one sequence after the other, in its cache."""
+
+    model: LanguageModel
+    store: KVStore
+    latest: Tensor
+
+    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
+        """See ``Layers``."""
+        del step
+        first = 0
+        for stretch in stretches:
+            given = torch.tensor(rows[first : first + len(stretch)], device=self.model.device)
+            unseen = given[:, 0] == NOT_SEEN
+            given[unseen] = self.latest[given[unseen, 1]]
+            hidden = self._run(
+                self.model.model.shared_block, self.model.embed(given[None]), stretch
+            )
+            self.store.hidden[stretch.places(stretch.start)] = hidden
+            first += len(stretch)
+
+    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
+        """See ``Layers``."""
+        del step
+        backbone, text = self.model.model, part is Part.TEXT
+        block = backbone.text_block if text else backbone.audio_block
+        hidden = [
+            self._run(block, self.store.hidden[s.places(s.start)][None], s) for s in stretches
+        ]
+        normed: Tensor = (backbone.text_norm if text else backbone.audio_norm)(torch.cat(hidden))
+        return normed[wanted]
+
+    def logits(self, channel: int, hidden: Tensor) -> Tensor:
+        """See ``Layers``."""
+        head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
+        found: Tensor = head(hidden)
+        return found
+
+    def _run(self, block: Block, hidden: Tensor, stretch: QuerySpan) -> Tensor:
+        """Rows (1, T, C) of a stretch through a block; its K and V go into the store."""
+        config, cache = self.model.config, KVCache(self.model.config.num_kv_layers)
+        layers = range(block.first, block.first + len(block.layers))
+        before = stretch.places()[: stretch.start]
+        both = self.store.keys, self.store.values
+        for layer in layers:
+            cache.write(layer, *(part[layer, before].transpose(0, 1)[None] for part in both))
+        cache.advance(stretch.start)
+        positions = torch.arange(stretch.start, stretch.end, device=hidden.device)
+        mask = torch.arange(stretch.end, device=hidden.device)[None] <= positions[:, None]
+        tables = rotary_tables(positions, config.head_dim, config.rope_theta)
+        found: Tensor = block(hidden, tables, mask, cache)[0]
+        here, none = (
+            stretch.places(stretch.start),
+            hidden.new_empty(1, config.num_key_value_heads, 0, config.head_dim),
+        )
+        cache.advance(len(stretch))
+        for layer in layers:
+            for part, kept in zip(both, cache.write(layer, none, none), strict=True):
+                part[layer, here] = kept[0, :, stretch.start :].transpose(0, 1)
+        return found
+
+
 def _draw_into(store: KVStore, places: list[int], generator: torch.Generator) -> None:
     for part in (store.keys.transpose(0, 1), store.values.transpose(0, 1), store.hidden):
         shape = (len(places), *part.shape[1:])
@@ -113,7 +184,7 @@ def _random_row(random: Random) -> Row:
 
 
 @torch.inference_mode()
-def read(layers: Layers, scene: Scene, step: int = 1) -> list[Tensor]:
+def read(layers: Layers | PlainNetwork, scene: Scene, step: int = 1) -> list[Tensor]:
     """Run all three parts; outputs (W, C) of the text and of the audio block."""
     layers.trunk(step, scene.rows, scene.stretches)
     return [

@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
-from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.config import FlowConfig
-from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.voices import Voice
 from mosstalk.ops.launch import SWITCHES
 from mosstalk.runtime.device import pick_device
@@ -189,12 +188,12 @@ def show_kernels(fast: BatchedFlow, count: int) -> None:
 def errors(flow: FlowDecoder) -> None:
     """Relative error of the mel against float32, beside plain torch in the same precision."""
     voice, codes = random_voice(FULL, SHORT), random_codes(FULL, 53)
-    exact = torch.cat(CachedFlowStream(flow, voice).push(codes), dim=1)
+    exact = torch.cat(RecomputingFlowStream(flow, voice).push(codes), dim=1)
     names = {"float32": torch.float32, "float16": torch.float16}
     for name, dtype in names.items():
         reply = batched(flow, dtype, 40, context_s=None, graphs=False, max_items=2).open(voice)
         ours = torch.cat(reply.push(codes), dim=1)
-        plain = CachedFlowStream(random_flow(FULL, exact.device).to(dtype), voice)
+        plain = RecomputingFlowStream(random_flow(FULL, exact.device).to(dtype), voice)
         theirs = torch.cat(plain.push(codes), dim=1)
         found = [float((mel.float() - exact).norm() / exact.norm()) for mel in (ours, theirs)]
         print(f"  {name}: {found[0]:.2e}, plain torch {found[1]:.2e}")

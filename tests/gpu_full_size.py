@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.decoder import SpeechStream, decode_offline
+from mosstalk.codec.decoder import decode_offline
+from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.models.checkpoint import model_shapes
@@ -96,9 +97,9 @@ def time_decoding(codec: Codec) -> None:
 
 def streamed_hops_ms(codec: Codec, voice: Voice, codes: list[int]) -> list[float]:
     """Median time of each hop of a streamed reply, in ms."""
-    runs = []
+    runs, decoder = [], SpeechDecoder(codec, DecoderOptions.exact(1))
     for _ in range(RUNS + 1):
-        stream, times, waiting = SpeechStream(codec, voice), list[float](), list[int]()
+        stream, times, waiting = DecoderStream(decoder, voice), list[float](), list[int]()
         for count, code in enumerate(codes, 1):
             waiting.append(code)
             if count >= stream.codes_needed:

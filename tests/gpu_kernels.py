@@ -40,7 +40,7 @@ SEQUENCES = {
     "transformer block, norms apart": (
         "norm_act",
         "norm_qkv of half",
-        "attend_groups",
+        "attention_flow",
         "linear_add of heads",
         "norm_act",
         "norm_linear of half",
@@ -83,7 +83,7 @@ def drawn(device: torch.device) -> Callable[..., Tensor]:
 
 
 def splits_for(items: int) -> int:
-    """As ``flow_batch_estimator`` has it."""
+    """As ``flow_paged_state`` has it."""
     return max(1, 8 // items)
 
 
@@ -191,9 +191,8 @@ def times_of_a_long_voice(setting: Setting, draw: Callable[..., Tensor]) -> None
     for splits in sorted({setting.splits, *((4, 16) if setting.splits > 1 else ())}):
         shared = rooms(setting.dtype, setting.items, draw, splits, 20, LONG_VOICE_PAGES)
         layers = [cases(shared, layer, setting.dtype, draw) for layer in range(20)]
-        for name in ("attention_flow", "attend_groups"):
-            taken = microseconds([layer[name].run for layer in layers])
-            print(f"{setting.items:3} {name} of a long voice, splits {splits}: {taken:.2f} us")
+        taken = microseconds([layer["attention_flow"].run for layer in layers])
+        print(f"{setting.items:3} attention of a long voice, splits {splits}: {taken:.2f} us")
 
 
 @contextmanager

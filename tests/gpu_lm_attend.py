@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from lm_attend_candidates import TILE_TRIES, Try, reading, row_tries
+from lm_attend_candidates import ROW_TRIES, TILE_TRIES, reading
 from torch import Tensor
 
 from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops import attention_prefill as by_tiles
 from mosstalk.ops.launch import Launch, triton
-from mosstalk.ops.move_rows import plan_embed, plan_gather
-from mosstalk.ops.rope_kv import plan_rope_kv as plan_rotate
-from mosstalk.ops.rope_kv import rotary_table
+from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows
+from mosstalk.ops.rope_kv import rope_kv, rotary_table
+from mosstalk.ops.split_kv import Shares
 from mosstalk.runtime.device import pick_device
 
 HEADS, KV_HEADS, CHANNELS, BLOCK, EPS = 32, 8, 128, 16, 1e-6
@@ -55,11 +55,9 @@ def say(*words: object) -> None:
 
 
 @contextmanager
-def tried(module: Any, one: Try) -> Iterator[None]:
-    """A kernel's file with other constants."""
-    by_items = {by_rows.ANY_ITEMS: one.shares}
-    shares = by_items if module is by_rows else one.shares
-    values = {"SHARES": shares, "WHOLE": one.shares, "EARLY": one.early, "DOT": one.dot}
+def tried(module: Any, one: Shares) -> Iterator[None]:
+    """A kernel's file with other shares."""
+    values = {"SHARES": {by_rows.ANY_ITEMS: one} if module is by_rows else one, "WHOLE": one}
     before = {name: getattr(module, name) for name in values if hasattr(module, name)}
     for name in before:
         setattr(module, name, values[name])
@@ -123,10 +121,10 @@ def rows_scene(items: int, keys: int, span: int) -> Scene:
     return Scene(
         f"{items} rows @{keys}", by_rows, 4 * items * keys * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_rows.plan_attention_decode(
+        lambda layer: by_rows.attention_decode.plan(
             *given(layer, out), block_rows=BLOCK, span=span, work=work
         ),
-        lambda: by_rows.attention_decode_reference(*given(0, other), block_rows=BLOCK),
+        lambda: by_rows.attention_decode.reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
 
@@ -146,10 +144,10 @@ def tiles_scene(rows: int, before: int, span: int) -> Scene:
     return Scene(
         f"{rows} rows behind {before}", by_tiles, 4 * (before + rows) * KV_HEADS * CHANNELS,
         store.keys.shape[0],
-        lambda layer: by_tiles.plan_attention_prefill(
+        lambda layer: by_tiles.attention_prefill.plan(
             *given(layer, out), block_rows=BLOCK, span=span, work=work
         ),
-        lambda: by_tiles.attention_prefill_reference(*given(0, other), block_rows=BLOCK),
+        lambda: by_tiles.attention_prefill.reference(*given(0, other), block_rows=BLOCK),
         out,
     )  # fmt: skip
 
@@ -174,7 +172,7 @@ SMALL_SCENES: Scenes = [
 """What is compiled: sizes of rows, items and spans are no constants of a kernel."""
 
 
-def compile_one(one: tuple[int, Try]) -> str:
+def compile_one(one: tuple[int, Shares]) -> str:
     """Compile for Triton's cache on disk; what went wrong."""
     place, chosen = one
     try:
@@ -235,12 +233,12 @@ def behind(weights: Weights, launches: list[Launch]) -> float:
 class Found(NamedTuple):
     """Microseconds a call, by how it is launched, of one try."""
 
-    one: Try
+    one: Shares
     alone: float
     after: float
 
 
-def timed(scene: Scene, one: Try, weights: Weights, expected: Tensor) -> Found | None:
+def timed(scene: Scene, one: Shares, weights: Weights, expected: Tensor) -> Found | None:
     """A try's times, None where its result is wrong or it does not fit."""
     try:
         with tried(scene.module, one):
@@ -259,9 +257,8 @@ def timed(scene: Scene, one: Try, weights: Weights, expected: Tensor) -> Found |
         return None
 
 
-def shown(one: Try) -> str:
-    kind = "dot" if one.dot else "sum"
-    return f"Shares{tuple(vars(one.shares).values())}/{one.early}/{kind}"
+def shown(one: Shares) -> str:
+    return f"Shares{tuple(vars(one).values())}"
 
 
 def show(scene: Scene, results: list[Found], copied: float) -> None:
@@ -278,13 +275,13 @@ def show(scene: Scene, results: list[Found], copied: float) -> None:
 def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> None:
     """Every try in every scene, as far as time goes; the best of each, and for all."""
     until = time.monotonic() + seconds
-    total: dict[tuple[Any, Try], list[float]] = {}
+    total: dict[tuple[Any, Shares], list[float]] = {}
     for number, make in enumerate(scenes):
         end = time.monotonic() + (until - time.monotonic()) / (len(scenes) - number)
         scene = make()
         expected = scene.reference().double()
         results: list[Found] = []
-        tries = row_tries() if scene.module is by_rows else TILE_TRIES
+        tries = ROW_TRIES if scene.module is by_rows else TILE_TRIES
         for place, one in enumerate(tries):
             if time.monotonic() > end:
                 say(f"{len(tries) - place} tries left out")
@@ -304,11 +301,9 @@ def sweep(seconds: float, weights: Weights, copied: float, scenes: Scenes) -> No
             print(f"    {worse:7.2f} {shown(one)}")
 
 
-def is_now(module: Any, one: Try) -> bool:
-    now = {"EARLY": one.early, "DOT": one.dot}
+def is_now(module: Any, one: Shares) -> bool:
     kept = module.SHARES.values() if module is by_rows else (module.SHARES, module.WHOLE)
-    shares = tuple(kept)
-    return one.shares in shares and all(getattr(module, k, v) == v for k, v in now.items())
+    return one in tuple(kept)
 
 
 def other_kernels(weights: Weights) -> None:
@@ -321,10 +316,12 @@ def other_kernels(weights: Weights) -> None:
         ids = torch.randint(0, 150_000, (rows, 2), device="cuda")
         table = torch.randn(151_680, 4096, device="cuda", dtype=BRAIN)
         kept = store.keys[0], store.values[0]
+        latest = Latest(ids[:1], torch.full_like(order, -1))
+        places = store.angles, order, order
         launches = {
-            "rope_kv": plan_rotate(qkv, store.gains, EPS, store.angles, order, order, *kept, query),
-            "gather_rows": plan_gather(table, order, query),
-            "embed_rows": plan_embed(ids, table, table, 151_667, query),
+            "rope_kv": rope_kv.plan(qkv, store.gains, EPS, *places, *kept, query),
+            "gather_rows": gather_rows.plan(table, order, query),
+            "embed_rows": embed_rows.plan(ids, table, table, 151_667, query, latest),
         }
         for name, launch in launches.items():
             alone = microseconds([launch] * 24) / 24
@@ -382,7 +379,7 @@ def main() -> None:
     if given.claims:
         claims()
     kinds = [given.only] if given.only else list(SCENES)
-    tries = [(0, one) for one in row_tries() if "rows" in kinds]
+    tries = [(0, one) for one in ROW_TRIES if "rows" in kinds]
     tries += [(1, one) for one in TILE_TRIES if "tiles" in kinds]
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         faults = pool.map(compile_one, tries, chunksize=1)

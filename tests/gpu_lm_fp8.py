@@ -36,16 +36,13 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.ops import linear_tiles
-from mosstalk.ops.launch import compiled_together
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Workspace, compiled_together
 from mosstalk.ops.linear_fp8 import (
+    divided_fp8_linear,
     fp8_library,
     fp8_linear,
-    fp8_linear_reference,
     fp8_rows,
-    fp8_rows_reference,
     library_takes,
-    plan_fp8_linear,
 )
 from mosstalk.ops.linear_tiles import FP8_CANDIDATES, KINDS, Division, Kind
 
@@ -68,10 +65,10 @@ class Product:
     scale: Tensor
     out: Tensor
     residual: Tensor | None
-    workspace: LinearWorkspace
+    workspace: Workspace
 
     @classmethod
-    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: LinearWorkspace) -> "Product":
+    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: Workspace) -> "Product":
         columns, channels = SHAPES[kind]
         normed = kind in ("normed", "gated")
         return cls(
@@ -115,14 +112,14 @@ class Product:
         return self.out
 
     def planned(self, weight: Fp8Weight, divided: Division) -> Any:
-        return plan_fp8_linear(
+        return divided_fp8_linear(
             self.q, self.scale, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         )  # fmt: skip
 
     def expected(self, weight: Fp8Weight) -> Tensor:
         out = torch.empty(self.out.shape, device=self.x.device)
-        return fp8_linear_reference(self.q, self.scale, weight, out, **self.how)
+        return fp8_linear.reference(self.q, self.scale, weight, out, **self.how)
 
 
 def weight_of(kind: Kind, draw: Draw) -> Fp8Weight:
@@ -153,7 +150,7 @@ def compile_some(tries: list[Try]) -> list[str]:
     return compiled(tries, compile_one)
 
 
-def claims(draw: Draw, workspace: LinearWorkspace) -> None:
+def claims(draw: Draw, workspace: Workspace) -> None:
     """Rows and products against their references; rows against their company; a library's."""
     cases = [
         (kind, rows, inv) for kind in KINDS for rows in (1, 8, 32, 64) for inv in (False, True)
@@ -191,7 +188,7 @@ def wrong_rows(product: Product) -> int:
     wrong = 0
     for fixed in (None, torch.tensor(0.004, device=product.x.device)):
         q, scale = torch.empty_like(product.q), torch.empty_like(product.scale)
-        fp8_rows_reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
+        fp8_rows.reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
         product.rounded(fixed)
         share = float((product.q.float() != q.float()).float().mean())
         limit = ROUNDED_OTHERWISE if product.gain is not None else 0.0
@@ -201,7 +198,7 @@ def wrong_rows(product: Product) -> int:
     return wrong
 
 
-def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
     """How many numbers of rows change an invariant row's bits."""
     product = Product.of(kind, 200, draw, workspace).rounded()
     whole = product.run(weight, invariant=True).clone()
@@ -211,14 +208,14 @@ def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspac
     return wrong
 
 
-def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: LinearWorkspace) -> int:
+def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
     """Whether a library's product of many rows is wrong; prints its time, and bfloat16's."""
     if not library_takes(weight, BRAIN):
         say(f"WRONG {kind}: torch has no product of scaled rows here")
         return 1
     product = Product.of(kind, MANY_ROWS, draw, workspace).rounded()
     out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=product.x.device)
-    expected = fp8_linear_reference(product.q, product.scale, weight, torch.empty_like(out))
+    expected = fp8_linear.reference(product.q, product.scale, weight, torch.empty_like(out))
     error = relative(fp8_library(product.q, product.scale, weight, out), expected)
     wide = weight.dequantized().to(BRAIN)
     several = 8
@@ -308,7 +305,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> Table:
     return chosen
 
 
-def bench_of(draw: Draw, workspace: LinearWorkspace, copy: float) -> Bench[Fp8Weight]:
+def bench_of(draw: Draw, workspace: Workspace, copy: float) -> Bench[Fp8Weight]:
     """With weights of all layers."""
     weights = {kind: [weight_of(kind, draw) for _ in range(LAYERS)] for kind in KINDS}
     return Bench(weights, draw, workspace, copy, bytes_of, BOUND)

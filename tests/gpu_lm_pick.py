@@ -130,14 +130,11 @@ def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
         sampling.CANDIDATE_TILES, sampling.SAMPLE_TILES = before
 
 
-def launches(case: Draws) -> tuple[Launch, Launch]:
+def launches(case: Draws) -> tuple[Launch, ...]:
     """The two kernels with the tiles that are set, over room of their own."""
-    rows, vocabulary = case.logits.shape
-    room = sampling.sample_workspace(rows, vocabulary, DEVICE)
-    last_id = vocabulary - 1 if case.last_id is None else case.last_id
-    return sampling.plan_sampling(
-        case.logits, case.state, case.settings, case.ids, case.bad, room,
-        channel=case.channel, last_id=last_id,
+    return sampling.sample.launches(
+        case.logits, case.state, case.settings, case.ids, case.bad,
+        channel=case.channel, last_id=case.last_id,
     )  # fmt: skip
 
 
@@ -162,8 +159,8 @@ def compile_all(cases: dict[tuple[int, int], Draws]) -> None:
     print(f"candidates compiled in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def both(pair: tuple[Launch, Launch]) -> Callable[[], None]:
-    """The two kernels, one after the other."""
+def both(pair: tuple[Launch, ...]) -> Callable[[], None]:
+    """The kernels, one after the other."""
 
     def run() -> None:
         for launch in pair:

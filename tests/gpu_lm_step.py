@@ -27,12 +27,10 @@ from torch.profiler import ProfilerActivity, profile
 from mosstalk.bench.ceilings import Ceilings, measure_ceilings
 from mosstalk.bench.step_work import Load, step_work
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastLayers, FastOptions
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layers import Layers
-from mosstalk.engine.packed import QuerySpan
+from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.engine.step_plan import Layout
+from mosstalk.engine.step_plan import Layout, QuerySpan
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.ops.sampling_parts import AUDIO
@@ -114,7 +112,7 @@ def main() -> None:
     latest = torch.zeros((64, 2), dtype=torch.int64, device=device)
     for invariant in (None, True):
         say(f"batch-invariant: {bool(invariant)}")
-        layers = FastLayers(model, store, latest, FastOptions(invariant=invariant))
+        layers = Layers(model, store, latest, LayerOptions(invariant=invariant))
         measure(layers, cases, model, ceilings, record)
 
 
@@ -124,7 +122,7 @@ def say(what: str) -> None:
 
 @torch.inference_mode()
 def measure(
-    layers: FastLayers,
+    layers: Layers,
     cases: dict[str, Case],
     model: LanguageModel,
     ceilings: Ceilings,
@@ -176,7 +174,7 @@ def timed(run: Callable[[int], None], device: torch.device) -> tuple[float, floa
     return statistics.median(spans[5:]), statistics.median(host)
 
 
-def table(name: str, case: Case, layers: FastLayers) -> None:
+def table(name: str, case: Case, layers: Layers) -> None:
     """Which kernels take how long in one step; profiled, so a little longer than unobserved."""
     say(f"kernels of a step: {name}")
     runs = 3

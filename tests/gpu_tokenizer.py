@@ -252,14 +252,14 @@ def device_ms(step: BlockStep, states: Sequence[LiveCodes]) -> float:
     blocks = next_blocks([state.segment for state in states])
     with torch.inference_mode():
         step.run(blocks)
-        if step._graph is None:
+        if step._graphs is None:
             start = time.perf_counter()
             step.run(blocks)
             return 1000 * (time.perf_counter() - start)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(RUNS):
-            step._graph.replay()
+            step._graphs.replay(step.items)
         end.record()
         end.synchronize()
     return begin.elapsed_time(end) / RUNS
@@ -405,14 +405,10 @@ def product_trial(
     given = Tf32x3.of(drawn(rows, channels), split=split)
     stream, bias = drawn(rows, columns), drawn(columns)
     out = Tf32x3.empty(stream, columns, split=False)
-    return lambda n: linear_tf32x3.plan_linear_float32(
-        given,
-        weights[n],
-        bias,
-        out,
-        residual=stream,
-        splits=splits,
-        divided=linear_tf32x3.Division(tile, 1),
+    tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
+    divided = linear_tf32x3.Division(tile, splits * tiles)
+    return lambda n: linear_tf32x3.divided_float32(
+        given, weights[n], bias, out, residual=stream, divided=divided
     )
 
 
@@ -426,10 +422,17 @@ def attention_trial(streams: int, seen: int, tile: Tile, splits: int) -> Callabl
     items = attention_tokenizer.Items(
         source, 20 * source, torch.full_like(source, 20), torch.full_like(source, seen)
     )
-    out = Tf32x3.empty(query, query.shape[1], split=False)
-    return lambda n: attention_tokenizer.plan_attention_tokenizer(
-        query, kv[n % 3], table, items, out, splits=splits, tile=tile
-    )
+
+    def launch(n: int) -> Launch:
+        kept, attention_tokenizer.TILE = attention_tokenizer.TILE, tile
+        try:
+            return attention_tokenizer.attention_tokenizer.plan(
+                query, kv[n % 3], table, items, splits=splits
+            )
+        finally:
+            attention_tokenizer.TILE = kept
+
+    return launch
 
 
 KEPT: dict[tuple[int, ...], Tensor] = {}

@@ -15,16 +15,11 @@ from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.vocoder import (
     Excitation,
     add_snake,
-    add_snake_reference,
     harmonic_source,
-    harmonic_source_reference,
     inverse_basis,
     inverse_stft,
-    inverse_stft_reference,
     scaled_sum,
-    scaled_sum_reference,
     snake,
-    snake_reference,
 )
 from mosstalk.runtime.device import pick_device
 
@@ -75,8 +70,8 @@ def test_snake(
     rest = bias if biased else None
     found = snake(x, alpha, rest)
     assert found.stride() == x.stride()
-    same(found, snake_reference(x, alpha, rest), dtype)
-    pairs = zip(add_snake(x, y, alpha, rest), add_snake_reference(x, y, alpha, rest), strict=True)
+    same(found, snake.reference(x, alpha, rest), dtype)
+    pairs = zip(add_snake(x, y, alpha, rest), add_snake.reference(x, y, alpha, rest), strict=True)
     for one, expected in pairs:
         same(one, expected, dtype)
 
@@ -89,9 +84,9 @@ def test_scaled_sum(terms: int, dtype: torch.dtype, *, channels_last: bool) -> N
     given = [activations(shape, dtype, seed, channels_last=channels_last) for seed in range(terms)]
     for bias in (None, drawn(7, seed=9)):
         found = scaled_sum(given, bias, scale=1 / 3, slope=0.1)
-        same(found, scaled_sum_reference(given, bias, scale=1 / 3, slope=0.1), dtype)
+        same(found, scaled_sum.reference(given, bias, scale=1 / 3, slope=0.1), dtype)
         wide = scaled_sum(given, bias, dtype=torch.float32)
-        same(wide, scaled_sum_reference(given, bias, dtype=torch.float32))
+        same(wide, scaled_sum.reference(given, bias, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("harmonics", [1, 4, 6, 9])
@@ -105,7 +100,7 @@ def test_harmonic_source(harmonics: int, skip: int) -> None:
     first = torch.tensor([0, 2**32 - 200], device=DEVICE)
     weight, bias = drawn(harmonics, seed=2), drawn(1, seed=3) * 0.1
     how = Excitation(0.1, 0.003, 10.0, per_frame, 1, weight, bias)
-    expected = harmonic_source_reference(f0, phases, seeds, first, how, skip)
+    expected = harmonic_source.reference(f0, phases, seeds, first, how, skip)
     assert expected.shape == (2, frames * per_frame - skip)
     same(harmonic_source(f0, phases, seeds, first, how, skip), expected)
 
@@ -117,7 +112,7 @@ def test_inverse_stft(n_fft: int, hop: int, *, channels_last: bool) -> None:
     basis = inverse_basis(n_fft, window)
     x = activations((2, n_fft + 2, 41), torch.float32, 0, channels_last=channels_last)
     x[:, 2] += 3  # some magnitudes are cut, some samples reach the limit
-    expected = inverse_stft_reference(x, basis, window, hop, 10.0, 1.0)
+    expected = inverse_stft.reference(x, basis, window, hop, 10.0, 1.0)
     assert float(expected.abs().max()) == 1.0
     found = inverse_stft(x, basis, window, hop, 10.0, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

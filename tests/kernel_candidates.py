@@ -124,24 +124,6 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
         ("norm_qkv", _APART, _MANY_LINEAR),
         ("norm_linear", _APART, _MANY_LINEAR),
         (
-            "attend_groups",
-            _APART,
-            [
-                (64, columns, 0, warps, stages)
-                for columns, warps, stages in (
-                    (64, 4, 3),
-                    (64, 4, 2),
-                    (64, 4, 4),
-                    (128, 4, 2),
-                    (128, 8, 2),
-                    (128, 4, 3),
-                    (64, 8, 3),
-                    (32, 4, 4),
-                    (64, 4, 1),
-                )
-            ],
-        ),
-        (
             "attention_flow",
             _WHOLE,
             [

@@ -1,6 +1,5 @@
 """Every kernel of the flow at the published sizes, for what compiles, checks and times them."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attend_groups import attend_groups
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
@@ -40,24 +38,19 @@ class Case:
     def run_reference(self) -> None:
         """Call the reference, which knows nothing of splits."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
-        name = self.function
-        if name == "attend_groups":  # Its reference is that of attention_flow.
-            plain.pop("groups")
-            name = "attention_flow"
-        self._beside(f"{name}_reference")(**plain)
+        op: Any = self.op
+        op.reference(**plain)
 
     def plan(self) -> Launch:
         """What the public function would launch."""
-        launch: Launch = self._beside(f"plan_{self.function}")(**self.call)
+        op: Any = self.op
+        launch: Launch = op.plan(**self.call)
         return launch
 
     @property
     def function(self) -> str:
         """The public function's name."""
         return self.op.__name__
-
-    def _beside(self, name: str) -> Any:
-        return getattr(sys.modules[self.op.__module__], name)
 
 
 _SPLITTING = {"splits", "least", "workspace"}
@@ -80,7 +73,6 @@ class Rooms:
     workspace: Tensor
     table: Tensor
     visible: Tensor
-    groups: Tensor
     valid: Tensor
     nothing: Tensor
     splits: int
@@ -119,18 +111,10 @@ def rooms(
         workspace=room,
         table=ints(torch.cat([voice, own], dim=1)),
         visible=ints(seen),
-        groups=ints(grouped(items, voice_pages)),
         valid=ints(torch.full((items,), FRAMES)),
         nothing=ints(torch.full((items,), -1)),
         splits=splits,
     )
-
-
-def grouped(items: int, voice_pages: int) -> Tensor:
-    """Groups of items in one voice, and of nobody, as many as there are items."""
-    rows = [list(range(first, min(first + 3, items))) for first in range(0, items, 3)]
-    lists = [[voice_pages * FRAMES, *row, *[-1] * (3 - len(row))] for row in rows]
-    return torch.tensor(lists + [[0, -1, -1, -1]] * (items - len(lists)))
 
 
 def cases(shared: Rooms, layer: int, dtype: torch.dtype, draw: Draw) -> dict[str, Case]:
@@ -149,7 +133,6 @@ def cases(shared: Rooms, layer: int, dtype: torch.dtype, draw: Draw) -> dict[str
     found = [
         _norm_qkv("norm_qkv", before, shared, layer, weight(3 * INNER, WIDTH)),
         _attend(shared, layer),
-        _attend_groups(shared, layer),
         _linear_add("linear_add of heads", x, shared.mixed, heads, draw),
         _norm_linear("norm_linear", before, shared, weight(4 * WIDTH, WIDTH), draw),
         _linear_add("linear_add of wide", x, shared.wide, wide, draw),
@@ -236,12 +219,6 @@ def _attend(shared: Rooms, layer: int) -> Case:
         "workspace": shared.workspace,
     }
     return Case("attention_flow", attention_flow, call, ("out",))
-
-
-def _attend_groups(shared: Rooms, layer: int) -> Case:
-    call = _attend(shared, layer).call | {"groups": shared.groups}
-    call = {key: value for key, value in call.items() if key not in _SPLITTING}
-    return Case("attend_groups", attend_groups, call, ("out",))
 
 
 def _norm_linear(

@@ -17,21 +17,17 @@ from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.ops.attention_tokenizer import (
     Items,
     attention_tokenizer,
-    attention_tokenizer_reference,
 )
-from mosstalk.ops.launch import interprets, runs
+from mosstalk.ops.launch import Workspace, interprets, runs
 from mosstalk.ops.linear_tf32x3 import (
     Activation,
     Paged,
     Precision,
     Tf32x3,
-    Workspace,
     linear_float32,
-    linear_float32_reference,
     qkv_float32,
-    qkv_float32_reference,
 )
-from mosstalk.ops.norm import norm_float32, norm_float32_reference
+from mosstalk.ops.norm import norm_float32
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")
@@ -101,7 +97,7 @@ def test_norm_equals_its_reference(rand: Rand, channels: int, *, split: bool) ->
     found = norm_float32(x, (gain, shift, 1e-5), split=split)
 
     assert (found.low is not None) == split
-    exact = norm_float32_reference(x.double(), (gain.double(), shift.double(), 1e-5))
+    exact = norm_float32.reference(x.double(), (gain.double(), shift.double(), 1e-5))
     same(found.whole(), exact.high)
 
 
@@ -124,7 +120,7 @@ def test_a_product_equals_its_reference(
         activation=activation, residual=stream, split=split, precision=precision,
     )  # fmt: skip
 
-    exact = linear_float32_reference(
+    exact = linear_float32.reference(
         Tf32x3(x.double()), *double(weight, bias),
         activation=activation, residual=None if stream is None else stream.double(),
     )  # fmt: skip
@@ -144,7 +140,7 @@ def test_queries_keys_and_values_go_where_they_belong(rand: Rand, rows: int) -> 
 
     query = qkv_float32(Tf32x3(x), weight, bias, Paged(found, *places))
 
-    same(query, qkv_float32_reference(Tf32x3(x), weight, bias, Paged(exact, *places)).double())
+    same(query, qkv_float32.reference(Tf32x3(x), weight, bias, Paged(exact, *places)).double())
     same(found, exact.double())
     assert torch.equal(found == kept[0], exact == kept[0])
 
@@ -199,7 +195,7 @@ def test_attention_equals_its_reference(
 
     found = attention_tokenizer(query, kv, table, items, splits=splits, precision=precision).high
 
-    exact = attention_tokenizer_reference(query.double(), kv.double(), table, items).high
+    exact = attention_tokenizer.reference(query.double(), kv.double(), table, items).high
     for part in parts(items):
         same(found[part], exact[part])
 

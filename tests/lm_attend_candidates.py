@@ -1,29 +1,16 @@
 """Ways of attending that ``gpu_lm_attend.py`` tries, and what stands for a product before."""
 
-from typing import NamedTuple
-
 from torch import Tensor
 
-from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.launch import Launch, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.split_kv import Shares
 from mosstalk.ops.tiles import Tile
 
-
-class Try(NamedTuple):
-    """Constants of a kernel's file: ``dot`` is of single rows alone."""
-
-    shares: Shares
-    early: int = by_rows.NOTHING
-    dot: bool = True
-
-
-def row_tries() -> list[Try]:
-    """For single rows."""
-    early = (by_rows.NOTHING, by_rows.ASKED, by_rows.TAKEN)
-    found = [Try(Shares(64, 64, 64, 4, 2), when, dot) for when in early for dot in (True, False)]
-    for keys, least, most, warps, stages in (
+ROW_TRIES = [
+    Shares(*values)
+    for values in (
+        (64, 64, 64, 4, 2),
         (32, 32, 64, 4, 2),
         (32, 32, 64, 2, 2),
         (32, 64, 64, 2, 3),
@@ -41,16 +28,9 @@ def row_tries() -> list[Try]:
         (128, 512, 16, 8, 2),
         (128, 128, 32, 4, 2),
         (128, 128, 64, 8, 2),
-    ):
-        shares = Shares(keys, least, most, warps, stages)
-        found += [Try(shares, when, True) for when in early[1:]]
-    found += [
-        Try(Shares(32, 32, 64, 4, 1), by_rows.TAKEN, False),
-        Try(Shares(32, 64, 64, 4, 1), by_rows.ASKED, False),
-        Try(Shares(128, 128, 64, 8, 1), by_rows.TAKEN, False),
-    ]
-    return found
-
+    )
+]
+"""For single rows."""
 
 _TILE_SHARES = [
     Shares(*values)
@@ -74,13 +54,12 @@ _TILE_SHARES = [
         (128, 128, 1, 8, 1),
     )
 ]
-_TILE_TRIES = [
-    Try(Shares(*values, joined=rows), when)
+_JOINED = [
+    Shares(*values, joined=rows)
     for values in ((64, 64, 16, 4, 2), (64, 128, 8, 4, 2), (64, 128, 8, 8, 2), (64, 256, 4, 8, 2))
-    for when in (by_rows.NOTHING, by_rows.ASKED)
     for rows in (2, 4, 8, 16, 32)
 ]
-TILE_TRIES = list(dict.fromkeys([*map(Try, _TILE_SHARES), *_TILE_TRIES]))
+TILE_TRIES = list(dict.fromkeys([*_TILE_SHARES, *_JOINED]))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -18,14 +18,11 @@ from mosstalk.numerics.rope import rotary_tables, rotate
 from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops.attention_decode import (
     attention_decode,
-    attention_decode_reference,
-    places_of,
     rows_work,
 )
 from mosstalk.ops.attention_prefill import (
     TILE_ROWS,
     attention_prefill,
-    attention_prefill_reference,
     tiles_of,
     tiles_work,
 )
@@ -33,11 +30,10 @@ from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.move_rows import (
     Latest,
     embed_rows,
-    embed_rows_reference,
     gather_rows,
     scatter_rows,
 )
-from mosstalk.ops.rope_kv import rope_kv, rope_kv_reference, rotary_table
+from mosstalk.ops.rope_kv import rope_kv, rotary_table
 from mosstalk.ops.split_kv import Shares
 from mosstalk.runtime.device import pick_device
 
@@ -159,7 +155,7 @@ class Layer:
             ints(length), out,
         )  # fmt: skip
         if reference:
-            return attention_decode_reference(*given, block_rows=self.block_rows)
+            return attention_decode.reference(*given, block_rows=self.block_rows)
         heads = self.heads
         numbers = rows_work(
             len(length), heads.queries, heads.keys, heads.channels, span, qkv.dtype
@@ -194,7 +190,7 @@ def test_rope_kv(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
     for kind in (torch.int32, torch.int64):
         places = ints([4, 0, 9, -1, 2], kind)
         results = []
-        for function in (rope_kv, rope_kv_reference):
+        for function in (rope_kv, rope_kv.reference):
             store = [unwritten(11, heads.keys, heads.channels, dtype=dtype) for _ in range(2)]
             out = unwritten(5, heads.queries * heads.channels, dtype=dtype)
             found = function(qkv, gains, EPS, angles, positions, places, store[0], store[1], out)
@@ -212,7 +208,7 @@ def test_rope_kv_twin_is_the_network(rand: Draw) -> None:
         norm.weight.data = rand(16)
     qkv = rand(3, heads.products)
     store, out = [torch.empty(3, 2, 16, device=DEVICE) for _ in range(2)], rand(3, 64)
-    rope_kv_reference(
+    rope_kv.reference(
         qkv, (norms[0].weight.data, norms[1].weight.data), EPS, rotary_table(99, 16, THETA, DEVICE),
         positions, ints([0, 1, 2]), store[0], store[1], out,
     )  # fmt: skip
@@ -287,19 +283,11 @@ def test_launches_of_any_sizes_share_their_work(rand: Draw, dtype: torch.dtype) 
 
 
 @every_dtype
-@pytest.mark.parametrize("early", [by_rows.NOTHING, by_rows.ASKED, by_rows.TAKEN])
-@pytest.mark.parametrize("dot", [False, True])
 @pytest.mark.parametrize("shares", [Shares(16, 32, 4, 4, 1), Shares(32, 32, 16, 2, 2)], ids=str)
 def test_attention_decode_in_every_way(
-    rand: Draw,
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: torch.dtype,
-    early: int,
-    dot: bool,
-    shares: Shares,
+    rand: Draw, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shares: Shares
 ) -> None:
-    by_items = {by_rows.ANY_ITEMS: shares}
-    for name, value in {"EARLY": early, "DOT": dot, "SHARES": by_items, "EXACT": shares}.items():
+    for name, value in {"SHARES": {by_rows.ANY_ITEMS: shares}, "EXACT": shares}.items():
         monkeypatch.setattr(by_rows, name, value)
     lengths = [1, 33, 34, 400]
     layer = Layer.of(rand, SIZES[-1], dtype, lengths, 4)
@@ -314,6 +302,12 @@ class Stretch:
 
     item: int
     rows: int
+
+
+def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
+    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
+    row = torch.arange(first, end, device=blocks.device)
+    return blocks[row // block_rows].long() * block_rows + row % block_rows
 
 
 def packed(stretches: list[Stretch], lengths: list[int], padding: int) -> list[list[int]]:
@@ -367,7 +361,7 @@ def test_attention_prefill(
     q = rand(50, heads.queries * heads.channels + 16, dtype=dtype)[:, :-16]
     q[47:] = float("nan")
     found = mix(layer, q, lines, 400, invariant=invariant)
-    expected = attention_prefill_reference(
+    expected = attention_prefill.reference(
         q, layer.keys, layer.values, layer.table, ints(lines), torch.full_like(q, float("nan")),
         block_rows=block_rows,
     )  # fmt: skip
@@ -381,7 +375,7 @@ def test_many_tiles_share_no_keys(rand: Draw, dtype: torch.dtype) -> None:
     layer = Layer.of(rand, heads, dtype, [1, 161], 4)
     lines = packed([Stretch(1, 160)], [1, 161], padding=200)
     q = rand(160, heads.queries * heads.channels, dtype=dtype)
-    expected = attention_prefill_reference(
+    expected = attention_prefill.reference(
         q, layer.keys, layer.values, layer.table, ints(lines), torch.empty_like(q), block_rows=4
     )
     same(mix(layer, q, lines, 161), expected, dtype)
@@ -433,7 +427,8 @@ def test_gather_and_scatter_rows(
 def test_embed_rows(rand: Draw, dtype: torch.dtype, width: int) -> None:
     text, audio, pad = rand(9, width, dtype=dtype), rand(5, width, dtype=dtype), 6
     rows = ints([[8, 4], [6, 3], [6, 0], [0, 99], [-1, -1], [-1, -1], [-1, 2]], torch.int64)
-    out = embed_rows(rows, text, audio, pad, unwritten(7, width, dtype=dtype))
+    nobody = Latest(ints([[1, 1]], torch.int64), ints([-1] * 7))
+    out = embed_rows(rows, text, audio, pad, unwritten(7, width, dtype=dtype), nobody)
     expected = torch.stack([text[8], audio[3], audio[0], text[0]])
     assert torch.equal(out[:4], expected)
     assert not out[4:].any()
@@ -444,5 +439,5 @@ def test_embed_rows(rand: Draw, dtype: torch.dtype, width: int) -> None:
     assert torch.equal(out[:4], expected)
     assert torch.equal(out[4:6], torch.stack([audio[2], text[1]]))
     assert not out[6].any()
-    reference = embed_rows_reference(rows, text, audio, pad, torch.empty_like(out), latest)
+    reference = embed_rows.reference(rows, text, audio, pad, torch.empty_like(out), latest)
     assert torch.equal(out, reference)

@@ -15,20 +15,17 @@ from fast_rig import Scene, read
 from kernel_claims import DEVICE, Rand, apart, every_dtype, rand, same, unwritten
 from torch import Tensor
 
-from mosstalk.engine.fast_layers import FastOptions
+from mosstalk.engine.layers import LayerOptions
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
-from mosstalk.ops.launch import interprets
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Workspace, interprets
 from mosstalk.ops.linear_fp8 import (
+    divided_fp8_linear,
     fp8_library,
     fp8_linear,
-    fp8_linear_reference,
     fp8_rows,
-    fp8_rows_reference,
     library_takes,
-    plan_fp8_linear,
 )
 from mosstalk.ops.linear_tiles import ANY_ROWS, FP8_INVARIANT, FP8_TILES, Division, Kind, division
 from mosstalk.ops.tiles import Tile
@@ -82,7 +79,7 @@ def test_rows(
     scale = torch.tensor(0.004, device=DEVICE) if fixed else None
     found, expected = room(rows, channels), room(rows, channels)
     fp8_rows(x, gain if normed else None, EPS, *found, fixed=scale)
-    fp8_rows_reference(x, gain if normed else None, EPS, *expected, fixed=scale)
+    fp8_rows.reference(x, gain if normed else None, EPS, *expected, fixed=scale)
     numbers, others = found[0].float(), expected[0].float()
     assert others.isfinite().all()
     if normed:
@@ -152,7 +149,7 @@ def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: boo
     q, scale, weight, residual = operands(rand, rows, channels, columns, gated)
     for beside in (None, apart(residual)):
         how: dict[str, Any] = {"residual": beside, "gated": gated}
-        expected = fp8_linear_reference(q, scale, weight, unwritten(rows, columns), **how)
+        expected = fp8_linear.reference(q, scale, weight, unwritten(rows, columns), **how)
         for invariant in (False, True):
             out = apart(unwritten(rows, columns))
             assert fp8_linear(q, scale, weight, out, **how, invariant=invariant) is out
@@ -166,7 +163,7 @@ def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: boo
 def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> None:
     q, scale, weight, stream = operands(rand, rows, 96, 64, False)
     stream = stream.to(dtype)
-    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(stream), residual=stream)
+    expected = fp8_linear.reference(q, scale, weight, torch.empty_like(stream), residual=stream)
     assert fp8_linear(q, scale, weight, stream, residual=stream) is stream
     same(stream, expected, dtype if dtype != torch.float32 else torch.float16)
 
@@ -175,7 +172,7 @@ def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> Non
 def test_products_take_numbers_at_odd_places(rand: Rand, rows: int) -> None:
     _, scale, weight, _ = operands(rand, rows, 80, 64, False)
     place = plain_rows(rand(1, rows * 80 + 1))[0][0, 1:].view(rows, 80)
-    expected = fp8_linear_reference(place, scale, weight, unwritten(rows, 64))
+    expected = fp8_linear.reference(place, scale, weight, unwritten(rows, 64))
     near(fp8_linear(place, scale, weight, unwritten(rows, 64)), expected)
 
 
@@ -200,13 +197,13 @@ def test_products_keep_a_row_whatever_its_company(rand: Rand, gated: bool) -> No
 def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
     q, scale, weight, residual = operands(rand, 20, 320, 70, gated)
     how: dict[str, Any] = {"residual": residual, "gated": gated}
-    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(residual), **how)
-    workspace = LinearWorkspace(1 << 18, DEVICE)
+    expected = fp8_linear.reference(q, scale, weight, torch.empty_like(residual), **how)
+    workspace = Workspace(1 << 18, DEVICE)
     for splits in (2, 3, 4):
         divided = Division(Tile(16, 64, 64, 4, 2), splits=splits)
         found = [unwritten(20, 70) for _ in range(2)]
         for out in found:
-            plan_fp8_linear(
+            divided_fp8_linear(
                 q, scale, weight, out, divided=divided, workspace=workspace, **how
             ).run()
         near(found[0], expected, gated)
@@ -219,10 +216,10 @@ def test_products_are_the_same_by_every_division(rand: Rand, kind: Kind) -> None
     gated = kind == "gated"
     q, scale, weight, residual = operands(rand, 1, 200, 40, gated)
     how: dict[str, Any] = {"residual": None if kind == "normed" else residual, "gated": gated}
-    expected = fp8_linear_reference(q, scale, weight, torch.empty_like(residual), **how)
+    expected = fp8_linear.reference(q, scale, weight, torch.empty_like(residual), **how)
     for divided in {*FP8_TILES[kind].values(), FP8_INVARIANT[kind]}:
         out = torch.empty_like(residual)
-        plan_fp8_linear(q, scale, weight, out, divided=divided, **how).run()
+        divided_fp8_linear(q, scale, weight, out, divided=divided, **how).run()
         near(out, expected, gated)
 
 
@@ -260,7 +257,7 @@ def test_layers_by_kernels_read_what_plain_layers_read(activations: str, invaria
     quantize_in_place(model, record, scales)
     expected = Scene.of(model, [(13, 33), (0, 5), (30, 31), (9, 10)])
     found = expected.own()
-    layers = found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant))
+    layers = found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant))
     pairs = zip(read(layers, found), read(expected.plain(model), expected), strict=True)
     for one, other in pairs:
         assert float((one - other).norm()) <= LAYERS_BOUND * float(other.norm())
@@ -279,7 +276,7 @@ if not interprets():
         assert library_takes(weight, out.dtype)
         assert not library_takes(weight, torch.float16)
         assert fp8_library(q, scale, weight, out) is out
-        expected = fp8_linear_reference(q, scale, weight, unwritten(rows, columns))
+        expected = fp8_linear.reference(q, scale, weight, unwritten(rows, columns))
         same(out, expected, torch.bfloat16)
 
     def test_a_library_does_not_take_odd_sides(rand: Rand) -> None:

@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.linear import (
-    LinearWorkspace,
-    plan_rms_linear,
-    rms_linear,
-    rms_linear_reference,
-)
+from mosstalk.ops.launch import Workspace
+from mosstalk.ops.linear import divided_linear, rms_linear
 from mosstalk.ops.linear_tiles import Division, Kind
 from mosstalk.ops.norm import rms_norm
 
@@ -37,11 +33,11 @@ class Product:
     gain: Tensor | None
     out: Tensor
     residual: Tensor | None
-    workspace: LinearWorkspace
+    workspace: Workspace
 
     @classmethod
     def of(
-        cls, kind: Kind, rows: int, dtype: torch.dtype, draw: Draw, workspace: LinearWorkspace
+        cls, kind: Kind, rows: int, dtype: torch.dtype, draw: Draw, workspace: Workspace
     ) -> "Product":
         """With rows and gain drawn."""
         columns, channels = SHAPES[kind]
@@ -81,7 +77,7 @@ class Product:
         x, gain = self.x, self.gain
         if gain is not None and divided.apart:
             x, gain = rms_norm(x, gain, EPS, torch.empty_like(x)), None
-        plan_rms_linear(
+        divided_linear(
             x, gain, EPS, weight, self.out, **self.how, divided=divided, workspace=self.workspace
         ).run()
         return self.out
@@ -89,7 +85,7 @@ class Product:
     def compile_divided(self, weight: Tensor, divided: Division) -> None:
         """Compile what ``run_divided`` runs, for Triton's cache on disk."""
         gain = None if divided.apart else self.gain
-        plan_rms_linear(
+        divided_linear(
             self.x, gain, EPS, weight, self.out,
             **self.how, divided=divided, workspace=self.workspace,
         ).compile()  # fmt: skip
@@ -97,7 +93,7 @@ class Product:
     def expected(self, weight: Tensor) -> Tensor:
         """The reference's result, in float32."""
         out = torch.empty(self.out.shape, device=self.x.device)
-        return rms_linear_reference(self.x, self.gain, EPS, weight, out, **self.how)
+        return rms_linear.reference(self.x, self.gain, EPS, weight, out, **self.how)
 
 
 def weight_shape(kind: Kind) -> tuple[int, int]:
@@ -124,7 +120,7 @@ Weights = dict[Kind, list[Tensor]]
 class Chain:
     """All products of a step one after another, without attention, each with its own weights."""
 
-    def __init__(self, rows: int, weights: Weights, draw: Draw, workspace: LinearWorkspace) -> None:
+    def __init__(self, rows: int, weights: Weights, draw: Draw, workspace: Workspace) -> None:
         dtype = weights["normed"][0].dtype
         self.weights, self.workspace = weights, workspace
         self.first, self.stream = (draw(rows, HIDDEN, dtype=dtype) for _ in range(2))

@@ -25,11 +25,11 @@ class Draws:
     channel: int
     last_id: int | None
 
-    def pick(self, *, masked: bool = False, workspace: Tensor | None = None) -> None:
+    def pick(self, *, masked: bool = False) -> None:
         """Call the public function."""
         sample(
             self.logits, self.state, self.settings, self.ids, self.bad, channel=self.channel,
-            last_id=self.last_id, masked=masked, workspace=workspace,
+            last_id=self.last_id, masked=masked,
         )  # fmt: skip
 
     def rows(self, chosen: Tensor) -> "Draws":

@@ -16,7 +16,7 @@ from mosstalk.conversation import Mode, SpecialIds, next_mode
 from mosstalk.numerics.rng import gumbel, gumbel_rows
 from mosstalk.ops import sampling
 from mosstalk.ops.launch import interprets, runs, tl, triton
-from mosstalk.ops.sampling import ModeIds, update_modes, update_modes_reference
+from mosstalk.ops.sampling import ModeIds, sample, update_modes
 from mosstalk.ops.sampling_parts import (
     AUDIO,
     BAD_KEY,
@@ -29,7 +29,6 @@ from mosstalk.ops.sampling_parts import (
     DrawState,
     few,
     gumbel_at,
-    sample_reference,
 )
 from mosstalk.ops.tiles import Tile
 from mosstalk.runtime.device import pick_device
@@ -76,7 +75,7 @@ def on_cpu(case: Draws) -> Draws:
 def reference(case: Draws, *, masked: bool = False) -> Draws:
     """What the reference writes, from a copy on the CPU."""
     apart = replace(on_cpu(case), state=copied(on_cpu(case).state))
-    sample_reference(
+    sample.reference(
         apart.logits, apart.state, apart.settings, apart.ids, apart.bad,
         channel=apart.channel, last_id=apart.last_id, masked=masked,
     )  # fmt: skip
@@ -129,12 +128,12 @@ def test_the_best_ids_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> Non
     case.logits[3, ::2] *= 0.0
     room = sampling.sample_workspace(ROWS, SMALL, DEVICE)
     how = {"last_id": SMALL - 20}
-    sampling.plan_topk_candidates(
+    sampling.topk_candidates.plan(
         case.logits, case.state, case.settings, room, channel=AUDIO, masked=False, **how
     ).run()
     apart = on_cpu(case)
     expected = torch.empty_like(room, device="cpu")
-    sampling.topk_candidates_reference(apart.logits, apart.state, apart.settings, expected, **how)
+    sampling.topk_candidates.reference(apart.logits, apart.state, apart.settings, expected, **how)
     assert room.shape[1] > 1
     poisoned = room[1:3, :, 0].eq(BAD_KEY)
     assert poisoned.int().argmax(dim=1).tolist() == [70 // HELD, (SMALL - 1) // HELD]
@@ -279,7 +278,7 @@ def test_logits_and_results_may_lie_apart() -> None:
     both = torch.full((4, 2), -9, device=DEVICE)
     bad = torch.ones(4, 2, dtype=torch.bool, device=DEVICE)
     case = replace(case, logits=wide[:, 4 : 4 + SMALL], ids=both[:, 1], bad=bad[:, 1])
-    case.pick(workspace=sampling.sample_workspace(7, SMALL, DEVICE))
+    case.pick()
     assert both[:, 1].tolist() == expected.tolist()
     assert (both[:, 0] == -9).all()
     assert bad.tolist() == [[True, False]] * 4
@@ -335,7 +334,7 @@ def settled(
     stop = torch.tensor([1, 2], device=DEVICE)
     other = copied(state)
     update_modes(state, slots, damaged, stop, MODE_IDS, put_off=put_off)
-    update_modes_reference(other, slots, damaged, stop, MODE_IDS, put_off=put_off)
+    update_modes.reference(other, slots, damaged, stop, MODE_IDS, put_off=put_off)
     for one, two in zip(vars(state).values(), vars(other).values(), strict=True):
         assert torch.equal(one, two)
     assert state.mode is not None

@@ -18,8 +18,7 @@ from lm_layers import Draw
 from torch import Tensor
 
 from mosstalk.ops import linear_tiles
-from mosstalk.ops.launch import SWITCHES
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import SWITCHES, Workspace
 from mosstalk.ops.linear_tiles import KINDS, Division, Kind
 from mosstalk.runtime.device import pick_device
 
@@ -62,8 +61,8 @@ def undrawn(device: torch.device) -> Draw:
     return draw
 
 
-def workspace_on(device: torch.device) -> LinearWorkspace:
-    return LinearWorkspace(1 << 26, device)
+def workspace_on(device: torch.device) -> Workspace:
+    return Workspace(1 << 26, device)
 
 
 def compiled(tries: Sequence[Try], compile_one: Callable[[Try], object]) -> list[str]:
@@ -122,7 +121,7 @@ class Bench(Generic[Weight]):
 
     weights: dict[Kind, list[Weight]]
     draw: Draw
-    workspace: LinearWorkspace
+    workspace: Workspace
     copy: float
     bytes_of: Callable[[Kind], int]
     bound: float
@@ -219,8 +218,8 @@ def written(divided: Division) -> str:
 def tune(
     tries: Mapping[int, list[Try]],
     compile_some: Callable[[list[Try]], list[str]],
-    check: Callable[[Draw, LinearWorkspace], None] | None,
-    bench_of: Callable[[Draw, LinearWorkspace, float], Bench[Weight]],
+    check: Callable[[Draw, Workspace], None] | None,
+    bench_of: Callable[[Draw, Workspace, float], Bench[Weight]],
     choose: Callable[[int, list[Try], Bench[Weight]], Table],
 ) -> None:
     """All sections in turn, for the numbers of rows of ``tries``; a table comes last."""

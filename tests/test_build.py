@@ -24,6 +24,7 @@ from mosstalk.cli import app
 from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
+from mosstalk.engine.layers import Layers
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.plan.sizes import Configs
@@ -285,11 +286,11 @@ def test_a_spoiled_engine_does_not_pass(tiny: Checkpoint, pipeline: Pipeline) ->
     sound = list(check_language(core))
     require(sound)
     assert max(check.error for check in sound) <= bound_of(model)
-    core.runner.layers.model = load_language_model(
-        tiny.model, device=torch.device("cpu"), dtype=torch.float32
-    )
-    product = core.runner.layers.model.get_submodule("model.shared_block.layers.2.mlp.down_proj")
+    spoiled = load_language_model(tiny.model, device=torch.device("cpu"), dtype=torch.float32)
+    product = spoiled.get_submodule("model.shared_block.layers.2.mlp.down_proj")
     product.get_parameter("weight").mul_(1.05)
+    runner = core.runner
+    runner.layers = Layers(spoiled, runner.store, runner.layers.latest)
     with pytest.raises(BuildError, match=r"check failed: 24 rows of text, text head.* verify"):
         require(list(check_language(core)))
 

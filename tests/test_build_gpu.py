@@ -11,7 +11,6 @@ from conftest import Run
 
 from mosstalk.build.check import check_language, require
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
-from mosstalk.engine.fast_layers import FastLayers
 from mosstalk.numerics.fp8 import E4M3
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import KINDS, LIMITS, Key, few_candidates, tuned_as, tuned_divisions
@@ -104,5 +103,5 @@ def test_every_candidate_replies_as_the_plain_network(number: int) -> None:
     pipeline = Pipeline.load(model, codec, device="cuda", dtype=torch.bfloat16)
     with tuned_as({key: few_candidates(key)[number] for key in keys}):
         core = EngineCore(pipeline.model, pipeline.ids, EngineOptions(blocks=64))
-        assert isinstance(core.runner.layers, FastLayers)
+        assert core.runner.layers.kernels
         require(list(check_language(core)))

@@ -25,15 +25,14 @@ from hypothesis import strategies as st
 from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
+from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers, suited
-from mosstalk.engine.layer_weights import Matrix, packed_stacks
-from mosstalk.engine.layers import PlainLayers
-from mosstalk.engine.packed import QuerySpan
+from mosstalk.engine.layers import LayerOptions, Layers
+from mosstalk.engine.linears import Matrix, packed_stacks
 from mosstalk.engine.scheduler import Work
-from mosstalk.engine.sequence import Part
+from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_inputs import PassSize, Planned, StepInputs
-from mosstalk.engine.step_plan import PassLimits, Planner, tiles_over
+from mosstalk.engine.step_plan import Layout, PassLimits, Planner, QuerySpan, tiles_over
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_prefill import TILE_ROWS
@@ -72,17 +71,49 @@ def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     expected = Scene.of(MODEL, drawn, block_rows=block_rows, seed=seed)
     found, untouched = expected.own(), expected.own()
     rows, singles = (19, 2) if small else (576, 64)
-    options = FastOptions(rows=rows, singles=singles, invariant=invariant)
+    options = LayerOptions(rows=rows, singles=singles, invariant=invariant)
     outputs = read(found.fast(MODEL, options), found)
     require_near(outputs, read(expected.plain(MODEL), expected))
     require_near(found.written(), expected.written())
     assert same(found.foreign(), untouched.foreign())
 
 
+@given(
+    drawn=st.lists(spans, min_size=1, max_size=7),
+    block_rows=st.sampled_from([1, 3, 4, 16]),
+    rows=st.sampled_from([19, 576]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60)
+def test_without_padding_any_mix_of_stretches_reads_as_plain_layers_read_it(
+    drawn: list[Span], block_rows: int, rows: int, seed: int
+) -> None:
+    expected = Scene.of(MODEL, drawn, block_rows=block_rows, seed=seed)
+    found, untouched = expected.own(), expected.own()
+    outputs = read(found.exact(MODEL, LayerOptions(rows=rows)), found)
+    require_near(outputs, read(expected.plain(MODEL), expected))
+    require_near(found.written(), expected.written())
+    assert same(found.foreign(), untouched.foreign())
+
+
+def test_without_padding_no_bit_depends_on_other_sequences() -> None:
+    crowd = Scene.of(MODEL, [(3, 20), (0, 40), (70, 75), (8, 13), (0, 6)])
+    crowd = replace(crowd, wanted=list(range(len(crowd.rows))))
+    company, first = crowd.own(), 0
+    together = read(company.exact(MODEL), company)
+    for stretch in crowd.stretches:
+        rows = slice(first, first + len(stretch))
+        first = rows.stop
+        lone = replace(
+            crowd.own(), stretches=[stretch], rows=crowd.rows[rows], wanted=[*range(len(stretch))]
+        )
+        assert same([outputs[rows] for outputs in together], read(lone.exact(MODEL), lone))
+
+
 @both_ways
 def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
     scene = Scene.of(MODEL, [(8, 9), (3, 20), (0, 33)])
-    layers = scene.fast(MODEL, FastOptions(invariant=invariant))
+    layers = scene.fast(MODEL, LayerOptions(invariant=invariant))
     read(layers, scene)  # rooms are full of other rows then
     before = scene.own()
     for size in (PassSize(4, 4, 0, 9), PassSize(32, 8, 10, 9), PassSize(128, 0, 16, 9)):
@@ -99,15 +130,16 @@ def test_a_pass_of_padding_alone_writes_nothing(invariant: bool) -> None:
 def test_logits_are_the_heads(count: int, invariant: bool) -> None:
     scene = Scene.of(MODEL, [(0, 3)])
     hidden = torch.randn(count, MODEL.config.hidden_size)
-    plain, fast = scene.plain(MODEL), scene.fast(MODEL, FastOptions(invariant=invariant))
+    plain, fast = scene.plain(MODEL), scene.fast(MODEL, LayerOptions(invariant=invariant))
     with torch.inference_mode():
         for channel in (TEXT, AUDIO):
             require_near([fast.logits(channel, hidden)], [plain.logits(channel, hidden)])
 
 
-def with_fast(core: EngineCore, options: FastOptions) -> EngineCore:
+def with_fast(core: EngineCore, options: LayerOptions) -> EngineCore:
     runner = core.runner
-    runner.layers = FastLayers(core.model, runner.store, runner.layers.latest, options)
+    options = replace(options, kernels=True)
+    runner.layers = Layers(core.model, runner.store, runner.layers.latest, options)
     return core
 
 
@@ -116,7 +148,7 @@ def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
     case, model, ids = golden(folder, "cpu")
     runs = case.get("runs")
     tasks = [golden_task(case, run) for run in runs]
-    options = FastOptions(rows=56, singles=16)
+    options = LayerOptions(rows=56, singles=16)
     core = with_fast(engine_core(model, ids=ids, step_rows=40), options)
     found = [alone(core, task) for task in tasks] + play(core, tasks, seed=1)
     for request, run in zip(found, runs * 2, strict=True):
@@ -128,7 +160,7 @@ def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
 @pytest.mark.parametrize("deferral", [True, False])
 def test_prompts_kept_aside_mixed_in_one_batch(deferral: bool, invariant: bool) -> None:
     tasks = random_tasks(seed=7, count=16)
-    options = FastOptions(rows=40, singles=6, invariant=invariant)
+    options = LayerOptions(rows=40, singles=6, invariant=invariant)
     core = with_fast(engine_core(MODEL, deferral=deferral), options)
     for request, task in zip(play(core, tasks, seed=2), tasks, strict=True):
         require_same(request, reference(MODEL, task))
@@ -166,11 +198,9 @@ def test_a_packed_model_can_change_its_precision_and_be_packed_again() -> None:
     assert layer.nbytes == sum(weight.nbytes for weight in weights)
 
 
-def test_without_a_gpu_the_best_layers_are_plain() -> None:
+def test_without_a_gpu_passes_have_the_rows_that_there_are() -> None:
     scene = Scene.of(MODEL, [(0, 3)])
-    assert not suited(MODEL, scene.store)
-    layers = best_layers(MODEL, scene.store, scene.latest, FastOptions())
-    assert type(layers) is PlainLayers
+    assert not Layers(MODEL, scene.store, scene.latest).kernels
 
 
 @given(
@@ -200,6 +230,27 @@ def test_lots_hold_all_rows_in_order_and_fit_their_pass(
         assert sorted(taken + alone) == list(range(count))
     expected = [(id(s.sequence), r) for s in scene.stretches for r in range(s.start, s.end)]
     assert read_rows == expected
+
+
+@given(
+    drawn=st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 80)), min_size=1, max_size=40),
+    rows=st.sampled_from([1, 7, 90, 576]),
+    singles=st.sampled_from([1, 5, 64]),
+    keys=st.sampled_from([40, 1024, 3000, 10_000]),
+    tiled=st.booleans(),
+)
+@settings(max_examples=100)
+def test_every_pass_has_one_of_the_sizes_that_are_captured(
+    drawn: list[Span], rows: int, singles: int, keys: int, tiled: bool
+) -> None:
+    limits = PassLimits(rows, min(singles, rows), keys, 16, tiled)
+    drawn = [(start % keys, count) for start, count in drawn]
+    drawn = [(start, min(count, keys - start)) for start, count in drawn]
+    captured = set(limits.all())
+    assert captured >= {size for n in (1, 1024, 4096, keys) for size in limits.usual(min(n, keys))}
+    nobody = Sequence(BlockPool(1, 16), 0, [])
+    stretches = [QuerySpan(nobody, start, start + count) for start, count in drawn]
+    assert {Layout.of(lot, limits).size for lot in limits.lots(stretches)} <= captured
 
 
 @given(start=st.integers(0, 100), rows=st.integers(1, 100))
@@ -274,17 +325,23 @@ class Stale(Planner):
         return super().embedding(step - 1, *others)  # type: ignore[arg-type]
 
 
-def fast_core(model: LanguageModel) -> tuple[EngineCore, FastLayers]:
-    core = with_fast(engine_core(model), FastOptions())
-    layers = core.runner.layers
-    assert isinstance(layers, FastLayers)
-    return core, layers
+def core_with(model: LanguageModel, *, kernels: bool) -> tuple[EngineCore, Layers]:
+    core = engine_core(model)
+    if kernels:
+        with_fast(core, LayerOptions())
+    return core, core.runner.layers
 
 
-def test_a_step_refuses_before_anything_is_computed() -> None:
-    core, layers = fast_core(MODEL)
-    sequence = core.open([(1, SILENT), (2, SILENT)])
+with_and_without_kernels = pytest.mark.parametrize("kernels", [True, False])
+
+
+@with_and_without_kernels
+def test_a_step_refuses_before_anything_is_computed(kernels: bool) -> None:
+    core, layers = core_with(MODEL, kernels=kernels)
+    sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
     assert sequence.make_room(2)
+    with pytest.raises(ValueError, match="inhomogeneous shape"):
+        core.runner.step([Work(sequence, None, 0, 2, False)])
     for rows, message in (
         ([(1.5, SILENT), (2, SILENT)], "'rows' is float64, must be int64"),
         ([(1, SILENT, 2), (2, SILENT, 3)], r"'rows' has the shape \(2, 3\), must be \(2, 2\)"),
@@ -302,9 +359,10 @@ def test_a_step_refuses_before_anything_is_computed() -> None:
     assert not core.runner.store.hidden.any()
 
 
-def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> None:
+@with_and_without_kernels
+def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is(kernels: bool) -> None:
     model = wild_model()
-    core, layers = fast_core(model)
+    core, layers = core_with(model, kernels=kernels)
     longest = layers.limits.keys
     assert longest == model.config.max_position_embeddings
     sequence = core.open([(1, SILENT)] * (longest + 1))
@@ -320,7 +378,7 @@ def test_a_row_past_the_last_position_is_refused_in_whatever_pass_it_is() -> Non
 def test_memory_is_counted() -> None:
     model = wild_model()
     scene = Scene.of(model, [(0, 3)])
-    layers = scene.fast(model, FastOptions(rows=64, singles=8))
+    layers = scene.fast(model, LayerOptions(rows=64, singles=8))
     backbone = model.model
     blocks = (backbone.shared_block, backbone.text_block, backbone.audio_block)
     norms = (backbone.text_norm, backbone.audio_norm)
@@ -334,5 +392,5 @@ def test_memory_is_counted() -> None:
 
 def test_one_task_is_the_same_with_small_passes() -> None:
     task = random_tasks(seed=3, count=1)[0]
-    core = with_fast(engine_core(MODEL), FastOptions(rows=3, singles=1))
+    core = with_fast(engine_core(MODEL), LayerOptions(rows=3, singles=1))
     require_same(alone(core, Task(task.rows, task.ask)), reference(MODEL, task), IDS)

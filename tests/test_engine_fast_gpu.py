@@ -22,8 +22,7 @@ from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
 
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.fast_layers import FastLayers, FastOptions, best_layers
-from mosstalk.engine.layers import PlainLayers
+from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.sequence import Part
 from mosstalk.engine.step_inputs import PassSize, StepInputs
 from mosstalk.engine.step_plan import MIXED_BUCKETS
@@ -46,7 +45,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 SPARE_BYTES = 24 << 20
 """What torch may give beyond what was asked for, a tensor at a time."""
-INVARIANT = FastOptions(invariant=True)
+INVARIANT = LayerOptions(invariant=True)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -106,10 +105,10 @@ def test_a_graph_equals_eager_bit_for_bit_in_every_kind_and_bucket(
     for name, spans in EVERY_KIND.items():
         captured = Scene.of(model, spans)
         eager, untouched = captured.own(), captured.own()
-        graphs = captured.fast(model, FastOptions(invariant=invariant))
+        graphs = captured.fast(model, LayerOptions(invariant=invariant))
         found = read(graphs, captured)
         assert graphs.graph_count >= 3
-        expected = read(eager.fast(model, FastOptions(graphs=False, invariant=invariant)), eager)
+        expected = read(eager.fast(model, LayerOptions(graphs=False, invariant=invariant)), eager)
         assert same(found, expected), name
         assert same(captured.written(), eager.written()), name
         assert same(captured.foreign(), untouched.foreign()), name
@@ -155,7 +154,7 @@ def test_a_captured_graph_replays_right_after_the_store_has_changed(
 def test_padding_alone_writes_nothing(dtype: torch.dtype, graphs: bool, models: Models) -> None:
     model = models(dtype)
     scene = Scene.of(model, [(8, 9), (3, 40)])
-    layers = scene.fast(model, FastOptions(graphs=graphs))
+    layers = scene.fast(model, LayerOptions(graphs=graphs))
     read(layers, scene)
     before = scene.own()
     for size in (PassSize(16, 16, 0, 20), PassSize(64, 16, 12, 20), PassSize(256, 0, 24, 20)):
@@ -246,7 +245,7 @@ def test_golden_rows_come_from_kernels(folder: Path, graphs: bool) -> None:
     case, model, ids = golden(folder, "cuda")
     runs = case.get("runs")
     tasks = [golden_task(case, run) for run in runs]
-    core = with_fast(engine_core(model, ids=ids, step_rows=40), FastOptions(56, 16, graphs))
+    core = with_fast(engine_core(model, ids=ids, step_rows=40), LayerOptions(56, 16, graphs))
     found = [alone(core, task) for task in tasks] + play(core, tasks, seed=1)
     for request, run in zip(found, runs * 2, strict=True):
         require_same(request, golden_reply(case, run), ids)
@@ -256,15 +255,15 @@ def test_golden_rows_come_from_kernels(folder: Path, graphs: bool) -> None:
 @pytest.mark.parametrize("deferral", [True, False])
 def test_prompts_kept_aside_mixed_in_one_batch(deferral: bool) -> None:
     truth, tasks = wild_model(), random_tasks(seed=7, count=24)
-    core = with_fast(engine_core(wild_model("cuda"), deferral=deferral), FastOptions(80, 16))
+    core = with_fast(engine_core(wild_model("cuda"), deferral=deferral), LayerOptions(80, 16))
     for request, task in zip(play(core, tasks, seed=2), tasks, strict=True):
         require_same(request, reference(truth, task))
     require_idle(core)
 
 
-def with_fast(core: EngineCore, options: FastOptions) -> EngineCore:
+def with_fast(core: EngineCore, options: LayerOptions) -> EngineCore:
     runner = core.runner
-    runner.layers = FastLayers(core.model, runner.store, runner.layers.latest, options)
+    runner.layers = Layers(core.model, runner.store, runner.layers.latest, options)
     return core
 
 
@@ -304,14 +303,17 @@ def test_weights_are_packed_without_a_second_copy() -> None:
     assert layers.weight_bytes > 4 * one_layer
 
 
-def test_the_best_layers_are_kernels_unless_they_are_switched_off(
+def test_kernels_run_unless_they_are_switched_off(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = models(torch.bfloat16)
     scene = Scene.of(model, [(0, 3)])
-    assert type(best_layers(model, scene.store, scene.latest, FastOptions())) is FastLayers
+    assert Layers(model, scene.store, scene.latest).kernels
+    truth = read(scene.plain(model), scene)
+    given = model, scene.store, scene.latest
+    off = read(Layers(*given, LayerOptions(kernels=False)), scene)
     monkeypatch.setattr(SWITCHES, "references", True)
-    assert type(best_layers(model, scene.store, scene.latest, FastOptions())) is PlainLayers
-    outputs, expected = read(scene.fast(model), scene), read(scene.plain(model), scene)
-    for one, other in zip(outputs, expected, strict=True):
-        assert relative(one, other) < BOUNDS[torch.bfloat16]
+    assert not Layers(model, scene.store, scene.latest).kernels
+    for outputs in (off, read(scene.fast(model), scene), read(Layers(*given), scene)):
+        for one, other in zip(outputs, truth, strict=True):
+            assert relative(one, other) < BOUNDS[torch.bfloat16]

@@ -9,8 +9,8 @@ from fast_rig import Scene, read, same
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.engine.fast_layers import FastOptions, suited
-from mosstalk.engine.layer_weights import Fp8Matrix, packable, packed_stacks
+from mosstalk.engine.layers import LayerOptions, takes_kernels
+from mosstalk.engine.linears import Fp8Matrix, packed_stacks
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel
@@ -66,12 +66,27 @@ def test_fast_layers_read_what_plain_layers_read(
     model = quantised(activations, blocks, dtype)
     expected = Scene.of(model, SPANS)
     found, untouched = expected.own(), expected.own()
-    outputs = read(found.fast(model, FastOptions(rows=96, singles=8, invariant=invariant)), found)
+    outputs = read(found.fast(model, LayerOptions(rows=96, singles=8, invariant=invariant)), found)
     outputs += found.written()
     wanted = read(expected.plain(model), expected) + expected.written()
     assert all(one.shape == other.shape for one, other in zip(outputs, wanted, strict=True))
     assert apart(outputs, wanted) < BOUNDS[dtype]
     assert same(found.foreign(), untouched.foreign())
+
+
+@both_kinds
+@both_parts
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_without_padding_layers_read_what_plain_layers_read(
+    activations: str, blocks: str, dtype: torch.dtype
+) -> None:
+    model = quantised(activations, blocks, dtype)
+    expected = Scene.of(model, SPANS)
+    found = expected.own()
+    outputs = read(found.exact(model), found) + found.written()
+    assert (
+        apart(outputs, read(expected.plain(model), expected) + expected.written()) < BOUNDS[dtype]
+    )
 
 
 @pytest.mark.parametrize("product", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"])
@@ -95,7 +110,6 @@ def test_a_scale_that_is_lost_would_be_seen(product: str, scale: str) -> None:
 @both_parts
 def test_weights_are_packed_in_place_and_once(activations: str, blocks: str) -> None:
     model, truth = quantised(activations, blocks), quantised(activations, blocks)
-    assert packable(model.model, torch.float32)
     first, again = packed_stacks(model.model), packed_stacks(model.model)
     state = truth.state_dict()
     for name, weight in model.state_dict().items():
@@ -119,14 +133,14 @@ def test_weights_are_packed_in_place_and_once(activations: str, blocks: str) -> 
 
 def test_bytes_of_weights_are_those_that_a_step_reads() -> None:
     model = quantised("row", "shared")
-    layers = Scene.of(model, SPANS).fast(model, FastOptions(rows=64, singles=8))
+    layers = Scene.of(model, SPANS).fast(model, LayerOptions(rows=64, singles=8))
     backbone = model.model
     parts = (backbone.shared_block, backbone.text_block, backbone.audio_block)
     norms = (backbone.text_norm, backbone.audio_norm)
     expected = sum(w.nbytes for part in (*parts, *norms) for w in part.parameters())
     assert layers.weight_bytes == expected
     plain = wild_model(config=WIDE)
-    whole = Scene.of(plain, SPANS).fast(plain, FastOptions(rows=64, singles=8))
+    whole = Scene.of(plain, SPANS).fast(plain, LayerOptions(rows=64, singles=8))
     saved = sum(m.weight.nbytes * 3 - m.weight_scale.nbytes
                 for m in model.modules() if isinstance(m, Fp8Linear))  # fmt: skip
     assert whole.weight_bytes - layers.weight_bytes == saved
@@ -142,15 +156,12 @@ def test_a_packed_model_can_change_its_precision_and_be_packed_again() -> None:
     matrix = stacks[Part.TRUNK].layers[0].gate_up
     assert isinstance(matrix, Fp8Matrix)
     assert matrix.weight.scale.dtype == torch.float32
-    assert packable(model.model, torch.float16)
-    assert not packable(model.model, torch.float32)
 
 
 def test_products_of_one_input_that_are_quantised_apart_are_not_packed() -> None:
     model = quantised("calibrated", "shared")
     product = model.model.shared_block.layers[0].get_submodule("self_attn.k_proj")
     product.get_parameter("input_scale").data.mul_(2)
-    assert not packable(model.model, torch.float32)
     with pytest.raises(CheckpointError, match="different input scales"):
         packed_stacks(model.model)
 
@@ -159,7 +170,8 @@ def test_products_of_one_input_of_which_one_is_quantised_are_not_packed() -> Non
     model, plain = quantised("row", "shared"), wild_model(config=WIDE)
     other = plain.model.shared_block.layers[0].get_submodule("mlp.up_proj")
     model.model.shared_block.layers[0].get_submodule("mlp").up_proj = other
-    assert not packable(model.model, torch.float32)
+    with pytest.raises(CheckpointError, match="quantised with different"):
+        packed_stacks(model.model)
 
 
 GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -209,11 +221,11 @@ def test_on_a_gpu_graphs_read_what_plain_layers_read(
         quantised(activations, "shared", dtype, device="cuda", config=MIDDLE) for _ in range(2)
     )
     others = shaken(other, MATRIX_UNITS), wild_model("cuda", dtype, config=MIDDLE)
-    options = FastOptions(rows=192, singles=32, invariant=invariant)
+    options = LayerOptions(rows=192, singles=32, invariant=invariant)
     for spans in MIXES.values():
         scene = Scene.of(model, spans)
         found, again = scene.own(), scene.own()
-        assert suited(model, found.store)
+        assert takes_kernels(found.store.keys)
         wanted, moved, exact = (read(scene.own().plain(m), scene) for m in (model, *others))
         layers = found.fast(model, options)
         outputs = read(layers, found)

@@ -5,96 +5,15 @@ import torch
 from engine_rig import GREEDY, HOT, IDS, SILENT, engine_core, wild_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from mosstalk.engine.engine_core import EngineOptions, ReplyParams
-from mosstalk.engine.inputs import Inputs, Spec
-from mosstalk.engine.layers import PlainLayers
-from mosstalk.engine.sampler import Draw, draw_inputs, warp_rows
-from mosstalk.engine.scheduler import SchedulerLimits, Work
-from mosstalk.engine.staging import Staging
+from mosstalk.engine.sampler import Draw, DrawInputs, warp_rows
+from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import EngineInputError, OptionError
 from mosstalk.models.sampling import warp
 from mosstalk.sampling_options import SamplingOptions
 
 CPU = torch.device("cpu")
-SPECS = {
-    "rows": Spec(("N", 2)),
-    "places": Spec(("N",)),
-    "top_p": Spec((3,), torch.float32),
-}
-
-
-def good() -> dict[str, Tensor]:
-    return {
-        "rows": torch.zeros(4, 2, dtype=torch.int64),
-        "places": torch.zeros(4, dtype=torch.int64),
-        "top_p": torch.zeros(3),
-    }
-
-
-def test_what_is_as_it_must_be_passes() -> None:
-    Inputs(7, good()).check(SPECS, 7, CPU)
-
-
-@pytest.mark.parametrize(
-    ("name", "found", "message"),
-    [
-        ("rows", torch.zeros(4, 3, dtype=torch.int64), r"'rows' has the shape \(4, 3\).*\(4, 2\)"),
-        ("rows", torch.zeros(4, dtype=torch.int64), "'rows' has the shape"),
-        ("places", torch.zeros(5, dtype=torch.int64), r"'places' has the shape \(5,\).*\(4,\)"),
-        ("top_p", torch.zeros(4), r"'top_p' has the shape \(4,\), must be \(3,\)"),
-        ("places", torch.zeros(4, dtype=torch.int32), "'places' is torch.int32.*torch.int64"),
-        ("top_p", torch.zeros(3, dtype=torch.float64), "'top_p' is torch.float64"),
-        ("places", torch.zeros(4, dtype=torch.int64, device="meta"), "'places' is .* on meta"),
-        ("spare", torch.zeros(1), "'spare' is not one of this step's"),
-    ],
-)
-def test_what_is_not_is_named(name: str, found: Tensor, message: str) -> None:
-    with pytest.raises(EngineInputError, match=message):
-        Inputs(7, good() | {name: found}).check(SPECS, 7, CPU)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_what_is_missing_is_named(name: str) -> None:
-    tensors = good()
-    del tensors[name]
-    with pytest.raises(EngineInputError, match=f"{name!r} is missing"):
-        Inputs(7, tensors).check(SPECS, 7, CPU)
-
-
-@pytest.mark.parametrize("step", [6, 8])
-def test_what_is_of_another_step_is_refused(step: int) -> None:
-    with pytest.raises(EngineInputError, match=f"step 7, this is step {step}"):
-        Inputs(7, good()).check(SPECS, step, CPU)
-
-
-class Stale(PlainLayers):
-    """Layers whose inputs were made a step ago."""
-
-    def _check(self, step: int, inputs: Inputs, *others: object) -> None:
-        super()._check(step, Inputs(step - 1, inputs.tensors), *others)  # type: ignore[arg-type]
-
-
-def test_a_step_refuses_before_anything_is_computed() -> None:
-    core = engine_core(wild_model())
-    sequence = core.open([(1, SILENT), (2, SILENT, 3)])  # type: ignore[list-item]
-    assert sequence.make_room(2)
-    with pytest.raises(ValueError, match="inhomogeneous shape"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    sequence.rows[:] = [(1.5, SILENT), (2, SILENT)]  # type: ignore[list-item]
-    with pytest.raises(EngineInputError, match=r"'rows' is torch\.float64"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    sequence.rows[:] = [(1, SILENT, 2), (2, SILENT, 3)]  # type: ignore[list-item]
-    with pytest.raises(EngineInputError, match=r"'rows' has the shape \(2, 3\), must be \(2, 2\)"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    assert sequence.read == [0, 0, 0]
-    runner = core.runner
-    runner.layers = Stale(core.model, runner.store, runner.layers.latest)
-    sequence.rows[:] = [(1, SILENT), (2, SILENT)]
-    with pytest.raises(EngineInputError, match=r"of step \d+, this is step \d+"):
-        core.runner.step([Work(sequence, None, 0, 2, False)])
-    assert not core.runner.store.hidden.any()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +75,7 @@ def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
     request = core.submit(core.open([(1, SILENT)]), ReplyParams(SamplingOptions(top_p=0.95)))
     core.scheduler.plan()
     draws = [Draw(request, 1, request.rule, 1, request.mode)]
-    made = draw_inputs(draws, 0, IDS, 1, Staging(CPU))
+    made = DrawInputs(1, IDS, CPU).fill(draws, 0, 1)
     once, twice = torch.tensor(1 - 0.95), 1 - torch.tensor(0.95)
     assert once != twice
     assert made["tail"].item() == once

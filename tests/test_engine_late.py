@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from engine_rig import (
@@ -19,7 +18,6 @@ from engine_rig import (
     Forced,
     Task,
     engine_core,
-    on_every_device,
     random_tasks,
     reference,
     require_idle,
@@ -32,9 +30,7 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
-from mosstalk.engine.staging import Staging
 from mosstalk.errors import PoisonedError
-from mosstalk.runtime.device import pick_device
 from mosstalk.sampling_options import Limits
 
 N = None
@@ -259,29 +255,6 @@ def test_replies_put_back_in_line_from_flight_are_the_same() -> None:
     assert sum(request.preemptions for request in requests) > 0
     for request, task in zip(requests, tasks, strict=True):
         require_same(request, reference(wild_model(), task))
-
-
-@on_every_device
-def test_what_is_staged_arrives_as_it_was_however_much_is_on_its_way(device: str) -> None:
-    staging = Staging(pick_device(device))
-    sent = [
-        {
-            "whole": np.arange(n, n + 7 * n),
-            "real": np.full((n, 2), n / 3, np.float32),
-            "small": np.arange(n) % 2 == 0,
-            "none": np.zeros((0, 3), np.int64),
-            "across": np.arange(6 * n).reshape(2, 3 * n).T,
-        }
-        for n in range(1, 60)
-    ]
-    found = [staging.put(arrays) for arrays in sent]
-    for arrays, tensors in zip(sent, found, strict=True):
-        assert list(tensors) == list(arrays)
-        for name, array in arrays.items():
-            assert tensors[name].device.type == device
-            expected = torch.from_numpy(np.ascontiguousarray(array))
-            assert tensors[name].dtype == expected.dtype
-            assert torch.equal(tensors[name].cpu(), expected)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -26,17 +25,15 @@ from engine_rig import (
 from engine_soak import soak
 
 from mosstalk.conversation import Conversation, Mode
-from mosstalk.engine import packed
 from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.kv_store import KVStore, blocks_that_fit, bytes_per_row
 from mosstalk.engine.memory import free_bytes, largest_step, sized
-from mosstalk.engine.packed import Packed, QuerySpan
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.engine.sequence import Sequence
-from mosstalk.engine.staging import Staging
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.engine.step_inputs import StepInputs
 from mosstalk.errors import DeviceError
 from mosstalk.sampling_options import Limits
 
@@ -137,40 +134,18 @@ def test_blocks_measured_on_a_gpu_leave_room_for_the_largest_step() -> None:
         require_same(request, reference(wild_model(), task))
 
 
-def stretches(lengths: Iterable[int]) -> list[QuerySpan]:
-    pool, made = BlockPool(100, 4), []
-    for length in lengths:
-        sequence = Sequence(pool, IDS.modality_pad, [(1, SILENT)] * length)
-        assert sequence.make_room(length)
-        made.append(QuerySpan(sequence, length - 1, length))
-    return made
-
-
-def test_no_attention_reads_more_places_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "MOST_PLACES", 60)
-    lengths = [3, 50, 7, 29, 1, 29, 70, 2, 2, 2]
-    laid = Packed.of(stretches(lengths), Staging(CPU))
-    assert sorted(int(row) for single in laid.singles for row in single.rows) == list(range(10))
-    for single in laid.singles:
-        assert single.contexts.numel() <= 60 or len(single.rows) == 1
-        seen = single.mask[:, 0, 0].sum(dim=1).tolist()
-        assert seen == [lengths[int(row)] for row in single.rows]
-
-
-def test_rows_do_not_depend_on_how_attentions_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tasks = wild_model(), random_tasks(seed=41, count=12)
-    monkeypatch.setattr(packed, "MOST_PLACES", 50)
-    for request, task in zip(play(engine_core(model), tasks), tasks, strict=True):
-        require_same(request, reference(model, task))
-
-
-def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound() -> None:
+def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     passes: list[int] = []
     core = engine_core(wild_model(), step_rows=16)
-    read = core.runner.model.model.audio_block.layers[0]
-    read.input_layernorm.register_forward_hook(  # type: ignore[union-attr]
-        lambda _module, _inputs, out: passes.append(out.shape[0])
-    )
+    run = core.runner.layers.layer_pass.run
+
+    def noted(part: Part, inputs: StepInputs) -> None:
+        passes.extend([inputs.size.rows] * (part is Part.AUDIO))
+        run(part, inputs)
+
+    monkeypatch.setattr(core.runner.layers.layer_pass, "run", noted)
     task = Task(
         [(n % 20, SILENT) for n in range(100)], ReplyParams(GREEDY, Limits(3), whole_rows=True)
     )

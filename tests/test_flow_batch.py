@@ -18,7 +18,6 @@ from torch import Tensor
 from mosstalk.codec import flow_graph
 from mosstalk.codec.flow_batch_voices import with_steps
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply, flow_curve
-from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models import flow as flow_module
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
@@ -66,18 +65,6 @@ def test_hops_are_those_of_the_recomputing_stream(
     found = alone(shared(paged), voice, pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(make_flow(), voice), pieces))
-
-
-@pytest.mark.parametrize("prompt", [0, 4, 10, 24])
-@pytest.mark.parametrize("codes", [1, 8, 31])
-def test_on_a_cpu_they_are_the_cached_streams_to_the_bit(prompt: int, codes: int) -> None:
-    voice, pieces = make_voice(prompt), [make_codes(codes).tolist()]
-
-    found = alone(shared(False), voice, pieces)
-    expected = frames(CachedFlowStream(make_flow(), voice), pieces)
-
-    assert len(found) == len(expected)
-    assert all(map(torch.equal, found, expected))
 
 
 @BOTH
@@ -134,7 +121,7 @@ def test_it_gives_the_goldens_hops(
     def opened(flow: FlowDecoder, voice: Voice) -> FlowReply:
         return batched(paged, flow).open(voice)
 
-    monkeypatch.setattr(verify_codec, "CachedFlowStream", opened)
+    monkeypatch.setattr(verify_codec, "RecomputingFlowStream", opened)
     checks = run_case(folder, torch.device("cpu"), torch.float32)
 
     hops = [c for c in checks if re.search(r"(hop\d+|final_streaming)\.mel", c.name)]
@@ -293,6 +280,24 @@ def test_a_full_flow_refuses_and_nothing_has_moved(paged: bool) -> None:
     assert_same_hops(found, expected)
     reply.close()
     assert flow.figures().pages_in_use == 1
+
+
+@BOTH
+def test_a_flow_that_grows_refuses_nothing_and_gives_the_same_bits(paged: bool) -> None:
+    talks = [(make_voice(10), make_codes(33).tolist()), (make_voice(25), make_codes(8).tolist())]
+    flow = batched(paged, pages=2, grows=True)
+    (voice, codes), (other, few) = talks
+    reply = flow.open(voice)
+    found = reply.push(codes[:13])
+
+    between = alone(flow, other, [few])
+    found += frames(reply, [codes[13:]])
+
+    expected, expected_between = (alone(batched(paged), v, [own]) for v, own in talks)
+    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, between, expected_between))
+    assert len(found) == len(expected)
+    assert flow.figures().pages >= flow.figures().pages_in_use > 2
 
 
 @BOTH

@@ -13,7 +13,6 @@ from test_flow_stream import FLOW_GOLDENS
 from torch import Tensor
 
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
-from mosstalk.codec.flow_stream import CachedFlowStream
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.voices import Voice
@@ -62,7 +61,7 @@ def test_it_gives_the_goldens_hops(
         options = FlowOptions(pages=60, max_items=4, graphs=graphs)
         return BatchedFlow(flow, options).open(voice)
 
-    monkeypatch.setattr(verify_codec, "CachedFlowStream", opened)
+    monkeypatch.setattr(verify_codec, "RecomputingFlowStream", opened)
     checks = run_case(folder, device, torch.float32)
 
     hops = [c for c in checks if re.search(r"(hop\d+|final_streaming)\.mel", c.name)]
@@ -115,7 +114,7 @@ def test_a_warmed_flow_gives_the_plain_frames(warm: bool, device: torch.device) 
         random_voice(SMALL, 28),
         random_codes(SMALL, 23),
     )
-    plain = CachedFlowStream(flow, voice)
+    plain = RecomputingFlowStream(flow, voice)
     expected = [*plain.push(codes), plain.finish()]
     batched = BatchedFlow(flow, FlowOptions(pages=40, max_items=4))
     if warm:
@@ -144,11 +143,11 @@ def test_lower_precision_is_no_worse_than_plain_torch_in_it(
     dtype: torch.dtype, full: FlowDecoder, device: torch.device
 ) -> None:
     voice, codes = random_voice(FULL, 28), random_codes(FULL, 43)
-    exact = torch.cat(CachedFlowStream(full, voice).push(codes), dim=1)
+    exact = torch.cat(RecomputingFlowStream(full, voice).push(codes), dim=1)
     plain_flow = random_flow(FULL, device).to(dtype)
 
     found = BatchedFlow(full, FlowOptions(dtype=dtype, pages=30, max_items=2)).open(voice)
-    plain = CachedFlowStream(plain_flow, voice)
+    plain = RecomputingFlowStream(plain_flow, voice)
     ours, theirs = (
         relative(torch.cat(stream.push(codes), dim=1), exact) for stream in (found, plain)
     )

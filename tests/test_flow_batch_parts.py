@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice
 
-from mosstalk.codec.flow_batch_estimator import splits_for
 from mosstalk.codec.flow_batch_voices import FlowOptions, VoiceShelf
 from mosstalk.codec.flow_batches import BatchedFlow
 from mosstalk.codec.flow_graph import buckets_for
 from mosstalk.codec.flow_items import NOTHING, Item, PassInputs, descriptors, in_blocks
-from mosstalk.codec.flow_pages import PageLayout, PagePool, PageStore
+from mosstalk.codec.flow_paged_state import splits_for
+from mosstalk.codec.flow_pages import FlowPages, PageLayout, PageStore
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, EngineInputError
 
@@ -95,7 +95,7 @@ def test_inputs_that_are_not_a_passs_are_refused_by_name(fault: str) -> None:
 @settings(max_examples=50)
 @given(asked=st.lists(st.integers(0, 6), max_size=20), seed=st.integers(0, 99))
 def test_no_page_has_two_holders_and_none_is_lost(asked: list[int], seed: int) -> None:
-    pool, held, order = PagePool(12), list[list[int]](), np.random.default_rng(seed)
+    pool, held, order = FlowPages(12), list[list[int]](), np.random.default_rng(seed)
     for count in asked:
         if held and order.random() < 0.5:
             pool.give(held.pop(int(order.integers(len(held)))))

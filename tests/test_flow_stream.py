@@ -1,9 +1,7 @@
-"""The cached flow stream: the recomputing one's frames, from state that nobody else touches."""
+"""The flow on kept rows: the recomputing stream's frames, from state that nobody else touches."""
 
-import gc
 import json
 import re
-import weakref
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from itertools import pairwise, zip_longest
@@ -18,15 +16,14 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mosstalk import Pipeline
-from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow_kept import KeptKeys, seen_mask
+from mosstalk.codec.flow_batch_weights import packed
+from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
 from mosstalk.codec.flow_parts import Conv, Linear
-from mosstalk.codec.flow_stream import KEPT_VOICES, CachedFlowStream, streaming
+from mosstalk.codec.flow_rows import KeptKeys, RowFrames, RowState, seen_mask
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
 from mosstalk.models.flow_encoder import block_mask
 from mosstalk.models.voices import Voice
-from mosstalk.verify.compare import WAVE
+from mosstalk.verify.paths import ComputePath
 from mosstalk.verify.run import run_case
 
 FLOW_GOLDENS = [
@@ -36,6 +33,16 @@ FLOW_GOLDENS = [
 ]
 RELATIVE = 1e-5
 """Float32 rounding of products of other shapes, against the largest value of the mel."""
+
+
+def kept(flow: FlowDecoder) -> BatchedFlow:
+    """A flow that keeps the rows of its replies side by side."""
+    return BatchedFlow(flow, FlowOptions(paged=False))
+
+
+def opened(flow: FlowDecoder, voice: Voice) -> FlowReply:
+    """A reply of such a flow."""
+    return kept(flow).open(voice)
 
 
 def frames(stream: FlowStream, pieces: list[list[int]]) -> list[Tensor]:
@@ -79,7 +86,7 @@ def sliced(draw: st.DrawFn, longest: int) -> list[list[int]]:
 def test_cached_hops_are_the_recomputed_ones(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
@@ -89,7 +96,7 @@ def test_cached_hops_are_the_recomputed_ones(pieces: list[list[int]], prompt: in
 def test_they_are_for_voices_that_end_inside_a_block(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
@@ -100,7 +107,7 @@ def test_every_length_of_reply_ends_as_the_recomputed_one(codes: int) -> None:
     flow, voice = make_flow(replace(SMALL, n_timesteps=2)), make_voice(10)
     pieces = [make_codes(codes).tolist()]
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
@@ -111,7 +118,7 @@ def test_a_flow_of_other_blocks_is_cached_the_same_way(prompt: int, codes: int) 
     flow = make_flow(replace(SMALL, chunk_size=25, n_timesteps=3))
     voice, pieces = make_voice(prompt), [make_codes(codes).tolist()]
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
@@ -121,7 +128,7 @@ def test_each_layer_has_its_own_keys(sizes: dict[str, int]) -> None:
     flow = make_flow(replace(SMALL, estimator_mid_blocks=2, n_timesteps=3, **sizes))
     voice, pieces = make_voice(10), [make_codes(16).tolist()]
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
@@ -131,36 +138,24 @@ def test_a_reply_longer_than_every_first_buffer_stays_exact() -> None:
     flow = make_flow(replace(SMALL, n_timesteps=1))
     voice, pieces = make_voice(5), [make_codes(160).tolist()]
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(opened(flow, voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
 
 def test_a_short_reply_after_a_long_one_stays_exact() -> None:
     flow = make_flow(replace(SMALL, n_timesteps=1))
-    frames(CachedFlowStream(flow, make_voice(5)), [make_codes(140).tolist()])
+    ours = kept(flow)
+    frames(ours.open(make_voice(5)), [make_codes(140).tolist()])
     voice, pieces = make_voice(60), [make_codes(9).tolist()]
 
-    found = frames(CachedFlowStream(flow, voice), pieces)
+    found = frames(ours.open(voice), pieces)
 
     assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
 
 
-def test_in_float64_it_is_exact_to_float64() -> None:
-    flow = FlowDecoder(SMALL)
-    randomise(flow)
-    flow.double()
-    voice, pieces = make_voice(10), [make_codes(14).tolist()]
-
-    found = frames(CachedFlowStream(flow, voice), pieces)
-    expected = frames(RecomputingFlowStream(flow, voice), pieces)
-
-    for hop, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(hop, wanted, rtol=0, atol=1e-12)
-
-
 def test_a_reply_without_codes_has_no_mel() -> None:
-    stream = CachedFlowStream(make_flow(), make_voice(10))
+    stream = opened(make_flow(), make_voice(10))
 
     assert stream.push([]) == []
     assert stream.finish() is None
@@ -175,44 +170,32 @@ def test_noise_from_the_middle_is_that_of_the_whole() -> None:
 
 @pytest.mark.parametrize("folder", FLOW_GOLDENS, ids=lambda folder: folder.name)
 def test_both_streams_give_the_goldens_hops(folder: Path) -> None:
-    checks = run_case(folder, torch.device("cpu"), torch.float32)
+    checks = run_case(folder, torch.device("cpu"), torch.float32, path=ComputePath.FAST)
 
     hops = {
         check.name for check in checks if re.search(r"(hop\d+|final_streaming)\.mel", check.name)
     }
-    recomputed = {name for name in hops if "recomputed." in name}
-    assert hops - recomputed == {name.replace("recomputed.", "") for name in recomputed}
+    kept = {name for name in hops if "fast." in name}
+    recomputed = {name for name in hops if not re.search(r"fast|paged", name)}
+    assert recomputed == {name.replace("fast.", "") for name in kept}
     assert recomputed
     assert all(check.passed for check in checks)
-
-
-def test_speech_sounds_the_same_either_way(pipeline: Pipeline) -> None:
-    codec, voice, codes = pipeline.codec, pipeline.codec.voice("default"), make_codes(23).tolist()
-
-    cached, recomputed = (
-        [*stream.push(codes), stream.finish()]
-        for stream in (SpeechStream(codec, voice, cached=on) for on in (True, False))
-    )
-
-    assert len(cached) == len(recomputed) == 5
-    for found, expected in zip(cached, recomputed, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=WAVE)
 
 
 # Nobody else's state.
 
 
-def test_streams_leave_their_voices_state_bit_identical() -> None:
-    flow, voice = make_flow(), make_voice(10)
-    start = streaming(flow).voice(voice)
+def test_replies_leave_their_voices_state_bit_identical() -> None:
+    flow, voice = kept(make_flow()), make_voice(10)
+    held = flow.open(voice)
+    held.push(make_codes(8).tolist())
+    start = held.state.start
     before = [tensor.clone() for tensor in tensors_in(start)]
 
-    first, again = (
-        frames(CachedFlowStream(flow, voice), [make_codes(17).tolist()]) for _ in range(2)
-    )
+    first, again = (frames(flow.open(voice), [make_codes(17).tolist()]) for _ in range(2))
 
-    assert start.state.codes == 5
     assert len(before) > 20
+    assert held.state.start is start
     assert all(map(torch.equal, tensors_in(start), before))
     assert all(map(torch.equal, first, again))
 
@@ -222,10 +205,10 @@ def test_streams_leave_their_voices_state_bit_identical() -> None:
 def test_two_streams_at_once_do_not_disturb_one_another(
     ours: list[list[int]], theirs: list[list[int]]
 ) -> None:
-    flow, voice = make_flow(), make_voice(10)
-    alone = [frames(CachedFlowStream(flow, voice), pieces) for pieces in (ours, theirs)]
+    flow, voice = kept(make_flow()), make_voice(10)
+    alone = [frames(flow.open(voice), pieces) for pieces in (ours, theirs)]
 
-    one, other = CachedFlowStream(flow, voice), CachedFlowStream(flow, voice)
+    one, other = flow.open(voice), flow.open(voice)
     together: tuple[list[Tensor], list[Tensor]] = ([], [])
     for piece, their_piece in zip_longest(ours, theirs):
         together[0].extend(one.push(piece or []))
@@ -236,51 +219,6 @@ def test_two_streams_at_once_do_not_disturb_one_another(
 
     for hops, expected in zip(together, alone, strict=True):
         assert all(map(torch.equal, hops, expected))
-
-
-def test_a_voice_is_computed_once_and_known_by_its_content() -> None:
-    flow = FlowDecoder(SMALL)
-    randomise(flow)
-    voice = make_voice(10)
-    same = Voice(voice.codes.clone(), voice.mel.clone(), voice.embedding.clone())
-    other = replace(voice, embedding=-voice.embedding)
-
-    start = streaming(flow).voice(voice)
-
-    assert streaming(flow).voice(same) is start
-    assert streaming(flow).voice(other) is not start
-    for prompt in range(KEPT_VOICES - 1):
-        streaming(flow).voice(make_voice(prompt))
-        assert streaming(flow).voice(voice) is start
-    for prompt in range(KEPT_VOICES):
-        streaming(flow).voice(make_voice(prompt))
-    assert streaming(flow).voice(voice) is not start
-
-
-def test_changed_weights_are_noticed() -> None:
-    flow = FlowDecoder(SMALL)
-    randomise(flow)
-    voice, pieces = make_voice(10), [make_codes(9).tolist()]
-    before = frames(CachedFlowStream(flow, voice), pieces)
-
-    with torch.no_grad():
-        flow.decoder.estimator.time_mlp.linear_2.bias.add_(1.0)
-    found = frames(CachedFlowStream(flow, voice), pieces)
-
-    assert float((found[0] - before[0]).abs().max()) > 1e-2
-    assert_same_hops(found, frames(RecomputingFlowStream(flow, voice), pieces))
-
-
-def test_what_is_kept_of_a_flow_goes_with_it() -> None:
-    flow = FlowDecoder(SMALL)
-    randomise(flow)
-    kept = weakref.ref(streaming(flow))
-    CachedFlowStream(flow, make_voice(10)).push(make_codes(8).tolist())
-
-    del flow
-    gc.collect()
-
-    assert kept() is None
 
 
 # The same cost.
@@ -297,7 +235,9 @@ def products(stream: FlowStream, codes: int) -> int:
 
 def test_every_hop_costs_the_same_and_the_first_its_two_blocks() -> None:
     # What attention reads does grow: a frame sees all before it.
-    stream = CachedFlowStream(make_flow(), make_voice(40))
+    flow, voice = kept(make_flow()), make_voice(40)
+    flow.prepare(voice)
+    stream = flow.open(voice)
 
     first = products(stream, 8)
     later = [products(stream, 5) for _ in range(15)]
@@ -346,18 +286,21 @@ def test_new_rows_see_what_the_block_mask_lets_them_see(done: int, new: int, blo
 
 
 @settings(max_examples=20)
-@given(cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5), kernel=st.sampled_from([1, 3, 9]))
-def test_a_convolution_in_pieces_is_the_whole_one(cuts: list[int], kernel: int) -> None:
-    conv = torch.nn.Conv1d(6, 4, kernel)
+@given(cuts=st.lists(st.integers(1, 8), min_size=1, max_size=5))
+def test_a_convolution_in_pieces_is_the_whole_one(cuts: list[int]) -> None:
+    conv = torch.nn.Conv1d(6, 4, 3)
     randomise(conv)
-    x = torch.randn((1, sum(cuts), 6), generator=torch.Generator().manual_seed(1))
-    whole = conv(torch.nn.functional.pad(x.transpose(1, 2), (kernel - 1, 0))).transpose(1, 2)
+    x = torch.randn((2, sum(cuts), 6), generator=torch.Generator().manual_seed(1))
+    whole = conv(torch.nn.functional.pad(x.transpose(1, 2), (2, 0))).transpose(1, 2)
 
-    arranged, found = Conv.of(conv), []
-    tail = arranged.no_tail(1)
+    layer, found = packed(Conv.of(conv), torch.float32), []
+    none = KeptKeys(torch.empty(0, 2, 1, 1, 0, 4))
+    empty, tails = torch.empty(0), [[torch.zeros(2, 2, 6)]]
+    state = RowState(empty, empty, empty, none, none, tails, none)
     for piece in x.split(cuts, dim=1):
-        y, tail = arranged.slide_on(piece, tail)
-        found.append(y)
+        rows = RowFrames([state], [[]], [None])
+        rows.begin(0)
+        found.append(rows.conv(piece.flatten(0, 1), layer, None).unflatten(0, (2, -1)))
 
     torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=0, atol=1e-6)
 

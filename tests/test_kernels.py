@@ -12,7 +12,6 @@ KERNELS = (
     "linear_add",
     "norm_qkv",
     "attention_flow",
-    "attend_groups",
     "conv1d",
     "close_residual",
     "euler",

@@ -80,7 +80,6 @@ ONE_OF_EACH = {
     "norm_qkv of half",
     "norm_linear of half",
     "attention_flow",
-    "attend_groups",
     "linear_add of heads",
     "norm_linear",
     "conv1d",

@@ -15,9 +15,9 @@ from test_kernels_compiled import (
 )
 
 from mosstalk.ops import attention_tokenizer, linear_tf32x3
-from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear_tf32x3 import Paged, Tf32x3, Workspace
-from mosstalk.ops.norm import plan_norm_float32
+from mosstalk.ops.launch import Launch, Workspace
+from mosstalk.ops.linear_tf32x3 import Paged, Tf32x3
+from mosstalk.ops.norm import norm_float32
 
 WIDTH, HEADS, WIDE, PAGE_ROWS = 1280, 20, 5120, 64
 STREAMS = {20: 1, 80: 4, 1280: 64}
@@ -31,32 +31,32 @@ def launches(rows: int) -> dict[str, Launch]:
     def room(columns: int) -> Tf32x3:
         return Tf32x3(undrawn(rows, columns), undrawn(rows, columns))
 
-    stream, query = undrawn(rows, WIDTH), Tf32x3(undrawn(rows, WIDTH))
+    stream = undrawn(rows, WIDTH)
     kv = undrawn(100, 1, 2, HEADS, PAGE_ROWS, WIDTH // HEADS)
     places = [undrawn(rows, dtype=torch.int64) for _ in range(2)]
     count = STREAMS[rows]
     items = attention_tokenizer.Items(*(undrawn(count, dtype=torch.int32) for _ in range(4)))
     norm = (undrawn(WIDTH), undrawn(WIDTH), 1e-5)
     return {
-        "norm": plan_norm_float32(stream, norm, room(WIDTH)),
-        "qkv": linear_tf32x3.plan_linear_float32(
-            room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), query,
-            paged=Paged(kv, *places), workspace=workspace,
+        "norm": norm_float32.plan(stream, norm, split=True),
+        "qkv": linear_tf32x3.qkv_float32.plan(
+            room(WIDTH), undrawn(3 * WIDTH, WIDTH), undrawn(3 * WIDTH), Paged(kv, *places),
+            workspace=workspace,
         ),
-        "attention": attention_tokenizer.plan_attention_tokenizer(
-            stream, kv, undrawn(count, 24, dtype=torch.int32), items, room(WIDTH),
-            splits=attention_tokenizer.splits_for(count, HEADS), workspace=workspace,
+        "attention": attention_tokenizer.attention_tokenizer.plan(
+            stream, kv, undrawn(count, 24, dtype=torch.int32), items,
+            splits=attention_tokenizer.splits_for(count, HEADS), split=True, workspace=workspace,
         ),
-        "first": linear_tf32x3.plan_linear_float32(
-            room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE), room(WIDE),
-            activation="gelu", workspace=workspace,
+        "first": linear_tf32x3.linear_float32.plan(
+            room(WIDTH), undrawn(WIDE, WIDTH), undrawn(WIDE),
+            activation="gelu", split=True, workspace=workspace,
         ),
-        "second": linear_tf32x3.plan_linear_float32(
-            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
+        "second": linear_tf32x3.linear_float32.plan(
+            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH),
             residual=stream, workspace=workspace,
         ),
-        "exact": linear_tf32x3.plan_linear_float32(
-            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH), query,
+        "exact": linear_tf32x3.linear_float32.plan(
+            room(WIDE), undrawn(WIDTH, WIDE), undrawn(WIDTH),
             residual=stream, workspace=workspace, precision="ieee",
         ),
     }  # fmt: skip

@@ -4,7 +4,6 @@ import copy
 import gc
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from claims_rig import outcomes_of, require_kept
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
 
-from mosstalk.codec.tokenizer_block import BUCKETS, Named, NamedBuffer, Values
-from mosstalk.codec.tokenizer_state import Floats
+from mosstalk.codec.tokenizer_block import BUCKETS
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.constants import INPUT_RATE
-from mosstalk.errors import CodecFullError, EngineInputError
+from mosstalk.errors import CodecFullError
 from mosstalk.models.speech_tokenizer import EncoderAttention
 
 BLOCK = 5 * CODE
@@ -229,59 +227,6 @@ def test_steps_are_made_once_and_again_when_the_pool_has_moved() -> None:
     assert live._blocks.step_for(1) is not first
     assert [live._blocks.step_for(n).items for n in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]
     assert max(BUCKETS) == 64
-
-
-# Inputs by name.
-
-
-@pytest.fixture
-def buffer() -> NamedBuffer:
-    """Two inputs of up to three items."""
-    specs = {"sound": Named((4,), torch.float32), "page": Named((), blank=7)}
-    return NamedBuffer(3, specs, torch.device("cpu"))
-
-
-def sounds(count: int) -> list[Floats]:
-    return [np.full(4, number, np.float32) for number in range(count)]
-
-
-def test_inputs_are_sent_whole_and_unused_items_are_blank(buffer: NamedBuffer) -> None:
-    buffer.put("sound", sounds(3))
-    buffer.put("page", [np.int32(1)] * 3)
-    buffer.send()
-    buffer.put("sound", sounds(2))
-    buffer.put("page", [np.int32(5)])
-    buffer.send()
-
-    assert buffer.tensors["sound"].tolist() == [[0] * 4, [1] * 4, [0] * 4]
-    assert buffer.tensors["page"].tolist() == [5, 7, 7]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "said"),
-    [
-        ("noise", sounds(1), "'noise' is not one"),
-        ("sound", sounds(4), "'sound' is for 4 items, not 3"),
-        ("sound", [np.zeros(5, np.float32)], r"'sound' is float32 \(5,\), must be float32 \(4,\)"),
-        ("sound", [np.zeros(4)], "'sound' is float64"),
-        ("page", [np.int64(3)], "'page' is int64"),
-    ],
-)
-def test_an_input_that_does_not_fit_is_named(
-    buffer: NamedBuffer, name: str, values: list[Values], said: str
-) -> None:
-    with pytest.raises(EngineInputError, match=said):
-        buffer.put(name, values)
-
-
-def test_a_step_never_reads_what_another_left(buffer: NamedBuffer) -> None:
-    buffer.put("sound", sounds(1))
-    buffer.put("page", [np.int32(5)])
-    buffer.send()
-    buffer.put("sound", sounds(1))
-
-    with pytest.raises(EngineInputError, match="'page' is missing"):
-        buffer.send()
 
 
 # With the kernel itself.

@@ -8,7 +8,8 @@ import pytest
 import torch
 from live_rig import CODE, LIVE, quiet, rising, speech
 
-from mosstalk.session.senses import Senses
+from mosstalk.errors import CodecFullError
+from mosstalk.session.senses import Senses, held_s
 
 TOKENIZER = LIVE["goldens"].tokenizer
 
@@ -54,6 +55,55 @@ def test_a_whole_turn_has_the_offline_codes(senses: Senses) -> None:
     clip = rising(11 * CODE + 5)
 
     assert asyncio.run(senses.codes_of(clip.numpy())) == TOKENIZER.encode(clip)
+
+
+@pytest.fixture
+def narrow() -> Iterator[Senses]:
+    """Keeps one segment: a second turn finds no memory until the first has ended."""
+    senses = Senses(TOKENIZER, None, limit_s=1.0)
+    yield senses
+    senses.stop()
+
+
+def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: Senses) -> None:
+    clips = [kind(9 * CODE).numpy() for kind in (speech, rising)]
+    first, second = (narrow.open() for _ in clips)
+
+    async def hear() -> None:
+        await narrow.encode(first, clips[0][: 4 * CODE])
+        waits = asyncio.create_task(narrow.encode(second, clips[1], last=True))
+        # What is asked after it is done before it, and not refused with it.
+        await narrow.encode(first, clips[0][4 * CODE : 6 * CODE])
+        assert second.samples == 0
+        await narrow.encode(first, clips[0][6 * CODE :], last=True)
+        await waits
+
+    asyncio.run(hear())
+    assert [state.codes for state in (first, second)] == [
+        TOKENIZER.encode(torch.from_numpy(c)) for c in clips
+    ]
+
+
+def test_the_wait_has_an_end_and_a_typed_refusal(
+    narrow: Senses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mosstalk.session.senses._MOST_WAIT_S", 0.05)
+    first, second = narrow.open(), narrow.open()
+
+    async def hear() -> None:
+        await narrow.encode(first, speech(4 * CODE).numpy())
+        with pytest.raises(CodecFullError, match="limited to 1 s"):
+            await narrow.encode(second, speech(4 * CODE).numpy())
+        await narrow.encode(first, speech(2 * CODE).numpy())
+
+    asyncio.run(hear())
+    assert (first.samples, second.samples) == (6 * CODE, 0)
+
+
+def test_more_sessions_have_more_memory_and_each_less_than_a_segment() -> None:
+    assert held_s(1) >= 30
+    assert all(held_s(n) < held_s(n + 1) for n in range(1, 300))
+    assert held_s(256) / 256 < 30
 
 
 def test_warming_asks_a_cpu_for_nothing(senses: Senses) -> None:

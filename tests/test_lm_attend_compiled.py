@@ -36,7 +36,7 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
 
     def tiles(count: int) -> Launch:
         work = undrawn(attention_prefill.tiles_work(count, *sizes, SPAN, dtype))
-        return attention_prefill.plan_attention_prefill(
+        return attention_prefill.attention_prefill.plan(
             query, keys, keys, ints(8, 128), ints(count, 4), query,
             block_rows=16, span=SPAN, work=work,
         )  # fmt: skip
@@ -45,19 +45,19 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
     latest = move_rows.Latest(rows, ints(64))
     table = undrawn(151680, HIDDEN, dtype=dtype)
     return {
-        "attention_decode": attention_decode.plan_attention_decode(
+        "attention_decode": attention_decode.attention_decode.plan(
             undrawn(64, width, dtype=dtype), *turn, keys, keys, ints(64, 128), ints(64), query,
             block_rows=16, span=SPAN,
             work=undrawn(attention_decode.rows_work(64, *sizes, SPAN, dtype)),
         ),
         "few tiles": tiles(2),
         "many tiles": tiles(36),
-        "rope_kv": rope_kv.plan_rope_kv(
+        "rope_kv": rope_kv.rope_kv.plan(
             undrawn(64, width, dtype=dtype), *turn, ints(64), ints(64), keys, keys, query
         ),
-        "gather_rows": move_rows.plan_gather(table, ints(64), query),
-        "scatter_rows": move_rows.plan_scatter(query, ints(64), table),
-        "embed_rows": move_rows.plan_embed(rows, table, table, 151667, query, latest),
+        "gather_rows": move_rows.gather_rows.plan(table, ints(64), query),
+        "scatter_rows": move_rows.scatter_rows.plan(query, ints(64), table),
+        "embed_rows": move_rows.embed_rows.plan(rows, table, table, 151667, query, latest),
     }  # fmt: skip
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.ops import linear, linear_fp8, norm
-from mosstalk.ops.launch import Launch
-from mosstalk.ops.linear import LinearWorkspace
+from mosstalk.ops.launch import Launch, Workspace
 from mosstalk.ops.linear_tiles import (
     EXACT,
     FP8_INVARIANT,
@@ -37,12 +36,12 @@ def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
     """One product of a layer as it would be launched."""
     columns, channels = SHAPES[kind]
     rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
-    workspace = LinearWorkspace(1 << 26, torch.device("meta"))
+    workspace = Workspace(1 << 26, torch.device("meta"))
 
     def room(width: int) -> Tensor:
         return undrawn(rows, width, dtype=dtype)
 
-    return linear.plan_rms_linear(
+    return linear.divided_linear(
         room(channels),
         undrawn(channels, dtype=dtype) if normed and not divided.apart else None,
         EPS,
@@ -58,8 +57,8 @@ def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
 def launches(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
     """Every kernel of the tables, and those beside them."""
     x, wide = undrawn(8, HIDDEN, dtype=dtype), undrawn(8, 2 * HIDDEN, dtype=dtype)
-    yield "norm", norm.plan_rms_norm(x, undrawn(HIDDEN, dtype=dtype), EPS, x, add=x)
-    yield "gate", linear.plan_gate_up(wide, x)
+    yield "norm", norm.rms_norm.plan(x, undrawn(HIDDEN, dtype=dtype), EPS, x)
+    yield "gate", linear.gate_up.plan(wide, x)
     for kind in SHAPES:
         if dtype == torch.float32:
             yield f"{kind} exact", product(kind, EXACT, dtype)
@@ -88,7 +87,7 @@ def fp8_product(kind: Kind, divided: Division) -> Launch:
     columns, channels = SHAPES[kind]
     rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
     wide = columns * (2 if kind == "gated" else 1)
-    return linear_fp8.plan_fp8_linear(
+    return linear_fp8.divided_fp8_linear(
         undrawn(rows, channels, dtype=E4M3),
         undrawn(rows),
         Fp8Weight(undrawn(wide, channels, dtype=E4M3), undrawn(wide)),
@@ -96,7 +95,7 @@ def fp8_product(kind: Kind, divided: Division) -> Launch:
         residual=None if normed else undrawn(rows, columns, dtype=torch.bfloat16),
         gated=kind == "gated",
         divided=divided,
-        workspace=LinearWorkspace(1 << 26, torch.device("meta")),
+        workspace=Workspace(1 << 26, torch.device("meta")),
     )
 
 
@@ -106,7 +105,7 @@ def fp8_launches() -> Iterator[tuple[str, Launch]]:
         for rows in (1, 512):
             x = undrawn(rows, channels, dtype=torch.bfloat16)
             for gain in (None, undrawn(channels, dtype=torch.bfloat16)):
-                plan = linear_fp8.plan_fp8_rows(
+                plan = linear_fp8.fp8_rows.plan(
                     x, gain, EPS, undrawn(rows, channels, dtype=E4M3), undrawn(rows)
                 )
                 yield f"{rows} rows of {channels}, normed {gain is not None}", plan

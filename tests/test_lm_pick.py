@@ -8,7 +8,8 @@ import torch
 from claims_rig import outcomes_of, require_kept
 from lm_pick_cases import Draws, copied, draws
 
-from mosstalk.ops.sampling_parts import FREE, sample_reference
+from mosstalk.ops.sampling import sample
+from mosstalk.ops.sampling_parts import FREE
 
 CPU = torch.device("cpu")
 VOCABULARY = 500
@@ -37,7 +38,7 @@ def drawn_by_reference(case: Draws) -> Draws:
     found = replace(
         case, state=copied(case.state), ids=case.ids.clone(), bad=torch.ones_like(case.bad)
     )
-    sample_reference(
+    sample.reference(
         found.logits, found.state, found.settings, found.ids, found.bad,
         channel=found.channel, last_id=found.last_id,
     )  # fmt: skip

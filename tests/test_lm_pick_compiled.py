@@ -21,12 +21,11 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
     case = draws(2, vocabulary, dtype, CPU, channel=channel)
     mode = torch.zeros(len(case.state.seen), dtype=torch.int8)
     state = DrawState(case.state.seen, case.state.latest, mode)
-    room = sampling.sample_workspace(2, vocabulary, CPU)
-    best, pick = sampling.plan_sampling(
-        case.logits, state, case.settings, case.ids, case.bad, room,
+    best, pick = sampling.sample.launches(
+        case.logits, state, case.settings, case.ids, case.bad,
         channel=channel, last_id=vocabulary - 1, masked=True,
     )  # fmt: skip
-    settle = sampling.plan_update_modes(
+    settle = sampling.update_modes.plan(
         state,
         case.settings.slots,
         torch.zeros(2, 2, dtype=torch.bool),

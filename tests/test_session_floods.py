@@ -225,6 +225,25 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
     run(main())
 
 
+def test_a_reply_that_finds_no_place_in_time_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mosstalk.session.mouth._MOST_WAIT_S", 0.01)
+
+    async def main() -> None:
+        async with crowded(1) as here:
+            first, second = Client(await here.open(SPOKEN)), Client(await here.open(SPOKEN))
+            first.do(HELLO, CreateResponse())
+            await first.wait(AudioDelta)
+            second.do(HELLO, CreateResponse())
+            refused = await second.wait(ResponseDone)
+            assert refused.status is ResponseStatus.FAILED
+            assert "vocoder" in (refused.message or "")
+            assert (await first.wait(ResponseDone)).status is ResponseStatus.COMPLETED
+
+    run(main())
+
+
 def test_a_reply_that_waits_for_a_place_can_be_cancelled() -> None:
     async def main() -> None:
         async with crowded(1) as here:

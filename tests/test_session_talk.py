@@ -356,7 +356,7 @@ def test_committed_turns_name_their_items() -> None:
 def test_what_a_session_computed_with_is_freed_without_a_search_for_cycles() -> None:
     def held() -> Counter[str]:
         kinds = Counter(type(thing).__name__ for thing in gc.get_objects())
-        return Counter({kind: kinds[kind] for kind in ("LiveCodes", "SpokenReply", "HostKept")})
+        return Counter({kind: kinds[kind] for kind in ("LiveCodes", "SpokenReply", "RowState")})
 
     async def talk(here: Host) -> None:
         async with await here.open(BY_HAND) as session:

@@ -13,7 +13,7 @@ from engine_rig import CONFIG, wild_model
 from fast_rig import Scene, read
 
 from mosstalk.build.tune import Call, Tuner
-from mosstalk.engine.fast_layers import FastOptions
+from mosstalk.engine.layers import LayerOptions
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3
@@ -50,7 +50,7 @@ def require_near(model: LanguageModel, mix: str) -> None:
     """Fast layers read what plain layers read."""
     expected = Scene.of(model, MIXES[mix])
     found = expected.own()
-    layers = found.fast(model, FastOptions(rows=96, singles=8))
+    layers = found.fast(model, LayerOptions(rows=96, singles=8))
     assert runs(found.store.keys)
     outputs, wanted = read(layers, found), read(expected.plain(model), expected)
     for one, other in zip(outputs, wanted, strict=True):

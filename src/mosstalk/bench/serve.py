@@ -38,6 +38,7 @@ _QUIETLY = ("--port", "0", "--log-level", "warning")
 _MIB = 1 << 20
 _PATH = "/v1/realtime"
 _BUSY = re.compile(r'mosstalk_busy_seconds_total\{part="(\w+)"\}')
+_CARD = re.compile(r'mosstalk_card_seconds_total\{part="(\w+)"\}')
 _FRAME_S = 0.02
 _QUIET_DB = 35.0
 _PAUSE_FRAMES, _MOST_PAUSE_FRAMES = 8, 10
@@ -118,12 +119,15 @@ class Meanwhile:
     Attributes:
         parts: by part of the worker, how long it was at work and how long its thread's processor
             was, as shares of the time; empty from a server that does not tell.
+        card: by part, how long a GPU worked for it by its own clock, as a share of the time; parts
+            that need none, and servers without one or that do not tell, are left out.
         front: of the process with the sockets, processor time as a share, and in milliseconds for
             each message that it read or wrote; memory of both processes at the end in MiB.
     """
 
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
     front: dict[str, float] = field(default_factory=dict)
+    card: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -142,6 +146,11 @@ class Meanwhile:
             for name in after
             if (match := _BUSY.fullmatch(name))
         }
+        card = {
+            match[1]: share
+            for name in after
+            if (match := _CARD.fullmatch(name)) and (share := gone(name) / seconds)
+        }
         front = {}
         if "process_cpu_seconds_total" in after:
             front["front"] = gone("process_cpu_seconds_total") / seconds
@@ -154,7 +163,7 @@ class Meanwhile:
         ):
             if name in after:
                 front[label] = after[name] / _MIB
-        return cls(parts, front)
+        return cls(parts, front, card)
 
 
 @dataclass(frozen=True)

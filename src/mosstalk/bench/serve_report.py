@@ -26,7 +26,8 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
     server_note = (
         "Shares of the time, 1 being all of it: how long a part of the worker was at work / of "
         "that its thread's processor; of the front its processor, also for each message that it "
-        "read or wrote. Captures lie within other parts. Memory at the end."
+        "read or wrote. Captures lie within other parts. Card: a GPU's own time for a part, work "
+        "of others beside it included. Memory at the end."
     )
     clients = [_client_figures(crowd, pattern) for crowd in crowds]
     tables = [_side_by_side("Conversations at a time", note, crowds, clients)]
@@ -73,7 +74,8 @@ def _server_figures(crowd: Crowd) -> dict[str, str]:
     parts = {name: _joined(shares, 2) for name, shares in crowd.server.parts.items()}
     digits = {"front, MiB": 0, "worker, MiB": 0}
     front = {n: f"{value:.{digits.get(n, 2)}f}" for n, value in crowd.server.front.items()}
-    return parts | front
+    card = {f"card: {name}": f"{share:.2f}" for name, share in crowd.server.card.items()}
+    return parts | card | front
 
 
 def _side_by_side(

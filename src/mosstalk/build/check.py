@@ -143,7 +143,7 @@ def a_voice(codec: Codec) -> Voice:
 @torch.inference_mode()
 def plain_hops(codec: Codec, voice: Voice) -> list[Tensor]:
     """Sound (n,) of a reply's first hops by the plain decoder, which keeps nothing."""
-    return [sound.cpu() for sound in SpeechStream(codec, voice, cached=False).push(_codes(codec))]
+    return [sound.cpu() for sound in SpeechStream(codec, voice).push(_codes(codec))]
 
 
 def check_codec(

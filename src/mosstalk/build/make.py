@@ -25,7 +25,6 @@ from mosstalk.build.describe import architecture, dtypes, engine_facts
 from mosstalk.build.machine import machine_of
 from mosstalk.build.peaks import Peaks
 from mosstalk.build.tune import tune_into
-from mosstalk.build.warm import warm_draws, warm_host, warm_layers
 from mosstalk.build.weights import (
     PRECISIONS,
     check_source,
@@ -37,8 +36,8 @@ from mosstalk.build.weights import (
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
-from mosstalk.engine.fast_layers import FastLayers, suited_to
 from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.engine.layers import takes_kernels
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import DeviceError, OptionError
 from mosstalk.files import as_text
@@ -226,17 +225,16 @@ class Build:
             host = Host.around(
                 pipeline, options, memory_bytes=self._budget(pipeline), decoder=decoder
             )
-            graphs = warm_layers(host.engine.core)
-            warm_draws(host.engine.core)
-            asyncio.run(warm_host(host))
-            self._fast = isinstance(host.engine.core.runner.layers, FastLayers)
+            asyncio.run(_warmed(host))
+            layers = host.engine.core.runner.layers
+            self._fast = layers.kernels
         if on_gpu:
-            self._say_compiled(graphs)
+            self._say_compiled(layers.graph_count)
 
     def _tune(self, model: LanguageModel) -> None:
         """Before anything is checked, so that what was found is checked too."""
         use_tuned({})
-        if self.request.tune and suited_to(model, model.text_lm_head.weight):
+        if self.request.tune and takes_kernels(model.text_lm_head.weight):
             with kernels_apart((self.part / CACHE).resolve()):
                 self._tiles = tune_into(self.part, model, self.tell, self.say)
         self.say(f"  tiles: {describe(self._tiles)}")
@@ -328,3 +326,9 @@ def _plan_values(plan: Plan) -> dict[str, Any]:
         "rows": plan.rows if known else None,
         "sessions": plan.full_sessions if known else None,
     }
+
+
+async def _warmed(host: Host) -> None:
+    """Have the host do all that makes a first reply slow; it is started and stopped for that."""
+    async with host:
+        await host.warm_up()

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from mosstalk.build.machine import machine_of
-from mosstalk.engine.layer_pass import LayerBuffers
-from mosstalk.engine.layer_weights import Fp8Matrix, LayerWeights, Matrix, packed_stacks
-from mosstalk.engine.linears import Linears
+from mosstalk.engine.layers import LayerBuffers
+from mosstalk.engine.linears import Fp8Matrix, LayerWeights, Linears, Matrix, packed_stacks
 from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.fp8 import E4M3
-from mosstalk.ops.launch import CompileError, compiled_together, interprets
-from mosstalk.ops.linear import LinearWorkspace, rms_linear, rms_linear_reference
+from mosstalk.ops.launch import CompileError, Workspace, compiled_together, interprets
+from mosstalk.ops.linear import rms_linear, rms_linear_reference
 from mosstalk.ops.linear_fp8 import fp8_linear, fp8_linear_reference
 from mosstalk.ops.linear_tiles import (
     ANY_ROWS,
@@ -88,7 +87,7 @@ class Operands:
     scale: Tensor | None
     residual: Tensor
     out: Tensor
-    workspace: LinearWorkspace | None
+    workspace: Workspace | None
 
     def call(self, product: Product, eps: float) -> Call:
         """The product by the kernel that the tables name."""
@@ -348,7 +347,7 @@ def _with_workspace(
     """Room for the sums of any candidate, so that making it is not timed."""
     rows, columns = operands.out.shape
     sums = [each.sums(rows, columns, 1 + product.gated) for each in candidates]
-    return replace(operands, workspace=LinearWorkspace(max(sums), operands.out.device))
+    return replace(operands, workspace=Workspace(max(sums), operands.out.device))
 
 
 def _error(operands: Operands, call: Call, expected: Tensor) -> float:

@@ -1,15 +1,14 @@
-"""Codes to sound, hop by hop: one reply's way through flow and vocoder."""
+"""Codes to sound in plain torch: what ``speech_decoder`` is compared with."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_stream import CachedFlowStream, streaming
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import ConfigError
 from mosstalk.models.codec_folder import STREAMING_FLOW, Codec
-from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream
+from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import NOISE_STREAM, HiftStream
 from mosstalk.models.voices import Voice
@@ -19,15 +18,14 @@ from mosstalk.numerics.rng import normal
 class SpeechStream:
     """Sound of one reply in one voice, from codes as they are generated.
 
-    The samples of all ``push`` calls and of ``finish`` together are 1920 for each code.
-    ``cached`` off computes voice and reply again at every hop: slow, and the same sound.
+    The samples of all ``push`` calls and of ``finish`` together are 1920 for each code. Voice and
+    reply are computed again at every hop.
     """
 
-    def __init__(self, codec: Codec, voice: Voice, seed: int = 0, *, cached: bool = True) -> None:
+    def __init__(self, codec: Codec, voice: Voice, seed: int = 0) -> None:
         if codec.block_codes is None:
             raise ConfigError(f"this flow was trained on whole replies; stream {STREAMING_FLOW}")
-        stream = CachedFlowStream if cached else RecomputingFlowStream
-        self._flow: FlowStream = stream(codec.flow, voice)
+        self._flow = RecomputingFlowStream(codec.flow, voice)
         self._vocoder = HiftStream(codec.vocoder, seed)
 
     @property
@@ -43,12 +41,6 @@ class SpeechStream:
         """End the reply: the rest of its sound, None when it had no codes."""
         mel = self._flow.finish()
         return None if mel is None else self._vocoder.push(mel, final=True)
-
-
-def prepare(codec: Codec, voice: Voice) -> None:
-    """Compute what depends on the voice alone, so that no reply has to wait for it."""
-    if codec.block_codes is not None:
-        streaming(codec.flow).voice(voice)
 
 
 def decode_offline(

@@ -1,6 +1,6 @@
 """Who holds which pages: replies in many voices, at different hops, over one pool.
 
-``flow_batch_paged`` computes them on a device, where pages are memory; ``flow_batch_host`` on a
+``flow_batch_paged`` computes them on a device, where pages are memory; ``flow_batch_rows`` on a
 CPU, where they are counted alone.
 """
 
@@ -20,7 +20,7 @@ from mosstalk.codec.flow_batch_voices import (
     alone_codes,
 )
 from mosstalk.codec.flow_items import NOTHING, Item, in_blocks
-from mosstalk.codec.flow_pages import PageLayout, PagePool
+from mosstalk.codec.flow_pages import FlowPages, PageLayout
 from mosstalk.errors import CodecFullError
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
@@ -79,7 +79,8 @@ class BlockFlow(ABC, Generic[Kept]):
         self.layout = PageLayout(flow.config, flow.config.n_timesteps, options.dtype)
         self.device = flow.encoder_proj.weight.device
         self.limit = options.context_blocks(flow.config)
-        self.pool = PagePool(options.page_count(self.layout))
+        self.pool = FlowPages(options.page_count(self.layout))
+        self._grows = options.grows
         self.shelf: VoiceShelf[Start[Kept]] = VoiceShelf(options.voices, self._drop)
 
     @property
@@ -102,6 +103,10 @@ class BlockFlow(ABC, Generic[Kept]):
     @abstractmethod
     def _run(self, hops: Sequence[Hop[Kept]], fresh: list[int]) -> list[Tensor]:
         """Mel (frames, 80) of each hop's blocks, the rest of the voice's codes included."""
+
+    def _grow(self, pages: int) -> None:
+        """Have so many pages instead of fewer."""
+        self.pool.grow(range(self.pool.size + 1, pages + 1))
 
     @abstractmethod
     def _drop(self, start: Start[Kept]) -> None:
@@ -184,9 +189,11 @@ class BlockFlow(ABC, Generic[Kept]):
         ]
 
     def _make_room(self, pages: int) -> None:
-        """Drop voices that nobody uses until so many pages are free, or none is left."""
+        """Drop voices that nobody uses until so many pages are free, or none is left; then grow."""
         while self.pool.free < pages and self.shelf.evict():
             pass
+        if self._grows and self.pool.free < pages:
+            self._grow(max(2 * self.pool.size, self.pool.in_use + pages))
 
     def _rest(self, hop: Hop[Kept]) -> int:
         """Codes of the voice that a hop decodes too."""

@@ -21,6 +21,7 @@ from mosstalk.codec.flow_pages import RETRY_AFTER_S, PageStore
 from mosstalk.errors import CodecFullError
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
+from mosstalk.runtime.device import synchronize
 
 
 class PagedFlow(BlockFlow[None]):
@@ -28,14 +29,27 @@ class PagedFlow(BlockFlow[None]):
 
     def __init__(self, flow: FlowDecoder, options: FlowOptions) -> None:
         super().__init__(flow, options)
-        self._flow, self._most = flow, options.max_items
-        store = PageStore(self.layout, self.pool.size + 1, self.device)
-        lanes = options.lane_count(self.device)
+        self._flow, self._most, self._options = flow, options.max_items, options
+        self._speakers = deque(range(1, SPEAKERS))
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Pages as many as the pool has, and passes over them."""
+        lanes, most = self._options.lane_count(self.device), self._most
+        self._store = PageStore(self.layout, self.pool.size + 1, self.device)
         self._pass = FlowPass(
-            flow, self.layout, store, self._most, graphs=options.graphs, lanes=lanes
+            self._flow, self.layout, self._store, most, graphs=self._options.graphs, lanes=lanes
         )
         self._lanes = Lanes(self._pass, lanes, self.device)
-        self._speakers = deque(range(1, SPEAKERS))
+
+    def _grow(self, pages: int) -> None:
+        """Have so many pages; passes begin anew, for graphs know where the old ones lay."""
+        super()._grow(pages)
+        store, speakers = self._store, self._pass.speakers
+        synchronize(self.device)
+        self._allocate()
+        self._store.copy_from(store)
+        self._pass.speakers.copy_(speakers)
 
     def warm(self, items: Sequence[int] | None, pages: Sequence[int]) -> None:
         """Run, and capture where graphs are on, passes of so many items over so many pages.

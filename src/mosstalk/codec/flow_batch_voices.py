@@ -40,8 +40,9 @@ class FlowOptions:
     history is bounded, as many as ``replies`` at once and 40 s of voices need. ``graphs`` off runs
     kernel by kernel. ``max_items`` bounds the blocks of a pass, ``lanes`` the passes at the same
     time; None: as many as ``replies`` need, up to 4, on a GPU. ``voices`` are kept computed while
-    nobody uses them, the latest used ones. ``paged`` forces or forbids pages and kernels; None has
-    them on a GPU, where alone they are fast.
+    nobody uses them, the latest used ones. With ``grows`` there are twice as many pages once they
+    are full, for which all replies wait, instead of a refusal. ``paged`` forces or forbids pages
+    and kernels; None has them on a GPU, where alone they are fast.
     """
 
     context_s: float | None = None
@@ -54,6 +55,7 @@ class FlowOptions:
     max_items: int = 32
     lanes: int | None = None
     voices: int = 16
+    grows: bool = False
     paged: bool | None = None
 
     def __post_init__(self) -> None:

@@ -69,19 +69,14 @@ class Transformer(NamedTuple):
 
     @classmethod
     def of_encoder(cls, block: nn.Module) -> "Transformer":
-        """A block of the encoder, in float32; its queries come with pos_bias_u added."""
+        """A block of the encoder, in float32, without what its attention knows of distances."""
         assert isinstance(block, EncoderBlock)
         attention, ff = block.self_attn, block.feed_forward
-        qkv = packed(
-            Linear.of(attention.linear_q, attention.linear_k, attention.linear_v), torch.float32
-        )
-        assert qkv.bias is not None
-        bias = qkv.bias.clone()
-        by_content = attention.pos_bias_u.detach().float().flatten()
-        bias[: by_content.shape[0]] += by_content
         return cls(
             plain(block.norm_mha),
-            Linear(qkv.weight, bias),
+            packed(
+                Linear.of(attention.linear_q, attention.linear_k, attention.linear_v), torch.float32
+            ),
             packed(Linear.of(attention.linear_out), torch.float32),
             plain(block.norm_ff),
             packed(Linear.of(ff.w_1), torch.float32),

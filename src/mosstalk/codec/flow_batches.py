@@ -1,6 +1,6 @@
 """Mel of many replies at once, each hop computed from what earlier ones left.
 
-The batched form of ``flow_stream``: replies in any voices, at any hops, joining and leaving.
+Replies in any voices, at any hops, joining and leaving.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_batch_base import BlockFlow, Hop, ReplyState
-from mosstalk.codec.flow_batch_host import HostFlow
 from mosstalk.codec.flow_batch_paged import PagedFlow
+from mosstalk.codec.flow_batch_rows import RowFlow
 from mosstalk.codec.flow_batch_voices import FlowFigures, FlowOptions, with_steps
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.errors import CodecFullError, OptionError
@@ -86,7 +86,7 @@ class BatchedFlow:
         paged = self.device.type == "cuda" if self.options.paged is None else self.options.paged
         if not paged and self.options.dtype != torch.float32:
             raise OptionError("without pages a flow computes in float32")
-        self.blocks: BlockFlow[Any] = (PagedFlow if paged else HostFlow)(self._flow, self.options)
+        self.blocks: BlockFlow[Any] = (PagedFlow if paged else RowFlow)(self._flow, self.options)
         self._lock = RLock()
 
     @property

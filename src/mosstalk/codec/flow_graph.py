@@ -5,21 +5,20 @@ F frames of an item, S pages that the longest item may see.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_encoder import PagedEncoder, spans
-from mosstalk.codec.flow_batch_estimator import EstimatorBuffers, PagedEstimator
 from mosstalk.codec.flow_batch_weights import held_bytes
+from mosstalk.codec.flow_estimator import EstimatorBuffers
 from mosstalk.codec.flow_items import Item, PassInputs, descriptors
+from mosstalk.codec.flow_paged_state import PagedEncoder, PagedEstimator, spans
 from mosstalk.codec.flow_pages import PageLayout, PageStore
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.ops.launch import compiled_together, runs
-from mosstalk.runtime.graphs import DECODING, captured
+from mosstalk.runtime.graphs import DECODING, Graphs
 
 Rows = npt.NDArray[np.int32]
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
@@ -98,7 +97,7 @@ class FlowPass:
         self._tables = FlowTables(layout, lanes * most, self._device)
         self.speakers = self._tables.speakers
         self.buckets = buckets_for(most, layout.dtype)
-        self._graphs = graphs and self._device.type == "cuda"
+        self._captures = graphs
         self._frame = torch.arange(layout.frames, device=self._device)
         self._clear(0)
 
@@ -107,9 +106,10 @@ class FlowPass:
         self._lane, most = lane, self.buckets[-1]
         self._first = lane * most
         self._rooms = EstimatorBuffers.allocate(self._layout, most, self._device)
-        self._captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._inputs: dict[tuple[int, int], PassInputs] = {}
-        self._pool: Any = None  # torch's handle of the graphs' memory
+        # Lanes run at the same time, so their graphs must not share a stream.
+        use = f"{DECODING} {lane}" if lane else DECODING
+        self._graphs = Graphs[tuple[int, int]](self._device, use, enabled=self._captures)
 
     def beside(self, lane: int) -> "FlowPass":
         """Lane number ``lane``: the same weights, pages and tables, all else its own.
@@ -125,7 +125,7 @@ class FlowPass:
     @property
     def graph_count(self) -> int:
         """Graphs captured so far."""
-        return len(self._captured)
+        return len(self._graphs)
 
     @property
     def weight_bytes(self) -> int:
@@ -191,17 +191,17 @@ class FlowPass:
     def _prepare(self, key: tuple[int, int]) -> None:
         inputs = self._inputs_of(key)
         self._reserve(*key)
-        if self._graphs and key not in self._captured:
+        if self._graphs.enabled and key not in self._graphs:
             inputs.fill(descriptors([], inputs, self._config))
-            self._captured[key] = self._capture(inputs)
+            self._graphs.ready(key, lambda: self._compute(inputs))
 
     def _launch(self, key: tuple[int, int], items: Sequence[Item]) -> None:
         inputs = self._inputs[key]
         values = descriptors(items, inputs, self._config)
         self._tables.stage(items, self._first, values["noise"], values["condition"])
         inputs.fill(values)
-        if self._graphs:
-            self._captured[key].replay()
+        if key in self._graphs:
+            self._graphs.replay(key)
         else:
             self._compute(inputs)
 
@@ -221,9 +221,3 @@ class FlowPass:
         free[:, :bins] = noise
         free[:, bins:] = 0
         self._estimator.integrate(rooms, inputs)
-
-    def _capture(self, inputs: PassInputs) -> torch.cuda.CUDAGraph:
-        """A graph of the pass; those of a lane share memory, since they follow one another."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        use = f"{DECODING} {self._lane}" if self._lane else DECODING
-        return captured(lambda: self._compute(inputs), self._device, use, self._pool)

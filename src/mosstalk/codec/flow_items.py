@@ -3,7 +3,6 @@
 I items of a pass, T codes and F frames of a block, S pages that the longest item may see.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,15 +12,10 @@ import torch
 from torch import Tensor
 
 from mosstalk.config import FlowConfig
-from mosstalk.errors import EngineInputError
-from mosstalk.ops.attend_groups import MEMBERS, NOBODY, groups_of
-from mosstalk.runtime.pinned import PinnedRing
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 NOTHING = -1
-_NOT_ONE_EACH = ("codes", "table", "groups")
-_ALIGNED = 32
-"""Numbers of 4 bytes from whose multiples on every input begins: kernels are compiled for
-aligned inputs, and again for others."""
+_NOT_ONE_EACH = ("codes", "table")
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,7 @@ def in_blocks(
 class PassInputs:
     """The descriptors of a pass, int32, one buffer on the device and one copy to fill it.
 
-    Each is a tensor (I,) but ``codes`` (I, T + 3), ``table`` (I, S) and ``groups`` (I, 4), those
-    of ``attend_groups``. ``valid_*`` count an
+    Each is a tensor (I,) but ``codes`` (I, T + 3) and ``table`` (I, S). ``valid_*`` count an
     item's own rows, ``visible_*`` all that it sees; -1 is no item, no page, no code.
     ``noise``, ``condition`` and ``speaker`` are rows of the flow's tables.
     """
@@ -75,25 +68,17 @@ class PassInputs:
     speaker: Tensor
     codes: Tensor
     table: Tensor
-    groups: Tensor
 
     def __init__(self, items: int, span: int, config: FlowConfig, device: torch.device) -> None:
-        self.items, self.span, self._config = items, span, config
+        self.items, self.span = items, span
         names = [name for name in PassInputs.__annotations__ if name not in _NOT_ONE_EACH]
-        self._shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
-        self._shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
-        self._shapes["table"] = (items, span)
-        self._shapes["groups"] = (items, 1 + MEMBERS)
-        self._places, size = dict[str, slice](), 0
-        for name, shape in self._shapes.items():
-            self._places[name] = slice(size, size + math.prod(shape))
-            size += -(-math.prod(shape) // _ALIGNED) * _ALIGNED
-        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
-        for name, shape in self._shapes.items():
-            setattr(self, name, self._buffer[self._places[name]].view(shape))
-        self._hosts = PinnedRing(
-            device, lambda pinned: torch.zeros(size, dtype=torch.int32, pin_memory=pinned)
-        )
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
+        shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
+        shapes["table"] = (items, span)
+        fields = {name: Field(shape) for name, shape in shapes.items()}
+        self._inputs = DeviceInputs(fields, device)
+        for name, tensor in self._inputs.tensors.items():
+            setattr(self, name, tensor)
 
     def fill(self, values: dict[str, npt.NDArray[np.int32]]) -> None:
         """Copy one pass's descriptors to the device, in stream order and without waiting.
@@ -101,19 +86,7 @@ class PassInputs:
         Raises:
             EngineInputError: one is missing, unknown, misshapen or not int32.
         """
-        if values.keys() != self._shapes.keys():
-            wrong = min(values.keys() ^ self._shapes.keys())
-            raise EngineInputError(f"flow input {wrong!r} is missing or not one of a pass's")
-        with self._hosts.turn() as host:
-            flat = host.numpy()
-            for name, shape in self._shapes.items():
-                value = values[name]
-                if value.shape != shape or value.dtype != np.int32:
-                    raise EngineInputError(
-                        f"flow input {name!r} is {value.dtype} {value.shape}, must be int32 {shape}"
-                    )
-                flat[self._places[name]] = value.reshape(-1)
-            self._buffer.copy_(host, non_blocking=True)
+        self._inputs.fill(values)
 
 
 def descriptors(
@@ -133,11 +106,6 @@ def descriptors(
     table = values["table"] = np.zeros((inputs.items, inputs.span), np.int32)
     for name in ("before_item", "before_page"):
         values[name].fill(NOTHING)
-    groups = values["groups"] = np.full((inputs.items, 1 + MEMBERS), NOBODY, np.int32)
-    groups[:, 0] = 0
-    frames = config.chunk_size * config.token_mel_ratio
-    for place, group in enumerate(groups_of([item.pages for item in items], frames)):
-        groups[place] = group
     written: dict[int, int] = {}
     for place, item in enumerate(items):
         own, count, seen = item.pages[-1], len(item.codes), len(item.pages)

@@ -5,7 +5,6 @@ rows that each convolution reads. Page 0 belongs to nobody: places of a batch th
 use write there.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, ConfigError
+from mosstalk.runtime.page_pool import PagePool
 
 BRANCHES = 2
 TAIL = 2
@@ -96,6 +96,11 @@ class PageStore:
         self.code_kv, self.frame_kv = zeros(*codes), zeros(*frames)
         self.ahead_tails, self.up_tails = (zeros(1, TAIL, config.input_size) for _ in range(2))
 
+    def copy_from(self, other: "PageStore") -> None:
+        """Take over all pages of another store, which has no more."""
+        for name, part in vars(other).items():
+            getattr(self, name)[: part.shape[0]] = part
+
     def conv_tails(self, layout: PageLayout) -> list[list[Tensor]]:
         """Views (pages, 2, 2, C) of each step's convolutions in the order they run."""
         ends = accumulate((BRANCHES * TAIL * n for n in layout.conv_inputs), initial=0)
@@ -106,22 +111,11 @@ class PageStore:
         ]
 
 
-class PagePool:
-    """Which of pages 1 .. ``size`` are free. Plain bookkeeping: nothing here holds a page."""
+class FlowPages(PagePool):
+    """Pages 1 .. ``size`` of a flow."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._free = deque(range(1, size + 1))
-
-    @property
-    def free(self) -> int:
-        """Pages that ``take`` can give."""
-        return len(self._free)
-
-    @property
-    def in_use(self) -> int:
-        """Pages that somebody holds."""
-        return self.size - self.free
+        super().__init__(range(1, size + 1))
 
     def take(self, count: int) -> list[int]:
         """``count`` pages of one's own.
@@ -129,14 +123,11 @@ class PagePool:
         Raises:
             CodecFullError: there are fewer; none is taken then.
         """
-        if count > self.free:
+        pages = super().take(count)
+        if pages is None:
             raise CodecFullError(
                 f"the flow has {self.free} of {self.size} pages left and {count} are needed: "
                 "close replies, raise FlowOptions.memory_mib or lower --flow-context",
                 retry_after_s=RETRY_AFTER_S,
             )
-        return [self._free.popleft() for _ in range(count)]
-
-    def give(self, pages: list[int]) -> None:
-        """Take ``pages`` back."""
-        self._free.extend(pages)
+        return pages

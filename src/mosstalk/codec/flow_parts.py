@@ -1,4 +1,4 @@
-"""Weights of the flow's layers, arranged for the few rows that a stream's hop has.
+"""Weights of the flow's layers, arranged for the few rows that a hop has.
 
 Channels lie last. Calling a torch module costs as much as a small product, and a convolution
 of few rows twice as much as the product it is; a hop has some five hundred of them. Shapes:
@@ -72,23 +72,3 @@ class Conv(NamedTuple):
         assert isinstance(module, nn.Conv1d)
         arranged = module.weight.transpose(1, 2).flatten(1)
         return cls(arranged.contiguous(), module.bias, module.kernel_size[0])
-
-    def no_tail(self, batch: int) -> Tensor:
-        """What stands before the first row: zeros, (batch, k - 1, C)."""
-        channels = self.weight.shape[1] // self.kernel
-        return self.weight.new_zeros(batch, self.kernel - 1, channels)
-
-    def slide(self, window: Tensor) -> Tensor:
-        """All of ``window`` (B, T + k - 1, C), unpadded, to (B, T, outputs)."""
-        batch, rows, channels = window.shape
-        size = (batch, rows - self.kernel + 1, self.kernel * channels)
-        rows_side_by_side = window.as_strided(size, (rows * channels, channels, 1)).contiguous()
-        return F.linear(rows_side_by_side, self.weight, self.bias)
-
-    def slide_on(self, x: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-        """New rows ``x`` (B, T, C) that follow ``tail`` (B, k - 1, C), to (B, T, outputs).
-
-        Also returns the tail for the rows that come next.
-        """
-        window = torch.cat([tail, x], dim=1)
-        return self.slide(window), window[:, x.shape[1] :].clone()

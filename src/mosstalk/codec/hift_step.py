@@ -9,8 +9,9 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from mosstalk.config import HiftConfig
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import Excitation, harmonic_source
-from mosstalk.runtime.graphs import DECODING, captured
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
+from mosstalk.runtime.graphs import DECODING, Graphs
 
 # What HiFT keeps of each reply between calls, in tensors that are allocated once.
 
@@ -244,10 +246,9 @@ def steady_convolutions(*, tune: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph with the tensors that it reads, and the sound that it writes."""
+    """What a graph reads, and the sound that it writes."""
 
-    graph: torch.cuda.CUDAGraph
-    slots: Tensor
+    inputs: DeviceInputs
     mel: Tensor
     wave: Tensor
 
@@ -258,8 +259,12 @@ class HiftGraphs:
     def __init__(self, step: HiftStep, device: torch.device, *, tune: bool) -> None:
         self._step, self._device, self._tune = step, device, tune
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._pool: Any = None
-        self.graph_bytes = 0
+        self._graphs = Graphs[tuple[int, int]](device, DECODING, warm_ups=_WARM_UPS)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that the graphs took."""
+        return self._graphs.nbytes
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -272,24 +277,19 @@ class HiftGraphs:
 
         The calls that warm it up touch slot 0 alone.
         """
-        if (replies, frames) in self._captured:
+        shape = replies, frames
+        if shape in self._captured:
             return
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved(self._device)
-        slots = torch.zeros(replies, dtype=torch.int64, device=self._device)
-        bins = self._step.config.in_channels
-        mel = torch.zeros(replies, bins, frames, device=self._device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        inputs = slots_of(replies, self._device)
+        mel = torch.zeros(replies, self._step.config.in_channels, frames, device=self._device)
         waves = list[Tensor]()
 
         def compute() -> None:
-            waves[:] = [self._step(slots, mel)]
+            waves[:] = [self._step(inputs["slots"], mel)]
 
         with steady_convolutions(tune=self._tune), torch.inference_mode():
-            graph = captured(compute, self._device, DECODING, self._pool, _WARM_UPS)
-        self._captured[replies, frames] = _Captured(graph, slots, mel, waves[0])
-        torch.cuda.empty_cache()
-        self.graph_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+            self._graphs.ready(shape, compute)
+        self._captured[shape] = _Captured(inputs, mel, waves[0])
 
     @torch.inference_mode()
     def run(self, replies: int, slots: list[int], mels: list[Tensor], frames: int) -> Tensor:
@@ -298,11 +298,15 @@ class HiftGraphs:
         What is left of the batch runs on slot 0, which is nobody's.
         """
         found = self._captured[replies, frames]
-        padded = slots + [0] * (replies - len(slots))
-        found.slots.copy_(torch.tensor(padded, pin_memory=True), non_blocking=True)
+        found.inputs.fill({"slots": np.array(slots)})
         place_frames(found.mel, mels)
-        found.graph.replay()
+        self._graphs.replay((replies, frames))
         return found.wave[: len(slots)].clone()
+
+
+def slots_of(replies: int, device: torch.device) -> DeviceInputs:
+    """Inputs with room for the ``slots`` of so many replies; where there are fewer, nobody's."""
+    return DeviceInputs({"slots": Field((replies,), "int64", "replies")}, device)
 
 
 def place_frames(whole: Tensor, mels: list[Tensor]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from mosstalk.codec.hift_step import (
     HiftState,
     HiftStep,
     place_frames,
+    slots_of,
     steady_convolutions,
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
@@ -32,12 +34,11 @@ BUCKETS = (1, 2, 4, 8, 16, 32)
 """Batch sizes that are captured; a batch in between runs as the next larger one."""
 _HOP_FRAMES = 20
 _CODE_FRAMES = 4
-_SINGLE_FRAMES = range(KEPT_FRAMES + _CODE_FRAMES, KEPT_FRAMES + 8 * _CODE_FRAMES, _CODE_FRAMES)
-"""Lengths of first and last hops, captured for one reply."""
+_OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * _CODE_FRAMES, _CODE_FRAMES)
+"""Lengths of first and last hops, and of whole short replies but for one code alone."""
+_OTHER_BUCKETS = (4, 1)
+"""Batch sizes that are captured for these."""
 _LONGEST_CAPTURED = 64
-_SINGLY = 4
-"""Up to so many calls of a length without a batched graph run one by one: a call outside a graph
-takes several times as long as one in it."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class BatchedHift:
         graphs = HiftGraphs(self._step, self.device, tune=options.tune)
         self._graphs = graphs if on_gpu and options.graphs else None
         self._most = BUCKETS[-1] if on_gpu else 1
+        self._warmed = False
+        self._eager = slots_of(self._most, self.device)
         self._held = KEPT_FRAMES * self.config.samples_per_frame
 
     def open(self, seed: int = 0) -> VocoderReply:
@@ -140,7 +143,11 @@ class BatchedHift:
         return self._settle(work, self._eagerly([work], frames, given)[0])
 
     def warm(self) -> None:
-        """Capture the graphs of ordinary hops, and for one reply those of first and last hops."""
+        """Capture the graphs of ordinary hops, and for a few replies those of first and last ones.
+
+        After that nothing is captured any more: what is longer runs without a graph, and more
+        replies than a length has a graph for run one lot after another.
+        """
         ordinary = KEPT_FRAMES + _HOP_FRAMES
         if self._graphs is None:
             slots = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -150,8 +157,10 @@ class BatchedHift:
         for frames in (ordinary, _HOP_FRAMES):
             for bucket in reversed(BUCKETS):
                 self.capture(bucket, frames)
-        for frames in _SINGLE_FRAMES:
-            self.capture(1, frames)
+        for frames in reversed(_OTHER_FRAMES):
+            for bucket in _OTHER_BUCKETS:
+                self.capture(bucket, frames)
+        self._warmed = True
 
     def capture(self, bucket: int, frames: int) -> None:
         """Capture the graph for up to ``bucket`` replies, one of ``BUCKETS``, of T = ``frames``.
@@ -178,20 +187,30 @@ class BatchedHift:
         """Sound of calls of ``frames`` each, by the fastest way there is."""
         if self._graphs is None or frames > _LONGEST_CAPTURED:
             return list(self._eagerly(work, frames))
-        bucket = next(size for size in BUCKETS if size >= len(work))
-        if bucket > 1 and (bucket, frames) not in self._graphs:
-            if len(work) > _SINGLY:
-                return list(self._eagerly(work, frames))
-            return [self._call([one], frames)[0] for one in work]
-        self._graphs.capture(bucket, frames)
+        if not self._warmed:
+            self._capture_for(len(work), frames)
+        there = [size for size in BUCKETS if (size, frames) in self._graphs]
+        if not there:
+            return list(self._eagerly(work, frames))
+        if len(work) > there[-1]:
+            lots = [work[at : at + there[-1]] for at in range(0, len(work), there[-1])]
+            return [wave for lot in lots for wave in self._call(lot, frames)]
+        bucket = next(size for size in there if size >= len(work))
         slots = [reply.slot for reply, _, _ in work]
         mels = [mel.to(self.device, torch.float32) for _, mel, _ in work]
         return list(self._graphs.run(bucket, slots, mels, frames))
 
+    def _capture_for(self, replies: int, frames: int) -> None:
+        """Where nobody has warmed this up: a first call captures what it runs in."""
+        assert self._graphs is not None
+        ordinary = frames in (KEPT_FRAMES + _HOP_FRAMES, _HOP_FRAMES)
+        buckets = BUCKETS if ordinary else sorted(_OTHER_BUCKETS)
+        bucket = next((size for size in buckets if size >= replies), buckets[-1])
+        self._graphs.capture(bucket, frames)
+
     def _eagerly(self, work: list[Work], frames: int, source: Tensor | None = None) -> Tensor:
-        slots = torch.tensor([reply.slot for reply, _, _ in work])
-        if self.device.type == "cuda":
-            slots = slots.pin_memory().to(self.device, non_blocking=True)
+        self._eager.fill({"slots": np.array([reply.slot for reply, _, _ in work])})
+        slots = self._eager["slots"][: len(work)]
         mel = torch.zeros(len(work), self.config.in_channels, frames, device=self.device)
         place_frames(mel, [mel.to(self.device, torch.float32) for _, mel, _ in work])
         all_begun = all(reply.frames > 0 for reply, _, _ in work)

@@ -25,6 +25,10 @@ from mosstalk.models.voices import Voice
 from mosstalk.runtime.device import pick_dtype
 
 _PLACES = 256
+_FEW_PAGES = 32
+"""At first where they grow: 12.8 s of voice and reply."""
+_FEW_ITEMS = 2
+"""Blocks of a pass for few replies: a first hop's. In float32 all passes are of one size."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class DecoderOptions:
     flow: FlowOptions = field(default_factory=FlowOptions)
     hift: HiftOptions = field(default_factory=HiftOptions)
     bigvgan: Path | None = None
+
+    @classmethod
+    def exact(cls, replies: int) -> Self:
+        """Float32 and nothing forgotten, for few replies: pages are as many as these need."""
+        flow = FlowOptions(pages=_FEW_PAGES, grows=True, max_items=_FEW_ITEMS, lanes=1, voices=4)
+        return cls(flow, HiftOptions(replies=replies))
 
     @classmethod
     def of(cls, request: SoundRequest, device: torch.device, replies: int | None = None) -> Self:
@@ -207,7 +217,7 @@ def _vocoder(codec: Codec, options: DecoderOptions) -> StreamingVocoder:
 
 
 class DecoderStream:
-    """One reply through a ``SpeechDecoder``, as ``decoder.SpeechStream``.
+    """One reply through a ``SpeechDecoder``.
 
     What it holds is given back by ``finish``, or when it is dropped.
     """

@@ -3,10 +3,8 @@
 Shapes: n streams, T new rows of each (4 a code), P rows of a page, C = d_model.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,93 +13,12 @@ from torch import Tensor
 
 from mosstalk.codec.tokenizer_encoder import Attention, LiveEncoder
 from mosstalk.codec.tokenizer_state import FRAMES_BEFORE, Floats, LiveSegment
-from mosstalk.errors import EngineInputError
 from mosstalk.models.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE, floored
 from mosstalk.models.speech_tokenizer import CONV_STRIDE
 from mosstalk.ops.attention_tokenizer import Items, attention_tokenizer, splits_for
 from mosstalk.ops.linear_tf32x3 import Tf32x3, takes
-from mosstalk.runtime.graphs import LISTENING, captured
-
-# What a step on the device reads, by name, sent there in one copy.
-
-
-Values = npt.NDArray[np.float32] | npt.NDArray[np.int32] | np.float32 | np.int32
-
-_ALIGNED = 16
-_NUMPY = {torch.float32: np.float32, torch.int32: np.int32}
-
-
-@dataclass(frozen=True)
-class Named:
-    """An input for each item: the shape of one, its type, and what unused items have."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.int32
-    blank: float = 0
-
-
-class NamedBuffer:
-    """Inputs of so many items, on the host and at fixed places on the device.
-
-    A captured graph reads ``tensors``, each (items, ...). Every input must be put before each
-    ``send``, so that no step can read what another one left.
-    """
-
-    def __init__(self, items: int, specs: Mapping[str, Named], device: torch.device) -> None:
-        self.items = items
-        self._specs = dict(specs)
-        self._missing = set(specs)
-        places: dict[str, tuple[int, int]] = {}
-        size = 0
-        for name, spec in specs.items():
-            length = items * math.prod(spec.shape) * spec.dtype.itemsize
-            places[name] = (size, size + length)
-            size += -(-length // _ALIGNED) * _ALIGNED
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
-        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._arrays = {
-            name: self._view(self._host, name, *at).numpy() for name, at in places.items()
-        }
-        self.tensors = {name: self._view(self._device, name, *at) for name, at in places.items()}
-
-    def put(self, name: str, values: Sequence[Values]) -> None:
-        """Set an input of the first items, one value (...) for each; the others get its blank.
-
-        Raises:
-            EngineInputError: there is no such input, or it has another shape or type.
-        """
-        spec = self._specs.get(name)
-        if spec is None:
-            raise EngineInputError(f"input {name!r} is not one of this step's")
-        if len(values) > self.items:
-            raise EngineInputError(f"input {name!r} is for {len(values)} items, not {self.items}")
-        wanted = np.dtype(_NUMPY[spec.dtype])
-        array = self._arrays[name]
-        for index, value in enumerate(values):
-            if value.dtype != wanted or value.shape != spec.shape:
-                raise EngineInputError(
-                    f"input {name!r} is {value.dtype} {value.shape}, must be {wanted} {spec.shape}"
-                )
-            array[index] = value
-        array[len(values) :] = spec.blank
-        self._missing.discard(name)
-
-    def send(self) -> None:
-        """Bring all to the device, behind what is queued there.
-
-        Raises:
-            EngineInputError: an input was not put since the last time; it is named.
-        """
-        if self._missing:
-            raise EngineInputError(f"input {min(self._missing)!r} is missing")
-        self._device.copy_(self._host, non_blocking=True)
-        self._missing = set(self._specs)
-
-    def _view(self, store: Tensor, name: str, start: int, end: int) -> Tensor:
-        spec = self._specs[name]
-        return store[start:end].view(spec.dtype).view(self.items, *spec.shape)
-
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
+from mosstalk.runtime.graphs import LISTENING, Graphs
 
 BLOCK_CODES = 5
 """Codes of a block: 400 ms, by which sessions listen."""
@@ -148,9 +65,14 @@ class BlockStep:
     """
 
     def __init__(
-        self, live: LiveEncoder, items: int, *, pool: Any = None, splits: int | None = None
+        self,
+        live: LiveEncoder,
+        items: int,
+        *,
+        graphs: Graphs[int] | None = None,
+        splits: int | None = None,
     ) -> None:
-        """``pool`` is torch's handle of graphs' memory; None: there is no graph.
+        """``graphs`` are those of all steps, by ``items``; None: there is none.
 
         ``splits`` programs share a stream's keys; None: as many as keep a device busy.
         """
@@ -160,14 +82,13 @@ class BlockStep:
         # The last of them is read by no row, but when a segment ends its floor lies by it too.
         self._frames = CONV_STRIDE * self._rows + 1
         self._samples = (self._frames - 1) * WHISPER_HOP + WHISPER_N_FFT
-        self._inputs = NamedBuffer(
-            items,
+        self._inputs = DeviceInputs(
             {
-                "sound": Named((self._samples,), torch.float32),
-                "pages": Named((live.pages.longest,)),
-                "start": Named(()),
-                "frames": Named(()),
-                "loudest": Named((), torch.float32),
+                "sound": Field((items, self._samples), "float32", "streams"),
+                "pages": Field((items, live.pages.longest), "int32", "streams"),
+                "start": Field((items,), "int32", "streams"),
+                "frames": Field((items,), "int32", "streams"),
+                "loudest": Field((items,), "float32", "streams"),
             },
             live.device,
         )
@@ -178,9 +99,8 @@ class BlockStep:
         pinned = live.device.type == "cuda"
         sizes = (items, 2 * (BLOCK_CODES + self._frames))
         self._found = torch.empty(sizes, dtype=torch.int32, pin_memory=pinned)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if pool is not None:
-            self._graph = captured(self.compute, live.device, LISTENING, pool)
+        captured = graphs is not None and graphs.ready(items, self.compute)
+        self._graphs = graphs if captured else None
 
     def run(self, blocks: Sequence[Block]) -> list[Heard]:
         """Encode a block of each stream; its pages must cover what it needs of them.
@@ -189,8 +109,8 @@ class BlockStep:
         overwritten.
         """
         self._fill(blocks)
-        if self._graph:
-            self._graph.replay()
+        if self._graphs is not None:
+            self._graphs.replay(self.items)
         else:
             self.compute()
         self._found.copy_(self._found_on_device)
@@ -201,12 +121,13 @@ class BlockStep:
         self._found_on_device = self._compute(self._inputs.tensors)
 
     def _fill(self, blocks: Sequence[Block]) -> None:
-        self._inputs.put("sound", [self._sound(block) for block in blocks])
-        self._inputs.put("pages", [self._pages(block.segment) for block in blocks])
-        self._inputs.put("start", [np.int32(block.start) for block in blocks])
-        self._inputs.put("frames", [np.int32(block.frames) for block in blocks])
-        self._inputs.put("loudest", [np.float32(block.loudest) for block in blocks])
-        self._inputs.send()
+        self._inputs.fill({
+            "sound": np.stack([self._sound(block) for block in blocks]),
+            "pages": np.stack([self._pages(block.segment) for block in blocks]),
+            "start": np.array([block.start for block in blocks], np.int32),
+            "frames": np.array([block.frames for block in blocks], np.int32),
+            "loudest": np.array([block.loudest for block in blocks], np.float32),
+        })  # fmt: skip
 
     def _sound(self, block: Block) -> Floats:
         """Samples that the frames read, silence for what is no whole frame."""
@@ -309,7 +230,7 @@ class Blocks:
 
     def __init__(self, live: LiveEncoder, *, graphs: bool) -> None:
         self._live = live
-        self._pool: Any = torch.cuda.graph_pool_handle() if graphs else None
+        self._graphs = Graphs[int](live.device, LISTENING, enabled=graphs)
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
 
@@ -330,7 +251,7 @@ class Blocks:
         """Make the steps for up to so many streams."""
         for items in _sizes(streams):
             self.step_for(items)
-        if self._pool is not None:
+        if self._graphs.enabled:
             # What ran before each capture has left its own memory behind.
             torch.cuda.empty_cache()
 
@@ -338,10 +259,11 @@ class Blocks:
         """The step that takes so many streams."""
         if self._grown != self._live.pages.grown:
             self._steps.clear()
+            self._graphs.forget()
             self._grown = self._live.pages.grown
         items = next(bucket for bucket in BUCKETS if bucket >= streams)
         if items not in self._steps:
-            self._steps[items] = BlockStep(self._live, items, pool=self._pool)
+            self._steps[items] = BlockStep(self._live, items, graphs=self._graphs)
         return self._steps[items]
 
 

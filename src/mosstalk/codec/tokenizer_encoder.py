@@ -28,12 +28,11 @@ from mosstalk.ops.attention_tokenizer import (
     attention_tokenizer,
     splits_for,
 )
-from mosstalk.ops.launch import Norm
+from mosstalk.ops.launch import Norm, Workspace
 from mosstalk.ops.linear_tf32x3 import (
     Paged,
     Precision,
     Tf32x3,
-    Workspace,
     linear_float32,
     linear_workspace,
     qkv_float32,

@@ -2,7 +2,6 @@
 
 import math
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import CodecFullError
 from mosstalk.models.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
+from mosstalk.runtime.page_pool import PagePool
 
 # What live streams keep on the device: pages of one pool, taken as sound arrives.
 #
@@ -66,17 +66,17 @@ class Pages:
         self.kv = [weight.new_empty(size) for _ in range(config.quantize_position)]
         bins = config.num_mel_bins
         self.log_mel = torch.empty(0, CONV_STRIDE * rows, bins, device=weight.device)
-        self._free: deque[int] = deque()
+        self._pool = PagePool()
 
     @property
     def count(self) -> int:
         """Pages that there are, taken or not; without page 0."""
-        return max(self.log_mel.shape[0] - 1, 0)
+        return self._pool.size
 
     @property
     def taken(self) -> int:
         """Pages that streams hold."""
-        return self.count - len(self._free)
+        return self._pool.in_use
 
     @property
     def page_bytes(self) -> int:
@@ -91,7 +91,7 @@ class Pages:
         Raises:
             CodecFullError: that is over the limit, or the device has no memory left for them.
         """
-        missing = pages - len(self._free)
+        missing = pages - self._pool.free
         if missing <= 0 and self.count:
             return
         fewest = (_FEWEST_BYTES if self._zeroed else _FEWEST_UNTOUCHED_BYTES) // self.page_bytes
@@ -107,14 +107,26 @@ class Pages:
             wanted = min(wanted, room)
         self._grow(wanted)
 
+    def reserve_all(self) -> None:
+        """Take the memory for all that ``limit_s`` allows, so that the tensors never move again.
+
+        Without a limit this does nothing.
+
+        Raises:
+            CodecFullError: the device has no memory left for it.
+        """
+        if self.limit_s is not None:
+            self.reserve(self._pages_in(self.limit_s) - self.taken)
+
     def take(self, pages: int) -> list[int]:
         """So many free pages; they must have been reserved."""
-        # The latest first: what was written to before need not be taken from the system anew.
-        return [self._free.pop() for _ in range(pages)]
+        taken = self._pool.take(pages)
+        assert taken is not None, "pages that were not reserved"
+        return taken
 
     def give(self, pages: list[int]) -> None:
         """Take pages back and forget them; any thread may."""
-        self._free.extend(pages)
+        self._pool.give(pages)
         pages.clear()
 
     def frames(self) -> Tensor:
@@ -139,7 +151,7 @@ class Pages:
                 RETRY_AFTER_S,
             ) from None
         self.grown += 1
-        self._free.extendleft(range(max(before, 1), after))
+        self._pool.grow(range(max(before, 1), after))
 
     def _longer(self, kept: Tensor, pages: int) -> Tensor:
         make = torch.zeros if self._zeroed else torch.empty

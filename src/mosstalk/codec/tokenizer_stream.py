@@ -134,6 +134,7 @@ class LiveTokenizer:
         options = options or LiveOptions()
         self.tokenizer = tokenizer
         weight = tokenizer.encoder.codebook.weight
+        self.device = weight.device
         self.on_gpu = on_gpu = weight.device.type == "cuda"
         # In other precisions references stand in for kernels; they look at items on the host.
         kernels = on_gpu and takes(weight)
@@ -161,9 +162,14 @@ class LiveTokenizer:
     def warm(self, streams: int = BUCKETS[-1], held_s: float = 0.0) -> None:
         """Make ready for blocks of up to so many streams, which hold ``held_s`` s of sound each.
 
+        On a GPU, where graphs do not outlive a pool that has to grow, there is memory afterwards
+        for all that ``limit_s`` allows.
+
         Raises:
             CodecFullError: that much sound is not to be had.
         """
+        if self.on_gpu:
+            self.pages.reserve_all()
         rows = min(held_s / ROW_S, self._longest)
         self.pages.reserve(streams * -(-int(rows) // self.pages.rows))
         if self.on_gpu:
@@ -178,12 +184,21 @@ class LiveTokenizer:
             self._blocks.warm(streams)
 
     def _try_others(self) -> None:
-        """Run once what is no block, few rows and many, so that kernels for it are there."""
+        """Run once what is no block, so that kernels for it are there.
+
+        Few rows and many, a repair, and a segment that is encoded whole.
+        """
         longest = min(self._longest * ROW_S, self.pages.limit_s or math.inf)
         for seconds in (2 * self._rows * ROW_S, longest - self._rows * ROW_S):
             state = self.open()
             self.push(state, np.zeros(round(seconds * INPUT_RATE), np.float32))
             self.close(state)
+        state = self.open()
+        for loudness in (1e-4, 1.0):  # longer than a block, of which a graph would be captured
+            wave = np.arange(2 * self._rows * ROW_S * INPUT_RATE, dtype=np.float32)
+            self.push(state, np.float32(loudness) * np.sin(wave))
+        self.close(state)
+        self.tokenizer.encode_segment(torch.zeros(self._samples_per_code))
 
     @torch.inference_mode()
     def open(self, last_maximum: float | None = None) -> LiveCodes:

@@ -14,6 +14,7 @@ from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sequence import Part
+from mosstalk.engine.warm_up import warm_up
 from mosstalk.errors import EngineStoppedError
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.deadline_lock import DeadlineLock
@@ -142,8 +143,8 @@ class AsyncEngine:
         await asyncio.to_thread(self.stop)
 
     async def warm(self) -> None:
-        """Have what nearly all steps run compiled and captured; see ``EngineCore.warm``."""
-        await self._on_thread(self.core.warm)
+        """Have all that steps run compiled and captured; see ``warm_up``."""
+        await self._on_thread(lambda: warm_up(self.core))
 
     def talk(self, conversation: Conversation) -> CachedConversation:
         """Keep a conversation's K and V from now on."""

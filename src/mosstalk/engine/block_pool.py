@@ -6,10 +6,11 @@ prompt that begins like an earlier one reads the same blocks (Kwon et al. 2023).
 """
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from mosstalk.conversation import Row
+from mosstalk.runtime.page_pool import PagePool
 
 Digest = bytes
 ROOT: Digest = b""
@@ -41,7 +42,7 @@ class BlockPool:
         assert min(size, rows) > 0, "a pool has at least one block of one row"
         self.size = size
         self.rows = rows
-        self._free = deque(range(size))
+        self._free = PagePool(range(size))
         self._holders = [0] * size
         self._digests: dict[int, Digest] = {}
         self._known: dict[Digest, int] = {}
@@ -55,7 +56,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that ``take`` can still give."""
-        return len(self._free) + len(self._kept)
+        return self._free.free + len(self._kept)
 
     def holders(self, block: int) -> int:
         """How many hold ``block``."""
@@ -63,8 +64,8 @@ class BlockPool:
 
     def take(self) -> int | None:
         """A block of one's own, or None when all are held."""
-        if self._free:
-            block = self._free.popleft()
+        if free := self._free.take(1):
+            block = free[0]
         elif self._kept:
             block, _ = self._kept.popitem(last=False)
             self._forget(block)
@@ -105,7 +106,7 @@ class BlockPool:
             if block in self._digests:
                 self._kept[block] = None
             else:
-                self._free.append(block)
+                self._free.give([block])
 
     def _forget(self, block: int) -> None:
         digest = self._digests.pop(block, None)

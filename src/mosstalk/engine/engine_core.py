@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-import torch
-
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastLayers, FastOptions
+from mosstalk.engine.layers import LayerOptions
 from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 from mosstalk.engine.request import DeferredDraw, Request, State
 from mosstalk.engine.sampler import Draw
@@ -19,6 +17,7 @@ from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
@@ -34,7 +33,7 @@ class EngineOptions:
     heads and draws that no coming row needs; ``share_prefixes`` reads equal beginnings once.
     ``late`` launches a step before the rows of the one before it are known (with deferral only);
     None: where the model is on a GPU, which then never waits for the host.
-    ``kernels``: own kernels where they run, captured in ``graphs``; plain torch otherwise.
+    ``kernels``: own kernels where they run, captured in ``graphs``; their references otherwise.
     ``batch_invariant``: a row is computed in the same order of sums whoever shares its step.
     ``poison`` fills new blocks with NaN, for tests: what is read unwritten cannot go unseen.
     """
@@ -55,12 +54,15 @@ class EngineOptions:
         if min(self.blocks, self.block_rows) < 1:
             raise OptionError(f"a pool of {self.blocks} blocks of {self.block_rows} rows is none")
 
-    def fast(self, slots: int) -> FastOptions | None:
-        """How kernels compute for so many replies at once; None where they are switched off."""
-        if not self.kernels:
-            return None
-        invariant = True if self.batch_invariant else None
-        return FastOptions(self.limits.step_rows + slots, slots, self.graphs, invariant)
+    def layers(self, slots: int) -> LayerOptions:
+        """How layers compute for so many replies at once."""
+        return LayerOptions(
+            self.limits.step_rows + slots,
+            slots,
+            self.graphs,
+            invariant=True if self.batch_invariant else None,
+            kernels=None if self.kernels else False,
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class EngineCore:
         self.runner = ModelRunner(
             model, ids, self.pool, self.options.limits.slots,
             pass_rows=self.options.limits.step_rows, deferral=self.options.deferral,
-            fast=self.options.fast(self.options.limits.slots),
+            layers=self.options.layers(self.options.limits.slots),
         )  # fmt: skip
         if self.options.batch_invariant and not self.batch_invariant:
             raise OptionError(
@@ -114,17 +116,11 @@ class EngineCore:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's bits do not depend on the rows that share its step."""
-        layers = self.runner.layers
-        if isinstance(layers, FastLayers):
-            return layers.invariant
-        return self.model.dtype == torch.float32
+        """Whether a row's sums are in one order whoever shares its step; see ``Layers``.
 
-    def warm(self) -> None:
-        """Compile and capture what nearly all steps run, so that no reply has to wait for it."""
-        layers = self.runner.layers
-        if isinstance(layers, FastLayers):
-            layers.warm(layers.limits.usual())
+        Without kernels a product of few rows may still differ in last bits from one of more.
+        """
+        return self.runner.layers.invariant
 
     def open(self, rows: list[Row] | None = None) -> Sequence:
         """A new conversation's sequence, with its first rows."""
@@ -279,7 +275,9 @@ class EngineCore:
         """Make up put-off draws that the next row, or the asker, needs."""
         if not requests:
             return
-        for request, bad in self.runner.resolve_deferred(requests):
+        with on_card(BusyPart.STEP, self.runner.device):
+            found = self.runner.resolve_deferred(requests)
+        for request, bad in found:
             if bad:
                 self._poisoned(request)
 

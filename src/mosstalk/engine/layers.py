@@ -1,103 +1,400 @@
-"""The network over packed rows of many sequences: what a step runs, in plain torch.
+"""The network over packed rows of many sequences: what a step runs, by the fused operations.
 
-Letters: N packed rows, W of them wanted, C hidden_size, V ids of a channel.
+On a GPU that runs kernels a pass is padded to one of a few sizes, and captured once as a graph;
+elsewhere it has exactly the rows that there are, and is computed by the operations' references.
+
+Letters: N packed rows, W of them wanted, C hidden_size, V ids of a channel, H query heads,
+G key/value heads, D head_dim, I intermediate_size.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Row
-from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.packed import Packed, QuerySpan, run_block
+from mosstalk.engine.linears import LayerWeights, Linears, ScratchBuffers, packed_stacks
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.staging import Staging
+from mosstalk.engine.step_inputs import (
+    ExactInputs,
+    PassInputs,
+    PassSize,
+    Planned,
+    StepInputs,
+    check_planned,
+)
+from mosstalk.engine.step_plan import PassLimits, Planner, QuerySpan
+from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
+from mosstalk.ops.attention_decode import attention_decode, rows_work
+from mosstalk.ops.attention_prefill import attention_prefill, tiles_work
+from mosstalk.ops.launch import compiled_together, references_only, runs
+from mosstalk.ops.linear import rms_linear
+from mosstalk.ops.linear_tiles import FEW_ROWS
+from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
+from mosstalk.ops.norm import rms_norm
+from mosstalk.ops.rope_kv import rope_kv, rotary_table
 from mosstalk.ops.sampling_parts import AUDIO
+from mosstalk.runtime.graphs import STEPPING, Graphs
 
 NOT_SEEN = -1
 """Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""
-_PLACE_SPECS = {"positions": Spec(("N",)), "places": Spec(("N",))}
-_ROW_SPECS = {"rows": Spec(("N", 2))} | _PLACE_SPECS
+_CAPABLE_SINCE = (8, 0)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Layers(ABC):
-    """The three stacks of layers and the two heads, over a pool's store.
-
-    ``latest`` (slots, 2) int64 are the rows that slots drew last, for those that the host has
-    not seen. Sequences are read, never changed: who calls notes how far a part has read.
+@dataclass(frozen=True)
+class LayerOptions:
+    """``rows`` of a pass at most, of them ``singles`` that are the only ones of their sequence;
+    more are read in several passes. ``graphs``: passes are captured once and replayed, on a GPU.
+    ``invariant``: a row's bits do not depend on the rows beside it; None: in float32 alone.
+    ``kernels``: passes are padded to the sizes that kernels are compiled for; without, they have
+    the rows that there are, and the references compute them; None: where kernels run.
     """
 
-    def __init__(self, model: LanguageModel, store: KVStore, latest: Tensor) -> None:
+    rows: int = 576
+    singles: int = 64
+    graphs: bool = True
+    invariant: bool | None = None
+    kernels: bool | None = None
+
+
+def takes_kernels(keys: Tensor) -> bool:
+    """Whether kernels run upon a store whose keys are on this one's device and in its dtype."""
+    if not keys.is_cuda or not runs(keys) or keys.dtype not in _DTYPES:
+        return False
+    return torch.cuda.get_device_capability(keys.device) >= _CAPABLE_SINCE
+
+
+class Layers:
+    """The three stacks of layers and the two heads, over a pool's store.
+
+    The model's weights are packed in place. ``latest`` (slots, 2) int64 are the rows that slots
+    drew last, for those that the host has not seen. Sequences are read, never changed: who calls
+    notes how far a part has read. With ``kernels``, a graph serves one size of pass (``PassSize``)
+    of one part, is captured at its first use or by ``warm``, and holds what kernels' switches said
+    then. All share one pool of memory and one set of buffers: passes follow one another on one
+    stream.
+
+    ``invariant``: a row's sums are taken in the same order whoever shares its pass. With kernels
+    no bit of a row then depends on the others. Without, that is so of attention and norms; a
+    float32 product is as its library has it, and MKL's of few rows (up to 3 on the processors
+    tried) may differ from one of more in a row's last bits.
+
+    Raises:
+        CheckpointError: products of one input are quantised differently.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KVStore,
+        latest: Tensor,
+        options: LayerOptions | None = None,
+    ) -> None:
         self.model, self.store, self.latest = model, store, latest
+        options = options or LayerOptions()
+        kernels, invariant = options.kernels, options.invariant
+        self.kernels = takes_kernels(store.keys) if kernels is None else kernels
+        if invariant is None or not self.kernels:
+            invariant = store.keys.dtype == torch.float32
+        self.invariant = invariant
+        self.limits = PassLimits(
+            options.rows,
+            min(options.singles, options.rows),
+            min(len(store.hidden), model.config.max_position_embeddings),
+            store.rows_per_block,
+            tiled=self.invariant,
+            exact=not self.kernels,
+        )
+        self._graphs = Graphs[tuple[Part, PassSize]](
+            store.keys.device, STEPPING, enabled=self.kernels and options.graphs
+        )
+        self.planner = Planner(self.limits)
+        self.layer_pass = LayerPass(model, store, latest, self.limits, invariant=self.invariant)
+        self._inputs: dict[tuple[bool, PassSize], StepInputs] = {}
+
+    @property
+    def graph_count(self) -> int:
+        """Graphs captured so far."""
+        return len(self._graphs)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the layers' weights, which are the model's own."""
+        return self.layer_pass.weight_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of the device that they hold for good, besides weights and store."""
-        return 0
+        """Memory of the device that they hold for good, besides weights and store.
 
-    @abstractmethod
+        That is buffers, tables and descriptors; what graphs hold besides is torch's to tell.
+        """
+        return self.layer_pass.fixed_bytes + sum(inputs.nbytes for inputs in self._inputs.values())
+
     def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
         """Read the ``rows`` of ``stretches``; what the trunk gives for them goes into the store.
 
         Raises:
             EngineInputError: an input is not what it must be; nothing was written.
         """
+        first, planned = 0, list[Planned]()
+        for lot in self.limits.lots(stretches):
+            end = first + _count(lot)
+            planned.append(self.planner.embedding(step, rows[first:end], lot))
+            first = end
+        if first != len(rows):
+            raise EngineInputError(f"input 'rows' has {len(rows)} rows, must have {first}")
+        self._require(Part.TRUNK, step, planned)
+        for one in planned:
+            self._run(Part.TRUNK, step, one)
 
-    @abstractmethod
     def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
         """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``stretches``.
 
-        It reads what the trunk left in the store.
+        It reads what the trunk left in the store. ``wanted`` ascends. What it returns stays as it
+        is whatever runs next.
 
         Raises:
             EngineInputError: an input is not what it must be; nothing was written.
         """
+        first, planned, counts = 0, list[Planned](), list[int]()
+        for lot in self.limits.lots(stretches):
+            end = first + _count(lot)
+            inside = [row - first for row in wanted if first <= row < end]
+            planned.append(self.planner.wanting(step, lot, inside))
+            counts.append(len(inside))
+            first = end
+        self._require(part, step, planned)
+        found = list[Tensor]()
+        for one, count in zip(planned, counts, strict=True):
+            self._run(part, step, one)
+            found.append(self.layer_pass.rooms.asked[:count].clone())
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def logits(self, channel: int, hidden: Tensor) -> Tensor:
         """Raw logits (W, V) of a head for ``block``'s outputs, in the model's dtype."""
         head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
-        logits: Tensor = head(hidden)
-        return logits
+        weight = head.weight.detach()
+        if not self.kernels or (len(hidden) > FEW_ROWS and not self.invariant):
+            return F.linear(hidden, weight)
+        out = hidden.new_empty((len(hidden), len(weight)))
+        return rms_linear(hidden, None, 0.0, weight, out, invariant=self.invariant)
+
+    @torch.inference_mode()
+    def warm(self, sizes: Sequence[PassSize]) -> None:
+        """Compile what passes of these sizes run, all kernels at the same time; capture them."""
+        if not (self.kernels and self.store.keys.is_cuda and runs(self.store.keys)):
+            return
+        passes = [(part, size) for size in sizes for part in Part]
+        with compiled_together():
+            for part, size in passes:
+                self.layer_pass.run(part, self._inputs_of(part, size))
+        for part, size in passes:
+            self._ready(part, size)
+
+    def _inputs_of(self, part: Part, size: PassSize) -> StepInputs:
+        key = part is Part.TRUNK, size
+        if key not in self._inputs:
+            self._inputs[key] = StepInputs(size, self.store.keys.device, embeds=key[0])
+        return self._inputs[key]
+
+    def _require(self, part: Part, step: int, planned: list[Planned]) -> None:
+        """Raise EngineInputError before the first of several passes, not among them."""
+        if len(planned) > 1:
+            for one in planned:
+                check_planned(one, step, embeds=part is Part.TRUNK)
+
+    def _run(self, part: Part, step: int, planned: Planned) -> None:
+        if not self.kernels:
+            embeds = part is Part.TRUNK
+            with references_only():
+                device = self.store.keys.device
+                self.layer_pass.run(part, ExactInputs(planned, step, device, embeds=embeds))
+            return
+        captured = self._ready(part, planned.size)
+        inputs = self._inputs_of(part, planned.size)
+        inputs.fill(planned, step)
+        if captured:
+            self._graphs.replay((part, planned.size))
+        else:
+            self.layer_pass.run(part, inputs)
+
+    def _ready(self, part: Part, size: PassSize) -> bool:
+        """Whether a pass has a graph, captured now if it was not; False where there is to be none.
+
+        It is run once before, on padding, so that what is made once is made.
+        """
+        if not (self._graphs.enabled and runs(self.store.keys)):
+            return False
+        key = part, size
+        if key not in self._graphs:
+            inputs = self._inputs_of(part, size)
+            inputs.clear()
+            self._graphs.ready(key, lambda: self.layer_pass.run(part, inputs))
+        return True
 
 
-class PlainLayers(Layers):
-    """Torch operations, one after another, on any device."""
+def _count(stretches: list[QuerySpan]) -> int:
+    return sum(map(len, stretches))
 
-    def __init__(self, model: LanguageModel, store: KVStore, latest: Tensor) -> None:
-        super().__init__(model, store, latest)
-        self._staging = Staging(model.device)
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
-        """See ``Layers``."""
-        packed = Packed.of(stretches, self._staging)
-        inputs = Inputs(step, self._staging.put({"rows": np.array(rows)}))
-        self._check(step, inputs, packed, _ROW_SPECS)
-        text, audio = inputs["rows"].unbind(1)
-        late = (text == NOT_SEEN)[:, None]
-        known = torch.where(late, self.latest[torch.where(late[:, 0], audio, 0)], inputs["rows"])
-        hidden = self.model.embed(known)
-        theta = self.model.config.rope_theta
-        hidden = run_block(self.model.model.shared_block, hidden, packed, self.store, theta)
-        self.store.hidden[packed.places] = hidden
+@dataclass(frozen=True)
+class LayerBuffers:
+    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), products
+    ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
+    product ``inner`` (N, I), and what was ``asked`` for (N, C).
+    """
 
-    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
-        """See ``Layers``."""
-        packed = Packed.of(stretches, self._staging)
-        self._check(step, Inputs(step), packed, _PLACE_SPECS)
-        backbone, theta = self.model.model, self.model.config.rope_theta
-        text = part is Part.TEXT
-        layers = backbone.text_block if text else backbone.audio_block
-        hidden = run_block(layers, self.store.hidden[packed.places], packed, self.store, theta)
-        norm = backbone.text_norm if text else backbone.audio_norm
-        chosen = self._staging.put({"wanted": np.array(wanted, np.int64)})["wanted"]
-        normed: Tensor = norm(hidden[chosen])
-        return normed
+    hidden: Tensor
+    normed: Tensor
+    qkv: Tensor
+    query: Tensor
+    mixed: Tensor
+    gates: Tensor
+    inner: Tensor
+    asked: Tensor
 
-    def _check(self, step: int, inputs: Inputs, packed: Packed, specs: Mapping[str, Spec]) -> None:
-        inputs.tensors |= {"positions": packed.positions, "places": packed.places}
-        inputs.check(specs, step, self.model.device)
+    @classmethod
+    def allocate(
+        cls, config: LanguageModelConfig, rows: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Rooms for ``rows`` rows; finite from the start."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        widths = (hidden, hidden, queries + 2 * keys, queries, queries, 2 * inner, inner, hidden)
+        return cls(*(torch.zeros((rows, n), device=device, dtype=dtype) for n in widths))
+
+    def first(self, rows: int) -> Self:
+        """The same for ``rows`` rows."""
+        return type(self)(*(room[:rows] for room in vars(self).values()))
+
+    @property
+    def between(self) -> ScratchBuffers:
+        """Those that products need for themselves."""
+        return ScratchBuffers(self.normed, self.gates)
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory."""
+        return sum(room.nbytes for room in vars(self).values())
+
+
+class LayerPass:
+    """Runs the trunk or a modality block over what ``PassInputs`` describe.
+
+    ``invariant``: no row's bits depend on the rows beside it. Rooms are shared by all passes,
+    which therefore follow one another on the device.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KVStore,
+        latest: Tensor,
+        limits: PassLimits,
+        *,
+        invariant: bool,
+    ) -> None:
+        config = model.config
+        self._store, self._latest, self._limits = store, latest, limits
+        self._invariant, self._eps = invariant, config.rms_norm_eps
+        self._pad = config.modality_pad_token_id
+        self._stacks = packed_stacks(model.model)
+        self._tables = (
+            model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
+        )  # fmt: skip
+        device, dtype = store.keys.device, store.keys.dtype
+        self.rooms = LayerBuffers.allocate(config, limits.rows, device, dtype)
+        self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
+        self._work = _work(config, limits, store, invariant=invariant)
+        layers = [layer for stack in self._stacks.values() for layer in stack.layers]
+        self._products = Linears(
+            layers, self._eps, limits.rows, invariant=invariant, kernels=not limits.exact
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the layers' weights, which are the model's own."""
+        return sum(stack.nbytes for stack in self._stacks.values())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory of rooms and tables."""
+        own = self.rooms.nbytes + self._angles.nbytes + self._work.nbytes
+        return own + self._products.fixed_bytes
+
+    def run(self, part: Part, inputs: PassInputs) -> None:
+        """Read the pass's rows with a part.
+
+        The trunk leaves its output in the store; a modality block leaves the rows that are
+        wanted, normed, in the first of ``rooms.asked``.
+        """
+        stack, rooms = self._stacks[part], self.rooms.first(inputs.size.rows)
+        if part is Part.TRUNK:
+            latest = Latest(self._latest, inputs.slots)
+            embed_rows(inputs.rows, *self._tables, self._pad, rooms.hidden, latest)
+        else:
+            gather_rows(self._store.hidden, inputs.slot_mapping, rooms.hidden)
+        for number, layer in enumerate(stack.layers, stack.first):
+            self._attention(layer, number, rooms, inputs)
+            self._mlp(layer, rooms)
+        if stack.norm_weight is None:
+            scatter_rows(rooms.hidden, inputs.slot_mapping, self._store.hidden)
+        else:
+            wanted = len(inputs.wanted)
+            asked = gather_rows(rooms.hidden, inputs.wanted, rooms.normed[:wanted])
+            rms_norm(asked, stack.norm_weight, self._eps, rooms.asked[:wanted])
+
+    def _attention(
+        self, layer: LayerWeights, number: int, rooms: LayerBuffers, inputs: PassInputs
+    ) -> None:
+        room = rooms.between
+        self._products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
+        size = inputs.size
+        keys, values = self._store.keys[number], self._store.values[number]
+        turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
+        block_rows = self._store.rows_per_block
+        span = size.blocks * block_rows
+        if size.tiles:
+            rope_kv(rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query)
+        if size.singles:
+            single = slice(0, size.singles)
+            attention_decode(
+                rooms.qkv[single], *turn, keys, values, inputs.block_tables[single],
+                inputs.context_lens, rooms.mixed[single],
+                block_rows=block_rows, span=span, work=self._work,
+            )  # fmt: skip
+        if size.tiles:
+            # After single rows, where their zeros may stand for want of so many.
+            attention_prefill(
+                rooms.query, keys, values, inputs.block_tables, inputs.tiles, rooms.mixed,
+                block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
+            )  # fmt: skip
+        self._products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
+
+    def _mlp(self, layer: LayerWeights, rooms: LayerBuffers) -> None:
+        room = rooms.between
+        self._products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
+        self._products.added(rooms.inner, layer.down, rooms.hidden, room)
+
+
+def _work(
+    config: LanguageModelConfig, limits: PassLimits, store: KVStore, *, invariant: bool
+) -> Tensor:
+    """What programs of the attention of any pass leave one another; references leave nothing."""
+    keys = store.keys
+    if limits.exact:
+        return torch.zeros(0, device=keys.device)
+    shape = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    span = limits.size(1, 1, 0, limits.keys).blocks * limits.block_rows
+    numbers = tiles_work(limits.tiles, *shape, span, keys.dtype, invariant=invariant)
+    if not limits.tiled:
+        numbers = max(numbers, rows_work(limits.singles, *shape, span, keys.dtype))
+    return torch.zeros(numbers, device=keys.device)

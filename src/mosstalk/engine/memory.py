@@ -84,7 +84,7 @@ def largest_step(
     runner = ModelRunner(
         model, ids, pool, limits.slots + 1,
         pass_rows=limits.step_rows, deferral=options.deferral,
-        fast=options.fast(limits.slots + 1),
+        layers=options.layers(limits.slots + 1),
     )  # fmt: skip
     works = []
     for slot in range(limits.slots + 1):

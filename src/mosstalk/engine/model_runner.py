@@ -16,32 +16,34 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.block_pool import BlockPool
-from mosstalk.engine.fast_layers import FastOptions, best_layers
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.layers import NOT_SEEN, Layers, PlainLayers
-from mosstalk.engine.packed import QuerySpan, in_passes
+from mosstalk.engine.layers import NOT_SEEN, LayerOptions, Layers
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.sampler import (
-    DRAW_SPECS,
     Draw,
+    DrawInputs,
     Drawn,
     Slots,
-    draw_inputs,
     draw_rows,
     few_ids,
 )
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
-from mosstalk.engine.staging import Staging
+from mosstalk.engine.step_plan import QuerySpan, in_passes
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
 from mosstalk.runtime.busy import BusyPart
+from mosstalk.runtime.card_time import on_card
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
+_KNOWN_IDS = 4096
+"""Of a conversation's ids so many at a time are marked as seen."""
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
 
 
@@ -90,7 +92,7 @@ class ModelRunner:
 
     ``deferral`` off computes both blocks and heads at every row. A modality block that has
     many rows to catch up with reads at most ``pass_rows`` at once, to bound what it takes.
-    ``fast``: kernels where they run, and how; None: plain torch.
+    ``layers`` says how the network is computed.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class ModelRunner:
         *,
         pass_rows: int = 512,
         deferral: bool = True,
-        fast: FastOptions | None = None,
+        layers: LayerOptions | None = None,
     ) -> None:
         config = model.config
         self.model, self.ids, self.pool = model, ids, pool
@@ -110,9 +112,10 @@ class ModelRunner:
         self.store = KVStore.allocate(config, pool, model.device, model.dtype)
         self.steps = 0
         self._slots = Slots.allocate(config, ids, slots, model.device)
-        self._staging = Staging(model.device)
-        given = model, self.store, self._slots.latest
-        self.layers: Layers = best_layers(*given, fast) if fast else PlainLayers(*given)
+        self._draws = DrawInputs(slots, ids, model.device)
+        known = Field((_KNOWN_IDS,), "int64", "ids")
+        self._known = DeviceInputs({"ids": known}, model.device)
+        self.layers = Layers(model, self.store, self._slots.latest, layers)
 
     @property
     def device(self) -> torch.device:
@@ -127,9 +130,16 @@ class ModelRunner:
         put_off = {due.place for due in request.deferred_draws}
         rows = request.sequence.rows
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
-        ids = {"text": np.array([row[TEXT] for row in rows]), "audio": np.array(audio, np.int64)}
-        for seen, known in zip(self._slots.seen, self._staging.put(ids).values(), strict=True):
-            seen[request.slot].zero_().index_fill_(0, known, True)
+        for seen, ids in zip(self._slots.seen, ([row[TEXT] for row in rows], audio), strict=True):
+            self._mark(seen[request.slot], np.array(ids, np.int64))
+
+    def _mark(self, seen: Tensor, ids: NDArray[np.int64]) -> None:
+        """Have ``seen`` (V,) be True at ``ids`` (n,) alone."""
+        seen.zero_()
+        for first in range(0, len(ids), _KNOWN_IDS):
+            part = ids[first : first + _KNOWN_IDS]
+            self._known.fill({"ids": part}, made_for=self.steps, step=self.steps)
+            seen.index_fill_(0, self._known["ids"][: len(part)], True)
 
     def penalised_ids(self, request: Request) -> tuple[set[int], set[int]]:
         """Text and audio ids that the repetition penalty of a running request counts as seen."""
@@ -150,6 +160,12 @@ class ModelRunner:
         Raises:
             EngineInputError: what a launch was about to read is not what it must be.
         """
+        part = _busy_part(works)
+        with on_card(part, self.device):
+            return self._launch(works, fresh, part)
+
+    def _launch(self, works: list[Work], fresh: Several[Request], part: BusyPart) -> InFlightStep:
+        """``launch`` of a step that counts as ``part``."""
         launched_s = time.perf_counter()
         self.steps += 1
         works = sorted(works, key=_draw_order)
@@ -159,8 +175,8 @@ class ModelRunner:
             self.begin(request)
         found = torch.full((len(draws), 3), NOT_DRAWN, device=self.device)
         found[:, 2] = 0
-        for channel, part in _PARTS:
-            hidden = self._run_part(part, [self._due(work, part) for work in works])
+        for channel, block in _PARTS:
+            hidden = self._run_part(block, [self._due(work, block) for work in works])
             for chosen in self._drawn_now(draws, channel):
                 assert hidden is not None, "a draw without its block's output"
                 # With deferral a block was asked for no other outputs than these.
@@ -170,7 +186,7 @@ class ModelRunner:
                 found[chosen, 2] |= drawn.bad
         for draw in draws:
             draw.request.sequence.pending += 1
-        return _sent(draws, found, launched_s, _busy_part(works))
+        return _sent(draws, found, launched_s, part)
 
     def collect(self, flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""
@@ -292,8 +308,7 @@ class ModelRunner:
         return Outcome(draw, (text, self.ids.audio_pad if audio == NOT_DRAWN else audio), False)
 
     def _draw(self, draws: list[Draw], channel: int, hidden: Tensor) -> Drawn:
-        inputs = draw_inputs(draws, channel, self.ids, self.steps, self._staging)
-        inputs.check(DRAW_SPECS, self.steps, self.device)
+        inputs = self._draws.fill(draws, channel, self.steps)
         return draw_rows(
             self.layers.logits(channel, hidden),
             self._slots,

@@ -4,17 +4,19 @@ The arithmetic is ``mosstalk.models.sampling``'s, row by row; draw k of channel 
 function of (seed, c, k). Letters: R rows, V ids of the channel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, SpecialIds
-from mosstalk.engine.inputs import Inputs, Spec
 from mosstalk.engine.request import Request
-from mosstalk.engine.staging import Staging
+from mosstalk.errors import EngineInputError
 from mosstalk.models.sampling import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
@@ -31,6 +33,7 @@ from mosstalk.ops.sampling_parts import (
     penalised,
     safely,
 )
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 from mosstalk.script import StepRule
 
 # What the device keeps for each running reply, by its slot.
@@ -82,21 +85,10 @@ class Slots:
         update_modes(text, whole, bad, self.halts, special, put_off=True)
 
 
+_FURTHER_SPECIALS = 6
+"""More ids than those that stop a reply: sosp, eosp, the pads, and room."""
 _MOST_IDS = 1 << 32
 """More than any vocabulary: a larger top_k is none."""
-
-DRAW_SPECS = {
-    "slots": Spec(("R",)),
-    "steps": Spec(("R",)),
-    "seeds": Spec(("R",)),
-    "forced": Spec(("R",)),
-    "never": Spec(("R", "n")),
-    "top_k": Spec(("R",)),
-    "temperature": Spec(("R",), torch.float32),
-    "tail": Spec(("R",), torch.float32),
-    "penalty": Spec(("R",), torch.float32),
-    "late": Spec(("R",), torch.bool),
-}
 
 
 @dataclass
@@ -116,19 +108,52 @@ class Draw:
     missed: bool = False
 
 
-def draw_inputs(
-    draws: list[Draw], channel: int, ids: SpecialIds, step: int, staging: Staging
-) -> Inputs:
-    """The draws' settings as named tensors."""
-    nevers = [_never(draw, channel, ids) for draw in draws]
-    width = max(map(len, nevers))
+class DrawInputs:
+    """The settings of up to ``slots`` draws at a time, on ``device``."""
+
+    def __init__(self, slots: int, ids: SpecialIds, device: torch.device) -> None:
+        self._ids = ids
+        one, each = (slots,), "draws"
+        fields = {
+            name: Field(one, "int64", each)
+            for name in ("slots", "steps", "seeds", "forced", "top_k")
+        }
+        fields |= {name: Field(one, "float32", each) for name in ("temperature", "tail", "penalty")}
+        # A rule forbids special ids; those that stop a reply are several.
+        width = len(ids.stop) + _FURTHER_SPECIALS
+        fields["never"] = Field((slots, width), "int64", each, padding=FREE)
+        fields["late"] = Field(one, "bool", each)
+        self._inputs = DeviceInputs(fields, device)
+
+    def fill(self, draws: list[Draw], channel: int, step: int) -> dict[str, Tensor]:
+        """What ``draws`` of ``channel`` read, by name: (R,), and ``never`` (R, n).
+
+        It stands there until the next call.
+
+        Raises:
+            EngineInputError: one is not what it must be.
+        """
+        nevers = [_never(draw, channel, self._ids) for draw in draws]
+        width, room = max(map(len, nevers)), self._inputs.fields["never"].shape[1]
+        if width > room:
+            raise EngineInputError(f"input 'never' has {width} ids a draw, must be at most {room}")
+        never = np.full((len(draws), room), FREE)
+        for line, ids in zip(never, nevers, strict=True):
+            line[: len(ids)] = sorted(ids)
+        values = draw_values(draws, channel) | {"never": never}
+        self._inputs.fill(values, made_for=step, step=step)
+        found = {name: tensor[: len(draws)] for name, tensor in self._inputs.tensors.items()}
+        return found | {"never": found["never"][:, :width]}
+
+
+def draw_values(draws: list[Draw], channel: int) -> dict[str, NDArray[Any]]:
+    """What each draw is made by, (R,) by name; which ids it must not draw is told apart."""
     options = [draw.request.options for draw in draws]
     whole = {
         "slots": [draw.request.slot for draw in draws],
         "steps": [draw.step for draw in draws],
         "seeds": [_signed(o.seed) for o in options],
         "forced": [_forced(draw.rule, channel) for draw in draws],
-        "never": [sorted(never) + [FREE] * (width - len(never)) for never in nevers],
         "top_k": [min(o.top_k, _MOST_IDS) for o in options],
     }
     real = {
@@ -136,11 +161,11 @@ def draw_inputs(
         "tail": [1 - o.top_p for o in options],
         "penalty": [o.repetition_penalty for o in options],
     }
-    arrays = {name: np.array(values, np.int64) for name, values in whole.items()}
-    arrays["never"] = arrays["never"].reshape(len(draws), width)
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.array(values, np.int64) for name, values in whole.items()
+    }
     arrays |= {name: np.array(values, np.float32) for name, values in real.items()}
-    arrays["late"] = np.array([draw.late for draw in draws], np.bool_)
-    return Inputs(step, staging.put(arrays))
+    return arrays | {"late": np.array([draw.late for draw in draws], np.bool_)}
 
 
 def _signed(seed: int) -> int:
@@ -178,7 +203,7 @@ class Drawn:
 def draw_rows(
     logits: Tensor,
     slots: Slots,
-    inputs: Inputs,
+    inputs: Mapping[str, Tensor],
     channel: int,
     ids: SpecialIds,
     *,

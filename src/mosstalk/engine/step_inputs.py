@@ -4,25 +4,15 @@ Letters: N packed rows, S of them single (the only row of their stretch), T tile
 longer stretches, B blocks of the longest context.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mosstalk.errors import EngineInputError
-from mosstalk.runtime.pinned import PinnedRing
+from mosstalk.runtime.device_inputs import DeviceInputs, Field, Values, check_values
 
-Values = Mapping[str, npt.NDArray[Any]]
 NOTHING = -1
-_ALIGNED_BYTES = 128
-"""Every input begins at a multiple: kernels are compiled for aligned inputs, and again for
-others."""
-_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -49,38 +39,35 @@ class Planned:
     values: Values
 
 
-@dataclass(frozen=True)
-class _Field:
-    """One input: its full shape and what stands where a pass has less (None: what stood there)."""
-
-    shape: tuple[int, ...]
-    padding: int | None = NOTHING
-    dtype: str = "int32"
-    count: str = "rows"
-    """Inputs that count the same thing must have the same number."""
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-def _fields(size: PassSize, *, embeds: bool) -> dict[str, _Field]:
-    rows = (size.rows,)
+def _fields(size: PassSize, *, embeds: bool) -> dict[str, Field]:
+    rows, singles, tiles = (size.rows,), (size.singles,), (size.tiles, 4)
     common = {
-        "positions": _Field(rows, 0),
-        "slot_mapping": _Field(rows),
-        "written": _Field(rows),
-        "context_lens": _Field((size.singles,), 0, count="singles"),
-        "tiles": _Field((size.tiles, 4), 0, count="tiles"),
-        "block_tables": _Field((size.contexts, size.blocks), None, count="contexts"),
+        "positions": Field(rows, count="rows"),
+        "slot_mapping": Field(rows, count="rows", padding=NOTHING),
+        "written": Field(rows, count="rows", padding=NOTHING),
+        "context_lens": Field(singles, count="singles"),
+        "tiles": Field(tiles, count="tiles"),
+        "block_tables": Field((size.contexts, size.blocks), count="contexts", padding=None),
     }
-    if embeds:
-        return common | {"rows": _Field((size.rows, 2), dtype="int64"), "slots": _Field(rows)}
-    return common | {"wanted": _Field(rows, count="wanted")}
+    if not embeds:
+        return common | {"wanted": Field(rows, count="wanted", padding=NOTHING)}
+    return common | {
+        "rows": Field((size.rows, 2), "int64", "rows", padding=NOTHING),
+        "slots": Field(rows, count="rows", padding=NOTHING),
+    }
 
 
-class StepInputs:
-    """The descriptors of a pass, one buffer on the device and one copy to fill it.
+def check_planned(planned: Planned, step: int, *, embeds: bool) -> None:
+    """Raise EngineInputError unless a pass's descriptors are what they must be.
+
+    See ``runtime.device_inputs.check_values``.
+    """
+    fields = _fields(planned.size, embeds=embeds)
+    check_values(planned.values, fields, made_for=planned.step, step=step)
+
+
+class PassInputs:
+    """The descriptors of a pass on the device.
 
     ``positions`` (N,) and ``slot_mapping`` (N,) in the store, which is where ``written`` (N,) tells
     ``rope_kv`` to write: not the single rows, which attention itself writes. ``context_lens``
@@ -101,92 +88,48 @@ class StepInputs:
     context_lens: Tensor
     tiles: Tensor
     block_tables: Tensor
+    size: PassSize
+
+
+class ExactInputs(PassInputs):
+    """What was planned as it is, without padding: for a pass that no graph has captured.
+
+    Raises:
+        EngineInputError: see ``check_planned``.
+    """
+
+    def __init__(self, planned: Planned, step: int, device: torch.device, *, embeds: bool) -> None:
+        check_planned(planned, step, embeds=embeds)
+        self.size = planned.size
+        for name, value in planned.values.items():
+            setattr(self, name, torch.from_numpy(value).to(device))
+
+
+class StepInputs(PassInputs):
+    """Descriptors with room for a size of pass: one buffer, and one copy to fill it."""
 
     def __init__(self, size: PassSize, device: torch.device, *, embeds: bool) -> None:
         self.size = size
-        self._fields = _fields(size, embeds=embeds)
-        places, nbytes = dict[str, slice](), 0
-        for name, field in self._fields.items():
-            places[name] = slice(nbytes, nbytes + field.nbytes)
-            nbytes += -(-field.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        self._buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        for name, field in self._fields.items():
-            part = self._buffer[places[name]].view(_DTYPES[field.dtype])
-            setattr(self, name, part.view(field.shape))
-
-        def host(pinned: bool) -> tuple[Tensor, dict[str, npt.NDArray[Any]]]:
-            buffer = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
-            return buffer, self._host_views(buffer.numpy(), places)
-
-        self._hosts = PinnedRing(device, host)
-        self.clear()
+        self._inputs = DeviceInputs(_fields(size, embeds=embeds), device)
+        for name, tensor in self._inputs.tensors.items():
+            setattr(self, name, tensor)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self._buffer.nbytes
+        return self._inputs.nbytes
 
     def clear(self) -> None:
         """Fill with padding alone: a pass that reads and writes nothing."""
-        self._copy({
-            name: np.zeros((0, *field.shape[1:]), field.dtype)
-            for name, field in self._fields.items()
-        })  # fmt: skip
+        self._inputs.clear()
 
     def fill(self, planned: Planned, step: int) -> None:
         """Copy a pass's descriptors to the device, in stream order and without waiting.
 
         Raises:
-            EngineInputError: see ``check``; nothing was copied.
+            EngineInputError: see ``check_planned``, or they are of another size; nothing was
+                copied.
         """
-        self.check(planned, step)
-        self._copy(planned.values)
-
-    def check(self, planned: Planned, step: int) -> None:
-        """Raise EngineInputError unless a pass's descriptors are what they must be.
-
-        They are not if they are of another step or size, or if one, which is named, is missing,
-        unknown, misshapen or of another dtype.
-        """
-        if planned.step != step:
-            raise EngineInputError(f"the inputs are of step {planned.step}, this is step {step}")
         if planned.size != self.size:
             raise EngineInputError(f"the inputs are for {planned.size}, this pass is {self.size}")
-        self._check(planned.values)
-
-    def _check(self, values: Values) -> None:
-        if values.keys() != self._fields.keys():
-            wrong = min(values.keys() ^ self._fields.keys())
-            raise EngineInputError(f"input {wrong!r} is missing or not one of this step's")
-        counts: dict[str, int] = {}
-        for name, field in self._fields.items():
-            value = values[name]
-            if value.dtype != field.dtype:
-                raise EngineInputError(f"input {name!r} is {value.dtype}, must be {field.dtype}")
-            most, *others = field.shape
-            count = counts.get(field.count)
-            fits = value.ndim == len(field.shape) and [*value.shape[1:]] == others
-            if not fits or value.shape[0] > most or count not in (None, value.shape[0]):
-                shown = (f"at most {most}" if count is None else count, *others)
-                raise EngineInputError(
-                    f"input {name!r} has the shape {value.shape}, must be {shown}"
-                )
-            counts[field.count] = value.shape[0]
-
-    def _copy(self, values: Values) -> None:
-        with self._hosts.turn() as (host, views):
-            for name, field in self._fields.items():
-                value, view = values[name], views[name]
-                count = value.shape[0]
-                view[:count] = value
-                if field.padding is not None and count < field.shape[0]:
-                    view[count:] = field.padding
-            self._buffer.copy_(host, non_blocking=True)
-
-    def _host_views(
-        self, flat: npt.NDArray[np.uint8], places: dict[str, slice]
-    ) -> dict[str, npt.NDArray[Any]]:
-        return {
-            name: flat[places[name]].view(field.dtype).reshape(field.shape)
-            for name, field in self._fields.items()
-        }
+        self._inputs.fill(planned.values, made_for=planned.step, step=step)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mosstalk.conversation import Row
-from mosstalk.engine.packed import QuerySpan, in_passes
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.step_inputs import NOTHING, PassSize, Planned
 from mosstalk.errors import EngineInputError
@@ -27,10 +26,46 @@ _SPARE_TILES = 8
 
 
 @dataclass(frozen=True)
+class QuerySpan:
+    """Rows ``start`` .. ``end`` - 1 of a sequence, which see every row before them."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def places(self, first: int = 0) -> list[int]:
+        """Places in the store of rows ``first`` .. ``end`` - 1."""
+        size, table = self.sequence.pool.rows, self.sequence.table
+        return [table[row // size] * size + row % size for row in range(first, self.end)]
+
+
+def in_passes(stretches: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
+    """Stretches in order, cut into lots of at most ``rows`` rows."""
+    lot: list[QuerySpan] = []
+    room = rows
+    for stretch in stretches:
+        start = stretch.start
+        while start < stretch.end:
+            end = min(stretch.end, start + room)
+            lot.append(QuerySpan(stretch.sequence, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield lot
+                lot, room = [], rows
+    if lot:
+        yield lot
+
+
+@dataclass(frozen=True)
 class PassLimits:
     """The most that a pass may have: packed ``rows``, of them ``singles``, contexts of ``keys``
     rows in blocks of ``block_rows``. ``tiled``: single rows are tiles too, so that a row is
-    attended in the same way whoever is beside it.
+    attended in the same way whoever is beside it. ``exact``: a pass has room for what is in it
+    and no more, and each stretch, single rows too, is one tile.
     """
 
     rows: int
@@ -38,6 +73,7 @@ class PassLimits:
     keys: int
     block_rows: int
     tiled: bool
+    exact: bool = False
 
     @property
     def tiles(self) -> int:
@@ -46,6 +82,8 @@ class PassLimits:
 
     def size(self, rows: int, singles: int, tiles: int, keys: int) -> PassSize:
         """The smallest size that holds so many rows, single rows, tiles and keys."""
+        if self.exact:
+            return PassSize(rows, singles, tiles, -(-keys // self.block_rows))
         blocks = -(-_bucket(keys, KEY_BUCKETS, self.keys) // self.block_rows)
         if not tiles:
             count = _bucket(rows, ROW_BUCKETS, self.singles)
@@ -66,9 +104,26 @@ class PassLimits:
             sizes |= {self.size(n, beside, 1, keys) for n in several}
         return sorted(sizes, key=astuple)
 
+    def all(self) -> list[PassSize]:
+        """Every size that ``size`` can give: with these captured no pass has to wait for more."""
+        counts = sorted({*ROW_BUCKETS, *MIXED_BUCKETS, self.rows})
+        counts = [count for count in counts if count <= self.rows]
+        sizes = set[PassSize]()
+        for keys in {*(n for n in KEY_BUCKETS if n < self.keys), self.keys}:
+            if not self.tiled:
+                sizes |= {self.size(n, n, 0, keys) for n in range(1, self.singles + 1)}
+            for count in counts:
+                most = min(count, self.tiles)
+                beside = (0,) if self.tiled else (0, 1)
+                sizes |= {self.size(count, n, tiles, keys) for n in beside for tiles in (1, most)}
+        return sorted(sizes, key=astuple)
+
     def lots(self, stretches: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
         """Stretches in order, cut into lots that a pass can have."""
         for whole in in_passes(stretches, self.rows):
+            if self.exact:
+                yield whole
+                continue
             lot: list[QuerySpan] = []
             singles = tiles = 0
             for stretch in whole:
@@ -135,12 +190,14 @@ class Layout:
     @classmethod
     def of(cls, stretches: list[QuerySpan], limits: PassLimits) -> "Layout":
         """Lay out a lot that the limits allow."""
-        singles = [] if limits.tiled else [s for s in stretches if len(s) == 1]
-        longer = stretches if limits.tiled else [s for s in stretches if len(s) > 1]
+        all_tiled = limits.tiled or limits.exact
+        singles = [] if all_tiled else [s for s in stretches if len(s) == 1]
+        longer = stretches if all_tiled else [s for s in stretches if len(s) > 1]
         tiles: list[list[int]] = []
         first = len(singles)
         for item, stretch in enumerate(longer, len(singles)):
-            tiles += tiles_of(first, len(stretch), stretch.start, item)
+            whole = first, len(stretch), stretch.start, item
+            tiles += [list(whole)] if limits.exact else tiles_of(*whole)
             first += len(stretch)
         order = _singles_first(stretches) if singles and longer else None
         return cls(limits, singles, longer, order, tiles)

@@ -2,7 +2,7 @@
 
 ``FlowDecoder`` computes a whole prefix at once; ``RecomputingFlowStream`` hands out a reply
 hop by hop by computing the prefix again for each hop, as public implementations do.
-``flow_stream.CachedFlowStream`` gives the same frames from kept state.
+``codec.flow_batches`` gives the same frames from kept state.
 """
 
 import math
@@ -38,8 +38,10 @@ def fixed_noise(frames: int, bins: int = 80, *, start: int = 0) -> Tensor:
     than 300 s, and what was played never changes.
     """
     first, stop = start // NOISE_FRAMES, math.ceil((start + frames) / NOISE_FRAMES)
-    blocks = torch.cat([_noise_block(index, bins) for index in range(first, stop)], dim=2)
-    return blocks[:, :, start - first * NOISE_FRAMES :][:, :, :frames]
+    blocks = [_noise_block(index, bins) for index in range(first, stop)]
+    # One block as it is: a copy of it would cost as much as a hop's encoder.
+    whole = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+    return whole[:, :, start - first * NOISE_FRAMES :][:, :, :frames]
 
 
 class ConditionalFlow(nn.Module):

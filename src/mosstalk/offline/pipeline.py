@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mosstalk.audio.sound import Recording, Samples, read_audio
-from mosstalk.codec.decoder import SpeechStream, prepare
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.constants import CODE_MS, INPUT_RATE, OUTPUT_RATE
@@ -41,9 +40,10 @@ from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
 OnStep = Callable[[Step], None]
-SoundStream = SpeechStream | DecoderStream
 _REPLIES = 4
 """Replies at once of one conversation: an abandoned one may not be gone yet."""
+_EXACT_REPLIES = 64
+"""Replies at once where memory follows what they need."""
 
 
 @dataclass(frozen=True)
@@ -58,31 +58,31 @@ class Pipeline:
     sound: SoundRequest = field(default_factory=SoundRequest)
 
     @cached_property
-    def decoder(self) -> SpeechDecoder | None:
-        """What makes the sound where it was asked for in a certain way; else None."""
+    def decoder(self) -> SpeechDecoder:
+        """What makes the sound: exactly, unless it was asked for in a certain way.
+
+        Raises:
+            ConfigError: the codec's flow was trained on whole replies.
+        """
         if self.sound.plain:
-            return None
+            return SpeechDecoder(self.codec, DecoderOptions.exact(_EXACT_REPLIES))
         options = DecoderOptions.of(self.sound, self.codec.device, replies=_REPLIES)
         return SpeechDecoder(self.codec, options)
 
     @property
     def decoder_dtype(self) -> str:
         """Precision of flow and vocoder."""
-        dtype = self.decoder.flow.options.dtype if self.decoder else torch.float32
+        dtype = torch.float32 if self.sound.plain else self.decoder.flow.options.dtype
         return str(dtype).removeprefix("torch.")
 
     def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it."""
-        if self.decoder:
+        if self.codec.block_codes is not None:
             self.decoder.prepare(voice)
-        else:
-            prepare(self.codec, voice)
 
-    def open_stream(self, voice: Voice, seed: int = 0) -> SoundStream:
+    def open_stream(self, voice: Voice, seed: int = 0) -> DecoderStream:
         """A reply's way from codes to sound."""
-        if self.decoder:
-            return DecoderStream(self.decoder, voice, seed)
-        return SpeechStream(self.codec, voice, seed)
+        return DecoderStream(self.decoder, voice, seed)
 
     @classmethod
     def load(
@@ -290,7 +290,7 @@ class Answer:
                 last = [*stream.push(waiting), stream.finish()]
             yield from (self._heard(sound) for sound in last if sound is not None)
 
-    def _open_stream(self) -> SoundStream:
+    def _open_stream(self) -> DecoderStream:
         chat = self.chat
         return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
 

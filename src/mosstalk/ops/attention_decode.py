@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
+from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
+from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.rope_kv import (
     check_store,
     rotations,
@@ -27,11 +27,6 @@ from mosstalk.ops.split_kv import (
 )
 
 LOG2_E = 1 / math.log(2)
-NOTHING, ASKED, TAKEN = 0, 1, 2
-"""What happens to a program's first keys and values before its turn."""
-EARLY = TAKEN
-DOT = True
-"""Whether queries are multiplied in products, of which they fill a part, or number by number."""
 ANY_ITEMS = 1 << 31
 SHARES = {
     4: Shares(64, 64, 64, 2, 2),
@@ -65,45 +60,6 @@ def rows_work(
     )
 
 
-def attention_decode(
-    qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
-    eps: float,
-    angles: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    length: Tensor,
-    out: Tensor,
-    *,
-    block_rows: int,
-    span: int,
-    work: Tensor,
-) -> Tensor:
-    """Write each item's new key and value to their place and what it mixes into ``out``.
-
-    ``qkv`` (I, (H + 2 G) D), ``gains``, ``eps``, ``angles``, ``keys`` and ``values`` are as in
-    ``rope_kv``. ``table`` (I, B) int32: row j of an item is at place
-    table[item, j // block_rows] * block_rows + j % block_rows. ``length`` (I,) int32: keys an
-    item sees, the new row's included, which is its last; 0: nothing is written but zeros into
-    ``out`` (I, H D). No length may be above ``span``. Scores are divided by sqrt(D).
-
-    ``table``, ``length`` and keys and values of earlier rows are read before the kernel's turn:
-    no kernel of the same chain of dependent launches may write them. ``work`` has ``rows_work``
-    numbers. An item's bits do not depend on other items or on ``span``, but in 16 bit on how many
-    items there are.
-    """
-    if not runs(qkv):
-        return attention_decode_reference(
-            qkv, gains, eps, angles, keys, values, table, length, out, block_rows=block_rows
-        )
-    plan_attention_decode(
-        qkv, gains, eps, angles, keys, values, table, length, out,
-        block_rows=block_rows, span=span, work=work,
-    ).run()  # fmt: skip
-    return out
-
-
 def attention_decode_reference(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
@@ -124,29 +80,44 @@ def attention_decode_reference(
     for item, seen in enumerate(length.tolist()):
         if seen == 0:
             continue
-        place = places_of(table[item], 0, seen, block_rows)
-        keys[place[-1]], values[place[-1]] = key[item], value[item]
-        mixed = mixed_reference(query[item, :, None], keys[place], values[place])
+        block, inside = divmod(seen - 1, block_rows)
+        place = int(table[item, block]) * block_rows + inside
+        keys[place], values[place] = key[item], value[item]
+        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        mixed = mixed_reference(query[item, :, None], *both)
         out[item] = mixed[:, 0].flatten().to(out.dtype)
     return out
 
 
-def places_of(blocks: Tensor, first: int, end: int, block_rows: int) -> Tensor:
-    """Places (end - first,) of an item's rows from ``first`` on, by its line of the table."""
-    row = torch.arange(first, end, device=blocks.device)
-    return blocks[row // block_rows].long() * block_rows + row % block_rows
+def rows_of(part: Tensor, blocks: Tensor, seen: int, block_rows: int) -> Tensor:
+    """The first ``seen`` rows (seen, G, D) of an item in ``part`` (places, G, D), in a copy.
+
+    ``blocks`` is the item's line of the table. Whole blocks are copied: that takes half of what
+    row by row does.
+    """
+    whole = part.unflatten(0, (-1, block_rows))
+    return whole.index_select(0, blocks[: ceil_div(seen, block_rows)]).flatten(0, 1)[:seen]
 
 
-def mixed_reference(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D)."""
+def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention in float32 of ``query`` (H, rows, D) to kept rows (S, G, D): (H, rows, D).
+
+    The rows are the last of those kept, and see none after themselves.
+    """
+    rows, seen = query.shape[1], len(keys)
+    mask = None
+    if 1 < rows < seen:
+        own = torch.arange(seen - rows, seen, device=query.device)
+        mask = torch.arange(seen, device=query.device) <= own[:, None]
     key, value = (one.float().transpose(0, 1)[None] for one in (keys, values))
-    wide = query.float()[None]
-    return F.scaled_dot_product_attention(wide, key, value, attn_mask=mask, enable_gqa=True)[0]
+    causal = 1 < rows == seen
+    return F.scaled_dot_product_attention(
+        query.float()[None], key, value, attn_mask=mask, is_causal=causal, enable_gqa=True
+    )[0]
 
 
-def plan_attention_decode(
+@op(attention_decode_reference)
+def attention_decode(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -160,20 +131,32 @@ def plan_attention_decode(
     block_rows: int,
     span: int,
     work: Tensor,
-) -> Launch:
-    """The kernel that does what ``attention_decode`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write each item's new key and value to their place and what it mixes into ``out``.
+
+    ``qkv`` (I, (H + 2 G) D), ``gains``, ``eps``, ``angles``, ``keys`` and ``values`` are as in
+    ``rope_kv``. ``table`` (I, B) int32: row j of an item is at place
+    table[item, j // block_rows] * block_rows + j % block_rows. ``length`` (I,) int32: keys an
+    item sees, the new row's included, which is its last; 0: nothing is written but zeros into
+    ``out`` (I, H D). No length may be above ``span``. Scores are divided by sqrt(D).
+
+    ``table``, ``length`` and keys and values of earlier rows are read before the kernel's turn:
+    no kernel of the same chain of dependent launches may write them. ``work`` has ``rows_work``
+    numbers. An item's bits do not depend on other items or on ``span``, but in 16 bit on how many
+    items there are.
+    """
     items, (kv_heads, channels) = table.shape[0], keys.shape[1:]
     group = (qkv.shape[1] // channels - 2 * kv_heads) // kv_heads
     _check(qkv, table, length, out, kv_heads * group * channels)
     check_store(qkv, gains, angles, keys, values)
     shares = shares_for(items, qkv.dtype)
-    splits = shares.splits(span)
+    splits, queries = shares.splits(span), queries_of(group)
     room = Room.of(work, items * kv_heads, splits, group, channels)
-    return Launch(
+    return out, Launch(
         _attention_decode,
         (kv_heads, items, splits),
         {
-            "qkv": qkv,
+            **strided(qkv=qkv, out=out),
             "q_norm_weight": gains[0],
             "k_norm_weight": gains[1],
             "angles": angles,
@@ -181,12 +164,9 @@ def plan_attention_decode(
             "values": values,
             "table": table,
             "length": length,
-            "out": out,
             "counters": room.counters,
             "sums": room.sums,
             "blocks": table.shape[1],
-            "qkv_stride": qkv.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
             "scale": LOG2_E / math.sqrt(channels),
         },
@@ -195,26 +175,16 @@ def plan_attention_decode(
             "GROUP": group,
             "D": channels,
             "BLOCK": block_rows,
-            **_division(shares, queries_of(group)),
+            "LEAST": shares.least,
+            "MOST": shares.most,
+            "KEYS": shares.keys,
+            "ROWS": power_of_two(queries),
+            "QUERIES": queries,
+            "AT_ONCE": combined_at_once(shares.most, queries),
             "WIDTH": power_of_two(channels),
-            "LINE": LINE_BYTES // keys.element_size(),
         },
         shares.tile,
     )
-
-
-def _division(shares: Shares, queries: int) -> dict[str, int]:
-    """What says how keys are taken, by a kernel's constants."""
-    return {
-        "LEAST": shares.least,
-        "MOST": shares.most,
-        "KEYS": shares.keys,
-        "EARLY": EARLY,
-        "DOT": DOT,
-        "ROWS": power_of_two(queries) if DOT else queries,
-        "QUERIES": queries,
-        "AT_ONCE": combined_at_once(shares.most, queries),
-    }
 
 
 def _check(qkv: Tensor, table: Tensor, length: Tensor, out: Tensor, width: int) -> None:
@@ -233,33 +203,20 @@ def kept(
     KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A tile (KEYS, WIDTH) of an item's kept rows from ``start`` on, zeros from ``end`` on."""
-    place = kept_places(table, g, start, end, G, D, BLOCK, KEYS)
+    key = start + tl.arange(0, KEYS)
+    block = tl.load(table + key // BLOCK, mask=key < end, other=0).to(tl.int64)
+    place = ((block * BLOCK + key % BLOCK) * G + g) * D
     channel = tl.arange(0, WIDTH)[None, :]
-    inside = (start + tl.arange(0, KEYS))[:, None] < end
+    inside = key[:, None] < end
     return tl.load(store + place[:, None] + channel, mask=inside & (channel < D), other=0.0)
 
 
 @triton.jit
-def kept_places(
-    table, g, start, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr
-):
-    """Offsets (KEYS,) of an item's kept rows from ``start`` on in a layer's keys or values."""
-    key = start + tl.arange(0, KEYS)
-    block = tl.load(table + key // BLOCK, mask=key < end, other=0).to(tl.int64)
-    return ((block * BLOCK + key % BLOCK) * G + g) * D
-
-
-@triton.jit
-def prefetch_kept(
-    keys, values, table, g, begin, end, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    KEYS: tl.constexpr, LINE: tl.constexpr,
-):  # fmt: skip
-    """Have keys and values brought into the cache; those that are still to come, later."""
-    for start in range(begin, end, KEYS):
-        place = kept_places(table, g, start, end, G, D, BLOCK, KEYS)
-        for line in tl.static_range(0, D, LINE):
-            prefetch_l2(keys + place + line)
-            prefetch_l2(values + place + line)
+def see_kept(query, keys, values, hidden, highest, weight, mixed, scale):
+    """``softmax_step`` of ``query`` (rows, d) over keys and values (keys, d) not ``hidden``."""
+    score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    score = tl.where(hidden, float("-inf"), score)
+    return softmax_step(score, values, highest, weight, mixed)
 
 
 @triton.jit
@@ -314,13 +271,10 @@ def _attention_decode(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     KEYS: tl.constexpr,
-    EARLY: tl.constexpr,
-    DOT: tl.constexpr,
     ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
-    LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     gdc_launch(DEPENDENT)
@@ -336,12 +290,8 @@ def _attention_decode(
     begin = split * share
     end = tl.minimum(old, begin + share)
     table += item * blocks
-    first_keys, first_values = split, split
-    if EARLY == 2:
-        first_keys = kept(keys, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
-        first_values = kept(values, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
-    if EARLY == 1 and DEPENDENT:
-        prefetch_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
+    first_keys = kept(keys, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
+    first_values = kept(values, table, g, begin, end, G, D, BLOCK, KEYS, WIDTH)
     channel = tl.arange(0, WIDTH)
     real = (channel < D)[None, :]
     cos, sin = rotations(angles + old.to(tl.int64) * D, D, WIDTH)
@@ -368,18 +318,16 @@ def _attention_decode(
         highest = tl.sum(query.to(tl.float32) * new_key.to(tl.float32), axis=1) * scale
         weight += 1.0
         mixed += new_value.to(tl.float32)[None, :]
-    if EARLY == 2:
-        hidden = (begin + tl.arange(0, KEYS) >= end)[None, :]
-        highest, weight, mixed = softmax_step(
-            query, first_keys, first_values, hidden, highest, weight, mixed, scale, DOT
-        )
-        begin += KEYS
-    for start in range(begin, end, KEYS):
+    hidden = (begin + tl.arange(0, KEYS) >= end)[None, :]
+    highest, weight, mixed = see_kept(
+        query, first_keys, first_values, hidden, highest, weight, mixed, scale
+    )
+    for start in range(begin + KEYS, end, KEYS):
         more_keys = kept(keys, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         more_values = kept(values, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         hidden = (start + tl.arange(0, KEYS) >= end)[None, :]
-        highest, weight, mixed = softmax_step(
-            query, more_keys, more_values, hidden, highest, weight, mixed, scale, DOT
+        highest, weight, mixed = see_kept(
+            query, more_keys, more_values, hidden, highest, weight, mixed, scale
         )
     out += item.to(tl.int64) * out_stride + g * GROUP * D + channel[None, :]
     _give(

@@ -1,7 +1,6 @@
 """Attention of new rows over keys and values that lie in pages."""
 
 import math
-from typing import Required, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -11,89 +10,25 @@ from mosstalk.ops.launch import (
     LINE_BYTES,
     Launch,
     ceil_div,
+    op,
     page_strides,
     power_of_two,
-    runs,
+    strided,
     tl,
     triton,
 )
 from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
-from mosstalk.ops.split_kv import combine_split_sums
+from mosstalk.ops.split_kv import (
+    Room,
+    combine,
+    combined_at_once,
+    room_numbers,
+    softmax_step,
+    store_partial,
+)
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
 _LOG2_E = 1 / math.log(2)
-_ALIGNED = 32
-"""Numbers of 4 bytes from whose multiples on wide loads are possible."""
-
-
-class _Shared(TypedDict):
-    splits: int
-    least: int
-    workspace: Tensor | None
-
-
-class _How(TypedDict, total=False):
-    frames: Required[int]
-    bias: Tensor | None
-    causal: bool
-    scale: float | None
-
-
-def attention_flow(
-    q: Tensor,
-    kv: Tensor,
-    table: Tensor,
-    visible: Tensor,
-    out: Tensor,
-    *,
-    frames: int,
-    bias: Tensor | None = None,
-    causal: bool = False,
-    splits: int = 1,
-    least: int = 0,
-    scale: float | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
-    """Write softmax(q k^T scale + bias) v of each item's new rows into ``out``; return it.
-
-    ``q`` and ``out`` (R, H d), row = (branch * items + item) * frames + r; ``kv`` (pages,
-    branches, 2, H, P, d) in the queries' dtype, any strides but the last; ``table`` (items,
-    max_pages) int32: key j of an item is row j % P of page table[item, j // P]; ``visible``
-    (items,) int32: the item sees its first so many keys (none: zeros come out). Both lists are
-    read before the kernel's turn (docs/kernels.md). ``scale`` is 1 / sqrt(d) unless given.
-
-    Row r of an item has place first + r among its keys. With ``causal`` the rows are the last
-    visible ones, first = visible - frames, and r sees keys up to its own place; otherwise all
-    rows see the same keys and stand in the last page: first = (visible - 1) // P * P.
-
-    ``bias`` (items, H, frames, D) float32, one branch only, is added to the scaled scores: its
-    column c is for distance reach - 1 - c with reach = D - frames + 1, from reach - 1 down to
-    -(frames - 1), where the distance of row r to key j is first + r - j (Transformer-XL's
-    relative attention, Dai et al. 2019). reach must be at least first + frames.
-
-    ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
-    ``visible`` alone, and their sums are joined in order: the same bits at every run. Each takes
-    ``least`` keys if there are so many; programs that nothing is left for do nothing.
-    ``workspace`` is what ``attend_workspace`` gives; made here where it is None.
-    """
-    how: _How = {"frames": frames, "bias": bias, "causal": causal, "scale": scale}
-    if not runs(q):
-        return attention_flow_reference(q, kv, table, visible, out, **how)
-    if workspace is None and splits > 1:
-        workspace = attend_workspace(table.shape[0], kv, frames, splits)
-    shared: _Shared = {"splits": splits, "least": least, "workspace": workspace}
-    plan_attention_flow(q, kv, table, visible, out, **shared, **how).run()
-    return out
-
-
-def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
-    """Room for the partial sums of ``splits``, (numbers,) float32 zeros.
-
-    Calls that follow one another share it: each leaves the counters in it at zero.
-    """
-    pairs = _pairs(items, kv, frames)
-    sums = pairs * splits * _tile_rows(frames, kv) * (kv.shape[5] + 2)
-    return torch.zeros(_aligned(pairs) + sums, device=kv.device)
 
 
 def attention_flow_reference(
@@ -147,7 +82,8 @@ def _mask(
     return added
 
 
-def plan_attention_flow(
+@op(attention_flow_reference)
+def attention_flow(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
@@ -156,38 +92,57 @@ def plan_attention_flow(
     *,
     frames: int,
     bias: Tensor | None = None,
-    causal: bool = False,
     splits: int = 1,
     least: int = 0,
-    scale: float | None = None,
     workspace: Tensor | None = None,
-) -> Launch:
-    """The kernel that does what ``attention_flow`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write softmax(q k^T / sqrt(d) + bias) v of each item's new rows into ``out``; return it.
+
+    ``q`` and ``out`` (R, H d), row = (branch * items + item) * frames + r; ``kv`` (pages,
+    branches, 2, H, P, d) in the queries' dtype, any strides but the last; ``table`` (items,
+    max_pages) int32: key j of an item is row j % P of page table[item, j // P]; ``visible``
+    (items,) int32: the item sees its first so many keys (none: zeros come out). Both lists are
+    read before the kernel's turn (docs/kernels.md). All rows of an item see the same keys.
+
+    ``bias`` (items, H, frames, D) float32, one branch only, is added to the scaled scores: its
+    column c is for distance reach - 1 - c with reach = D - frames + 1, from reach - 1 down to
+    -(frames - 1), where the distance of row r to key j is first + r - j (Transformer-XL's
+    relative attention, Dai et al. 2019). Rows stand in the last page: first is
+    (visible - 1) // P * P, and reach at least first + frames.
+
+    ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
+    ``visible`` alone, and their sums are joined in order: the same bits at every run. Each takes
+    ``least`` keys if there are so many; programs that nothing is left for do nothing.
+    ``workspace`` is what ``attend_workspace`` gives; made here where it is None.
+    """
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
+    if workspace is None and splits > 1:
+        workspace = attend_workspace(items, kv, frames, splits)
     _check(q, kv, out, items * frames, bias)
     assert visible.shape == (items,)
     assert all(one.is_contiguous() for one in (table, visible))
     size = tile("attention_flow", q.shape[0], kv.dtype)
-    pairs = _pairs(items, kv, frames)
-    return Launch(
+    rows = _tile_rows(frames, kv)
+    steps, most = ceil_div(frames, rows), 1 << (splits - 1).bit_length()
+    room = None
+    if workspace is not None and splits > 1:
+        room = Room.of(workspace, steps * items * branches * heads, splits, rows, channels)
+    return out, Launch(
         _attention_flow,
-        (pairs // (branches * heads), branches * heads, splits),
+        (steps * items, branches * heads, splits),
         {
-            "q": q,
+            **strided(q=q, out=out),
             "kv": kv,
             "table": table,
             "visible": visible,
             "bias": bias,
-            "out": out,
-            "counters": None if workspace is None else workspace.view(torch.int32),
-            "sums": None if workspace is None else workspace[_aligned(pairs) :],
+            "counters": None if room is None else room.counters,
+            "sums": None if room is None else room.sums,
             "pages": pages,
             "items": items,
-            "q_stride": q.stride(0),
-            "out_stride": out.stride(0),
             **page_strides(kv),
-            "scale": _LOG2_E * (1 / math.sqrt(channels) if scale is None else scale),
+            "scale": _LOG2_E / math.sqrt(channels),
         },
         {
             "FRAMES": frames,
@@ -195,11 +150,12 @@ def plan_attention_flow(
             "HEADS": heads,
             "D": channels,
             "DISTANCES": 0 if bias is None else bias.shape[3],
-            "CAUSAL": causal,
             "SPLITS": splits,
+            "MOST": most,
+            "TOGETHER": combined_at_once(most, rows),
             "LEAST": ceil_div(least, size.columns) * size.columns,
             "ASK": q.shape[0] <= FEW_ROWS,
-            "ROWS": _tile_rows(frames, kv),
+            "ROWS": rows,
             "KEYS": size.columns,
             "WIDTH": power_of_two(channels),
             "LINE": LINE_BYTES // kv.element_size(),
@@ -213,14 +169,15 @@ def _tile_rows(frames: int, kv: Tensor) -> int:
     return min(tile("attention_flow", frames, kv.dtype).rows, power_of_two(frames))
 
 
-def _pairs(items: int, kv: Tensor, frames: int) -> int:
-    """How many tiles of rows and heads there are, each of which adds up its own splits."""
-    _, branches, _, heads, _, _ = kv.shape
-    return ceil_div(frames, _tile_rows(frames, kv)) * items * branches * heads
+def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
+    """Room for the partial sums of ``splits``, (numbers,) float32 zeros.
 
-
-def _aligned(counters: int) -> int:
-    return ceil_div(counters, _ALIGNED) * _ALIGNED
+    Calls that follow one another share it: each leaves the counters in it at zero.
+    """
+    _, branches, _, heads, _, channels = kv.shape
+    rows = _tile_rows(frames, kv)
+    pairs = ceil_div(frames, rows) * items * branches * heads if splits > 1 else 0
+    return torch.zeros(room_numbers(pairs, splits, rows, channels), device=kv.device)
 
 
 def _check(q: Tensor, kv: Tensor, out: Tensor, rows: int, bias: Tensor | None) -> None:
@@ -257,8 +214,9 @@ def _attention_flow(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     DISTANCES: tl.constexpr,
-    CAUSAL: tl.constexpr,
     SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     LEAST: tl.constexpr,
     ASK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -276,13 +234,9 @@ def _attention_flow(
     channel = tl.arange(0, WIDTH)
     seen = tl.load(visible + item)
     first = (seen - 1) // PAGE * PAGE
-    if CAUSAL:
-        first = seen - FRAMES
     share = tl.maximum(tl.cdiv(tl.cdiv(seen, SPLITS), KEYS) * KEYS, LEAST)
     begin = tl.program_id(2) * share
     end = tl.minimum(seen, begin + share)
-    if CAUSAL:
-        end = tl.minimum(end, first + (step + 1) * ROWS)
     kv += branch * kv_branch + head * kv_head
     table += item * pages
     key = begin + tl.arange(0, KEYS)
@@ -320,28 +274,28 @@ def _attention_flow(
             known = (t < FRAMES)[:, None] & inside[None, :] & (column >= 0) & (column < DISTANCES)
             line = ((item * HEADS + head) * FRAMES + t[:, None]) * DISTANCES
             score += tl.load(bias + line + column, mask=known, other=0.0) * 1.4426950408889634
-        hidden = inside[None, :] == 0
-        if CAUSAL:
-            hidden = hidden | (key[None, :] > first + t[:, None])
-        score = tl.where(hidden, float("-inf"), score)
-        higher = tl.maximum(highest, tl.max(score, axis=1))
-        # A row that has seen nothing yet has no maximum to subtract.
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        part = tl.exp2(score - level[:, None])
-        fade = tl.exp2(highest - level)
-        weight = weight * fade + tl.sum(part, axis=1)
-        mixed = tl.dot(part.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-        highest = higher
-    last = True
+        score = tl.where(inside[None, :], score, float("-inf"))
+        highest, weight, mixed = softmax_step(score, values, highest, weight, mixed)
+    split = tl.program_id(2)
+    last = split == 0
+    result = mixed / tl.where(weight == 0.0, 1.0, weight)[:, None]
     if SPLITS > 1:
         used = tl.cdiv(seen, tl.maximum(share, 1))
-        last, weight, mixed = combine_split_sums(
-            counters, sums, used, t < FRAMES, highest, weight, mixed, SPLITS, ROWS, D, WIDTH
-        )
+        if used > 1:
+            last = split < 0
+            if split < used:
+                pair = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+                sums += pair.to(tl.int64) * SPLITS * (ROWS * (D + 2))
+                own = sums + split * (ROWS * (D + 2))
+                line, here = tl.arange(0, ROWS), t < FRAMES
+                last = store_partial(
+                    own, counters + pair, used, line, here, highest, weight, mixed, ROWS, D, WIDTH
+                )
+                if last:
+                    result = combine(sums, used, line, here, ROWS, D, WIDTH, MOST, TOGETHER)
     if last:
-        mixed = mixed / tl.where(weight == 0.0, 1.0, weight)[:, None]
         place = out + row[:, None] * out_stride + head * D + channel[None, :]
-        tl.store(place, mixed.to(out.dtype.element_ty), mask=mine)
+        tl.store(place, result.to(out.dtype.element_ty), mask=mine)
 
 
 @triton.jit

@@ -6,16 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_decode import (
-    ASKED,
-    LOG2_E,
-    NOTHING,
-    kept,
-    mixed_reference,
-    places_of,
-    prefetch_kept,
-)
-from mosstalk.ops.launch import LINE_BYTES, Launch, power_of_two, runs, tl, triton
+from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
+from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.split_kv import (
     Room,
@@ -24,7 +16,6 @@ from mosstalk.ops.split_kv import (
     combined_at_once,
     queries_of,
     room_numbers,
-    softmax_step,
     store_partial,
 )
 
@@ -39,8 +30,6 @@ WHOLE = Shares(64, 128, 1, 4, 2)
 """In 16 bit where there are enough tiles, so that each takes all of its keys."""
 INVARIANT = Shares(64, 128, 8, 4, 2, joined=8)
 """In 16 bit where keys are shared alike for any number of tiles: many single rows too."""
-EARLY = NOTHING
-"""Whether a program asks for its keys and values before its turn (``ASKED``)."""
 _SHORT_TILES = 128
 
 
@@ -88,6 +77,33 @@ def tiles_work(
     )
 
 
+def attention_prefill_reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    *,
+    block_rows: int,
+) -> Tensor:
+    """``attention_prefill`` in plain torch, tile by tile; reads ``tiles`` on the host.
+
+    A tile may have any number of rows.
+    """
+    channels = keys.shape[2]
+    for first, rows, position, item in tiles.tolist():
+        if rows == 0:
+            continue
+        seen = position + rows
+        query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
+        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        mixed = mixed_reference(query, *both)
+        out[first : first + rows] = mixed.transpose(0, 1).flatten(1)
+    return out
+
+
+@op(attention_prefill_reference)
 def attention_prefill(
     q: Tensor,
     keys: Tensor,
@@ -100,7 +116,7 @@ def attention_prefill(
     span: int,
     work: Tensor,
     invariant: bool = False,
-) -> Tensor:
+) -> tuple[Tensor, Launch]:
     """Write what rows of several sequences mix into ``out`` (N, H D); return it.
 
     ``q`` (N, H D) are queries as ``rope_kv`` leaves them, ``keys`` and ``values``
@@ -114,54 +130,6 @@ def attention_prefill(
     numbers. In float32, and with ``invariant``, a row's bits do not depend on other rows as long
     as tiles are those of ``tiles_of``; else how many tiles there are says whether keys are shared.
     """
-    if not runs(q):
-        return attention_prefill_reference(
-            q, keys, values, table, tiles, out, block_rows=block_rows
-        )
-    plan_attention_prefill(
-        q, keys, values, table, tiles, out,
-        block_rows=block_rows, span=span, work=work, invariant=invariant,
-    ).run()  # fmt: skip
-    return out
-
-
-def attention_prefill_reference(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    tiles: Tensor,
-    out: Tensor,
-    *,
-    block_rows: int,
-) -> Tensor:
-    """``attention_prefill`` in plain torch, tile by tile; reads ``tiles`` on the host."""
-    channels = keys.shape[2]
-    for first, rows, position, item in tiles.tolist():
-        if rows == 0:
-            continue
-        place = places_of(table[item], 0, position + rows, block_rows)
-        query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
-        seen = torch.ones(rows, position + rows, dtype=torch.bool, device=q.device).tril(position)
-        mixed = mixed_reference(query, keys[place], values[place], seen)
-        out[first : first + rows] = mixed.transpose(0, 1).flatten(1).to(out.dtype)
-    return out
-
-
-def plan_attention_prefill(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    tiles: Tensor,
-    out: Tensor,
-    *,
-    block_rows: int,
-    span: int,
-    work: Tensor,
-    invariant: bool = False,
-) -> Launch:
-    """The kernel that does what ``attention_prefill`` says."""
     count, (kv_heads, channels) = tiles.shape[0], keys.shape[1:]
     group = q.shape[1] // (kv_heads * channels)
     _check(q, keys, values, table, tiles, out)
@@ -172,21 +140,18 @@ def plan_attention_prefill(
     room = Room.of(
         work, count * kv_heads if splits > 1 else 0, splits, TILE_ROWS * queries, channels
     )
-    return Launch(
+    return out, Launch(
         _attention_prefill,
         (kv_heads, count, splits),
         {
-            "q": q,
+            **strided(q=q, out=out),
             "keys": keys,
             "values": values,
             "table": table,
             "tiles": tiles,
-            "out": out,
             "counters": room.counters,
             "sums": room.sums,
             "blocks": table.shape[1],
-            "q_stride": q.stride(0),
-            "out_stride": out.stride(0),
             "scale": LOG2_E / math.sqrt(channels),
         },
         {
@@ -202,8 +167,6 @@ def plan_attention_prefill(
             "JOINED": together,
             "AT_ONCE": combined_at_once(shares.most, together),
             "WIDTH": power_of_two(channels),
-            "ASK": EARLY == ASKED,
-            "LINE": LINE_BYTES // keys.element_size(),
         },
         shares.tile,
         short=count <= _SHORT_TILES,
@@ -248,8 +211,6 @@ def _attention_prefill(
     JOINED: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WIDTH: tl.constexpr,
-    ASK: tl.constexpr,
-    LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     gdc_launch(DEPENDENT)
@@ -272,9 +233,6 @@ def _attention_prefill(
     begin = split * share
     end = tl.minimum(seen, begin + share)
     table += item * blocks
-    if ASK and DEPENDENT:
-        # Rows that are written only now come into the cache by being written.
-        prefetch_kept(keys, values, table, g, begin, end, G, D, BLOCK, KEYS, LINE)
     line = tl.arange(0, ROWS)
     row, member = line // QUERIES, line % QUERIES
     channel = tl.arange(0, WIDTH)[None, :]
@@ -291,8 +249,8 @@ def _attention_prefill(
         some_values = kept(values, table, g, start, end, G, D, BLOCK, KEYS, WIDTH)
         key = (start + tl.arange(0, KEYS))[None, :]
         hidden = (key >= end) | (key > position + row[:, None])
-        highest, weight, mixed = softmax_step(
-            query, some_keys, some_values, hidden, highest, weight, mixed, scale, True
+        highest, weight, mixed = see_kept(
+            query, some_keys, some_values, hidden, highest, weight, mixed, scale
         )
     if used == 1:
         mixed = mixed / tl.where(weight == 0.0, 1.0, weight)[:, None]

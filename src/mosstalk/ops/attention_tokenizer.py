@@ -10,18 +10,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, power_of_two, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Shared,
+    Workspace,
+    ceil_div,
+    op,
+    page_strides,
+    power_of_two,
+    tl,
+    triton,
+)
 from mosstalk.ops.linear_tf32x3 import (
     Precision,
-    Shared,
     Tf32x3,
-    Workspace,
     store_tf32x3,
     takes,
     tf32x3_dot,
     upper,
 )
 from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.split_kv import combine, combined_at_once, store_partial
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -61,36 +70,6 @@ def attend_workspace(heads: int, channels: int) -> int:
     return most * heads * ITEM_ROWS * (power_of_two(channels) + 2)
 
 
-def attention_tokenizer(
-    q: Tensor,
-    kv: Tensor,
-    table: Tensor,
-    items: Items,
-    *,
-    splits: int = 1,
-    split: bool = False,
-    precision: Precision = "tf32x3",
-    workspace: Workspace | None = None,
-) -> Tf32x3:
-    """softmax(q k^T / sqrt(d)) v of every row of the items, in halves where ``split``.
-
-    ``q`` and the result (R, H d), no gaps; ``kv`` (pages, 1, 2, H, P, d), any strides but the
-    last; ``table`` (streams, max_pages) int32: key j of a stream is row j % P of page
-    table[stream, j // P]. Rows of no item are left unwritten.
-
-    ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
-    ``visible`` alone, and their sums are joined in order: the same bits at every run. The
-    kernel takes float32, the reference any precision. ``workspace`` is made where it is needed.
-    """
-    if not takes(q):
-        return attention_tokenizer_reference(q, kv, table, items, split=split)
-    out = Tf32x3.empty(q, q.shape[1], split=split)
-    plan_attention_tokenizer(
-        q, kv, table, items, out, splits=splits, precision=precision, workspace=workspace
-    ).run()
-    return out
-
-
 def attention_tokenizer_reference(
     q: Tensor, kv: Tensor, table: Tensor, items: Items, *, split: bool = False
 ) -> Tf32x3:
@@ -109,31 +88,40 @@ def attention_tokenizer_reference(
     return Tf32x3.of(mixed, split=split)
 
 
-def plan_attention_tokenizer(
+@op(attention_tokenizer_reference, takes=takes)
+def attention_tokenizer(
     q: Tensor,
     kv: Tensor,
     table: Tensor,
     items: Items,
-    out: Tf32x3,
     *,
     splits: int = 1,
+    split: bool = False,
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
-    tile: Tile = TILE,
-) -> Launch:
-    """The kernel that does what ``attention_tokenizer`` says."""
+) -> tuple[Tf32x3, Launch]:
+    """softmax(q k^T / sqrt(d)) v of every row of the items, in halves where ``split``.
+
+    ``q`` and the result (R, H d), no gaps; ``kv`` (pages, 1, 2, H, P, d), any strides but the
+    last; ``table`` (streams, max_pages) int32: key j of a stream is row j % P of page
+    table[stream, j // P]. Rows of no item are left unwritten.
+
+    ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
+    ``visible`` alone, and their sums are joined in order: the same bits at every run. The
+    kernel takes float32, the reference any precision. ``workspace`` is made where it is needed.
+    """
     _, branches, parts, heads, page_rows, channels = kv.shape
-    count = len(items.first)
+    count, tile, most = len(items.first), TILE, 1 << (splits - 1).bit_length()
+    out = Tf32x3.empty(q, q.shape[1], split=split)
     assert (branches, parts) == (1, 2)
     assert kv.stride(5) == 1
     assert table.is_contiguous()
     assert all(each.is_contiguous() and each.shape == (count,) for each in items)
     Tf32x3(q).check(len(q), heads * channels)
-    out.check(len(q), heads * channels)
     numbers = tile.rows * (power_of_two(channels) + 2)
-    strides = ("kv_page", "_branch", "kv_part", "kv_head", "kv_row", "_channel")
-    places = dict(zip(strides, kv.stride(), strict=True))
-    return Launch(
+    strides = page_strides(kv)
+    del strides["kv_branch"]
+    return out, Launch(
         _attend,
         (count, heads, splits),
         {
@@ -145,7 +133,7 @@ def plan_attention_tokenizer(
             "out_low": out.low,
             **Shared.of(workspace, splits, count * heads, numbers, q)._asdict(),
             "pages": table.shape[1],
-            **{name: places[name] for name in strides if name.startswith("kv")},
+            **strides,
             "scale": _LOG2_E / math.sqrt(channels),
         },
         {
@@ -155,6 +143,8 @@ def plan_attention_tokenizer(
             "HEADS": heads,
             "D": channels,
             "SHARED": splits > 1,
+            "MOST": most,
+            "TOGETHER": combined_at_once(most, tile.rows),
             "ROWS": tile.rows,
             "KEYS": tile.columns,
             "WIDTH": power_of_two(channels),
@@ -188,6 +178,8 @@ def _attend(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     SHARED: tl.constexpr,
+    MOST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -243,45 +235,15 @@ def _attend(
     last = True
     if SHARED:
         pair = tl.program_id(0) * HEADS + head
-        own_sums = sums + pair * splits * ROWS * (WIDTH + 2)
-        _leave(own_sums, highest, total, mixed, ROWS, WIDTH)
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + pair, 1, sem="acq_rel") == splits - 1
+        sums += pair * splits * (ROWS * (WIDTH + 2))
+        part = sums + tl.program_id(2) * (ROWS * (WIDTH + 2))
+        last = store_partial(
+            part, counters + pair, splits, t, t < own, highest, total, tl.trans(mixed),
+            ROWS, WIDTH, WIDTH,
+        )  # fmt: skip
         if last:
-            total, mixed = _join(own_sums, splits, ROWS, WIDTH)
-            tl.store(counters + pair, 0)
+            mixed = tl.trans(combine(sums, splits, t, t < own, ROWS, WIDTH, WIDTH, MOST, TOGETHER))
+    else:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[None, :]
     if last:
-        total = tl.where(total == 0.0, 1.0, total)
-        store_tf32x3(out, out_low, row + channel[:, None], mixed / total[None, :], mine, SPLIT)
-
-
-@triton.jit
-def _leave(sums, highest, total, mixed, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Write one split's sums for whichever program of the item and head comes last."""
-    row = tl.arange(0, ROWS)
-    own = sums + tl.program_id(2) * ROWS * (WIDTH + 2)
-    tl.store(own + row[None, :] * WIDTH + tl.arange(0, WIDTH)[:, None], mixed)
-    tl.store(own + ROWS * WIDTH + row, highest)
-    tl.store(own + ROWS * (WIDTH + 1) + row, total)
-
-
-@triton.jit
-def _join(sums, splits, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """All splits' sums joined in their order, past the nearest cache, which may be stale."""
-    row = tl.arange(0, ROWS)
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((WIDTH, ROWS), tl.float32)
-    for split in range(splits):
-        own = sums + split * ROWS * (WIDTH + 2)
-        other = tl.load(own + ROWS * WIDTH + row, cache_modifier=".cg")
-        higher = tl.maximum(highest, other)
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, share = tl.exp2(highest - level), tl.exp2(other - level)
-        place = own + row[None, :] * WIDTH + tl.arange(0, WIDTH)[:, None]
-        theirs = tl.load(place, cache_modifier=".cg")
-        theirs_total = tl.load(own + ROWS * (WIDTH + 1) + row, cache_modifier=".cg")
-        total = total * fade + theirs_total * share
-        mixed = mixed * fade[None, :] + theirs * share[None, :]
-        highest = higher
-    return total, mixed
+        store_tf32x3(out, out_low, row + channel[:, None], mixed, mine, SPLIT)

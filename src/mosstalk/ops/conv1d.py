@@ -7,11 +7,11 @@ from torch import Tensor
 
 from mosstalk.ops.launch import (
     Launch,
-    at_once,
     ceil_div,
     linear,
-    runs,
+    op,
     sides,
+    strided,
     tl,
     triton,
 )
@@ -41,29 +41,6 @@ class Places(TypedDict):
     valid: Tensor
 
 
-def conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
-) -> Tensor:
-    """Write the causal kernel-3 convolution of each item's rows into ``out``; return it.
-
-    ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame, rows
-    may lie apart; ``weight`` (N, 3 C), window rows t-2, t-1, t side by side, in the dtype of
-    the product's inputs; ``bias`` (N,); ``out`` (R, N) in any float dtype.
-
-    Of the ``places``, ``before_item``, ``before_page``, ``page`` and ``valid`` are (items,)
-    int32, read before the kernel's turn (docs/kernels.md), and ``tails`` (pages, branches, 2,
-    C) in the dtype of ``x`` with any strides but the last. The two rows before an item's first
-    are the last two of item ``before_item`` where that is not -1, else ``tails[before_page,
-    branch]`` where that is not -1, else zeros. ``tails[page]`` gets the last two of the rows
-    that precede followed by the first ``valid`` of the item. That page may be no item's
-    ``before_page`` in the same call.
-    """
-    if not runs(x):
-        return conv1d_reference(x, weight, bias, out, **places)
-    plan_conv1d(x, weight, bias, out, **places).run()
-    return out
-
-
 def conv1d_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
 ) -> Tensor:
@@ -83,23 +60,36 @@ def conv1d_reference(
     return out.copy_(linear(torch.cat(taps, dim=3), weight, bias).flatten(0, 2))
 
 
-def plan_conv1d(
+@op(conv1d_reference)
+def conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, **places: Unpack[Places]
-) -> Launch:
-    """The kernel that does what ``conv1d`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write the causal kernel-3 convolution of each item's rows into ``out``; return it.
+
+    ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame, rows
+    may lie apart; ``weight`` (N, 3 C), window rows t-2, t-1, t side by side, in the dtype of
+    the product's inputs; ``bias`` (N,); ``out`` (R, N) in any float dtype.
+
+    Of the ``places``, ``before_item``, ``before_page``, ``page`` and ``valid`` are (items,)
+    int32, read before the kernel's turn (docs/kernels.md), and ``tails`` (pages, branches, 2,
+    C) in the dtype of ``x`` with any strides but the last. The two rows before an item's first
+    are the last two of item ``before_item`` where that is not -1, else ``tails[before_page,
+    branch]`` where that is not -1, else zeros. ``tails[page]`` gets the last two of the rows
+    that precede followed by the first ``valid`` of the item. That page may be no item's
+    ``before_page`` in the same call.
+    """
     (rows, channels), columns = x.shape, weight.shape[0]
     tails, page, frames = places["tails"], places["page"], places["frames"]
     _check(x, weight, out, places)
     size = tile("conv1d", rows, weight.dtype)
-    return Launch(
+    return out, Launch(
         _conv1d,
         # The last column of programs writes the tails.
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns) + 1),
         {
-            "x": x,
+            **strided(x=x, out=out),
             "weight": weight,
             "bias": bias,
-            "out": out,
             "before_item": places["before_item"],
             "before_page": places["before_page"],
             "tails": tails,
@@ -107,8 +97,6 @@ def plan_conv1d(
             "valid": places["valid"],
             "rows": rows,
             "items": page.shape[0],
-            "x_stride": x.stride(0),
-            "out_stride": out.stride(0),
             "tails_page": tails.stride(0),
             "tails_branch": tails.stride(1),
             "tails_row": tails.stride(2),
@@ -120,7 +108,6 @@ def plan_conv1d(
             "BIAS": bias is not None,
             "PAIRS": 1 << (ceil_div(size.rows, frames) - 1).bit_length(),
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,

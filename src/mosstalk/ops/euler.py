@@ -2,29 +2,9 @@
 
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, strided, tl, triton
 from mosstalk.ops.parts import gdc_wait
 from mosstalk.ops.tiles import SOME_ROWS, tile
-
-
-def euler(
-    x_in: Tensor,
-    velocity: Tensor,
-    guidance: float,
-    duration: float,
-    rounded: Tensor | None = None,
-) -> Tensor:
-    """x += duration ((1 + g) v_conditioned - g v_unconditioned), in place; return ``x_in``.
-
-    ``x_in`` (2 n, C) float32 holds x in its first M columns, the same in both branches, the
-    conditioned rows first; ``velocity`` (2 n, M) float32 in the same order; g = ``guidance``
-    (classifier-free guidance, Ho & Salimans 2021). ``rounded`` (2 n, at least M) in any float
-    dtype, where given, gets the new x in its first M columns.
-    """
-    if not runs(x_in):
-        return euler_reference(x_in, velocity, guidance, duration, rounded)
-    plan_euler(x_in, velocity, guidance, duration, rounded).run()
-    return x_in
 
 
 def euler_reference(
@@ -35,40 +15,44 @@ def euler_reference(
     rounded: Tensor | None = None,
 ) -> Tensor:
     """``euler`` in plain torch."""
-    conditioned, unconditioned = velocity.chunk(2)
+    conditioned, unconditioned = velocity.chunk(2, dim=-2)
     guided = (1 + guidance) * conditioned - guidance * unconditioned
-    x = x_in[:, : velocity.shape[1]]
-    x += (duration * guided).repeat(2, 1)
+    x = x_in[..., : velocity.shape[-1]]
+    x.unflatten(-2, (2, -1)).add_((duration * guided).unsqueeze(-3))
     if rounded is not None:
         rounded[:, : velocity.shape[1]] = x
     return x_in
 
 
-def plan_euler(
+@op(euler_reference)
+def euler(
     x_in: Tensor,
     velocity: Tensor,
     guidance: float,
     duration: float,
     rounded: Tensor | None = None,
-) -> Launch:
-    """The kernel that does what ``euler`` says."""
+) -> tuple[Tensor, Launch]:
+    """x += duration ((1 + g) v_conditioned - g v_unconditioned), in place; return ``x_in``.
+
+    ``x_in`` (2 n, C) float32 holds x in its first M columns, the same in both branches, the
+    conditioned rows first; ``velocity`` (2 n, M) float32 in the same order; g = ``guidance``
+    (classifier-free guidance, Ho & Salimans 2021). ``rounded`` (2 n, at least M) in any float
+    dtype, where given, gets the new x in its first M columns.
+    """
     rows, columns = velocity.shape
     assert x_in.shape[0] == rows
     assert rows % 2 == 0
     assert x_in.stride(1) == velocity.stride(1) == 1
     assert rounded is None or (rounded.shape[0] == rows and rounded.stride(1) == 1)
     size = tile("euler", rows, velocity.dtype)
-    return Launch(
+    return x_in, Launch(
         _euler,
         (ceil_div(rows // 2, size.rows), ceil_div(columns, size.columns)),
         {
+            **strided(velocity=velocity, rounded=rounded),
             "x_in": x_in,
-            "velocity": velocity,
-            "rounded": rounded,
-            "half": rows // 2,
             "x_stride": x_in.stride(0),
-            "rounded_stride": 0 if rounded is None else rounded.stride(0),
-            "velocity_stride": velocity.stride(0),
+            "half": rows // 2,
             "guidance": guidance,
             "duration": duration,
         },

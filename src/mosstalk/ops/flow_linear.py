@@ -9,14 +9,15 @@ from torch import Tensor
 from mosstalk.ops.launch import (
     Launch,
     Norm,
-    at_once,
     ceil_div,
+    given,
     linear,
     normalise,
+    op,
     page_strides,
     power_of_two,
-    runs,
     sides,
+    strided,
     tl,
     triton,
 )
@@ -26,58 +27,43 @@ from mosstalk.ops.tiles import SOME_ROWS, tile
 # A linear layer added to the stream it stands beside.
 
 
-def linear_add(
+def linear_add_reference(
     x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
 ) -> Tensor:
+    """``linear_add`` in plain torch."""
+    return given(linear(a, weight, bias).add_(x), out)
+
+
+@op(linear_add_reference)
+def linear_add(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
+) -> tuple[Tensor, Launch]:
     """x + a W^T + b, written into ``out``, which may be ``x`` itself; made where it is None.
 
     ``x`` (R, N) float32, ``out`` (R, N) and ``a`` (R, K) in any float dtype, ``weight`` (N, K)
     in the dtype of the product's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if not runs(x):
-        return linear_add_reference(x, a, weight, bias, out)
-    plan_linear_add(x, a, weight, bias, out).run()
-    return out
-
-
-def linear_add_reference(
-    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> Tensor:
-    """``linear_add`` in plain torch."""
-    return out.copy_(x + linear(a, weight, bias))
-
-
-def plan_linear_add(
-    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> Launch:
-    """The kernel that does what ``linear_add`` says."""
     (rows, channels), columns = a.shape, weight.shape[0]
     assert weight.shape == (columns, channels)
     assert weight.is_contiguous()
     assert x.shape == out.shape == (rows, columns)
     assert x.stride(1) == a.stride(1) == out.stride(1) == 1
     size = tile("linear_add", rows, weight.dtype)
-    return Launch(
+    return out, Launch(
         _linear_add,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
-            "x": x,
-            "a": a,
+            **strided(x=x, a=a, out=out),
             "weight": weight,
             "bias": bias,
-            "out": out,
             "rows": rows,
-            "x_stride": x.stride(0),
-            "a_stride": a.stride(0),
-            "out_stride": out.stride(0),
         },
         {
             "K": channels,
             "N": columns,
             "BIAS": bias is not None,
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,
@@ -138,35 +124,12 @@ def _linear_add(
 Activation = Literal["none", "gelu", "silu"]
 
 
-def norm_linear(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    activation: Activation = "none",
-    mish: bool = False,
-) -> Tensor:
-    """Write act(LN(x) W^T + b) into ``out`` and return it; GELU is the exact one.
-
-    ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the product's inputs,
-    ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype. Rows of
-    ``x`` and ``out`` may lie apart; their channels may not. ``norm`` None leaves ``x`` as it is;
-    ``mish``: the product's input is mish(LN(x)), as a final projection has it.
-    """
-    if not runs(x):
-        return norm_linear_reference(x, norm, weight, bias, out, activation=activation, mish=mish)
-    plan_norm_linear(x, norm, weight, bias, out, activation=activation, mish=mish).run()
-    return out
-
-
 def norm_linear_reference(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,
     bias: Tensor | None,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     mish: bool = False,
@@ -177,20 +140,29 @@ def norm_linear_reference(
         y = F.gelu(y)
     elif activation == "silu":
         y = F.silu(y)
-    return out.copy_(y)
+    return given(y, out)
 
 
-def plan_norm_linear(
+@op(norm_linear_reference)
+def norm_linear(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,
     bias: Tensor | None,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     mish: bool = False,
-) -> Launch:
-    """The kernel that does what ``norm_linear`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write act(LN(x) W^T + b) into ``out`` and return it; GELU is the exact one.
+
+    ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the product's inputs,
+    ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype, made in float32
+    where it is None. Rows of ``x`` and ``out`` may lie apart; their channels may not. ``norm``
+    None leaves ``x`` as it is; ``mish``: the product's input is mish(LN(x)), as a final
+    projection has it.
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32) if out is None else out
     (rows, channels), columns = x.shape, weight.shape[0]
     assert weight.shape == (columns, channels)
     assert weight.is_contiguous()
@@ -198,19 +170,16 @@ def plan_norm_linear(
     assert x.stride(1) == out.stride(1) == 1
     norm_weight, shift, eps = norm or (None, None, 0.0)
     size = tile("norm_linear", rows, weight.dtype)
-    return Launch(
+    return out, Launch(
         _norm_linear,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
-            "x": x,
+            **strided(x=x, out=out),
             "norm_weight": norm_weight,
             "shift": shift,
             "weight": weight,
             "bias": bias,
-            "out": out,
             "rows": rows,
-            "x_stride": x.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
@@ -221,7 +190,6 @@ def plan_norm_linear(
             "BIAS": bias is not None,
             "ACTIVATION": activation,
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,
@@ -293,31 +261,6 @@ def _norm_linear(
 # Queries, keys and values of normalised rows, keys and values straight into their pages.
 
 
-def norm_qkv(
-    x: Tensor,
-    norm: Norm | None,
-    weight: Tensor,
-    q_out: Tensor,
-    kv: Tensor,
-    page: Tensor,
-    *,
-    frames: int,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Project LN(x): queries into ``q_out``, keys and values into each item's page; return q.
-
-    ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame;
-    ``weight`` (3 H d, C) holds q, k and v one after the other, ``bias`` (3 H d,) too; ``q_out``
-    (R, H d); ``kv`` (pages, branches, 2, H, P, d) is one layer's view of the pages, any strides
-    but the last; ``page`` (items,) int32, read before the kernel's turn (docs/kernels.md). Row
-    ``frame`` of a page gets row ``frame`` of its item.
-    """
-    if not runs(x):
-        return norm_qkv_reference(x, norm, weight, q_out, kv, page, frames=frames, bias=bias)
-    plan_norm_qkv(x, norm, weight, q_out, kv, page, frames=frames, bias=bias).run()
-    return q_out
-
-
 def norm_qkv_reference(
     x: Tensor,
     norm: Norm | None,
@@ -338,7 +281,8 @@ def norm_qkv_reference(
     return q_out.copy_(y[:, :inner])
 
 
-def plan_norm_qkv(
+@op(norm_qkv_reference)
+def norm_qkv(
     x: Tensor,
     norm: Norm | None,
     weight: Tensor,
@@ -348,8 +292,15 @@ def plan_norm_qkv(
     *,
     frames: int,
     bias: Tensor | None = None,
-) -> Launch:
-    """The kernel that does what ``norm_qkv`` says."""
+) -> tuple[Tensor, Launch]:
+    """Project LN(x): queries into ``q_out``, keys and values into each item's page; return q.
+
+    ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame;
+    ``weight`` (3 H d, C) holds q, k and v one after the other, ``bias`` (3 H d,) too; ``q_out``
+    (R, H d); ``kv`` (pages, branches, 2, H, P, d) is one layer's view of the pages, any strides
+    but the last; ``page`` (items,) int32, read before the kernel's turn (docs/kernels.md). Row
+    ``frame`` of a page gets row ``frame`` of its item.
+    """
     (rows, channels), columns = x.shape, weight.shape[0]
     _, branches, parts, heads, page_rows, channels_of_head = kv.shape
     inner = heads * channels_of_head
@@ -363,11 +314,11 @@ def plan_norm_qkv(
     assert x.stride(1) == q_out.stride(1) == kv.stride(5) == 1
     norm_weight, shift, eps = norm or (None, None, 0.0)
     size = tile("norm_qkv", rows, weight.dtype)
-    return Launch(
+    return q_out, Launch(
         _norm_qkv,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
-            "x": x,
+            **strided(x=x),
             "norm_weight": norm_weight,
             "shift": shift,
             "weight": weight,
@@ -377,7 +328,6 @@ def plan_norm_qkv(
             "page": page,
             "rows": rows,
             "items": page.shape[0],
-            "x_stride": x.stride(0),
             "q_stride": q_out.stride(0),
             **page_strides(kv),
             "eps": eps,
@@ -390,7 +340,6 @@ def plan_norm_qkv(
             "NORM": norm is not None,
             "BIAS": bias is not None,
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,
@@ -486,32 +435,34 @@ def _norm_qkv(
 # The end of a residual block: the second bracket's norm and Mish, and the 1x1 beside it.
 
 
-def close_residual(
-    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+def close_residual_reference(
+    y: Tensor,
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
+    """``close_residual`` in plain torch."""
+    return given(linear(x, weight, bias).add_(normalise(y, norm, mish=True)), out)
+
+
+@op(close_residual_reference)
+def close_residual(
+    y: Tensor,
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Launch]:
     """Write mish(LN(y)) + x W^T + b into ``out`` and return it.
 
     ``y`` (R, N) float32, ``x`` (R, K) in any float dtype, ``weight`` (N, K) in the dtype of the
-    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``. Rows may lie
-    apart, channels may not.
+    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``, made where it is
+    None. Rows may lie apart, channels may not.
     """
-    if not runs(x):
-        return close_residual_reference(y, norm, x, weight, bias, out)
-    plan_close_residual(y, norm, x, weight, bias, out).run()
-    return out
-
-
-def close_residual_reference(
-    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> Tensor:
-    """``close_residual`` in plain torch."""
-    return out.copy_(F.mish(normalise(y, norm)) + linear(x, weight, bias))
-
-
-def plan_close_residual(
-    y: Tensor, norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> Launch:
-    """The kernel that does what ``close_residual`` says."""
+    out = torch.empty_like(y) if out is None else out
     (rows, channels), columns = x.shape, weight.shape[0]
     assert weight.shape == (columns, channels)
     assert weight.is_contiguous()
@@ -519,21 +470,16 @@ def plan_close_residual(
     assert y.stride(1) == x.stride(1) == out.stride(1) == 1
     norm_weight, shift, eps = norm
     size = tile("close_residual", rows, weight.dtype)
-    return Launch(
+    return out, Launch(
         _close_residual,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
-            "y": y,
+            **strided(y=y, x=x, out=out),
             "norm_weight": norm_weight,
             "shift": shift,
-            "x": x,
             "weight": weight,
             "bias": bias,
-            "out": out,
             "rows": rows,
-            "y_stride": y.stride(0),
-            "x_stride": x.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
@@ -542,7 +488,6 @@ def plan_close_residual(
             "BIAS": bias is not None,
             "SPAN": power_of_two(columns),
             **sides(size, channels, weight),
-            **at_once(size, channels),
         },
         size,
         short=rows <= SOME_ROWS,

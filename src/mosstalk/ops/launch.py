@@ -1,14 +1,18 @@
-"""Launches of kernels: planned, checked, compiled together, and run; and pieces of references."""
+"""Steps in two forms, kernels and plain torch: dispatched, planned, checked and compiled together.
+
+Pieces that the references share are at the end.
+"""
 
 import os
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, update_wrapper
+from inspect import signature
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +73,22 @@ def interprets() -> bool:
     return INSTALLED and bool(triton.knobs.runtime.interpret)
 
 
+_references_only: ContextVar[bool] = ContextVar("references_only", default=False)
+
+
+@contextmanager
+def references_only() -> Iterator[None]:
+    """Operations that this thread calls within are computed by their references everywhere."""
+    token = _references_only.set(True)
+    try:
+        yield
+    finally:
+        _references_only.reset(token)
+
+
 def runs(tensor: Tensor) -> bool:
     """Whether kernels, rather than their references, take ``tensor``."""
-    if SWITCHES.references or not INSTALLED:
+    if SWITCHES.references or not INSTALLED or _references_only.get():
         return False
     return tensor.is_cuda or interprets()
 
@@ -87,9 +104,11 @@ def ceil_div(size: int, part: int) -> int:
 
 
 def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
-    """What ``parts.product`` and ``parts.fetch_ahead`` are compiled for.
+    """What ``parts.product`` and those beside it are compiled for.
 
     ``channels`` are those of a row; rows of ``weight`` may hold several windows of them.
+    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
+    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
     """
     width = power_of_two(channels)
     line = LINE_BYTES // weight.element_size()
@@ -100,22 +119,23 @@ def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
         "WIDTH": width,
         "LINES": 1 << (ceil_div(weight.shape[1], line) - 1).bit_length(),
         "LINE": line,
+        "AT_ONCE": int(size.inner >= width),
+        "GROUPS": size.groups,
     }
+
+
+def strided(**tensors: Tensor | None) -> dict[str, Any]:
+    """Tensors by a kernel's arguments, and numbers from row to row: ``x`` and ``x_stride``."""
+    given: dict[str, Any] = tensors.copy()
+    for name, one in tensors.items():
+        given[name + "_stride"] = 0 if one is None else one.stride(0)
+    return given
 
 
 def page_strides(kv: Tensor) -> dict[str, int]:
     """Strides of one layer's pages (pages, branches, 2, H, P, d), by a kernel's arguments."""
-    names = ("kv_page", "kv_branch", "kv_part", "kv_head", "kv_row")
-    return dict(zip(names, kv.stride(), strict=False))
-
-
-def at_once(size: Tile, channels: int) -> dict[str, int]:
-    """What ``parts.held`` and those that take what it gives are compiled for, besides ``sides``.
-
-    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
-    a kernel's turn; GROUPS of them are summed apart, each by its own warps.
-    """
-    return {"AT_ONCE": int(size.inner >= power_of_two(channels)), "GROUPS": size.groups}
+    page, branch, part, head, row, _ = kv.stride()
+    return {"kv_page": page, "kv_branch": branch, "kv_part": part, "kv_head": head, "kv_row": row}
 
 
 def forget_compiled() -> None:
@@ -158,8 +178,7 @@ def compiled_together(*, strict: bool = True) -> Iterator[None]:
             launch.compile()
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel with everything it is called with.
 
     ``arguments`` are tensors and numbers known at run time, ``constants`` those known when
@@ -179,28 +198,33 @@ class Launch:
         """Launch the kernel on the current stream."""
         gathered = _gathered.get()
         if gathered is None:
-            self.kernel[self.grid](**self._given())
+            self.kernel[self.grid](**self.arguments, **self.constants, **self._options())
         else:
             gathered.setdefault(self._variant(), self)
 
     def compile(self) -> None:
         """Compile the kernel, or begin to, as ``run`` would."""
-        self.kernel.warmup(grid=self.grid, **self._given())
+        options = self._options()
+        self.kernel.warmup(grid=self.grid, **self.arguments, **self.constants, **options)
 
-    def _given(self) -> dict[str, Any]:
-        device = next(value.device for value in self.arguments.values() if torch.is_tensor(value))
-        dependent = SWITCHES.dependent and self.short and _can_depend(device)
-        extra: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-        if self.registers:
-            extra["maxnreg"] = self.registers
-        return {
-            **self.arguments,
-            **self.constants,
-            "DEPENDENT": dependent,
+    def _options(self) -> dict[str, Any]:
+        """What the tile, the switches and the card say."""
+        options: dict[str, Any] = {
+            "DEPENDENT": False,
             "num_warps": self.tile.warps,
             "num_stages": self.tile.stages,
-            **extra,
         }
+        if self.short and SWITCHES.dependent and _can_depend(self._device()):
+            options["DEPENDENT"] = options["launch_pdl"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
+        return options
+
+    def _device(self) -> torch.device:
+        for value in self.arguments.values():
+            if isinstance(value, Tensor):
+                return value.device
+        raise AssertionError("a kernel reads or writes a tensor")
 
     def _variant(self) -> Variant:
         """What tells apart launches that are not compiled alike, and perhaps some that are."""
@@ -211,23 +235,148 @@ class Launch:
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
 
 
+_MOST_COUNTERS = 4096
+"""Tiles that several programs may share."""
+
+
+class Workspace:
+    """Room for the sums of programs that share a tile.
+
+    Calls that follow one another on a stream share it: each leaves the counters at zero.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
+
+
+class Shared(NamedTuple):
+    """What a launch uses of a workspace: nothing where no programs share a tile."""
+
+    counters: Tensor | None
+    sums: Tensor | None
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
+    ) -> "Shared":
+        """For ``splits`` of so many ``tiles``, which leave ``numbers`` each."""
+        if splits == 1:
+            return cls(None, None)
+        numbers *= tiles * splits
+        # One that was made before other divisions were found for the card may be too small.
+        if workspace is None or workspace.sums.numel() < numbers:
+            workspace = Workspace(numbers, like.device)
+        assert workspace.counters.numel() >= tiles
+        return cls(workspace.counters, workspace.sums)
+
+
 @lru_cache
 def _can_depend(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _DEPENDENT_SINCE
 
 
+P = ParamSpec("P")
+R = ParamSpec("R")
+T = TypeVar("T")
+Plans = tuple[T, *tuple[Launch, ...]]
+"""What a call returns, and the kernels that it launches, in their order."""
+
+
+class Op(Generic[P, R, T]):
+    """A step in two forms: kernels where they take its first argument, elsewhere ``reference``.
+
+    Both write the same and return the same. What only kernels need to be told, always by
+    keyword, the reference is not told.
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        plans: Callable[P, Plans[T]],
+        reference: Callable[R, T],
+        takes: Callable[[Any], bool],
+    ) -> None:
+        update_wrapper(self, plans)
+        self.reference = reference
+        self._plans, self._takes = plans, takes
+        names = signature(plans).parameters
+        self._first = next(iter(names))
+        self._for_kernels = names.keys() - signature(reference).parameters.keys()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the step's own docstring says."""
+        if not self._takes(args[0] if args else kwargs[self._first]):
+            told: dict[str, Any] = dict(kwargs)
+            for name in self._for_kernels:
+                told.pop(name, None)
+            plain: Callable[..., T] = self.reference
+            return plain(*args, **told)
+        planned = self._plans(*args, **kwargs)
+        for launch in planned[1:]:
+            launch.run()
+        return planned[0]
+
+    def launches(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Launch, ...]:
+        """The kernels that such a call launches, in their order, as values."""
+        return self._plans(*args, **kwargs)[1:]
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Launch:
+        """The one kernel that such a call launches, as a value."""
+        (launch,) = self.launches(*args, **kwargs)
+        return launch
+
+
+def op(
+    reference: Callable[R, T], *, takes: Callable[[Any], bool] = runs
+) -> Callable[[Callable[P, Plans[T]]], Op[P, R, T]]:
+    """Make a step of what checks a call's arguments and plans its kernels.
+
+    The function decorated is the step's signature and docstring; it returns what the call
+    returns, then its launches. ``reference`` does the same in plain torch where ``takes`` says
+    that kernels do not take the first argument.
+    """
+    return lambda plans: Op(plans, reference, takes)
+
+
 # Pieces that the references share, in plain torch.
+
+_ITEMS_APART = 3
+"""Dimensions of rows whose items are products of their own."""
 
 
 def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
     """LayerNorm of (..., C) in float32, then Mish where asked for."""
-    if norm is not None:
-        norm_weight, shift, eps = norm
-        x = torch.layer_norm(x, norm_weight.shape, norm_weight.float(), shift.float(), eps)
-    return F.mish(x) if mish else x
+    if norm is None:
+        return F.mish(x) if mish else x
+    norm_weight, shift, eps = norm
+    if norm_weight.dtype != torch.float32:
+        norm_weight, shift = norm_weight.float(), shift.float()
+    y = torch.layer_norm(x, norm_weight.shape, norm_weight, shift, eps)
+    return F.mish(y, inplace=True) if mish else y
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, inputs rounded to the weight's dtype, sums float32, (..., N) float32."""
-    rounded = x.to(weight.dtype).float()
-    return F.linear(rounded, weight.float(), None if bias is None else bias.float())
+    """x W^T + b, inputs rounded to the weight's dtype, sums float32, (..., N) float32.
+
+    Each item of (I, R, K) is a product of its own: products of other sizes round otherwise, and
+    in float32 nothing may depend on company.
+    """
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
+        x, weight = x.to(weight.dtype).float(), weight.float()
+        bias = None if bias is None else bias.float()
+    if x.ndim != _ITEMS_APART:
+        return F.linear(x, weight, bias)
+    out = x.new_empty(*x.shape[:2], weight.shape[0])
+    for rows, place in zip(x, out, strict=True):
+        if bias is None:
+            torch.mm(rows, weight.T, out=place)
+        else:
+            torch.addmm(bias, rows, weight.T, out=place)
+    return out
+
+
+def given(y: Tensor, out: Tensor | None) -> Tensor:
+    """``y`` in ``out`` and its dtype, or as it is where there is none."""
+    return y if out is None else out.copy_(y)

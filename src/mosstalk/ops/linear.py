@@ -1,15 +1,25 @@
 """Products of few or many rows with a norm before them, a gate, or a residual, in one kernel."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, linear, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Plans,
+    Shared,
+    Workspace,
+    ceil_div,
+    linear,
+    op,
+    power_of_two,
+    strided,
+    tl,
+    triton,
+)
 from mosstalk.ops.linear_tiles import Division, division, kind_of
 from mosstalk.ops.norm import normalised, rms_norm
-from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
+from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2, summed
 from mosstalk.ops.tiles import Tile
 
 # Pieces that the language model's kernels share; each is inlined into the kernel that calls it.
@@ -19,7 +29,7 @@ from mosstalk.ops.tiles import Tile
 def prefetch_runs(place, size):
     """Ask for ``size`` bytes from each of a tile of pointers on to be brought into the cache.
 
-    Both are multiples of 16 bytes. One instruction brings a whole run, where ``ask_for`` brings
+    Both are multiples of 16 bytes. One instruction brings a whole run, where ``prefetch_l2`` brings
     a line; it needs compute capability 9.0, as dependent launches do.
     """
     place = place.to(tl.int64)
@@ -52,39 +62,6 @@ def prefetch_rows(
 
 
 @triton.jit
-def store_partial(
-    total, sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Put one of a split's PARTS totals (COLUMNS, ROWS) where its tile's last program finds it."""
-    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    own = (tile * tl.num_programs(2) + tl.program_id(2)) * PARTS + part
-    tl.store(sums + own * ROWS * COLUMNS + place, total)
-
-
-@triton.jit
-def comes_last(counters, tile):
-    """Whether all other splits of ``tile`` have left their totals; leaves its counter at zero."""
-    tl.debug_barrier()
-    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == tl.num_programs(2) - 1
-    if last:
-        tl.store(counters + tile, 0)
-    return last
-
-
-@triton.jit
-def combine(sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sum of what the splits of ``tile`` left, in their order."""
-    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    splits = tl.num_programs(2)
-    total = tl.zeros((COLUMNS, ROWS), tl.float32)
-    for split in range(splits):
-        own = (tile * splits + split) * PARTS + part
-        # Past the nearest cache, which may be stale.
-        total += tl.load(sums + own * ROWS * COLUMNS + place, cache_modifier=".cg")
-    return total
-
-
-@triton.jit
 def silu(x):
     """x / (1 + e^-x)."""
     return x / (1.0 + tl.exp(-x))
@@ -96,35 +73,28 @@ def silu(x):
 _TILE = Tile(1, 1024, 0, 4, 1)
 
 
-def gate_up(y: Tensor, out: Tensor) -> Tensor:
-    """Write silu(gate) up of ``y`` (R, 2N), gate then up, into ``out`` (R, N); return it.
-
-    Both in one dtype; rows may lie apart. Rounded where ``model.network.MLP`` is: after silu
-    and after the product.
-    """
-    if not runs(y):
-        return gate_up_reference(y, out)
-    plan_gate_up(y, out).run()
-    return out
-
-
 def gate_up_reference(y: Tensor, out: Tensor) -> Tensor:
     """``gate_up`` in plain torch."""
     gate, up = y.chunk(2, dim=1)
-    return out.copy_(F.silu(gate) * up)
+    return torch.mul(F.silu(gate), up, out=out)
 
 
-def plan_gate_up(y: Tensor, out: Tensor) -> Launch:
-    """The kernel that does what ``gate_up`` says."""
+@op(gate_up_reference)
+def gate_up(y: Tensor, out: Tensor) -> tuple[Tensor, Launch]:
+    """Write silu(gate) up of ``y`` (R, 2N), gate then up, into ``out`` (R, N); return it.
+
+    Both in one dtype; rows may lie apart. Rounded where ``models.language_model.MLP`` is: after
+    silu and after the product.
+    """
     rows, columns = out.shape
     assert y.shape == (rows, 2 * columns)
     assert y.dtype == out.dtype
     assert y.stride(1) == out.stride(1) == 1
     width = min(_TILE.columns, power_of_two(columns))
-    return Launch(
+    return out, Launch(
         _gate_up,
         (rows, ceil_div(columns, width)),
-        {"y": y, "out": out, "y_stride": y.stride(0), "out_stride": out.stride(0)},
+        strided(y=y, out=out),
         {"N": columns, "COLUMNS": width},
         _TILE,
     )
@@ -156,7 +126,7 @@ def takes(x: Tensor, norm_weight: Tensor | None, weight: Tensor) -> bool:
     return x.shape[1] % 2 == 0 and all(one.storage_offset() % 2 == 0 for one in given)
 
 
-def plan_rms_linear_one(
+def _one_row_linear(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -315,65 +285,10 @@ def _product(w, first, second, BRAIN: tl.constexpr):
 # A linear layer on few rows, RMSNorm before it and SwiGLU or a residual after it.
 
 
-_MOST_COUNTERS = 4096
 _MOST_PROGRAMS = 400
 """Where there are so many tiles of columns, none share one."""
 _FP8_SIDE = 32
 """The fewest channels that matrix units multiply in 8 bits."""
-
-
-class LinearWorkspace:
-    """Room for the sums of programs that share a tile.
-
-    Calls that follow one another on a stream share it: each leaves the counters at zero.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
-        self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
-
-
-def rms_linear(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    out: Tensor,
-    *,
-    residual: Tensor | None = None,
-    gated: bool = False,
-    invariant: bool = False,
-    workspace: LinearWorkspace | None = None,
-) -> Tensor:
-    """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
-
-    ``x`` (R, C), ``norm_weight`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
-    dtype; ``residual`` (R, N), which may be ``out``. Rows may lie apart, channels may not. f is
-    nothing, or with ``gated`` SwiGLU (Shazeer 2020): silu(x G^T) x U^T with ``weight`` (2N, C)
-    the rows of G, then of U. Sums are float32, and nothing is rounded between the products'
-    inputs and ``out``.
-
-    With ``invariant``, and in float32, a row's bits do not depend on the other rows. Best for
-    few rows; else right, but slower than torch. ``workspace`` is made where one is needed and None
-    is given.
-    """
-    if not runs(x):
-        return rms_linear_reference(
-            x, norm_weight, eps, weight, out, residual=residual, gated=gated
-        )
-    rows, channels = x.shape
-    kind = kind_of(channels, normed=norm_weight is not None, gated=gated)
-    # Pairs of numbers are what the kernel for one row reads.
-    few = rows if takes(x, norm_weight, weight) else max(rows, 2)
-    divided = division(kind, few, weight.dtype, invariant=invariant)
-    if norm_weight is not None and divided.apart:
-        x, norm_weight = (
-            rms_norm(x, norm_weight, eps, torch.empty(x.shape, dtype=x.dtype, device=x.device)),
-            None,
-        )
-    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
-    plan_rms_linear(x, norm_weight, eps, weight, out, workspace=workspace, **how).run()
-    return out
 
 
 def rms_linear_reference(
@@ -394,7 +309,7 @@ def rms_linear_reference(
     return out.copy_(y if residual is None else residual + y)
 
 
-def plan_rms_linear(
+def divided_linear(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -404,16 +319,16 @@ def plan_rms_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     divided: Division,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Launch:
-    """The kernel that does what ``rms_linear`` says, rows being normalised if ``apart`` says so.
+    """The kernel of ``rms_linear`` by one division; what is ``apart`` there, is to be done before.
 
     ``scales`` (R,) and (N,), or (2N,) where gated, in float32: of rows and weights in E4M3.
     """
     rows, columns, channels = _sizes(x, norm_weight, weight, out, residual, gated)
     if divided.one:
-        return plan_rms_linear_one(x, norm_weight, eps, weight, out, residual, gated, divided)
+        return _one_row_linear(x, norm_weight, eps, weight, out, residual, gated, divided)
     tile = divided.tile
     inner = min(tile.inner, max(power_of_two(channels), _FP8_SIDE if scales else 0))
     tiles = ceil_div(columns, tile.columns)
@@ -423,24 +338,22 @@ def plan_rms_linear(
         "rows of shared channels are normalised apart"
     )
     grid = (ceil_div(rows, tile.rows), tiles, splits)
-    counters, sums = _shared(workspace, divided, grid, 1 + gated, x.device)
+    numbers = (1 + gated) * tile.rows * tile.columns
+    shared = Shared.of(workspace, splits, grid[0] * tiles, numbers, x)
     return Launch(
         _rms_linear,
         grid,
         {
-            "x": x,
+            **strided(x=x, out=out),
             "norm_weight": norm_weight,
             "weight": weight,
             "row_scale": scales[0] if scales else None,
             "channel_scale": scales[1] if scales else None,
             "residual": residual,
-            "out": out,
-            "counters": counters,
-            "sums": sums,
+            "counters": shared.counters,
+            "sums": shared.sums,
             "rows": rows,
-            "x_stride": x.stride(0),
             "add_stride": 0 if residual is None else residual.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
@@ -454,6 +367,49 @@ def plan_rms_linear(
         },
         tile,
     )
+
+
+@op(rms_linear_reference)
+def rms_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    invariant: bool = False,
+    workspace: Workspace | None = None,
+) -> Plans[Tensor]:
+    """Write f(RMSNorm(x) W^T) + residual into ``out`` (R, N) and return it.
+
+    ``x`` (R, C), ``norm_weight`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
+    dtype; ``residual`` (R, N), which may be ``out``. Rows may lie apart, channels may not. f is
+    nothing, or with ``gated`` SwiGLU (Shazeer 2020): silu(x G^T) x U^T with ``weight`` (2N, C)
+    the rows of G, then of U. Sums are float32, and nothing is rounded between the products'
+    inputs and ``out``.
+
+    With ``invariant``, and in float32, a row's bits do not depend on the other rows. Best for
+    few rows; else right, but slower than torch. ``workspace`` is made where one is needed and None
+    is given.
+    """
+    rows, channels = x.shape
+    kind = kind_of(channels, normed=norm_weight is not None, gated=gated)
+    # Pairs of numbers are what the kernel for one row reads.
+    few = rows if takes(x, norm_weight, weight) else max(rows, 2)
+    divided = division(kind, few, weight.dtype, invariant=invariant)
+    launches: tuple[Launch, ...] = ()
+    if norm_weight is not None and divided.apart:
+        normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        launches = rms_norm.launches(x, norm_weight, eps, normed)
+        x, norm_weight = normed, None
+    product = divided_linear(
+        x, norm_weight, eps, weight, out,
+        residual=residual, gated=gated, divided=divided, workspace=workspace,
+    )  # fmt: skip
+    launches = (*launches, product)
+    return out, *launches
 
 
 def _sides(divided: Division, weight: Tensor, inner: int, splits: int) -> dict[str, int]:
@@ -492,24 +448,6 @@ def _sizes(
     assert x.stride(1) == out.stride(1) == 1
     assert residual is None or (residual.shape == out.shape and residual.stride(1) == 1)
     return rows, columns, channels
-
-
-def _shared(
-    workspace: LinearWorkspace | None,
-    divided: Division,
-    grid: tuple[int, int, int],
-    parts: int,
-    device: torch.device,
-) -> tuple[Tensor | None, Tensor | None]:
-    if grid[2] == 1:
-        return None, None
-    tiles = grid[0] * grid[1]
-    numbers = tiles * grid[2] * parts * divided.tile.rows * divided.tile.columns
-    # One that was made before other divisions were found for the card may be too small.
-    if workspace is None or workspace.sums.numel() < numbers:
-        workspace = LinearWorkspace(numbers, device)
-    assert workspace.counters.numel() >= tiles
-    return workspace.counters, workspace.sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -589,7 +527,7 @@ def _rms_linear(
             )
     last = True
     if SPLITS > 1:
-        total, upper, last = _joined(total, upper, counters, sums, GATED, ROWS, COLUMNS)
+        total, upper, last = summed(total, upper, counters, sums, GATED, ROWS, COLUMNS)
     if last:
         if SPLITS > 1:
             stream = _added(beside, inside, ROWS, COLUMNS, ADD)
@@ -632,21 +570,3 @@ def _added(beside, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.co
     if ADD:
         stream += tl.load(beside, mask=inside, other=0.0).to(tl.float32)
     return stream
-
-
-@triton.jit
-def _joined(
-    total, upper, counters, sums,
-    GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The sums over all splits for the program that comes last, and whether this is it."""
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    store_partial(total, sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
-    if GATED:
-        store_partial(upper, sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
-    last = comes_last(counters, tile)
-    if last:
-        total = combine(sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
-        if GATED:
-            upper = combine(sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
-    return total, upper, last

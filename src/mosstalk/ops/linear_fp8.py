@@ -1,7 +1,6 @@
 """Products in FP8 (E4M3): rows are rounded, then multiplied with rounded weights."""
 
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +8,19 @@ from torch import Tensor
 
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight, fp8_by, fp8_product
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
-from mosstalk.ops import linear
-from mosstalk.ops.launch import Launch, ceil_div, interprets, power_of_two, runs, tl, triton
-from mosstalk.ops.linear import LinearWorkspace, prefetch_rows, silu
+from mosstalk.ops.launch import (
+    Launch,
+    Workspace,
+    ceil_div,
+    interprets,
+    op,
+    power_of_two,
+    runs,
+    strided,
+    tl,
+    triton,
+)
+from mosstalk.ops.linear import divided_linear, prefetch_rows, silu
 from mosstalk.ops.linear_tiles import Division, division, kind_of
 from mosstalk.ops.norm import normalised
 from mosstalk.ops.parts import gdc_launch, gdc_wait
@@ -19,7 +28,7 @@ from mosstalk.ops.tiles import Tile
 
 # Rows rounded to E4M3, each by a scale of its own or all by a given one, RMSNorm before it.
 #
-# ``model.fp8`` says what numbers become; this is the same, in one launch.
+# ``numerics.fp8`` says what numbers become; this is the same, in one launch.
 
 
 _SHARED_ROWS = 64
@@ -27,29 +36,6 @@ _SHARED_ROWS = 64
 _SHARES = 8
 _WARP_CHANNELS = 512
 _MOST_WARPS = 16
-
-
-def fp8_rows(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    eps: float,
-    q: Tensor,
-    scale: Tensor,
-    *,
-    fixed: Tensor | None = None,
-    invariant: bool = False,
-) -> None:
-    """Write f(x) / s rounded to E4M3 into ``q`` (R, C), and s into ``scale`` (R,).
-
-    ``x`` (R, C); rows may lie apart. f is RMSNorm with ``norm_weight`` (C,), or nothing without it,
-    rounded to the dtype of ``x``. s is each row's largest magnitude / 448, or ``fixed``, float32
-    (), beyond which numbers are clipped. With ``invariant`` a row's bits do not depend on the other
-    rows; else the squares that RMSNorm adds up may be added in another order among many.
-    """
-    if not runs(x):
-        fp8_rows_reference(x, norm_weight, eps, q, scale, fixed=fixed)
-        return
-    plan_fp8_rows(x, norm_weight, eps, q, scale, fixed=fixed, invariant=invariant).run()
 
 
 def fp8_rows_reference(
@@ -68,7 +54,8 @@ def fp8_rows_reference(
     scale.copy_(sizes.expand(scale.shape))
 
 
-def plan_fp8_rows(
+@op(fp8_rows_reference)
+def fp8_rows(
     x: Tensor,
     norm_weight: Tensor | None,
     eps: float,
@@ -77,8 +64,14 @@ def plan_fp8_rows(
     *,
     fixed: Tensor | None = None,
     invariant: bool = False,
-) -> Launch:
-    """The kernel that does what ``fp8_rows`` says."""
+) -> tuple[None, Launch]:
+    """Write f(x) / s rounded to E4M3 into ``q`` (R, C), and s into ``scale`` (R,).
+
+    ``x`` (R, C); rows may lie apart. f is RMSNorm with ``norm_weight`` (C,), or nothing without it,
+    rounded to the dtype of ``x``. s is each row's largest magnitude / 448, or ``fixed``, float32
+    (), beyond which numbers are clipped. With ``invariant`` a row's bits do not depend on the other
+    rows; else the squares that RMSNorm adds up may be added in another order among many.
+    """
     rows, channels = x.shape
     assert q.shape == x.shape
     assert q.dtype == E4M3
@@ -90,16 +83,15 @@ def plan_fp8_rows(
     shared = rows <= _SHARED_ROWS or invariant
     share = max(width // _SHARES, 16) if shared else width
     warps = min(max(width // _WARP_CHANNELS, 1), _MOST_WARPS)
-    return Launch(
+    return None, Launch(
         _fp8_rows,
         (rows, ceil_div(channels, share)),
         {
-            "x": x,
+            **strided(x=x),
             "norm_weight": norm_weight,
             "fixed": fixed,
             "q": q,
             "scale": scale,
-            "x_stride": x.stride(0),
             "eps": eps,
         },
         {
@@ -168,7 +160,7 @@ def _fp8_rows(
 
 @triton.jit
 def _normed(x, factor, root):
-    """RMSNorm, rounded where ``model.network.RMSNorm`` is."""
+    """RMSNorm, rounded where ``models.language_model.RMSNorm`` is."""
     even = (x.to(tl.float32) * root).to(x.dtype)
     return (factor.to(tl.float32) * even.to(tl.float32)).to(x.dtype)
 
@@ -197,7 +189,7 @@ def takes(q: Tensor, weight: Tensor) -> bool:
     return q.shape[1] % _FOUR == 0 and all(x.storage_offset() % _FOUR == 0 for x in (q, weight))
 
 
-def plan_fp8_one(
+def _one_row_fp8(
     q: Tensor,
     scale: Tensor,
     weight: Fp8Weight,
@@ -373,36 +365,6 @@ _SIDE = 16
 """Of a matrix's sides a general library asks that they be multiples of it."""
 
 
-def fp8_linear(
-    q: Tensor,
-    scale: Tensor,
-    weight: Fp8Weight,
-    out: Tensor,
-    *,
-    residual: Tensor | None = None,
-    gated: bool = False,
-    invariant: bool = False,
-    workspace: LinearWorkspace | None = None,
-) -> Tensor:
-    """Write f((q x scale) W^T) + residual into ``out`` (R, N) and return it.
-
-    ``q`` (R, C) in E4M3 and ``scale`` (R,), as ``fp8_rows`` leaves them; ``weight`` (N, C), its
-    rows those of G, then of U where ``gated``: see ``rms_linear``, also for ``residual``,
-    ``invariant`` and ``workspace``. Sums are those of ``model.fp8.fp8_product``: 8-bit numbers
-    are added in float32, on matrix units no more than a tile's channels within the unit (of
-    compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
-    """
-    if not runs(q):
-        return fp8_linear_reference(q, scale, weight, out, residual=residual, gated=gated)
-    # Numbers in fours are what the kernel for one row reads.
-    few = len(q) if takes(q, weight.q) else max(len(q), 2)
-    kind = kind_of(q.shape[1], normed=residual is None, gated=gated)
-    divided = division(kind, few, E4M3, invariant=invariant)
-    how: dict[str, Any] = {"residual": residual, "gated": gated, "divided": divided}
-    plan_fp8_linear(q, scale, weight, out, workspace=workspace, **how).run()
-    return out
-
-
 def fp8_linear_reference(
     q: Tensor,
     scale: Tensor,
@@ -420,7 +382,7 @@ def fp8_linear_reference(
     return out.copy_(y if residual is None else residual + y)
 
 
-def plan_fp8_linear(
+def divided_fp8_linear(
     q: Tensor,
     scale: Tensor,
     weight: Fp8Weight,
@@ -429,18 +391,48 @@ def plan_fp8_linear(
     residual: Tensor | None = None,
     gated: bool = False,
     divided: Division,
-    workspace: LinearWorkspace | None = None,
+    workspace: Workspace | None = None,
 ) -> Launch:
-    """The kernel that does what ``fp8_linear`` says."""
+    """The kernel of ``fp8_linear`` by one division."""
     assert q.dtype == weight.q.dtype == E4M3
     assert scale.shape == (len(q),)
     assert weight.scale.shape == (len(weight.q),)
     if divided.one:
-        return plan_fp8_one(q, scale, weight, out, residual, gated, divided)
-    return linear.plan_rms_linear(
+        return _one_row_fp8(q, scale, weight, out, residual, gated, divided)
+    return divided_linear(
         q, None, 0.0, weight.q, out,
         scales=(scale, weight.scale), residual=residual, gated=gated, divided=divided,
         workspace=workspace,
+    )  # fmt: skip
+
+
+@op(fp8_linear_reference)
+def fp8_linear(
+    q: Tensor,
+    scale: Tensor,
+    weight: Fp8Weight,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    invariant: bool = False,
+    workspace: Workspace | None = None,
+) -> tuple[Tensor, Launch]:
+    """Write f((q x scale) W^T) + residual into ``out`` (R, N) and return it.
+
+    ``q`` (R, C) in E4M3 and ``scale`` (R,), as ``fp8_rows`` leaves them; ``weight`` (N, C), its
+    rows those of G, then of U where ``gated``: see ``rms_linear``, also for ``residual``,
+    ``invariant`` and ``workspace``. Sums are those of ``numerics.fp8.fp8_product``: 8-bit numbers
+    are added in float32, on matrix units no more than a tile's channels within the unit (of
+    compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
+    """
+    # Numbers in fours are what the kernel for one row reads.
+    few = len(q) if takes(q, weight.q) else max(len(q), 2)
+    kind = kind_of(q.shape[1], normed=residual is None, gated=gated)
+    divided = division(kind, few, E4M3, invariant=invariant)
+    return out, divided_fp8_linear(
+        q, scale, weight, out,
+        residual=residual, gated=gated, divided=divided, workspace=workspace,
     )  # fmt: skip
 
 

@@ -1,14 +1,24 @@
 """Float32 products of the speech tokenizer as three TF32 products each."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
-from mosstalk.ops.parts import activate, gdc_wait, prefetch_l2
+from mosstalk.ops.launch import (
+    Launch,
+    Shared,
+    Workspace,
+    ceil_div,
+    op,
+    page_strides,
+    runs,
+    tl,
+    triton,
+)
+from mosstalk.ops.parts import activate, gdc_wait, prefetch_l2, summed
 from mosstalk.ops.tiles import Tile
 
 # float32 numbers as two that a card's TF32 units take, which multiply them at float32's accuracy.
@@ -59,6 +69,10 @@ def takes(x: Tensor) -> bool:
     return x.dtype == torch.float32 and runs(x)
 
 
+def _takes(x: Tf32x3) -> bool:
+    return takes(x.high)
+
+
 @triton.jit
 def upper(x):
     """The nearest number of 11 significant bits to each of ``x``, float32."""
@@ -106,8 +120,6 @@ Activation = Literal["none", "gelu"]
 
 _SIXTEENTHS = 16
 """Rows are passed so many times over: for a multiple of 16 Triton would compile anew."""
-_MOST_COUNTERS = 4096
-"""Tiles whose channels in may be shared."""
 
 
 @dataclass(frozen=True)
@@ -138,46 +150,11 @@ EXACT = Division(Tile(64, 64, 16, 8, 2), 240)
 """For any rows where products are float32's own."""
 
 
-class _How(TypedDict):
-    activation: Activation
-    residual: Tensor | None
-
-
 def division(rows: int, precision: Precision = "tf32x3") -> Division:
     """How a product of so many rows is divided."""
     if precision == "ieee":
         return EXACT
     return next(each for limit, each in DIVISIONS.items() if rows <= limit)
-
-
-class Workspace:
-    """Room for the sums of programs that share a tile.
-
-    Calls that follow one another share it: each leaves the counters in it at zero.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
-        self.sums = torch.empty(numbers, device=device)
-
-
-class Shared(NamedTuple):
-    """What a launch uses of a workspace: nothing where no programs share a tile."""
-
-    counters: Tensor | None
-    sums: Tensor | None
-
-    @classmethod
-    def of(
-        cls, workspace: Workspace | None, splits: int, tiles: int, numbers: int, like: Tensor
-    ) -> "Shared":
-        """For so many ``tiles`` of ``numbers``; the workspace is made where it is None."""
-        if splits == 1:
-            return cls(None, None)
-        workspace = workspace or Workspace(tiles * splits * numbers, like.device)
-        assert workspace.sums.numel() >= tiles * splits * numbers
-        assert workspace.counters.numel() >= tiles
-        return cls(workspace.counters, workspace.sums)
 
 
 def linear_workspace() -> int:
@@ -201,54 +178,6 @@ class Paged(NamedTuple):
         _, _, parts, heads, _, _ = self.kv.shape
         by_row = self.kv[:, 0].permute(0, 3, 1, 2, 4)
         by_row[self.pages, self.rows] = both.unflatten(1, (parts, heads, -1))
-
-
-def linear_float32(
-    x: Tf32x3,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    activation: Activation = "none",
-    residual: Tensor | None = None,
-    split: bool = False,
-    precision: Precision = "tf32x3",
-    workspace: Workspace | None = None,
-) -> Tf32x3:
-    """act(x W^T + b) + residual, in halves where they are to be ``split``; GELU is the exact one.
-
-    ``x`` (R, K), ``weight`` (N, K), ``bias`` (N,), ``residual`` and the result (R, N), rows
-    without gaps. The kernel takes float32, the reference any precision that is not to be split.
-    ``workspace`` is made where one is needed and None is given.
-    """
-    how: _How = {"activation": activation, "residual": residual}
-    if not takes(x.high):
-        return linear_float32_reference(x, weight, bias, split=split, **how)
-    out = Tf32x3.empty(x.high, len(weight), split=split)
-    plan_linear_float32(x, weight, bias, out, precision=precision, workspace=workspace, **how).run()
-    return out
-
-
-def qkv_float32(
-    x: Tf32x3,
-    weight: Tensor,
-    bias: Tensor | None,
-    paged: Paged,
-    *,
-    precision: Precision = "tf32x3",
-    workspace: Workspace | None = None,
-) -> Tensor:
-    """x W^T + b as queries, returned (R, H d), and keys and values, put into their pages.
-
-    ``weight`` (3 H d, K) and ``bias`` (3 H d,) hold q, k and v one after the other; else as
-    ``linear_float32``.
-    """
-    if not takes(x.high):
-        return qkv_float32_reference(x, weight, bias, paged)
-    query = Tf32x3.empty(x.high, len(weight) // 3, split=False)
-    plan_linear_float32(
-        x, weight, bias, query, paged=paged, precision=precision, workspace=workspace
-    ).run()
-    return query.high
 
 
 def linear_float32_reference(
@@ -275,7 +204,7 @@ def qkv_float32_reference(x: Tf32x3, weight: Tensor, bias: Tensor | None, paged:
     return y[:, :width]
 
 
-def plan_linear_float32(
+def divided_float32(
     x: Tf32x3,
     weight: Tensor,
     bias: Tensor | None,
@@ -284,20 +213,18 @@ def plan_linear_float32(
     activation: Activation = "none",
     residual: Tensor | None = None,
     paged: Paged | None = None,
+    divided: Division,
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
-    divided: Division | None = None,
-    splits: int | None = None,
 ) -> Launch:
-    """The kernel that does what ``linear_float32`` and ``qkv_float32`` say."""
+    """The kernel of ``linear_float32``, or with ``paged`` of ``qkv_float32``, by one division."""
     (rows, channels), columns = x.high.shape, weight.shape[0]
     x.check(rows, channels)
     out.check(rows, columns if paged is None else columns // 3)
     Tf32x3(weight).check(columns, channels)
     assert residual is None or residual.is_contiguous()
-    divided = divided or division(rows, precision)
     tile = divided.tile
-    splits = splits or divided.splits(rows, columns, channels)
+    splits = divided.splits(rows, columns, channels)
     grid = (ceil_div(rows, tile.rows), ceil_div(columns, tile.columns), splits)
     shared = Shared.of(workspace, splits, grid[0] * grid[1], tile.rows * tile.columns, weight)
     return Launch(
@@ -339,25 +266,75 @@ def plan_linear_float32(
 
 def _places(paged: Paged | None) -> dict[str, Any]:
     """What the kernel is told about pages; where there are none, numbers that it never reads."""
-    names = ("kv_page", "_branch", "kv_part", "kv_head", "kv_row", "_channel")
     if paged is None:
-        kept = {"kv": None, "pages": None, "page_rows": None, "D": 16, "Q": 16}
-        return kept | {name: 16 for name in names if name.startswith("kv")}
+        none = {"kv": None, "pages": None, "page_rows": None, "D": 16, "Q": 16}
+        return none | dict.fromkeys(("kv_page", "kv_part", "kv_head", "kv_row"), 16)
     _, branches, parts, heads, _, channels = paged.kv.shape
     assert (branches, parts) == (1, 2)
     assert paged.kv.stride(5) == 1
     assert channels % 4 == 0
     assert paged.pages.is_contiguous()
     assert paged.rows.is_contiguous()
-    strides = dict(zip(names, paged.kv.stride(), strict=True))
+    strides = page_strides(paged.kv)
+    del strides["kv_branch"]
     return {
         "kv": paged.kv,
         "pages": paged.pages,
         "page_rows": paged.rows,
         "D": channels,
         "Q": heads * channels,
-        **{name: strides[name] for name in names if name.startswith("kv")},
+        **strides,
     }
+
+
+@op(linear_float32_reference, takes=_takes)
+def linear_float32(
+    x: Tf32x3,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = "none",
+    residual: Tensor | None = None,
+    split: bool = False,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+) -> tuple[Tf32x3, Launch]:
+    """act(x W^T + b) + residual, in halves where they are to be ``split``; GELU is the exact one.
+
+    ``x`` (R, K), ``weight`` (N, K), ``bias`` (N,), ``residual`` and the result (R, N), rows
+    without gaps. The kernel takes float32, the reference any precision that is not to be split.
+    ``workspace`` is made where one is needed and None is given.
+    """
+    out = Tf32x3.empty(x.high, len(weight), split=split)
+    divided = division(len(x.high), precision)
+    return out, divided_float32(
+        x, weight, bias, out,
+        activation=activation, residual=residual,
+        divided=divided, precision=precision, workspace=workspace,
+    )  # fmt: skip
+
+
+@op(qkv_float32_reference, takes=_takes)
+def qkv_float32(
+    x: Tf32x3,
+    weight: Tensor,
+    bias: Tensor | None,
+    paged: Paged,
+    *,
+    precision: Precision = "tf32x3",
+    workspace: Workspace | None = None,
+) -> tuple[Tensor, Launch]:
+    """x W^T + b as queries, returned (R, H d), and keys and values, put into their pages.
+
+    ``weight`` (3 H d, K) and ``bias`` (3 H d,) hold q, k and v one after the other; else as
+    ``linear_float32``.
+    """
+    query = Tf32x3.empty(x.high, len(weight) // 3, split=False)
+    divided = division(len(x.high), precision)
+    return query.high, divided_float32(
+        x, weight, bias, query,
+        paged=paged, divided=divided, precision=precision, workspace=workspace,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -428,7 +405,7 @@ def _linear(
         total += tf32x3_dot(w, tl.trans(a), tl.trans(a_low), HALVES, IEEE)
     last = True
     if SHARED:
-        total, last = _joined(total, counters, sums, ROWS, COLUMNS)
+        total, _, last = summed(total, total, counters, sums, False, ROWS, COLUMNS)
     if last:
         inside = (column < N)[:, None] & here[None, :]
         if BIAS:
@@ -460,22 +437,3 @@ def _fetch_ahead(weight, column, begin, end, K, N):
     for start in range(begin, end, 8 * 32):
         place = tl.minimum(column, N - 1)[:, None] * K + tl.minimum(start + line, K - 1)[None, :]
         prefetch_l2(weight + place)
-
-
-@triton.jit
-def _joined(total, counters, sums, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sum of all splits in their order, for whichever program comes last; whether it is."""
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    splits = tl.num_programs(2)
-    place += tile * splits * ROWS * COLUMNS
-    tl.store(sums + place + tl.program_id(2) * ROWS * COLUMNS, total)
-    tl.debug_barrier()
-    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == splits - 1
-    if last:
-        total = tl.zeros((COLUMNS, ROWS), tl.float32)
-        for split in range(splits):
-            # Past the nearest cache, which may be stale.
-            total += tl.load(sums + place + split * ROWS * COLUMNS, cache_modifier=".cg")
-        tl.store(counters + tile, 0)
-    return total, last

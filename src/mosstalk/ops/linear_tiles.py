@@ -42,7 +42,7 @@ class Division:
     one: bool = False
 
     def requests(self, channels: int, weight: torch.Tensor) -> dict[str, int]:
-        """What ``lm_parts.ask_for_rows`` is compiled for."""
+        """What ``linear.prefetch_rows`` is compiled for."""
         runs = max(1, channels * weight.element_size() // self.run)
         return {"RUNS": runs, "BULK": int(self.run > LINE_BYTES)}
 

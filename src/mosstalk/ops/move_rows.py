@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -20,34 +20,16 @@ class Latest(NamedTuple):
     slot: Tensor
 
 
-def gather_rows(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
-    """Copy rows ``places`` (N,) of ``source`` (P, C) into ``out`` (N, C); -1 gives zeros."""
-    if not runs(source):
-        return gather_rows_reference(source, places, out)
-    plan_gather(source, places, out).run()
-    return out
-
-
 def gather_rows_reference(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
     """``gather_rows`` in plain torch."""
     found = source[places.long().clamp(min=0)]
     return out.copy_(found.masked_fill(places[:, None] < 0, 0))
 
 
-def plan_gather(source: Tensor, places: Tensor, out: Tensor) -> Launch:
-    """The kernel that does what ``gather_rows`` says."""
-    return _plan_move(source, out, places, scatter=False)
-
-
-def scatter_rows(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
-    """Copy ``x`` (N, C) to rows ``places`` (N,) of ``target`` (P, C); -1 writes nothing.
-
-    No two rows may have one place.
-    """
-    if not runs(x):
-        return scatter_rows_reference(x, places, target)
-    plan_scatter(x, places, target).run()
-    return target
+@op(gather_rows_reference)
+def gather_rows(source: Tensor, places: Tensor, out: Tensor) -> tuple[Tensor, Launch]:
+    """Copy rows ``places`` (N,) of ``source`` (P, C) into ``out`` (N, C); -1 gives zeros."""
+    return _move(source, out, places, scatter=False)
 
 
 def scatter_rows_reference(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
@@ -57,29 +39,13 @@ def scatter_rows_reference(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
     return target
 
 
-def plan_scatter(x: Tensor, places: Tensor, target: Tensor) -> Launch:
-    """The kernel that does what ``scatter_rows`` says."""
-    return _plan_move(x, target, places, scatter=True)
+@op(scatter_rows_reference)
+def scatter_rows(x: Tensor, places: Tensor, target: Tensor) -> tuple[Tensor, Launch]:
+    """Copy ``x`` (N, C) to rows ``places`` (N,) of ``target`` (P, C); -1 writes nothing.
 
-
-def embed_rows(
-    rows: Tensor,
-    text_table: Tensor,
-    audio_table: Tensor,
-    modality_pad: int,
-    out: Tensor,
-    latest: Latest | None = None,
-) -> Tensor:
-    """Embed ``rows`` (N, 2) int64 of ids as ``LanguageModel.embed``, into ``out`` (N, C).
-
-    The text's row of ``text_table`` (V, C), or the audio's of ``audio_table`` (A, C) where the
-    text is ``modality_pad``. A negative text stands for row ``slot`` of ``latest``, where it is
-    given and the slot is not negative; what stays negative gives zeros.
+    No two rows may have one place.
     """
-    if not runs(out):
-        return embed_rows_reference(rows, text_table, audio_table, modality_pad, out, latest)
-    plan_embed(rows, text_table, audio_table, modality_pad, out, latest).run()
-    return out
+    return _move(x, target, places, scatter=True)
 
 
 def embed_rows_reference(
@@ -88,13 +54,12 @@ def embed_rows_reference(
     audio_table: Tensor,
     modality_pad: int,
     out: Tensor,
-    latest: Latest | None = None,
+    latest: Latest,
 ) -> Tensor:
     """``embed_rows`` in plain torch."""
-    if latest is not None:
-        elsewhere = (rows[:, 0] < 0) & (latest.slot >= 0)
-        there = latest.rows[latest.slot.long().clamp(min=0)]
-        rows = torch.where(elsewhere[:, None], there, rows)
+    elsewhere = (rows[:, 0] < 0) & (latest.slot >= 0)
+    there = latest.rows[latest.slot.long().clamp(min=0)]
+    rows = torch.where(elsewhere[:, None], there, rows)
     text, audio = rows.unbind(-1)
     is_audio = text == modality_pad
     # An id that is not looked up may be any number.
@@ -105,57 +70,58 @@ def embed_rows_reference(
     return out.copy_(found.masked_fill(~known[:, None], 0))
 
 
-def plan_embed(
+@op(embed_rows_reference)
+def embed_rows(
     rows: Tensor,
     text_table: Tensor,
     audio_table: Tensor,
     modality_pad: int,
     out: Tensor,
-    latest: Latest | None = None,
-) -> Launch:
-    """The kernel that does what ``embed_rows`` says."""
+    latest: Latest,
+) -> tuple[Tensor, Launch]:
+    """Embed ``rows`` (N, 2) int64 of ids as ``LanguageModel.embed``, into ``out`` (N, C).
+
+    The text's row of ``text_table`` (V, C), or the audio's of ``audio_table`` (A, C) where the
+    text is ``modality_pad``. A negative text stands for row ``slot`` of ``latest`` where the
+    slot is not negative; what stays negative gives zeros.
+    """
     count, width = out.shape
     assert rows.shape == (count, 2)
     assert text_table.shape[1] == audio_table.shape[1] == width
-    assert latest is None or latest.slot.shape == (count,)
-    given = [rows, text_table, audio_table, *(latest or ())]
-    assert all(one.is_contiguous() for one in given)
+    assert latest.slot.shape == (count,)
+    assert all(one.is_contiguous() for one in (rows, text_table, audio_table, *latest))
     assert out.stride(1) == 1
     channels = min(_TILE.columns, power_of_two(width))
-    return Launch(
+    return out, Launch(
         _embed_rows,
         (count, ceil_div(width, channels)),
         {
+            **strided(out=out),
             "rows": rows,
             "text_table": text_table,
             "audio_table": audio_table,
-            "latest": None if latest is None else latest.rows,
-            "slot": None if latest is None else latest.slot,
-            "out": out,
-            "out_stride": out.stride(0),
+            "latest": latest.rows,
+            "slot": latest.slot,
         },
-        {"PAD": modality_pad, "LATEST": latest is not None, "C": width, "CHANNELS": channels},
+        {"PAD": modality_pad, "C": width, "CHANNELS": channels},
         _TILE,
         short=count <= _SHORT_ROWS,
     )
 
 
-def _plan_move(source: Tensor, target: Tensor, places: Tensor, *, scatter: bool) -> Launch:
+def _move(
+    source: Tensor, target: Tensor, places: Tensor, *, scatter: bool
+) -> tuple[Tensor, Launch]:
+    """Both ways of moving rows by their places, and what is written."""
     width, count = source.shape[1], places.shape[0]
     assert target.shape[1] == width
     assert (source if scatter else target).shape[0] == count
     assert source.stride(1) == target.stride(1) == 1
     channels = min(_TILE.columns, power_of_two(width))
-    return Launch(
+    return target, Launch(
         _move_rows,
         (count, ceil_div(width, channels)),
-        {
-            "source": source,
-            "target": target,
-            "places": places,
-            "source_stride": source.stride(0),
-            "target_stride": target.stride(0),
-        },
+        {**strided(source=source, target=target), "places": places},
         {"SCATTER": scatter, "C": width, "CHANNELS": channels},
         _TILE,
         short=count <= _SHORT_ROWS,
@@ -201,7 +167,6 @@ def _embed_rows(
     out,
     out_stride,
     PAD: tl.constexpr,
-    LATEST: tl.constexpr,
     C: tl.constexpr,
     CHANNELS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -213,13 +178,12 @@ def _embed_rows(
     gdc_wait(DEPENDENT)
     text = tl.load(rows + row * 2)
     audio = tl.load(rows + row * 2 + 1)
-    if LATEST:
-        there = tl.load(slot + row).to(tl.int64)
-        elsewhere = (text < 0) & (there >= 0)
-        newer_text = tl.load(latest + there * 2, mask=elsewhere, other=-1)
-        newer_audio = tl.load(latest + there * 2 + 1, mask=elsewhere, other=-1)
-        text = tl.where(elsewhere, newer_text, text)
-        audio = tl.where(elsewhere, newer_audio, audio)
+    there = tl.load(slot + row).to(tl.int64)
+    elsewhere = (text < 0) & (there >= 0)
+    newer_text = tl.load(latest + there * 2, mask=elsewhere, other=-1)
+    newer_audio = tl.load(latest + there * 2 + 1, mask=elsewhere, other=-1)
+    text = tl.where(elsewhere, newer_text, text)
+    audio = tl.where(elsewhere, newer_audio, audio)
     from_text = here & (text >= 0) & (text != PAD)
     from_audio = here & (text == PAD) & (audio >= 0)
     text_row = tl.load(text_table + text * C + channel, mask=from_text, other=0.0)

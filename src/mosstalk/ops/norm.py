@@ -5,71 +5,57 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, Norm, ceil_div, normalise, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import (
+    Launch,
+    Norm,
+    ceil_div,
+    given,
+    normalise,
+    op,
+    power_of_two,
+    strided,
+    tl,
+    triton,
+)
 from mosstalk.ops.linear_tf32x3 import Tf32x3, store_tf32x3, takes
 from mosstalk.ops.parts import gdc_launch, gdc_wait, mish, moments
 from mosstalk.ops.tiles import SOME_ROWS, Tile, tile
 
-# RMSNorm of rows, after what is to be added to them.
+# RMSNorm of rows.
 
 
 _TILE = Tile(1, 0, 0, 4, 1)
 
 
-def rms_norm(
-    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
-) -> Tensor:
-    """Write norm_weight RMSNorm(x) into ``out`` (R, C) and return it (Zhang & Sennrich 2019).
-
-    ``x``, ``add`` (R, C) and ``norm_weight`` (C,) in one dtype; rows may lie apart. With ``add``, x
-    becomes x + add first, rounded. Rounded where ``model.network.RMSNorm`` is.
-    """
-    if not runs(x):
-        return rms_norm_reference(x, norm_weight, eps, out, add=add)
-    plan_rms_norm(x, norm_weight, eps, out, add=add).run()
-    return out
-
-
-def rms_norm_reference(
-    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
-) -> Tensor:
+def rms_norm_reference(x: Tensor, norm_weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """``rms_norm`` in plain torch."""
-    if add is not None:
-        x += add
     return out.copy_(normalised(x, norm_weight, eps))
 
 
 def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of (..., C) in plain torch, rounded as ``model.network.RMSNorm`` rounds."""
+    """RMSNorm of (..., C) in plain torch, rounded as ``models.language_model.RMSNorm`` rounds."""
     wide = x.float()
     return norm_weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(
         x.dtype
     )
 
 
-def plan_rms_norm(
-    x: Tensor, norm_weight: Tensor, eps: float, out: Tensor, *, add: Tensor | None = None
-) -> Launch:
-    """The kernel that does what ``rms_norm`` says."""
+@op(rms_norm_reference)
+def rms_norm(x: Tensor, norm_weight: Tensor, eps: float, out: Tensor) -> tuple[Tensor, Launch]:
+    """Write norm_weight RMSNorm(x) into ``out`` (R, C) and return it (Zhang & Sennrich 2019).
+
+    ``x`` (R, C) and ``norm_weight`` (C,) in one dtype; rows may lie apart. Rounded where
+    ``models.language_model.RMSNorm`` is.
+    """
     rows, channels = x.shape
     assert norm_weight.shape == (channels,)
     assert out.shape == x.shape
     assert x.stride(1) == out.stride(1) == 1
-    assert add is None or (add.shape == x.shape and add.stride(1) == 1)
-    return Launch(
+    return out, Launch(
         _rms_norm,
         (rows,),
-        {
-            "x": x,
-            "add": add,
-            "norm_weight": norm_weight,
-            "out": out,
-            "x_stride": x.stride(0),
-            "add_stride": 0 if add is None else add.stride(0),
-            "out_stride": out.stride(0),
-            "eps": eps,
-        },
-        {"C": channels, "WIDTH": power_of_two(channels), "ADD": add is not None},
+        {**strided(x=x, out=out), "norm_weight": norm_weight, "eps": eps},
+        {"C": channels, "WIDTH": power_of_two(channels)},
         _TILE,
     )
 
@@ -77,16 +63,13 @@ def plan_rms_norm(
 @triton.jit
 def _rms_norm(
     x,
-    add,
     norm_weight,
     out,
     x_stride,
-    add_stride,
     out_stride,
     eps,
     C: tl.constexpr,
     WIDTH: tl.constexpr,
-    ADD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     gdc_launch(DEPENDENT)
@@ -95,12 +78,7 @@ def _rms_norm(
     inside = channel < C
     factor = tl.load(norm_weight + channel, mask=inside, other=0.0)
     gdc_wait(DEPENDENT)
-    here = x + row * x_stride + channel
-    a = tl.load(here, mask=inside, other=0.0)
-    if ADD:
-        beside = tl.load(add + row * add_stride + channel, mask=inside, other=0.0)
-        a = (a.to(tl.float32) + beside.to(tl.float32)).to(a.dtype)
-        tl.store(here, a, mask=inside)
+    a = tl.load(x + row * x_stride + channel, mask=inside, other=0.0)
     wide = a.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / C + eps)
     even = (wide * scale).to(a.dtype)
@@ -114,64 +92,48 @@ def _rms_norm(
 Activation = Literal["none", "mish"]
 
 
-def norm_act(
-    x: Tensor,
-    norm: Norm,
-    out: Tensor,
-    *,
-    activation: Activation = "none",
-    add: Tensor | None = None,
-) -> Tensor:
-    """Write act(LN(x)) + add into ``out`` and return it.
-
-    ``x`` (R, C) float32, ``out`` (R, C) in any float dtype, ``add`` (C,) float32. Rows may lie
-    apart, channels may not.
-    """
-    if not runs(x):
-        return norm_act_reference(x, norm, out, activation=activation, add=add)
-    plan_norm_act(x, norm, out, activation=activation, add=add).run()
-    return out
-
-
 def norm_act_reference(
     x: Tensor,
     norm: Norm,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     add: Tensor | None = None,
 ) -> Tensor:
     """``norm_act`` in plain torch."""
     y = normalise(x, norm, mish=activation == "mish")
-    return out.copy_(y if add is None else y + add.float())
+    return given(y if add is None else y.add_(add), out)
 
 
-def plan_norm_act(
+@op(norm_act_reference)
+def norm_act(
     x: Tensor,
     norm: Norm,
-    out: Tensor,
+    out: Tensor | None = None,
     *,
     activation: Activation = "none",
     add: Tensor | None = None,
-) -> Launch:
-    """The kernel that does what ``norm_act`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write act(LN(x)) + add into ``out`` and return it.
+
+    ``x`` (R, C) float32, ``out`` (R, C) in any float dtype, made like ``x`` where it is None,
+    ``add`` (C,) float32. Rows may lie apart, channels may not.
+    """
+    out = torch.empty_like(x) if out is None else out
     rows, channels = x.shape
     assert out.shape == x.shape
     assert x.stride(1) == out.stride(1) == 1
     norm_weight, shift, eps = norm
     size = tile("norm_act", rows, out.dtype)
-    return Launch(
+    return out, Launch(
         _norm_act,
         (ceil_div(rows, size.rows),),
         {
-            "x": x,
+            **strided(x=x, out=out),
             "norm_weight": norm_weight,
             "shift": shift,
             "add": add,
-            "out": out,
             "rows": rows,
-            "x_stride": x.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
@@ -231,31 +193,23 @@ def _norm_act(
 _WARPS = 4
 
 
-def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> Tf32x3:
-    """LN(x) of ``x`` (R, C), in halves where they are to be ``split``.
-
-    The kernel takes float32, the reference any precision where nothing is to be split.
-    """
-    if not takes(x):
-        return norm_float32_reference(x, norm, split=split)
-    out = Tf32x3.empty(x, x.shape[1], split=split)
-    plan_norm_float32(x, norm, out).run()
-    return out
-
-
 def norm_float32_reference(x: Tensor, norm: Norm, *, split: bool = False) -> Tf32x3:
     """``norm_float32`` in plain torch."""
     norm_weight, shift, eps = norm
     return Tf32x3.of(torch.layer_norm(x, norm_weight.shape, norm_weight, shift, eps), split=split)
 
 
-def plan_norm_float32(x: Tensor, norm: Norm, out: Tf32x3) -> Launch:
-    """The kernel that does what ``norm_float32`` says."""
+@op(norm_float32_reference, takes=takes)
+def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> tuple[Tf32x3, Launch]:
+    """LN(x) of ``x`` (R, C), in halves where they are to be ``split``.
+
+    The kernel takes float32, the reference any precision where nothing is to be split.
+    """
     rows, channels = x.shape
     Tf32x3(x).check(rows, channels)
-    out.check(rows, channels)
+    out = Tf32x3.empty(x, channels, split=split)
     norm_weight, shift, eps = norm
-    return Launch(
+    return out, Launch(
         _norm,
         (rows,),
         {
@@ -266,7 +220,7 @@ def plan_norm_float32(x: Tensor, norm: Norm, out: Tf32x3) -> Launch:
             "low": out.low,
             "eps": eps,
         },
-        {"C": channels, "WIDTH": power_of_two(channels), "SPLIT": out.low is not None},
+        {"C": channels, "WIDTH": power_of_two(channels), "SPLIT": split},
         Tile(1, channels, 0, _WARPS, 1),
     )
 

@@ -7,7 +7,7 @@ from mosstalk.ops.launch import tl, triton
 def gdc_launch(DEPENDENT: tl.constexpr):
     """Let the kernel after this one start as soon as all programs of this one have started.
 
-    It may then read what no kernel writes, and waits for the rest in ``follow``.
+    It may then read what no kernel writes, and waits for the rest in ``gdc_wait``.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -282,3 +282,57 @@ def bias_at(bias, column, N: tl.constexpr, BIAS: tl.constexpr):
     else:
         shown = tl.zeros_like(column).to(tl.float32)
     return shown[None, :]
+
+
+@triton.jit
+def _store_sum(
+    total, sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Put one of a split's PARTS totals (COLUMNS, ROWS) where its tile's last program finds it."""
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    own = (tile * tl.num_programs(2) + tl.program_id(2)) * PARTS + part
+    tl.store(sums + own * ROWS * COLUMNS + place, total)
+
+
+@triton.jit
+def _comes_last(counters, tile):
+    """Whether all other splits of ``tile`` have left their totals; leaves its counter at zero."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == tl.num_programs(2) - 1
+    if last:
+        tl.store(counters + tile, 0)
+    return last
+
+
+@triton.jit
+def _sum_of(sums, tile, part, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of what the splits of ``tile`` left, in their order."""
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    splits = tl.num_programs(2)
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for split in range(splits):
+        own = (tile * splits + split) * PARTS + part
+        # Past the nearest cache, which may be stale.
+        total += tl.load(sums + own * ROWS * COLUMNS + place, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def summed(
+    total, upper, counters, sums,
+    GATED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The sums over all splits for the program that comes last, and whether this is it.
+
+    ``upper`` is another total, summed where GATED.
+    """
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    _store_sum(total, sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+    if GATED:
+        _store_sum(upper, sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+    last = _comes_last(counters, tile)
+    if last:
+        total = _sum_of(sums, tile, 0, 1 + GATED, ROWS, COLUMNS)
+        if GATED:
+            upper = _sum_of(sums, tile, 1, 1 + GATED, ROWS, COLUMNS)
+    return total, upper, last

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.numerics.rope import rotary_tables
-from mosstalk.ops.launch import Launch, ceil_div, power_of_two, runs, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -16,38 +16,11 @@ _SHORT_ROWS = 2048
 def rotary_table(positions: int, head_dim: int, theta: float, device: torch.device) -> Tensor:
     """Cosines, then sines, of every position's angles: (positions, D) float32.
 
-    Half of each line of ``network.rotary_tables``, whose other half repeats it, bit for bit.
+    Half of each line of ``numerics.rope.rotary_tables``, whose other half repeats it, bit for bit.
     """
     cos, sin = rotary_tables(torch.arange(positions, device=device), head_dim, theta)
     half = head_dim // 2
     return torch.cat([cos[:, :half], sin[:, :half]], dim=-1)
-
-
-def rope_kv(
-    qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
-    eps: float,
-    angles: Tensor,
-    positions: Tensor,
-    places: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """Write each row's query into ``out``, its key and value to its place; return ``out``.
-
-    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
-    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
-    positions, rounded where ``model.network`` rounds; ``angles`` is a ``rotary_table``.
-    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
-    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
-    """
-    if not runs(qkv):
-        return rope_kv_reference(
-            qkv, gains, eps, angles, positions, places, keys, values, out
-        )  # fmt: skip
-    plan_rope_kv(qkv, gains, eps, angles, positions, places, keys, values, out).run()
-    return out
 
 
 def rope_kv_reference(
@@ -62,14 +35,15 @@ def rope_kv_reference(
     out: Tensor,
 ) -> Tensor:
     """``rope_kv`` in plain torch; which rows are written is read on the host."""
-    written = (places >= 0).nonzero()[:, 0]
-    place = places[written].long()
-    query, key, value = turned_reference(
-        qkv[written], gains, eps, angles[positions[written].long()], keys.shape[1]
-    )
-    out[written] = query.flatten(1)
-    keys[place] = key
-    values[place] = value
+    written = places >= 0
+    if not written.all():
+        qkv, positions, places = qkv[written], positions[written], places[written]
+    lines = angles.index_select(0, positions)
+    query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
+    rows = slice(None) if len(places) == len(out) else written.nonzero()[:, 0]
+    out[rows] = query.flatten(1)
+    keys.index_copy_(0, places.long(), key)
+    values.index_copy_(0, places.long(), value)
     return out
 
 
@@ -81,23 +55,19 @@ def turned_reference(
     ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rope_kv``.
     """
     heads = qkv.unflatten(1, (-1, gains[0].shape[0]))
-    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    return (
-        _turned_reference(query, gains[0], eps, lines),
-        _turned_reference(key, gains[1], eps, lines),
-        value,
-    )
-
-
-def _turned_reference(x: Tensor, norm_weight: Tensor, eps: float, lines: Tensor) -> Tensor:
+    queries = heads.shape[1] - 2 * kv_heads
+    x, value = heads.split([queries + kv_heads, kv_heads], dim=1)
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    first, second = (norm_weight * wide.to(x.dtype)).float().chunk(2, dim=-1)
+    even = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    norm_weight = torch.cat([gains[0].expand(queries, -1), gains[1].expand(kv_heads, -1)])
+    first, second = (norm_weight * even).float().chunk(2, dim=-1)
     cos, sin = lines[:, None].chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return *turned.to(x.dtype).split([queries, kv_heads], dim=1), value
 
 
-def plan_rope_kv(
+@op(rope_kv_reference)
+def rope_kv(
     qkv: Tensor,
     gains: tuple[Tensor, Tensor],
     eps: float,
@@ -107,19 +77,26 @@ def plan_rope_kv(
     keys: Tensor,
     values: Tensor,
     out: Tensor,
-) -> Launch:
-    """The kernel that does what ``rope_kv`` says."""
+) -> tuple[Tensor, Launch]:
+    """Write each row's query into ``out``, its key and value to its place; return ``out``.
+
+    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
+    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
+    positions, rounded where ``models.language_model`` rounds; ``angles`` is a ``rotary_table``.
+    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
+    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
+    """
     rows, (kv_heads, channels) = qkv.shape[0], keys.shape[1:]
     heads = qkv.shape[1] // channels - 2 * kv_heads
     assert positions.shape == places.shape == (rows,)
     assert out.shape == (rows, heads * channels)
     check_store(qkv, gains, angles, keys, values)
     assert qkv.stride(1) == out.stride(1) == 1
-    return Launch(
+    return out, Launch(
         _rope_kv,
         (rows, ceil_div(heads + 2 * kv_heads, _TILE.rows)),
         {
-            "qkv": qkv,
+            **strided(qkv=qkv, out=out),
             "q_norm_weight": gains[0],
             "k_norm_weight": gains[1],
             "angles": angles,
@@ -127,9 +104,6 @@ def plan_rope_kv(
             "places": places,
             "keys": keys,
             "values": values,
-            "out": out,
-            "qkv_stride": qkv.stride(0),
-            "out_stride": out.stride(0),
             "eps": eps,
         },
         {
@@ -189,7 +163,7 @@ def with_partner(x, here, D: tl.constexpr, WIDTH: tl.constexpr):
 def turned(own, partner, norm_weight, partner_norm_weight, cos, sin, eps, D: tl.constexpr):
     """RMSNorm and rotary positions of heads as ``with_partner`` gives them, in their dtype.
 
-    Rounded where ``model.network`` rounds; gains and factors are (rows or 1, WIDTH).
+    Rounded where ``models.language_model`` rounds; gains and factors are (rows or 1, WIDTH).
     """
     wide = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / D + eps)

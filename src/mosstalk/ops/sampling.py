@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.ops.launch import Launch, ceil_div, runs, tl, triton
+from mosstalk.ops.launch import Launch, Plans, ceil_div, op, runs, tl, triton
 from mosstalk.ops.parts import gdc_wait
 from mosstalk.ops.sampling_parts import (
     _BAD,
@@ -78,7 +78,8 @@ def topk_candidates_reference(
     return best
 
 
-def plan_topk_candidates(
+@op(topk_candidates_reference)
+def topk_candidates(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
@@ -87,8 +88,11 @@ def plan_topk_candidates(
     channel: int,
     last_id: int,
     masked: bool,
-) -> Launch:
-    """The kernel that does what ``best_ids_reference`` says for the rows that draw."""
+) -> tuple[Tensor, Launch]:
+    """Write the best ids of each chunk of the rows that draw into ``best``; return it.
+
+    ``channel`` and ``masked`` say which rows draw, as in ``sample``.
+    """
     rows, width = logits.shape
     size = candidate_tile(width)
     chunks = ceil_div(width, size.columns)
@@ -97,7 +101,7 @@ def plan_topk_candidates(
     assert logits.stride(1) == state.seen.stride(1) == 1
     assert state.seen.shape[1] == width
     assert state.mode is not None or not masked
-    return Launch(
+    return best, Launch(
         _topk_candidates,
         (chunks, rows),
         {
@@ -186,6 +190,13 @@ SAMPLE_TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HEL
 _NO_KEY, _FREE, _NOT_DRAWN = tl.constexpr(NO_KEY), tl.constexpr(FREE), tl.constexpr(NOT_DRAWN)
 
 
+def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
+    """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
+    chunks = ceil_div(vocabulary, candidate_tile(vocabulary).columns)
+    return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
+
+
+@op(sample_reference)
 def sample(
     logits: Tensor,
     state: DrawState,
@@ -196,11 +207,10 @@ def sample(
     channel: int,
     last_id: int | None = None,
     masked: bool = False,
-    workspace: Tensor | None = None,
-) -> None:
+) -> Plans[None]:
     """Draw an id for each row of ``logits`` (R, V), raw, in any float dtype; remember it.
 
-    The ids are those of ``model.sampling``: mask, penalty, temperature, top-k with its ties,
+    The ids are those of ``models.sampling``: mask, penalty, temperature, top-k with its ties,
     top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, id).
     ``few`` must hold for every row, or the reference be called. Written are ``ids`` (R,) int64,
     ``bad`` (R,) bool, whose elements may lie apart, and where an id was drawn ``state``'s seen
@@ -209,47 +219,12 @@ def sample(
     A row of slot -1 writes nothing. A row draws nothing, and its id is NOT_DRAWN, if its slot
     has ended, if it is ``masked`` and its slot's mode is not ``channel``, or if any of its V
     logits is not finite: then it is bad. Without ``state.mode`` every slot draws. A slot may
-    have one row. What a row draws does not depend on the others. ``workspace`` is what
-    ``pick_workspace`` gives, made here where it is None; calls that follow one another share it.
+    have one row. What a row draws does not depend on the others.
     """
-    last_id = logits.shape[1] - 1 if last_id is None else last_id
-    if not runs(logits):
-        sample_reference(
-            logits, state, settings, ids, bad, channel=channel, last_id=last_id, masked=masked
-        )
-        return
-    if workspace is None:
-        workspace = sample_workspace(logits.shape[0], logits.shape[1], logits.device)
-    launches = plan_sampling(
-        logits, state, settings, ids, bad, workspace,
-        channel=channel, last_id=last_id, masked=masked,
-    )  # fmt: skip
-    for launch in launches:
-        launch.run()
-
-
-def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
-    chunks = ceil_div(vocabulary, candidate_tile(vocabulary).columns)
-    return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
-
-
-def plan_sampling(
-    logits: Tensor,
-    state: DrawState,
-    settings: DrawSettings,
-    ids: Tensor,
-    bad: Tensor,
-    workspace: Tensor,
-    *,
-    channel: int,
-    last_id: int,
-    masked: bool = False,
-) -> tuple[Launch, Launch]:
-    """The two kernels that do what ``sample`` says."""
     rows, width = logits.shape
-    best = workspace[:rows]
-    first = plan_topk_candidates(
+    last_id = width - 1 if last_id is None else last_id
+    best = sample_workspace(rows, width, logits.device)
+    first = topk_candidates.plan(
         logits, state, settings, best, channel=channel, last_id=last_id, masked=masked
     )
     keys = best.shape[1] * HELD
@@ -282,7 +257,7 @@ def plan_sampling(
         },
         size,
     )
-    return first, second
+    return None, first, second
 
 
 @triton.jit
@@ -461,26 +436,6 @@ class ModeIds:
     audio_pad: int
 
 
-def update_modes(
-    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
-) -> None:
-    """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
-
-    ``slots`` (R,) int64, each at most once, -1 for nobody; ``bad`` (R, 2) bool, by channel;
-    ``stop`` (n,) int64, text ids that end a reply. In AUDIO mode the row's text becomes
-    modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in an
-    AUDIO row, or in the very row that opened it, leads to TEXT. A stop id drawn in TEXT mode,
-    or a bad row, sets ENDED; ended slots stay as they are.
-
-    ``put_off``: TEXT rows have drawn no audio id. They get audio_pad, and a row that opens
-    AUDIO stays there until its draw is made up and says otherwise.
-    """
-    if not runs(slots):
-        update_modes_reference(text, slots, bad, stop, ids, put_off=put_off)
-        return
-    plan_update_modes(text, slots, bad, stop, ids, put_off=put_off).run()
-
-
 def update_modes_reference(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
 ) -> None:
@@ -510,17 +465,28 @@ def update_modes_reference(
     text.mode.copy_(torch.where(live, after, text.mode))
 
 
-def plan_update_modes(
+@op(update_modes_reference, takes=lambda text: runs(text.seen))
+def update_modes(
     text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
-) -> Launch:
-    """The kernel that does what ``update_modes`` says."""
+) -> tuple[None, Launch]:
+    """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
+
+    ``slots`` (R,) int64, each at most once, -1 for nobody; ``bad`` (R, 2) bool, by channel;
+    ``stop`` (n,) int64, text ids that end a reply. In AUDIO mode the row's text becomes
+    modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in an
+    AUDIO row, or in the very row that opened it, leads to TEXT. A stop id drawn in TEXT mode,
+    or a bad row, sets ENDED; ended slots stay as they are.
+
+    ``put_off``: TEXT rows have drawn no audio id. They get audio_pad, and a row that opens
+    AUDIO stays there until its draw is made up and says otherwise.
+    """
     assert text.latest is not None
     assert text.mode is not None
     assert text.latest.is_contiguous()
     assert bad.is_contiguous()
     assert bad.shape == (len(slots), 2)
     rows = len(slots)
-    return Launch(
+    return None, Launch(
         _settle_modes,
         (1,),
         {

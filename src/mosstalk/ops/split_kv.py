@@ -8,69 +8,6 @@ from torch import Tensor
 from mosstalk.ops.launch import ceil_div, tl, triton
 from mosstalk.ops.tiles import Tile
 
-# How the programs that share an item's keys join what each has summed.
-
-
-@triton.jit
-def combine_split_sums(
-    counters, sums, used, here, highest, weight, mixed,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Whether this program is to write what came out, and then the sums of all ``used`` splits."""
-    split = tl.program_id(2)
-    last = split == 0
-    if used > 1:
-        last = split < 0
-        if split < used:
-            pair = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-            size: tl.constexpr = ROWS * (D + 2)
-            own = sums + pair * SPLITS * size
-            _leave(own + split * size, here, highest, weight, mixed, ROWS, D, WIDTH)
-            tl.debug_barrier()
-            last = tl.atomic_add(counters + pair, 1, sem="acq_rel") == used - 1
-            if last:
-                weight, mixed = _join(own, here, used, ROWS, D, WIDTH)
-                tl.store(counters + pair, 0)
-    return last, weight, mixed
-
-
-@triton.jit
-def _leave(
-    own, here, highest, weight, mixed, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Write one split's sums to ``own`` for whichever program of the pair comes last."""
-    row = tl.arange(0, ROWS)
-    channel = tl.arange(0, WIDTH)[None, :]
-    tl.store(own + row[:, None] * D + channel, mixed, mask=here[:, None] & (channel < D))
-    tl.store(own + ROWS * D + row, highest, mask=here)
-    tl.store(own + ROWS * (D + 1) + row, weight, mask=here)
-
-
-@triton.jit
-def _join(sums, here, used, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr):
-    """The splits' sums joined in their order, past the nearest cache, which may be stale."""
-    row = tl.arange(0, ROWS)
-    channel = tl.arange(0, WIDTH)[None, :]
-    inside = here[:, None] & (channel < D)
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    weight = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, WIDTH), tl.float32)
-    own = sums
-    for _ in range(used):
-        other = tl.load(own + ROWS * D + row, mask=here, other=float("-inf"), cache_modifier=".cg")
-        total = tl.load(own + ROWS * (D + 1) + row, mask=here, other=0.0, cache_modifier=".cg")
-        place = own + row[:, None] * D + channel
-        theirs = tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(highest, other)
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, share = tl.exp2(highest - level), tl.exp2(other - level)
-        weight = weight * fade + total * share
-        mixed = mixed * fade[:, None] + theirs * share[:, None]
-        highest = higher
-        own += ROWS * (D + 2)
-    return weight, mixed
-
-
 # How programs share the keys of one attention, and join what each of them has summed.
 
 
@@ -143,32 +80,19 @@ def combined_at_once(splits: int, rows: int) -> int:
 
 
 @triton.jit
-def softmax_step(
-    query, keys, values, hidden, highest, weight, mixed, scale, DOT: tl.constexpr,
-):  # fmt: skip
-    """Let ``query`` (rows, d) see more keys and values (keys, d) where not ``hidden``.
+def softmax_step(score, values, highest, weight, mixed):
+    """Let rows see more keys: their scores (rows, keys), -inf where hidden, and values (keys, d).
 
     ``highest`` (rows,), ``weight`` (rows,) and ``mixed`` (rows, d) are those of a softmax taken
-    in steps, to the base of two (Milakov and Gimelshein 2018); DOT: rows are enough for a
-    product.
+    in steps, to the base of two (Milakov and Gimelshein 2018).
     """
-    if DOT:
-        score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-    else:
-        wide = keys.to(tl.float32)
-        score = tl.sum(query.to(tl.float32)[:, None, :] * wide[None, :, :], axis=2) * scale
-    score = tl.where(hidden, float("-inf"), score)
     higher = tl.maximum(highest, tl.max(score, axis=1))
     # A row that has seen nothing yet has no maximum to subtract.
     level = tl.where(higher == float("-inf"), 0.0, higher)
     part = tl.exp2(score - level[:, None])
     fade = tl.exp2(highest - level)
     weight = weight * fade + tl.sum(part, axis=1)
-    if DOT:
-        mixed = tl.dot(part.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-    else:
-        wide = values.to(tl.float32)
-        mixed = mixed * fade[:, None] + tl.sum(part[:, :, None] * wide[None, :, :], axis=1)
+    mixed = tl.dot(part.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
     return higher, weight, mixed
 
 

@@ -16,7 +16,6 @@ Kernel = Literal[
     "linear_add",
     "norm_qkv",
     "attention_flow",
-    "attend_groups",
     "conv1d",
     "close_residual",
     "euler",
@@ -67,7 +66,6 @@ TILES: dict[Kernel, dict[int, Tile]] = {
         SOME_ROWS: Tile(32, 128, 0, 4, 3),
         ANY_ROWS: Tile(32, 64, 0, 2, 3),
     },
-    "attend_groups": {ANY_ROWS: Tile(64, 64, 0, 4, 3)},
     "conv1d": {
         FEW_ROWS: Tile(16, 16, 128, 4, 4),
         SOME_ROWS: Tile(32, 32, 64, 4, 4),
@@ -88,7 +86,6 @@ EXACT: dict[Kernel, Tile] = {
     "linear_add": Tile(16, 32, 32, 4, 2),
     "norm_qkv": Tile(16, 32, 32, 4, 2),
     "attention_flow": Tile(32, 32, 0, 8, 1),
-    "attend_groups": Tile(64, 32, 0, 8, 1),
     "conv1d": Tile(16, 32, 32, 4, 2),
     "close_residual": Tile(16, 32, 32, 4, 2),
     "euler": Tile(4, 128, 0, 4, 1),

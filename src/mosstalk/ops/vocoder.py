@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.numerics.rng import normal
-from mosstalk.ops.launch import ceil_div, runs, tl, triton
+from mosstalk.ops.launch import Launch, ceil_div, op, runs, tl, triton
+from mosstalk.ops.parts import gdc_wait
+from mosstalk.ops.tiles import Tile
 
 # Snake, with the bias of the convolution before it and the residual sum it follows.
 #
@@ -17,16 +19,8 @@ from mosstalk.ops.launch import ceil_div, runs, tl, triton
 
 
 _EPS = 1e-9
-_SNAKE_BLOCK = 1024
-
-
-def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Snake of x + bias, in x's dtype and strides; ``alpha`` and ``bias`` (C,) float32."""
-    if not runs(x):
-        return snake_reference(x, alpha, bias)
-    out = torch.empty_like(x)
-    _launch(x, None, bias, alpha, None, out)
-    return out
+_BLOCK = Tile(1, 1024, 0, 4, 3)
+"""``columns`` numbers to a program."""
 
 
 def snake_reference(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,17 +28,6 @@ def snake_reference(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> Ten
     total = x.float() if bias is None else x.float() + bias[:, None]
     waves = (total * alpha[:, None]).sin_().square_()
     return torch.addcmul(total, waves, (alpha + _EPS).reciprocal()[:, None]).to(x.dtype)
-
-
-def add_snake(
-    x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """x + y + bias, and Snake of that sum, both in x's dtype and strides."""
-    if not runs(x):
-        return add_snake_reference(x, y, alpha, bias)
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, y, bias, alpha, total, out)
-    return total, out
 
 
 def add_snake_reference(
@@ -67,20 +50,43 @@ def channel_step(x: Tensor) -> int:
     return 1
 
 
-def _launch(
+@op(snake_reference)
+def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Launch]:
+    """Snake of x + bias, in x's dtype and strides; ``alpha`` and ``bias`` (C,) float32."""
+    out = torch.empty_like(x)
+    return out, _snake(x, None, bias, alpha, None, out)
+
+
+@op(add_snake_reference)
+def add_snake(
+    x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor], Launch]:
+    """x + y + bias, and Snake of that sum, both in x's dtype and strides."""
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    return (total, out), _snake(x, y, bias, alpha, total, out)
+
+
+def _snake(
     x: Tensor,
     y: Tensor | None,
     bias: Tensor | None,
     alpha: Tensor,
     total: Tensor | None,
     out: Tensor,
-) -> None:
+) -> Launch:
     assert y is None or y.stride() == x.stride(), "both terms lie in memory in one order"
     size = x.numel()
-    _snake_kernel[(ceil_div(size, _SNAKE_BLOCK),)](
-        x, x if y is None else y, alpha if bias is None else bias, alpha,
-        out if total is None else total, out, size, x.shape[1], channel_step(x),
-        ADDS=y is not None, BIASED=bias is not None, BLOCK=_SNAKE_BLOCK, EPS=_EPS,
+    return Launch(
+        _snake_kernel,
+        (ceil_div(size, _BLOCK.columns),),
+        {
+            "x": x, "y": x if y is None else y, "bias": alpha if bias is None else bias,
+            "alpha": alpha, "total": out if total is None else total, "out": out, "size": size,
+            "channels": x.shape[1], "step": channel_step(x),
+        },
+        {"ADDS": y is not None, "BIASED": bias is not None, "BLOCK": _BLOCK.columns, "EPS": _EPS},
+        _BLOCK,
+        short=False,
     )  # fmt: skip
 
 
@@ -99,7 +105,9 @@ def _snake_kernel(
     BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    gdc_wait(DEPENDENT)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     channel = (place // step) % channels
@@ -120,35 +128,10 @@ def _snake_kernel(
 
 
 _MOST_TERMS = 6
-_SUM_BLOCK = 1024
 
 
-def scaled_sum(
-    terms: Sequence[Tensor],
-    bias: Tensor | None = None,
-    *,
-    scale: float = 1.0,
-    slope: float = 1.0,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Leaky ReLU with ``slope`` of ``scale`` times the sum of ``terms`` and ``bias``.
-
-    ``terms`` one to six (B, C, L) of one dtype and order in memory, which the result has too,
-    unless ``dtype`` says otherwise; ``bias`` (C,) float32. Summed in float32. A slope of 1
-    leaves the sum as it is.
-    """
-    if not runs(terms[0]) or len(terms) > _MOST_TERMS:
-        return scaled_sum_reference(terms, bias, scale=scale, slope=slope, dtype=dtype)
-    first = terms[0]
-    assert all(term.stride() == first.stride() for term in terms), "terms of one order in memory"
-    out = torch.empty_like(first, dtype=dtype or first.dtype)
-    given = [*terms, *[first] * (_MOST_TERMS - len(terms))]
-    size = first.numel()
-    _sum_kernel[(ceil_div(size, _SUM_BLOCK),)](
-        *given, first if bias is None else bias, out, size, first.shape[1], channel_step(first),
-        scale, slope, TERMS=len(terms), BIASED=bias is not None, BLOCK=_SUM_BLOCK,
-    )  # fmt: skip
-    return out
+def _few(terms: Sequence[Tensor]) -> bool:
+    return runs(terms[0]) and len(terms) <= _MOST_TERMS
 
 
 def scaled_sum_reference(
@@ -172,6 +155,40 @@ def scaled_sum_reference(
     return total.to(dtype or terms[0].dtype)
 
 
+@op(scaled_sum_reference, takes=_few)
+def scaled_sum(
+    terms: Sequence[Tensor],
+    bias: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    slope: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Launch]:
+    """Leaky ReLU with ``slope`` of ``scale`` times the sum of ``terms`` and ``bias``.
+
+    ``terms`` one to six (B, C, L) of one dtype and order in memory, which the result has too,
+    unless ``dtype`` says otherwise; ``bias`` (C,) float32. Summed in float32. A slope of 1
+    leaves the sum as it is.
+    """
+    first = terms[0]
+    assert all(term.stride() == first.stride() for term in terms), "terms of one order in memory"
+    out = torch.empty_like(first, dtype=dtype or first.dtype)
+    given = [*terms, *[first] * (_MOST_TERMS - len(terms))]
+    size = first.numel()
+    return out, Launch(
+        _sum_kernel,
+        (ceil_div(size, _BLOCK.columns),),
+        {
+            **dict(zip("abcdef", given, strict=True)), "bias": first if bias is None else bias,
+            "out": out, "size": size, "channels": first.shape[1], "step": channel_step(first),
+            "scale": scale, "slope": slope,
+        },
+        {"TERMS": len(terms), "BIASED": bias is not None, "BLOCK": _BLOCK.columns},
+        _BLOCK,
+        short=False,
+    )  # fmt: skip
+
+
 @triton.jit
 def _sum_kernel(
     a,
@@ -190,7 +207,9 @@ def _sum_kernel(
     TERMS: tl.constexpr,
     BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    gdc_wait(DEPENDENT)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     value = tl.load(a + place, mask=inside, other=0.0).to(tl.float32)
@@ -217,7 +236,8 @@ def _sum_kernel(
 # B rows, M frames, n = n_fft, F = n / 2 + 1 bins, N = hop (M - 1) samples.
 
 
-_STFT_BLOCK = 256
+_SAMPLES = Tile(1, 256, 0, 4, 3)
+"""``columns`` samples to a program."""
 
 
 def inverse_basis(n_fft: int, window: Tensor) -> Tensor:
@@ -230,27 +250,6 @@ def inverse_basis(n_fft: int, window: Tensor) -> Tensor:
     spectra = torch.eye(2 * bins, dtype=torch.float64)
     frames = torch.fft.irfft(torch.complex(spectra[:, :bins], spectra[:, bins:]), n_fft)
     return (frames * window.double().cpu()).float().to(window.device)
-
-
-def inverse_stft(
-    x: Tensor, basis: Tensor, window: Tensor, hop: int, loudest: float, limit: float
-) -> Tensor:
-    """Sound (B, N) float32, within +-``limit``.
-
-    ``x`` (B, 2 F, M) float32 holds log magnitudes and numbers whose sines are the phases;
-    magnitudes are cut at ``loudest``. ``basis`` is ``inverse_basis`` of ``window`` (n_fft,),
-    whose length is a multiple of ``hop``.
-    """
-    if not runs(x):
-        return inverse_stft_reference(x, basis, window, hop, loudest, limit)
-    batch, parts, frames = x.shape
-    samples, n_fft = hop * (frames - 1), window.shape[0]
-    out = torch.empty((batch, samples), device=x.device)
-    _inverse_kernel[(batch, ceil_div(samples, _STFT_BLOCK))](
-        x, basis, window, out, samples, frames, *x.stride(), loudest, limit,
-        BINS=parts // 2, LENGTH=n_fft, HOP=hop, BLOCK=_STFT_BLOCK,
-    )  # fmt: skip
-    return out
 
 
 def inverse_stft_reference(
@@ -275,6 +274,34 @@ def _overlap_add(frames: Tensor, hop: int) -> Tensor:
     return total.flatten(1)[:, length // 2 : length // 2 + hop * (count - 1)]
 
 
+@op(inverse_stft_reference)
+def inverse_stft(
+    x: Tensor, basis: Tensor, window: Tensor, hop: int, loudest: float, limit: float
+) -> tuple[Tensor, Launch]:
+    """Sound (B, N) float32, within +-``limit``.
+
+    ``x`` (B, 2 F, M) float32 holds log magnitudes and numbers whose sines are the phases;
+    magnitudes are cut at ``loudest``. ``basis`` is ``inverse_basis`` of ``window`` (n_fft,),
+    whose length is a multiple of ``hop``.
+    """
+    batch, parts, frames = x.shape
+    samples, n_fft = hop * (frames - 1), window.shape[0]
+    out = torch.empty((batch, samples), device=x.device)
+    row_step, part_step, frame_step = x.stride()
+    return out, Launch(
+        _inverse_kernel,
+        (batch, ceil_div(samples, _SAMPLES.columns)),
+        {
+            "x": x, "basis": basis, "window": window, "out": out, "samples": samples,
+            "frames": frames, "row_step": row_step, "part_step": part_step,
+            "frame_step": frame_step, "loudest": loudest, "limit": limit,
+        },
+        {"BINS": parts // 2, "LENGTH": n_fft, "HOP": hop, "BLOCK": _SAMPLES.columns},
+        _SAMPLES,
+        short=False,
+    )  # fmt: skip
+
+
 @triton.jit
 def _inverse_kernel(
     x,
@@ -292,7 +319,9 @@ def _inverse_kernel(
     LENGTH: tl.constexpr,
     HOP: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    gdc_wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = sample < samples
@@ -326,9 +355,6 @@ def _inverse_kernel(
 # Shapes: B rows, T frames, S samples of a frame, N = S T samples, K harmonics.
 
 
-_SOURCE_BLOCK = 256
-
-
 @dataclass(frozen=True)
 class Excitation:
     """How loud sines (``alpha``) and noise (``sigma`` where voiced) are, and what is voiced.
@@ -346,28 +372,6 @@ class Excitation:
     bias: Tensor
 
 
-def harmonic_source(
-    f0: Tensor, phases: Tensor, seeds: Tensor, first: Tensor, how: Excitation, skip: int = 0
-) -> Tensor:
-    """The source (B, N - skip) float32 from sample ``skip`` on.
-
-    ``f0`` (B, T) in Hz float32; ``phases`` (B, T, K) float64 turns at the frames' centres, in
-    between linear, held before the first and after the last; ``seeds`` (B,) and ``first`` (B,)
-    int64: noise is a function of (seed, first + sample, harmonic) alone.
-    """
-    if not runs(f0):
-        return harmonic_source_reference(f0, phases, seeds, first, how, skip)
-    batch, frames, harmonics = phases.shape
-    samples = frames * how.samples_per_frame - skip
-    out = torch.empty((batch, samples), device=f0.device)
-    _source_kernel[(batch, ceil_div(samples, _SOURCE_BLOCK))](
-        f0.contiguous(), phases.contiguous(), seeds, first, how.weight, how.bias, out,
-        skip, samples, frames, how.alpha, how.sigma, how.voiced_above_hz,
-        SAMPLES=how.samples_per_frame, HARMONICS=harmonics, STREAM=how.stream, BLOCK=_SOURCE_BLOCK,
-    )  # fmt: skip
-    return out
-
-
 def harmonic_source_reference(
     f0: Tensor, phases: Tensor, seeds: Tensor, first: Tensor, how: Excitation, skip: int = 0
 ) -> Tensor:
@@ -381,6 +385,37 @@ def harmonic_source_reference(
     noise = normal(seeds[:, None], how.stream, first[:, None] + places, harmonics)
     level = how.sigma * voiced + how.alpha / 3 * (1 - voiced)
     return torch.tanh(F.linear(sines * voiced + level * noise, how.weight[None], how.bias))[..., 0]
+
+
+@op(harmonic_source_reference)
+def harmonic_source(
+    f0: Tensor, phases: Tensor, seeds: Tensor, first: Tensor, how: Excitation, skip: int = 0
+) -> tuple[Tensor, Launch]:
+    """The source (B, N - skip) float32 from sample ``skip`` on.
+
+    ``f0`` (B, T) in Hz float32; ``phases`` (B, T, K) float64 turns at the frames' centres, in
+    between linear, held before the first and after the last; ``seeds`` (B,) and ``first`` (B,)
+    int64: noise is a function of (seed, first + sample, harmonic) alone.
+    """
+    batch, frames, harmonics = phases.shape
+    samples = frames * how.samples_per_frame - skip
+    out = torch.empty((batch, samples), device=f0.device)
+    return out, Launch(
+        _source_kernel,
+        (batch, ceil_div(samples, _SAMPLES.columns)),
+        {
+            "f0": f0.contiguous(), "phases": phases.contiguous(), "seeds": seeds, "first": first,
+            "weight": how.weight, "bias": how.bias, "out": out, "skip": skip, "samples": samples,
+            "frames": frames, "alpha": how.alpha, "sigma": how.sigma,
+            "voiced_above": how.voiced_above_hz,
+        },
+        {
+            "SAMPLES": how.samples_per_frame, "HARMONICS": harmonics, "STREAM": how.stream,
+            "BLOCK": _SAMPLES.columns,
+        },
+        _SAMPLES,
+        short=False,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -420,7 +455,9 @@ def _source_kernel(
     HARMONICS: tl.constexpr,
     STREAM: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    gdc_wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < samples

@@ -39,10 +39,11 @@ class BusyPart(StrEnum):
 
 
 class Busy(NamedTuple):
-    """Seconds by the clock, and of them those of the thread's processor."""
+    """Seconds by the clock, of them those of the thread's processor, and those of a GPU."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    card_s: float = 0.0
 
 
 @dataclass
@@ -66,11 +67,11 @@ def at_work(part: BusyPart) -> Iterator[Work]:
         spend(work.part, time.perf_counter() - wall_s, time.thread_time() - cpu_s)
 
 
-def spend(part: BusyPart, wall_s: float, cpu_s: float) -> None:
+def spend(part: BusyPart, wall_s: float = 0.0, cpu_s: float = 0.0, card_s: float = 0.0) -> None:
     """Count seconds that ``part`` was at work."""
     with _lock:
         before = _spent.get(part, Busy())
-        _spent[part] = Busy(before.wall_s + wall_s, before.cpu_s + cpu_s)
+        _spent[part] = Busy(before.wall_s + wall_s, before.cpu_s + cpu_s, before.card_s + card_s)
 
 
 def taken() -> dict[BusyPart, Busy]:

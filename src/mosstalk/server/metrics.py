@@ -17,6 +17,11 @@ _STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.016, 0.025, 0.04, 0.08, 0.16, 0.32, 1.0
 )  # fmt: skip
 _REAL_TIME = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.5, 2.0, 4.0)
+_PART_TIMES = {
+    "busy": "Time that parts of the worker were at work",
+    "busy_cpu": "Of it, processor time of the part's own thread",
+    "card": "Time that a GPU worked for a part",
+}
 
 
 class Metrics:
@@ -70,9 +75,8 @@ class Metrics:
         self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
         self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
-        self.busy = counter("busy_seconds", "Time that parts of the worker were at work", "part")
-        self.busy_cpu = counter(
-            "busy_cpu_seconds", "Of it, processor time of the part's own thread", "part"
+        self.busy, self.busy_cpu, self.card = (
+            counter(f"{name}_seconds", says, "part") for name, says in _PART_TIMES.items()
         )
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
@@ -101,6 +105,7 @@ class Metrics:
         for part, busy in pulse.busy.items():
             self.busy.labels(part).inc(busy.wall_s)
             self.busy_cpu.labels(part).inc(busy.cpu_s)
+            self.card.labels(part).inc(busy.card_s)
 
     def responded(self, done: ResponseDone) -> None:
         """Take what a response says of itself."""
@@ -135,3 +140,4 @@ class Metrics:
         for part in BusyPart:
             self.busy.labels(part)
             self.busy_cpu.labels(part)
+            self.card.labels(part)

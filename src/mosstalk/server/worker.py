@@ -13,6 +13,8 @@ from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
+from mosstalk.runtime.card_time import count_card_time, settle_card_time
+from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import messages as said
 from mosstalk.server.loading import Loaded, load
 from mosstalk.server.memory import resident_bytes, tidy
@@ -53,6 +55,7 @@ class Worker:
         self._loaded: Loaded | None = None
         self._probe = _Probe()
         self._loop_cpu_s = 0.0
+        self._begun_s = time.monotonic()
         self._sessions: dict[int, Session] = {}
         self._early: dict[int, list[Command]] = {}
         """What was told to sessions that are still being opened."""
@@ -105,8 +108,11 @@ class Worker:
         self._loaded = loaded
         begun_s = time.monotonic()
         await host.warm_up()
+        count_card_time()
         loaded.steps.taken_s()
         self._spent()
+        expect_no_more()
+        _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
         self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
@@ -182,6 +188,7 @@ class Worker:
 
     def _spent(self) -> dict[BusyPart, Busy]:
         """What each part, this loop's thread among them, has spent since this was last asked."""
+        settle_card_time()
         cpu_s = time.thread_time() - self._loop_cpu_s
         self._loop_cpu_s += cpu_s
         spend(BusyPart.SESSION, cpu_s, cpu_s)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.codec.tokenizer_stream import ROW_S
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
@@ -22,7 +23,7 @@ from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.desk import require_usable
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.mouth import Mouth
-from mosstalk.session.senses import Senses
+from mosstalk.session.senses import Senses, held_s
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.stage import Stage
@@ -30,6 +31,8 @@ from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30
+_WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
+"""The first reply on a GPU."""
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -167,7 +170,11 @@ class Host:
         self._stage = Stage(
             pipeline,
             self.engine,
-            Senses(pipeline.codec.tokenizer, self._detector),
+            Senses(
+                pipeline.codec.tokenizer,
+                self._detector,
+                held_s(self.options.sessions) if pipeline.codec.device.type == "cuda" else None,
+            ),
             self._mouth(),
             self._clock,
             self.options.voices,
@@ -223,8 +230,14 @@ class Host:
         await self.engine.warm()
         await self._started().mouth.warm()
         await self._started().senses.warm(self.options.sessions)
-        limits, durations = ReplyLimits(longest_s=1.0), Durations(idle_s=600.0)
-        settings = SessionSettings(turn_detection=None, limits=limits, durations=durations)
+        on_gpu = self.engine.core.model.device.type == "cuda"
+        settings = SessionSettings(
+            turn_detection=None,
+            limits=ReplyLimits(longest_s=_WARM_S if on_gpu else 1.0),
+            durations=Durations(idle_s=600.0),
+            # Whatever the weights would say: there must be first, ordinary and last hops.
+            script=_WARM_SCRIPT if on_gpu else None,
+        )
         async with await self.open(settings) as session:
             session.do(CreateText("user", "Good morning."))
             session.do(CreateResponse())
@@ -274,4 +287,4 @@ def _needed_later(codec: Codec, sessions: int) -> int:
     """Bytes of a GPU that graphs, and what is heard of ``sessions`` at once, are going to take."""
     config = codec.tokenizer.config
     kept_row = 2 * config.quantize_position * config.d_model * torch.float32.itemsize
-    return _GRAPH_BYTES + sessions * config.max_source_positions * kept_row
+    return _GRAPH_BYTES + round(held_s(sessions) / ROW_S) * kept_row

@@ -1,6 +1,7 @@
 """Speaking for all sessions of a host: hops of many replies, whoever runs dry first, in one run."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -13,10 +14,13 @@ from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.voices import Voice
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
 from mosstalk.session.workers import Batches
 
+_MOST_WAIT_S = 30.0
+"""Who finds no place, and is not in the background, waits so long for others' replies to end."""
 _MOST_PAUSE_S = 1.0
 """One hop in the background is made in so long although others have made no sound yet: there may
 always be one of them."""
@@ -73,10 +77,11 @@ class Mouth:
     async def say(self, saying: DecodeRequest, due_s: float) -> Samples:
         """Sound (n,) at 24 kHz of the next codes, the earliest ``due_s`` first.
 
-        While there is no room for the reply it waits for others to end.
+        While there is no room for the reply it waits for others to end, 30 s at most unless it
+        is in the background.
 
         Raises:
-            CodecFullError: there is no room, and nobody else will ever make any.
+            CodecFullError: there was no room until then, or nobody else will ever make any.
         """
         reply = saying.reply
         if reply not in self._behind:
@@ -90,6 +95,7 @@ class Mouth:
     async def _made(self, saying: DecodeRequest, due_s: float) -> Samples:
         """The sound of a hop, once there is room for its reply."""
         reply = saying.reply
+        patient, end_s = reply in self._behind, time.monotonic() + _MOST_WAIT_S
         while True:
             changed, held = self._changed, reply in self._holding
             self._holding.add(reply)
@@ -98,9 +104,11 @@ class Mouth:
             except CodecFullError:
                 if not held:
                     self._holding.discard(reply)
-                if self._holding <= self._waiting | {reply}:
+                left_s = None if patient else end_s - time.monotonic()
+                nobody = self._holding <= self._waiting | {reply}
+                if nobody or (left_s is not None and left_s <= 0):
                     raise
-                await self._wait_for_a_place(reply, changed)
+                await self._wait_for_a_place(reply, changed, left_s)
             else:
                 if len(samples) and reply in self._silent:
                     self._silent.discard(reply)
@@ -115,12 +123,16 @@ class Mouth:
                     while self._silent:
                         await self._changed.wait()
 
-    async def _wait_for_a_place(self, reply: SpokenReply, changed: asyncio.Event) -> None:
+    async def _wait_for_a_place(
+        self, reply: SpokenReply, changed: asyncio.Event, most_s: float | None
+    ) -> None:
         silent = reply in self._silent
         self._silent.discard(reply)  # so that those who have a place need not wait for its sound
         self._waiting.add(reply)
         try:
-            await changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(most_s):
+                    await changed.wait()
         finally:
             self._waiting.discard(reply)
         if silent:
@@ -158,7 +170,7 @@ class Mouth:
     @torch.inference_mode()
     def _say(self, sayings: list[DecodeRequest]) -> list[Samples | CodecFullError]:
         try:
-            with self._stream(), at_work(BusyPart.HOP):
+            with self._stream(), at_work(BusyPart.HOP) as work, on_card(work, self._decoder.device):
                 sounds = self._decoder.decode(sayings)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:

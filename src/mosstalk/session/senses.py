@@ -1,21 +1,36 @@
 """Hearing for all sessions of a host: codes and speech probabilities, many streams in one run."""
 
+import asyncio
+import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mosstalk.audio.sound import Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
-from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.constants import INPUT_RATE
+from mosstalk.errors import CodecFullError
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.runtime.busy import BusyPart, at_work
+from mosstalk.runtime.card_time import on_card
 from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 
-_WARM_S = 2.0
-"""Seconds of sound for which each stream finds memory when it begins to speak."""
+_SEGMENT_S, _SESSION_S = 30.0, 15.0
+_MOST_WAIT_S = 2.0
+"""Who finds no memory for sound waits so long for others' turns to end."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
 """Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
+
+
+def held_s(sessions: int) -> float:
+    """Seconds of sound for which a GPU keeps memory where so many talk.
+
+    Turns are held whole, up to a segment of 30 s. Not all users speak for so long at once: there
+    is a segment, and for each session half of one more.
+    """
+    return _SEGMENT_S + sessions * _SESSION_S
 
 
 class _Sound(NamedTuple):
@@ -61,12 +76,19 @@ class _Listening(NamedTuple):
 class Senses:
     """Threads that hear; what they know of a stream is a value that its session keeps.
 
-    ``detector`` None: no session can be hands-free.
+    ``detector`` None: no session can be hands-free. ``limit_s``: see ``LiveOptions``.
     """
 
-    def __init__(self, tokenizer: SpeechTokenizer, detector: Detector | None) -> None:
+    def __init__(
+        self,
+        tokenizer: SpeechTokenizer,
+        detector: Detector | None,
+        limit_s: float | None = None,
+    ) -> None:
         self.detector = detector
-        self._live = LiveTokenizer(tokenizer)
+        self._live = LiveTokenizer(tokenizer, options=LiveOptions(limit_s=limit_s))
+        self._ended = asyncio.Event()
+        """Set, and another taken, whenever a turn ends and gives back what it held."""
         self._codes = Gathering("mosstalk-codes", self._encode)
         self._frames = Gathering("mosstalk-frames", self._detect)
 
@@ -75,8 +97,27 @@ class Senses:
         return self._live.open(last_maximum)
 
     async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
-        """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final."""
-        await self._codes.do(_Sound(codes, samples, last))
+        """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final.
+
+        Where there is no memory for them it waits for others' turns to end, 2 s at most.
+
+        Raises:
+            CodecFullError: there was none until then; nothing was taken.
+        """
+        sound, end_s = _Sound(codes, samples, last), time.monotonic() + _MOST_WAIT_S
+        while True:
+            ended, left_s = self._ended, end_s - time.monotonic()
+            try:
+                await self._codes.do(sound)
+                break
+            except CodecFullError:
+                if left_s <= 0:
+                    raise
+            with suppress(TimeoutError):  # then once more: others may have been dropped
+                await asyncio.wait_for(ended.wait(), left_s)
+        if last:
+            self._ended.set()
+            self._ended = asyncio.Event()
 
     async def warm(self, streams: int) -> None:
         """Make ready for so many streams of codes at once, where that takes time: on a GPU."""
@@ -106,14 +147,27 @@ class Senses:
         self._codes.stop()
         self._frames.stop()
 
-    def _encode(self, calls: list[_Sound | _Warming]) -> list[None]:
+    def _encode(self, calls: list[_Sound | _Warming]) -> list[CodecFullError | None]:
         for call in calls:
             if isinstance(call, _Warming):
-                self._live.warm(call.streams, held_s=_WARM_S)
+                self._live.warm(call.streams)
         heard = [call for call in calls if isinstance(call, _Sound)]
         due = [sound for sound in heard if sound.last or len(sound.samples)]
+        refused = dict[int, CodecFullError]()
+        try:
+            self._push(due)
+        except CodecFullError:  # of all together: none has been taken
+            for sound in due:
+                try:
+                    self._push([sound])
+                except CodecFullError as error:
+                    refused[id(sound)] = error
+        return [refused.get(id(call)) for call in calls]
+
+    def _push(self, due: list[_Sound]) -> None:
+        """Encode what came of some streams, in one run."""
         if due:
-            with at_work(BusyPart.PUSH) as work:
+            with at_work(BusyPart.PUSH) as work, on_card(work, self._live.device):
                 changes = self._live.push_many(
                     [sound.codes for sound in due],
                     [sound.samples for sound in due],
@@ -121,7 +175,6 @@ class Senses:
                 )
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
-        return [None] * len(calls)
 
     def _detect(self, calls: list[_Listening]) -> list[tuple[Any, Frames]]:
         assert self.detector is not None, "no detector of speech"

@@ -156,11 +156,11 @@ class Batches(Generic[_A, _B]):
 class Gathering(Generic[_A, _B]):
     """One thread that does what many have asked for since it last looked in one run.
 
-    ``work`` gets what was given, in order, and returns as many results. What it raises, all of
-    that run get: what can be wrong with one must be checked before.
+    ``work`` gets what was given, in order, and returns as many results, of which one may be an
+    error for its asker. What it raises, all of that run get.
     """
 
-    def __init__(self, name: str, work: Callable[[list[_A]], list[_B]]) -> None:
+    def __init__(self, name: str, work: Callable[[list[_A]], Sequence[_B | Exception]]) -> None:
         self._work = work
         self._door = _Door()
         self._calls: SimpleQueue[_Call[_A, _B] | None] = SimpleQueue()

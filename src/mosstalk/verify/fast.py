@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
-from mosstalk.engine.packed import QuerySpan
 from mosstalk.engine.request import Request
 from mosstalk.engine.sampler import warp_rows
 from mosstalk.engine.sequence import Sequence
+from mosstalk.engine.step_plan import QuerySpan
 from mosstalk.errors import CaseError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import Logits

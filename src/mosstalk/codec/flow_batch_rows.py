@@ -1,9 +1,4 @@
-"""Replies on a CPU: each keeps its rows side by side, layers run for several replies at once.
-
-Products are computed reply by reply: of other sizes they would round otherwise, and a reply's
-frames must not depend on its company. Norms, activations and windows are shared work.
-Shapes: I replies, B = 2 I sequences (reply, guidance branch), T new frames, C channels.
-"""
+"""Replies on a CPU: each keeps its rows side by side, layers run for several replies at once."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +8,6 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_batch_base import BlockFlow, Hop, Start
-from mosstalk.codec.flow_batch_host_layers import HostEncoder, HostEstimator, HostKept
 from mosstalk.codec.flow_batch_voices import (
     FlowFigures,
     FlowOptions,
@@ -21,8 +15,10 @@ from mosstalk.codec.flow_batch_voices import (
     seconds_per_page,
     speaker_of,
 )
+from mosstalk.codec.flow_estimator import Estimator, EstimatorBuffers
 from mosstalk.codec.flow_items import Item
-from mosstalk.codec.flow_kept import seen_mask
+from mosstalk.codec.flow_pages import BRANCHES
+from mosstalk.codec.flow_rows import RowEncoder, RowFrames, RowState, seen_mask
 from mosstalk.models.flow import FlowDecoder, fixed_noise
 from mosstalk.models.voices import Voice
 
@@ -35,11 +31,10 @@ class _Work:
     """Codes of one reply or voice, decoded in one go, and what it keeps."""
 
     item: Item
-    kept: HostKept
-    speaker: Tensor
+    kept: RowState
 
 
-class HostFlow(BlockFlow[HostKept]):
+class RowFlow(BlockFlow[RowState]):
     """A flow whose memory grows with its replies; pages are counted, and refused past the limit.
 
     A reply's rows begin with a copy of its voice's.
@@ -48,8 +43,8 @@ class HostFlow(BlockFlow[HostKept]):
     def __init__(self, flow: FlowDecoder, options: FlowOptions) -> None:
         super().__init__(flow, options)
         self._flow = flow
-        self._encoder = HostEncoder(flow.encoder)
-        self._estimator = HostEstimator(flow.decoder)
+        self._encoder = RowEncoder(flow)
+        self._estimator = Estimator(flow.decoder, torch.float32)
 
     @property
     def hops_at_once(self) -> int:
@@ -72,22 +67,22 @@ class HostFlow(BlockFlow[HostKept]):
             graphs=0,
         )
 
-    def _compute(self, voice: Voice) -> Start[HostKept]:
+    def _compute(self, voice: Voice) -> Start[RowState]:
         alone = alone_codes(voice, self.config)
         blocks = alone // self.config.chunk_size
         self._make_room(blocks)
         pages = self.pool.take(blocks)
-        kept = HostKept(self._encoder.start(), *self._estimator.start())
+        speaker = speaker_of(self._flow, voice)
+        kept = RowState.empty(self.config, self._estimator.weights, speaker)
         items = self._voice_items(voice, pages, 0)
         if items:
-            whole = _joined(items)
-            self._decode([_Work(whole, kept, speaker_of(self._flow, voice))])
+            self._decode([_Work(_joined(items), kept)])
         return Start(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
 
-    def _drop(self, start: Start[HostKept]) -> None:
+    def _drop(self, start: Start[RowState]) -> None:
         self.pool.give(start.pages)
 
-    def _run(self, hops: Sequence[Hop[HostKept]], fresh: list[int]) -> list[Tensor]:
+    def _run(self, hops: Sequence[Hop[RowState]], fresh: list[int]) -> list[Tensor]:
         works = [list(self._works(hop, fresh)) for hop in hops]
         found: list[list[Tensor]] = [[] for _ in works]
         for turn in range(max(map(len, works), default=0)):
@@ -101,46 +96,41 @@ class HostFlow(BlockFlow[HostKept]):
                     found[place].append(mel)
         return [mels[0] if len(mels) == 1 else torch.cat(mels) for mels in found]
 
-    def _works(self, hop: Hop[HostKept], fresh: list[int]) -> Iterator[_Work]:
+    def _works(self, hop: Hop[RowState], fresh: list[int]) -> Iterator[_Work]:
         """A hop in one go, or block by block where the oldest is to be dropped."""
         state, start = hop.state, hop.state.start
         assert start is not None
         if state.kept is None:
             room = None if self.limit is None else self.limit * self.layout.frames
             state.kept = start.kept.fork(room)
-        speaker = speaker_of(self._flow, state.voice)
         items = list(self._items(hop, fresh))
         for item in [_joined(items)] if self.limit is None else items:
-            yield _Work(item, state.kept, speaker)
+            yield _Work(item, state.kept)
 
     def _decode(self, works: list[_Work]) -> list[Tensor]:
         """Mel (T, 80) of each of ``works``, which have equally many codes."""
-        ratio, bins, block = self.config.token_mel_ratio, self.config.mel_bins, self.layout.frames
-        frames = len(works[0].item.codes) * ratio
-        given = works[0].speaker.new_zeros(len(works), 2, frames, 3 * bins)
-        noise = []
-        for work, row in zip(works, given[:, 0].unbind(), strict=True):
-            item = work.item
-            row[:, :bins] = self._mean(work)
-            row[:, bins : 2 * bins] = work.speaker
-            if item.condition is not None:
-                row[: item.condition.shape[0], 2 * bins :] = item.condition
-            noise.append(fixed_noise(frames, bins, start=item.start)[0].T)
-        masks = [seen_mask(work.kept.keys.rows, frames, block, self.device) for work in works]
-        keys = [work.kept.place(frames, block, self.limit) for work in works]
-        kept = [work.kept for work in works]
-        return list(self._estimator.integrate(torch.stack(noise), given, kept, keys, masks))
+        bins, block = self.config.mel_bins, self.layout.frames
+        frames = len(works[0].item.codes) * self.config.token_mel_ratio
+        given = works[0].kept.speaker.new_zeros(len(works), BRANCHES * frames, 4 * bins)
+        for work, rows in zip(works, given, strict=True):
+            self._give(work, rows.unflatten(0, (BRANCHES, frames)))
+        states = [work.kept for work in works]
+        masks = [seen_mask(state.keys.rows, frames, block, self.device) for state in states]
+        keys = [state.place(frames, block, self.limit) for state in states]
+        # Without company (R, C), which makes one product of two branches.
+        read = given[0] if len(works) == 1 else given
+        self._estimator.integrate(EstimatorBuffers(read, read), RowFrames(states, keys, masks))
+        return list(given[:, :frames, :bins].clone())
 
-    def _mean(self, work: _Work) -> Tensor:
-        """mu (T, 80) of one reply's new codes."""
-        item, kept, block = work.item, work.kept, self.config.chunk_size
-        kept.forget_codes(self.limit, block, self.layout.frames)
-        ids = torch.tensor([*item.codes, *item.ahead])
-        codes, ahead = self._flow.input_embedding(ids[None]).split(
-            [len(item.codes), len(item.ahead)], dim=1
-        )
-        hidden = self._encoder.encode(codes, ahead, kept.encoder, block)
-        return self._flow.encoder_proj(hidden)[0]
+    def _give(self, work: _Work, rows: Tensor) -> None:
+        """Noise, mu, speaker and condition of a reply's new frames into (2, T, 320)."""
+        item, bins, frames = work.item, self.config.mel_bins, rows.shape[1]
+        rows[:, :, :bins] = fixed_noise(frames, bins, start=item.start)[0].T
+        work.kept.forget_codes(self.limit, self.config.chunk_size, self.layout.frames)
+        rows[0, :, bins : 2 * bins] = self._encoder(item.codes, item.ahead, work.kept)
+        rows[0, :, 2 * bins : 3 * bins] = work.kept.speaker
+        if item.condition is not None:
+            rows[0, : item.condition.shape[0], 3 * bins :] = item.condition
 
 
 def _steps(places: list[int]) -> range:
