@@ -19,7 +19,7 @@ _OTHER_NAMES = {
     "g711_ulaw": MU_LAW,
     "g711_alaw": A_LAW,
 }
-_BETA_NAMES = {kind: name for name, kind in _OTHER_NAMES.items()}
+_KINDS = (PCM, MU_LAW, A_LAW)
 _FULL_SCALE = 32767.0
 
 
@@ -34,11 +34,6 @@ class AudioFormat:
     def wire(self) -> dict[str, Any]:
         """As a session has it."""
         return {"type": self.kind, "rate": self.rate} if self.kind == PCM else {"type": self.kind}
-
-    @property
-    def beta_name(self) -> str:
-        """As a flat session of the beta has it, which knows one rate."""
-        return _BETA_NAMES[self.kind]
 
     def pcm_of(self, fields: Fields, name: str, limits: WireLimits) -> bytes:
         """Little-endian int16 samples, at ``rate``, of a field of base64.
@@ -81,8 +76,8 @@ def format_of(fields: Fields, name: str) -> AudioFormat | None:
     inner = Fields(value, path)
     asked = inner.text("type") or PCM
     kind = _OTHER_NAMES.get(asked, asked)
-    if kind not in _BETA_NAMES:
-        raise unknown_value(inner.path("type"), asked, _BETA_NAMES)
+    if kind not in _KINDS:
+        raise unknown_value(inner.path("type"), asked, _KINDS)
     if kind != PCM:
         return AudioFormat(kind, g711.RATE)
     rate = inner.whole("rate") or OUTPUT_RATE

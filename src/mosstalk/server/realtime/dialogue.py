@@ -19,7 +19,6 @@ from mosstalk.server.realtime.reading import (
     require_plain,
 )
 from mosstalk.server.realtime.settings import Served
-from mosstalk.server.realtime.shape import Shape, from_client, to_client
 from mosstalk.server.realtime.state import State
 from mosstalk.server.realtime.told import Told
 from mosstalk.server.realtime.transcripts import Transcript
@@ -27,7 +26,7 @@ from mosstalk.session.commands import Command
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
-__all__ = ["Dialogue", "Shape", "Step", "Transcript", "WireLimits"]
+__all__ = ["Dialogue", "Step", "Transcript", "WireLimits"]
 _LONGEST_EVENT_ID = 512
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""
@@ -55,7 +54,6 @@ class Dialogue:
         settings: what to open the session with.
 
     Args:
-        shape: which names the client knows.
         model: the name under which the model is served, whatever the client calls it.
         asked_model: what the client called it in its URL.
         voices: names that the session knows; any other is spoken by the defaults' voice.
@@ -68,7 +66,6 @@ class Dialogue:
     def __init__(
         self,
         *,
-        shape: Shape = Shape.GA,
         model: str,
         asked_model: str | None = None,
         voices: Sequence[str] = ("default",),
@@ -87,7 +84,6 @@ class Dialogue:
         )
         self._state = State(served, now)
         self.settings: SessionSettings = self._state.session.settings
-        self._shape = shape
         self._heard, self._told = Heard(self._state), Told(self._state)
         self._stamp, self._stamped = token_hex(4), 0
 
@@ -102,7 +98,6 @@ class Dialogue:
         try:
             event = event_of(raw, self._state.served.limits)
             require_plain(event, raw)
-            event = from_client(event)
             event.text("event_id", _LONGEST_EVENT_ID)
         except WireError as error:
             self._state.out.events.append(_error(error, event))
@@ -136,14 +131,12 @@ class Dialogue:
             state.waiting.popleft()
 
     def _step(self) -> Step:
-        """What has come together, in the client's shape, every event with an id."""
+        """What has come together, every event with an id."""
         out = self._state.take_out()
         step = Step(out.commands, notes=out.notes)
         for event in out.events:
-            shaped = to_client(event, self._shape)
-            if shaped is not None:
-                self._stamped += 1
-                step.events.append({"event_id": f"event_{self._stamp}_{self._stamped}", **shaped})
+            self._stamped += 1
+            step.events.append({"event_id": f"event_{self._stamp}_{self._stamped}", **event})
         return step
 
 

@@ -21,7 +21,7 @@ from mosstalk.session.commands import (
 
 
 class Heard:
-    """Takes a client's events in GA's shape; raises WireError for what cannot be served."""
+    """Takes a client's events; raises WireError for what cannot be served."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -24,6 +24,8 @@ _UNREAD = ("function_call", "function_call_output")
 """Kinds of items that are kept for the client and that the model never reads."""
 _IGNORED = ("mcp_approval_response",)
 """Kinds that answer to what is never asked here. Pipecat's session ends on being shown one."""
+_OTHER_KINDS = {"text": "input_text", "audio": "input_audio"}
+"""Older names of content, which clients still send."""
 _LONGEST_ID = 512
 _UNREAD_WHY = "kept and shown, but the model does not read it"
 
@@ -173,8 +175,14 @@ def _unread(fields: Fields, kind: str, item_id: str, limits: WireLimits) -> NewI
     return NewItem(wire, note=f"a {kind} is kept, but the model does not read it")
 
 
+def _kind(part: Fields) -> str:
+    """The kind of a part of content, by either of its names."""
+    kind = part.required("type")
+    return _OTHER_KINDS.get(kind, kind)
+
+
 def _is_audio(part: Fields) -> bool:
-    return part.text("type") in ("input_audio", "output_audio")
+    return _kind(part) in ("input_audio", "output_audio")
 
 
 def _read(part: Fields, sound: AudioFormat, limits: WireLimits) -> str | bytes | None:
@@ -185,7 +193,7 @@ def _read(part: Fields, sound: AudioFormat, limits: WireLimits) -> str | bytes |
     Raises:
         WireError: there is no such kind of content, or it holds what cannot be heard.
     """
-    kind = part.required("type")
+    kind = _kind(part)
     if kind in ("input_text", "output_text"):
         return part.text("text", limits.text_chars)
     if _is_audio(part):
@@ -203,7 +211,7 @@ def _read(part: Fields, sound: AudioFormat, limits: WireLimits) -> str | bytes |
 
 def _shown(part: Fields, role: str) -> dict[str, Any]:
     """A part as it is shown: sound and pictures are not sent back."""
-    kind = part.required("type")
+    kind = _kind(part)
     if _is_audio(part):
         own = "output_audio" if role == "assistant" else "input_audio"
         return {"type": own, "transcript": part.text("transcript")}

@@ -258,7 +258,7 @@ def rows_of(fields: Fields, name: str) -> int | None:
 
 
 def _sampling(fields: Fields, own: Fields, default: Sampling) -> Sampling:
-    """How ids are drawn, by the vendor's object; the beta has a temperature of its own."""
+    """How ids are drawn, by the vendor's object; the session's own temperature is older than it."""
     temperature = own.number("temperature", 0)
     if temperature is None:
         temperature = fields.number("temperature", 0)

@@ -16,7 +16,7 @@ from mosstalk.session.commands import Command
 
 @dataclass
 class Out:
-    """What is to be passed on; events without ids, in GA's shape."""
+    """What is to be passed on; events without ids."""
 
     commands: list[Command] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -63,13 +63,7 @@ class Told:
         state = self._state
         state.session_id = event.session_id
         state.expires_at = int(state.now() + event.settings.durations.longest_s)
-        state.tell(
-            {"type": "session.created", "session": self._session()},
-            {
-                "type": "conversation.created",
-                "conversation": {"id": state.conversation_id, "object": "realtime.conversation"},
-            },
-        )
+        state.tell({"type": "session.created", "session": self._session()})
 
     def _updated(self, event: events.SettingsUpdated) -> None:
         state = self._state
