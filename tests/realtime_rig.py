@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
 from mosstalk.audio.sound import Samples
-from mosstalk.server.realtime.dialogue import Dialogue, Step
+from mosstalk.server.realtime.protocol import RealtimeProtocol, Step
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
@@ -75,16 +75,16 @@ def b64(samples: Samples) -> str:
     return base64.b64encode((samples * 32767).astype("<i2").tobytes()).decode()
 
 
-def told(dialogue: Dialogue, **event: Any) -> Step:
+def told(protocol: RealtimeProtocol, **event: Any) -> Step:
     """What a client's event leads to."""
-    return dialogue.from_client(json.dumps(event))
+    return protocol.from_client(json.dumps(event))
 
 
 @dataclass
 class Caller:
     """A client: what it is sent is checked and kept. Without a session, commands are kept."""
 
-    dialogue: Dialogue
+    protocol: RealtimeProtocol
     session: Session | None = None
     events: list[Wire] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
@@ -96,23 +96,24 @@ class Caller:
 
     def raw(self, message: str | bytes) -> list[Wire]:
         """Send a message; what comes back at once."""
-        return self.take(self.dialogue.from_client(message))
+        return self.take(self.protocol.from_client(message))
 
     def hear(self, *events: Event) -> list[Wire]:
         """Have the session tell something; what comes of it."""
-        return [wire for event in events for wire in self.take(self.dialogue.from_session(event))]
+        return [wire for event in events for wire in self.take(self.protocol.from_session(event))]
 
     def take(self, step: Step) -> list[Wire]:
         """Check and keep what a step holds; its events."""
-        for event in step.events:
+        events = [json.loads(event.to_json()) for event in step.events]
+        for event in events:
             judge(event)
         for command in step.commands:
             if self.session:
                 self.session.do(command)
         self.commands += step.commands
-        self.events += step.events
+        self.events += events
         self.notes += step.notes
-        return step.events
+        return events
 
     def say(self, samples: Samples) -> None:
         """Send sound in appends of 100 ms."""
@@ -148,8 +149,8 @@ class Caller:
 def caller(**more: Any) -> Caller:
     """A client of a session that is told of by hand, and that has opened."""
     options: Wire = {"model": "moss", "voices": VOICES, "now": lambda: 1000.0} | more
-    client = Caller(Dialogue(**options))
-    client.hear(SessionOpened("sess_1", client.dialogue.settings, clock=0))
+    client = Caller(RealtimeProtocol(**options))
+    client.hear(SessionOpened("sess_1", client.protocol.settings, clock=0))
     return client
 
 
@@ -158,9 +159,9 @@ async def call(*, hands_free: bool = False, **more: Any) -> AsyncIterator[Caller
     """A client of a real session of the pocket model."""
     async with host(hands_free=hands_free) as house:
         options: Wire = {"model": "moss", "voices": house.voice_names, "defaults": BY_HAND} | more
-        dialogue = Dialogue(**options)
-        async with await house.open(dialogue.settings) as session:
-            client = Caller(dialogue, session)
+        protocol = RealtimeProtocol(**options)
+        async with await house.open(protocol.settings) as session:
+            client = Caller(protocol, session)
             yield client
         async for event in session:
             client.hear(event)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.dialogue import WireLimits
+from mosstalk.server.realtime.protocol import WireLimits
 from mosstalk.session.commands import CancelResponse, CreateText, Push, Truncate
 from mosstalk.session.events import (
     Closed,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from realtime_rig import Caller, Wire, b64, caller, obeyed, response, tone
 
-from mosstalk.server.realtime.dialogue import Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session.commands import CancelResponse, CreateResponse, Message, Sound
 from mosstalk.session.events import (
     AudioDelta,
@@ -207,7 +207,7 @@ def test_a_transcript_of_a_reply_that_is_being_made_comes_with_it() -> None:
     client = caller()
     started, added, delta, *rest = response(asked(client), text="")
     client.hear(started, added, delta)
-    (event,) = client.take(client.dialogue.from_transcript(Transcript("item_r", "Yes, I do.")))
+    (event,) = client.take(client.protocol.from_transcript(Transcript("item_r", "Yes, I do.")))
     assert event["type"] == "response.output_audio_transcript.delta"
     events = client.hear(*rest)
     assert events[1]["transcript"] == "Yes, I do."

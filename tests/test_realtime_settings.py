@@ -134,7 +134,7 @@ def test_another_kind_of_turn_detection_starts_afresh() -> None:
 def test_the_servers_own_defaults_hold_until_somebody_says_otherwise() -> None:
     own = SessionSettings(turn_detection=None, voice="alto", instructions="Answer in Latin.")
     client = caller(defaults=own)
-    assert client.dialogue.settings == own
+    assert client.protocol.settings == own
     session = update(client, output_modalities=["text"])
     assert settings(client) == replace(own, reply=ReplyMode.TEXT)
     assert session["audio"]["input"]["turn_detection"] is None
@@ -146,7 +146,7 @@ def test_everything_may_be_null() -> None:
     names = "output_modalities instructions max_output_tokens tools tool_choice tracing prompt"
     nulls = dict.fromkeys(f"{names} truncation include model reasoning".split())
     sound = dict.fromkeys(("format", "noise_reduction", "transcription"))
-    before = client.dialogue.settings
+    before = client.protocol.settings
     session = update(client, **nulls, audio={"input": sound, "output": dict.fromkeys(("voice",))})
     assert settings(client) == before
     assert session["tools"] == []

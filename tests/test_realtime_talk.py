@@ -301,7 +301,7 @@ def test_the_session_opens_with_what_the_dialogue_says() -> None:
         own = SessionSettings(turn_detection=None, sampling=GREEDY)
         async with call(defaults=own) as client:
             assert client.session
-            assert client.session.settings == own == client.dialogue.settings
+            assert client.session.settings == own == client.protocol.settings
             created = await client.until("session.created")
             assert created["session"]["id"] == client.session.session_id
 

@@ -29,7 +29,7 @@ from mosstalk.server.house import House
 from mosstalk.server.link import State
 from mosstalk.server.metrics import CONTENT_TYPE
 from mosstalk.server.pages import INDEX, Pages
-from mosstalk.server.realtime.dialogue import Dialogue, WireLimits
+from mosstalk.server.realtime.protocol import RealtimeProtocol, WireLimits
 from mosstalk.server.watch import Watch
 
 REALTIME = "/v1/realtime"
@@ -202,8 +202,8 @@ async def _realtime(socket: WebSocket, house: House) -> None:
 
 async def _opened(socket: WebSocket, house: House, key: str) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
-    dialogue = _dialogue(socket, house)
-    settings = house.fitted(dialogue.settings)
+    protocol = _protocol(socket, house)
+    settings = house.fitted(protocol.settings)
     try:
         remote = await house.link.open(settings, rows=house.recorder is not None)
     except MosstalkError as error:
@@ -216,12 +216,12 @@ async def _opened(socket: WebSocket, house: House, key: str) -> Connection | Non
     watch = Watch(house.metrics, settings, key)
     facts, recorder = house.link.ready.result(), house.recorder
     recording = recorder.open(settings, facts) if recorder else None
-    return Connection(socket, dialogue, remote, house, watch, recording, key)
+    return Connection(socket, protocol, remote, house, watch, recording, key)
 
 
-def _dialogue(socket: WebSocket, house: House) -> Dialogue:
+def _protocol(socket: WebSocket, house: House) -> RealtimeProtocol:
     facts, limits = house.link.ready.result(), house.limits
-    return Dialogue(
+    return RealtimeProtocol(
         model=house.model,
         asked_model=socket.query_params.get("model"),
         voices=facts.voices,
