@@ -14,6 +14,7 @@ from session_rig import BY_HAND, host
 
 from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime.protocol import RealtimeProtocol, Step
+from mosstalk.server.realtime.server_events import SERVER_EVENT
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
@@ -104,9 +105,11 @@ class Caller:
 
     def take(self, step: Step) -> list[Wire]:
         """Check and keep what a step holds; its events."""
-        events = [json.loads(event.to_json()) for event in step.events]
-        for event in events:
+        messages = [event.to_json() for event in step.events]
+        events = [json.loads(message) for message in messages]
+        for event, message in zip(events, messages, strict=True):
             judge(event)
+            assert SERVER_EVENT.validate_json(message).to_json() == message, "read as written"
         for command in step.commands:
             if self.session:
                 self.session.do(command)

@@ -45,6 +45,13 @@ from mosstalk.session.settings import ReplyMode, SessionSettings
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 
 
+@pytest.mark.parametrize("module", ["mosstalk.cli", "mosstalk.server.worker"])
+def test_the_models_of_events_are_the_fronts_alone(module: str) -> None:
+    probe = f"import sys, {module}; print('pydantic' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
+
+
 def test_the_front_needs_no_torch() -> None:
     probe = "import sys, mosstalk.cli.serve_console; print('torch' in sys.modules)"
     found = subprocess.run(

@@ -9,7 +9,7 @@ import json
 from json.encoder import encode_basestring_ascii
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from mosstalk.server.realtime.client_events import (
     Include,
@@ -106,8 +106,8 @@ class Session(Shown):
     tracing: Tracing
     prompt: Prompt
     include: Include
-    reasoning: Omitted[Texts]
-    parallel_tool_calls: Omitted[bool]
+    reasoning: Omitted[Texts] = None
+    parallel_tool_calls: Omitted[bool] = None
     audio: ShownAudio
     mosstalk: SessionVendor
     id: str = ""
@@ -611,3 +611,4 @@ ServerEvent = Annotated[
     | RateLimitsUpdated,
     Field(discriminator="type"),
 ]
+SERVER_EVENT: TypeAdapter[ServerEvent] = TypeAdapter(ServerEvent)
