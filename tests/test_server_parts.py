@@ -30,11 +30,10 @@ from mosstalk.server.realtime.responses import Wish, response_object
 from mosstalk.server.realtime.server_events import (
     Error,
     ErrorBody,
-    Failure,
     InputCleared,
     ResponseDone,
-    StatusDetails,
 )
+from mosstalk.server.realtime.shown import Failure, StatusDetails
 from mosstalk.server.streams import BoundedStream
 from mosstalk.server.watch import Watch
 from mosstalk.server.wire import Wire

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mosstalk.server.realtime import client_events as asked
-from mosstalk.server.realtime import server_events as shown
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.items import NewItem, cut, new_item
 from mosstalk.server.realtime.parsing import WireError
 from mosstalk.server.realtime.responses import request_of
@@ -82,7 +83,7 @@ class ClientEventHandler:
     def _clear_output(self, _: asked.OutputAudioBufferClear) -> None:
         """Over a WebSocket all sound is with the client already: there is nothing to clear."""
         if response_id := self._state.latest_response_id:
-            self._state.tell(shown.OutputCleared(response_id=response_id))
+            self._state.tell(told.OutputCleared(response_id=response_id))
 
     # Items.
 
@@ -128,8 +129,8 @@ class ClientEventHandler:
         items.add(item, after, read=False)
         before = items.before(item.id)
         self._state.tell(
-            shown.ItemAdded(previous_item_id=before, item=item),
-            shown.ItemDone(previous_item_id=before, item=item),
+            told.ItemAdded(previous_item_id=before, item=item),
+            told.ItemDone(previous_item_id=before, item=item),
         )
 
     def _retrieve(self, event: asked.ConversationItemRetrieve) -> None:
@@ -137,7 +138,7 @@ class ClientEventHandler:
         if listed is None:
             message = f"There is no item '{event.item_id}'."
             raise WireError("item_retrieve_invalid_item_id", message, "item_id")
-        self._state.tell(shown.ItemRetrieved(item=listed.item))
+        self._state.tell(told.ItemRetrieved(item=listed.item))
 
     def _truncate(self, event: asked.ConversationItemTruncate) -> None:
         state, item_id, end_ms = self._state, event.item_id, event.audio_end_ms
@@ -147,7 +148,7 @@ class ClientEventHandler:
             state.do(Truncate(item_id, heard_ms, command_id=state.command_id(event)))
             return
         listed.item = cut(listed.item)
-        state.tell(shown.ItemTruncated(item_id=item_id, audio_end_ms=heard_ms or 0))
+        state.tell(told.ItemTruncated(item_id=item_id, audio_end_ms=heard_ms or 0))
 
     def _delete(self, event: asked.ConversationItemDelete) -> None:
         state, item_id = self._state, event.item_id
@@ -156,7 +157,7 @@ class ClientEventHandler:
             state.do(DeleteItem(item_id, command_id=state.command_id(event)))
             return
         state.items.remove(item_id)
-        state.tell(shown.ItemDeleted(item_id=item_id))
+        state.tell(told.ItemDeleted(item_id=item_id))
 
     # Responses.
 

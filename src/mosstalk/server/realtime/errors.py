@@ -6,7 +6,8 @@ passes over three, so both the code and the event that carries it are chosen wit
 
 from dataclasses import dataclass
 
-from mosstalk.server.realtime.server_events import ErrorBody, Failure, RetryVendor, StatusDetails
+from mosstalk.server.realtime.server_events import ErrorBody, RetryVendor
+from mosstalk.server.realtime.shown import Failure, StatusDetails
 from mosstalk.session.events import ErrorCode, ErrorRaised
 
 _INVALID = "invalid_request_error"

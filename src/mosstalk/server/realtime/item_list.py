@@ -7,7 +7,7 @@ as results of functions, and items that were dropped for want of room are still 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mosstalk.server.realtime.server_events import Item
+from mosstalk.server.realtime.shown import Item
 from mosstalk.session.commands import ROOT
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any
 
-from mosstalk.server.realtime import server_events as shown
-from mosstalk.server.realtime.client_events import CLIENT_EVENT, LONGEST_ID
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime.client_events import CLIENT_EVENT
 from mosstalk.server.realtime.client_handler import ClientEventHandler
 from mosstalk.server.realtime.parsing import (
     WireError,
@@ -20,6 +20,7 @@ from mosstalk.server.realtime.parsing import (
     require_plain,
 )
 from mosstalk.server.realtime.server_emitter import ServerEventEmitter
+from mosstalk.server.realtime.session_wishes import LONGEST_ID
 from mosstalk.server.realtime.settings import Served
 from mosstalk.server.realtime.state import State, Step, Transcript
 from mosstalk.session.events import Event
@@ -111,7 +112,7 @@ class RealtimeProtocol:
         while state.waiting:
             event = state.waiting[0]
             try:
-                if isinstance(event, shown.Error):
+                if isinstance(event, told.Error):
                     state.tell(event)
                 elif self._handler.must_wait(event):
                     return
@@ -130,13 +131,13 @@ class RealtimeProtocol:
         return step
 
 
-def _error(error: WireError, event_id: Any) -> shown.Error:
+def _error(error: WireError, event_id: Any) -> told.Error:
     """``event_id`` as the client has sent it, which may be anything."""
     named = isinstance(event_id, str) and len(event_id) <= LONGEST_ID and is_text(event_id)
-    body = shown.ErrorBody(
+    body = told.ErrorBody(
         code=error.code,
         message=str(error),
         param=error.param,
         event_id=event_id if named else None,
     )
-    return shown.Error(error=body)
+    return told.Error(error=body)

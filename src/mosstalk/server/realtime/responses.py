@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from mosstalk.server.realtime import client_events as asked
-from mosstalk.server.realtime import server_events as shown
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.audio import AudioFormat, Encoder
 from mosstalk.server.realtime.items import new_item, shown_item
 from mosstalk.server.realtime.parsing import WireError
@@ -165,44 +166,44 @@ class OpenResponse:
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.wish.output_format)
 
-    def created(self) -> shown.ResponseCreated:
+    def created(self) -> told.ResponseCreated:
         """Its first event."""
         response = response_object(
             self.response_id, self.reply, self.wish, self.conversation_id, "in_progress"
         )
-        return shown.ResponseCreated(response=response)
+        return told.ResponseCreated(response=response)
 
-    def item_added(self, item: shown.Item) -> shown.OutputItemAdded:
+    def item_added(self, item: shown.Item) -> told.OutputItemAdded:
         """Its item, which must come before anything of it."""
         self.item_id = item.id
-        return shown.OutputItemAdded(response_id=self.response_id, item=item)
+        return told.OutputItemAdded(response_id=self.response_id, item=item)
 
-    def begin(self) -> Iterator[shown.Event]:
+    def begin(self) -> Iterator[told.Event]:
         """The first part, which is of the kind that was asked for."""
         yield self._open(spoken=self.reply is ReplyMode.AUDIO)
 
-    def sound(self, pcm: bytes) -> Iterator[shown.Event]:
+    def sound(self, pcm: bytes) -> Iterator[told.Event]:
         """More sound."""
         delta = self._encoder.push(pcm)
         if delta:
-            yield shown.AudioDelta(**self._where(self._spoken()), delta=delta)
+            yield told.AudioDelta(**self._where(self._spoken()), delta=delta)
 
-    def text(self, text: str) -> Iterator[shown.Event]:
+    def text(self, text: str) -> Iterator[told.Event]:
         """More text. Beside sound it is a part of its own: it is no transcript."""
         part = next((part for part in self.parts if not part.spoken), None)
         if part is None:
             yield self._open(spoken=False)
             part = self.parts[-1]
         part.written += text
-        yield shown.TextDelta(**self._where(part), delta=text)
+        yield told.TextDelta(**self._where(part), delta=text)
 
-    def transcript(self, text: str) -> Iterator[shown.Event]:
+    def transcript(self, text: str) -> Iterator[told.Event]:
         """What someone has written down of the sound so far unwritten."""
         part = self._spoken()
         part.written += text
-        yield shown.TranscriptDelta(**self._where(part), delta=text)
+        yield told.TranscriptDelta(**self._where(part), delta=text)
 
-    def finish(self, *, cut: bool) -> Iterator[shown.Event]:
+    def finish(self, *, cut: bool) -> Iterator[told.Event]:
         """Nothing more comes: the ends of all parts. ``cut``: what resampling held back is not
         sent."""
         for part in self.parts:
@@ -210,23 +211,23 @@ class OpenResponse:
             if part.spoken:
                 rest = "" if cut else self._encoder.finish()
                 if rest:
-                    yield shown.AudioDelta(**where, delta=rest)
-                yield shown.AudioDone(**where)
-                yield shown.TranscriptDone(**where, transcript=part.written)
+                    yield told.AudioDelta(**where, delta=rest)
+                yield told.AudioDone(**where)
+                yield told.TranscriptDone(**where, transcript=part.written)
             else:
-                yield shown.TextDone(**where, text=part.written)
-            yield shown.ContentPartDone(**where, part=part.told)
+                yield told.TextDone(**where, text=part.written)
+            yield told.ContentPartDone(**where, part=part.told)
 
-    def item_done(self, item: shown.Item) -> shown.OutputItemDone:
+    def item_done(self, item: shown.Item) -> told.OutputItemDone:
         """Its item as it is in the end."""
-        return shown.OutputItemDone(response_id=self.response_id, item=item)
+        return told.OutputItemDone(response_id=self.response_id, item=item)
 
     @property
     def content(self) -> list[shown.Part]:
         """What the item holds so far."""
         return [part.content for part in self.parts]
 
-    def done(self, event: ResponseDone) -> shown.ResponseDone:
+    def done(self, event: ResponseDone) -> told.ResponseDone:
         """Its last event, with what it cost and where its time went."""
         response = response_object(
             self.response_id, self.reply, self.wish, self.conversation_id, event.status.value
@@ -243,12 +244,12 @@ class OpenResponse:
             },
             reason=None if event.reason is None else event.reason.value,
         )
-        return shown.ResponseDone(response=response)
+        return told.ResponseDone(response=response)
 
-    def _open(self, *, spoken: bool) -> shown.ContentPartAdded:
+    def _open(self, *, spoken: bool) -> told.ContentPartAdded:
         part = _Part(len(self.parts), spoken)
         self.parts.append(part)
-        return shown.ContentPartAdded(**self._where(part), part=part.told)
+        return told.ContentPartAdded(**self._where(part), part=part.told)
 
     def _spoken(self) -> _Part:
         return next(part for part in self.parts if part.spoken)

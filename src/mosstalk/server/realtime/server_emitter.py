@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mosstalk.constants import INPUT_RATE
-from mosstalk.server.realtime import server_events as shown
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.errors import FAILED_RESPONSES, error_body, failure
 from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
 from mosstalk.server.realtime.responses import OpenResponse, Wish, response_object, usual
@@ -56,13 +57,13 @@ class ServerEventEmitter:
         state = self._state
         state.session_id = event.session_id
         state.expires_at = int(state.now() + event.settings.durations.longest_s)
-        state.tell(shown.SessionCreated(session=self._session()))
+        state.tell(told.SessionCreated(session=self._session()))
 
     def _updated(self, event: events.SettingsUpdated) -> None:
         state = self._state
         session = state.updates.pop(event.command_id or "", None)
         state.session = session or state.session
-        state.tell(shown.SessionUpdated(session=self._session()))
+        state.tell(told.SessionUpdated(session=self._session()))
 
     def _session(self) -> shown.Session:
         ids = {"id": self._state.session_id, "expires_at": self._state.expires_at}
@@ -72,25 +73,25 @@ class ServerEventEmitter:
         self._state.waiting.clear()
         message = _ENDS.get(event.reason)
         if message:
-            body = shown.ErrorBody(code="session_expired", message=message)
-            self._state.tell(shown.Error(error=body))
+            body = told.ErrorBody(code="session_expired", message=message)
+            self._state.tell(told.Error(error=body))
 
     # The user's turns.
 
     def _speech_started(self, event: events.SpeechStarted) -> None:
-        self._state.tell(shown.SpeechStarted(audio_start_ms=event.start_ms, item_id=event.item_id))
+        self._state.tell(told.SpeechStarted(audio_start_ms=event.start_ms, item_id=event.item_id))
 
     def _speech_stopped(self, event: events.SpeechStopped) -> None:
-        vendor = shown.SpeechVendor(
+        vendor = told.SpeechVendor(
             speech_end_ms=event.speech_end * 1000 // INPUT_RATE, vad_wait_ms=event.wait_ms
         )
         self._state.tell(
-            shown.SpeechStopped(audio_end_ms=event.end_ms, item_id=event.item_id, mosstalk=vendor)
+            told.SpeechStopped(audio_end_ms=event.end_ms, item_id=event.item_id, mosstalk=vendor)
         )
 
     def _idle(self, event: events.IdleTimeout) -> None:
         self._state.tell(
-            shown.TimeoutTriggered(
+            told.TimeoutTriggered(
                 audio_start_ms=event.start * 1000 // INPUT_RATE,
                 audio_end_ms=event.end * 1000 // INPUT_RATE,
                 item_id=event.item_id,
@@ -99,10 +100,10 @@ class ServerEventEmitter:
 
     def _committed(self, event: events.TurnCommitted) -> None:
         before = self._state.items.last_id
-        self._state.tell(shown.InputCommitted(previous_item_id=before, item_id=event.item_id))
+        self._state.tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
 
     def _cleared(self, _: events.InputCleared) -> None:
-        self._state.tell(shown.InputCleared())
+        self._state.tell(told.InputCleared())
 
     # Items.
 
@@ -116,7 +117,7 @@ class ServerEventEmitter:
         if event.in_conversation:
             state.items.add(item, creation.after if creation else None)
             before = state.items.before(item.id)
-            state.tell(shown.ItemAdded(previous_item_id=before, item=item))
+            state.tell(told.ItemAdded(previous_item_id=before, item=item))
         if response:
             state.tell(*response.begin())
 
@@ -134,23 +135,23 @@ class ServerEventEmitter:
         if listed and event.in_conversation:
             listed.item = item
             before = state.items.before(item.id)
-            state.tell(shown.ItemDone(previous_item_id=before, item=item))
+            state.tell(told.ItemDone(previous_item_id=before, item=item))
 
     def _truncated(self, event: events.ItemTruncated) -> None:
         listed = self._state.items.find(event.item_id)
         if listed:
             listed.item = cut(listed.item)
         self._state.tell(
-            shown.ItemTruncated(
+            told.ItemTruncated(
                 item_id=event.item_id,
                 audio_end_ms=event.audio_ms,
-                mosstalk=shown.TruncatedVendor(codes=event.codes, by_server=event.by_session),
+                mosstalk=told.TruncatedVendor(codes=event.codes, by_server=event.by_session),
             )
         )
 
     def _deleted(self, event: events.ItemDeleted) -> None:
         self._state.items.remove(event.item_id)
-        self._state.tell(shown.ItemDeleted(item_id=event.item_id))
+        self._state.tell(told.ItemDeleted(item_id=event.item_id))
 
     def _dropped(self, event: events.ContextDropped) -> None:
         """As the protocol has it, items that made room are still there, but are not read."""
@@ -191,7 +192,7 @@ class ServerEventEmitter:
 
     def _done(self, event: events.ResponseDone) -> None:
         response = self._state.responses.pop(event.response_id)
-        self._state.tell(response.done(event), shown.RateLimitsUpdated())
+        self._state.tell(response.done(event), told.RateLimitsUpdated())
 
     # What went wrong.
 
@@ -205,7 +206,7 @@ class ServerEventEmitter:
         if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
             self._fail(event, wish or usual(state.session))
             return
-        state.tell(shown.Error(error=error_body(event, event_id_of(event.command_id))))
+        state.tell(told.Error(error=error_body(event, event_id_of(event.command_id))))
 
     def _fail(self, event: events.ErrorRaised, wish: Wish) -> None:
         """A response that could not be begun, as one that has failed."""
@@ -217,18 +218,18 @@ class ServerEventEmitter:
         if event.retry_after_s is not None:
             done.mosstalk = shown.ResponseVendor(retry_after_s=event.retry_after_s)
         state.tell(
-            shown.ResponseCreated(response=response_object(*about, "in_progress")),
-            shown.ResponseDone(response=done),
+            told.ResponseCreated(response=response_object(*about, "in_progress")),
+            told.ResponseDone(response=done),
         )
         if event.code is ErrorCode.ENGINE_FULL:
             state.note("a response was refused: the engine is full")
 
 
-def _transcription(transcript: Transcript) -> shown.Event:
+def _transcription(transcript: Transcript) -> told.Event:
     if transcript.failed is not None:
-        fault = shown.TranscriptionFault(message=transcript.failed)
-        return shown.TranscriptionFailed(item_id=transcript.item_id, error=fault)
-    usage = shown.Duration(seconds=round(transcript.audio_s, 3))
-    return shown.TranscriptionCompleted(
+        fault = told.TranscriptionFault(message=transcript.failed)
+        return told.TranscriptionFailed(item_id=transcript.item_id, error=fault)
+    usage = told.Duration(seconds=round(transcript.audio_s, 3))
+    return told.TranscriptionCompleted(
         item_id=transcript.item_id, transcript=transcript.text, usage=usage
     )

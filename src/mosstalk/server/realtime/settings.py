@@ -11,9 +11,10 @@ from typing import Any
 
 from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
-from mosstalk.server.realtime import server_events as shown
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.audio import PCM, AudioFormat
-from mosstalk.server.realtime.client_events import (
+from mosstalk.server.realtime.parsing import WireError, WireLimits, checked, too_long
+from mosstalk.server.realtime.session_wishes import (
     SESSION_WISHES,
     SemanticVad,
     ServerVad,
@@ -21,7 +22,6 @@ from mosstalk.server.realtime.client_events import (
     SessionWishes,
     Truncation,
 )
-from mosstalk.server.realtime.parsing import WireError, WireLimits, checked, too_long
 from mosstalk.session.settings import (
     Context,
     ContextPolicy,

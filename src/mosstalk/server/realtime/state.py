@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mosstalk.server.realtime import client_events as asked
-from mosstalk.server.realtime import server_events as shown
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.item_list import ItemList
 from mosstalk.server.realtime.items import new_id
 from mosstalk.server.realtime.responses import OpenResponse, Wish
@@ -37,7 +38,7 @@ class Step:
     """
 
     commands: list[Command] = field(default_factory=list)
-    events: list[shown.Event] = field(default_factory=list)
+    events: list[told.Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -72,7 +73,7 @@ class State:
         self.wishes: dict[str, Wish] = {}
         self.responses: dict[str, OpenResponse] = {}
         self.latest_response_id: str | None = None
-        self.waiting: deque[asked.ClientEvent | shown.Error] = deque()
+        self.waiting: deque[asked.ClientEvent | told.Error] = deque()
         self.step = Step()
         self._commands = 0
 
@@ -86,7 +87,7 @@ class State:
         step, self.step = self.step, Step()
         return step
 
-    def tell(self, *events: shown.Event) -> None:
+    def tell(self, *events: told.Event) -> None:
         """Pass events on to the client."""
         self.step.events.extend(events)
 
