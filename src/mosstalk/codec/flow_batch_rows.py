@@ -21,6 +21,7 @@ from mosstalk.codec.flow_pages import BRANCHES
 from mosstalk.codec.flow_rows import RowEncoder, RowFrames, RowState, seen_mask
 from mosstalk.models.flow import FlowDecoder, fixed_noise
 from mosstalk.models.voices import Voice
+from mosstalk.ops.launch import references_only
 
 _TOGETHER = 8
 """Replies whose layers run at once: the activations of more no longer fit into a core's cache."""
@@ -107,6 +108,7 @@ class RowFlow(BlockFlow[RowState]):
         for item in [_joined(items)] if self.limit is None else items:
             yield _Work(item, state.kept)
 
+    @references_only()
     def _decode(self, works: list[_Work]) -> list[Tensor]:
         """Mel (T, 80) of each of ``works``, which have equally many codes."""
         bins, block = self.config.mel_bins, self.layout.frames

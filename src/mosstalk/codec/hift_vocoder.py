@@ -36,7 +36,7 @@ _HOP_FRAMES = 20
 _CODE_FRAMES = 4
 _OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * _CODE_FRAMES, _CODE_FRAMES)
 """Lengths of first and last hops, and of whole short replies but for one code alone."""
-_OTHER_BUCKETS = (4, 1)
+_OTHER_BUCKETS = (32, 8, 4, 1)
 """Batch sizes that are captured for these."""
 _LONGEST_CAPTURED = 64
 

@@ -7,9 +7,9 @@ from mosstalk.ops.sampling_parts import HELD
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
 
-_CROWDS = (1, 2, 16, 17, 32, 33, 48, 64, FEW_ROWS + 1, 80)
-"""Replies at once: heads divide their rows otherwise past 1, 16, 32 and 64, and kernels are
-compiled once more for numbers that can be divided by 16."""
+_CROWDS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, FEW_ROWS + 1, 80)
+"""Replies at once: heads divide their rows otherwise past 1, 16, 32 and 64, what settles modes is
+compiled for each power of two, and kernels once more for numbers that 16 divides."""
 _SCRIPT = Script.parse("text:3,speech:3")
 """A reply with draws in both modes, put-off ones among them."""
 

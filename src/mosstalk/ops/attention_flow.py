@@ -40,8 +40,6 @@ def attention_flow_reference(
     *,
     frames: int,
     bias: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
 ) -> Tensor:
     """``attention_flow`` in plain torch, item by item: none is padded to another's length.
 
@@ -53,33 +51,25 @@ def attention_flow_reference(
     mixed = mixed.unflatten(0, rows[:3])
     by_head = kv.permute(1, 2, 3, 0, 4, 5)
     for item, seen in enumerate(visible.tolist()):
-        first = seen - frames if causal else (seen - 1) // page_rows * page_rows
         pages = table[item, : ceil_div(seen, page_rows)]
         kept = by_head.index_select(3, pages).flatten(3, 4)[:, :, :, :seen].float()
-        mask = _mask(None if bias is None else bias[item], frames, seen, first, causal, q.device)
+        added = None if bias is None else _by_distance(bias[item], frames, seen, page_rows)
         found = F.scaled_dot_product_attention(
-            queries[:, item].float(), kept[:, 0], kept[:, 1], attn_mask=mask, scale=scale
+            queries[:, item].float(), kept[:, 0], kept[:, 1], attn_mask=added
         )
-        blind = frames if seen <= 0 else max(0, -first)
-        found[:, :, :blind] = 0
+        if seen <= 0:
+            found.zero_()
         mixed[:, item] = found.transpose(1, 2).to(out.dtype)
     return out
 
 
-def _mask(
-    bias: Tensor | None, frames: int, seen: int, first: int, causal: bool, device: torch.device
-) -> Tensor | None:
-    """What is added to the scores (H, frames, seen) of one item, None where that is nothing."""
-    row = torch.arange(frames, device=device)[:, None]
-    place = torch.arange(seen, device=device)[None, :]
-    added = None
-    if bias is not None:
-        column = (bias.shape[2] - frames - first - row + place).expand(bias.shape[0], -1, -1)
-        added = bias.gather(2, column)
-    if causal:
-        added = torch.zeros(1, frames, seen, device=device) if added is None else added
-        added = added.masked_fill(place > first + row, float("-inf"))
-    return added
+def _by_distance(bias: Tensor, frames: int, seen: int, page_rows: int) -> Tensor:
+    """What is added to the scores (H, frames, seen) of one item, whose rows begin a page."""
+    row = torch.arange(frames, device=bias.device)[:, None]
+    place = torch.arange(seen, device=bias.device)[None, :]
+    first = (seen - 1) // page_rows * page_rows
+    column = (bias.shape[2] - frames - first - row + place).expand(bias.shape[0], -1, -1)
+    return bias.gather(2, column)
 
 
 @op(attention_flow_reference)
