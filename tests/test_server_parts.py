@@ -31,7 +31,7 @@ from mosstalk.server.realtime.server_events import (
     Error,
     ErrorBody,
     InputCleared,
-    ResponseDone,
+    ResponseEvent,
 )
 from mosstalk.server.realtime.shown import Failure, StatusDetails
 from mosstalk.server.streams import BoundedStream
@@ -331,10 +331,10 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
         watch.sent(InputCleared())
     wish = Wish(AudioFormat(), "default", "inf")
     response = response_object("resp_1", ReplyMode.AUDIO, wish, None, "failed")
-    watch.sent(ResponseDone(response=response))
+    watch.sent(ResponseEvent(type="response.done", response=response))
     error = Failure(type="rate_limit_error", code="rate_limit_exceeded", message="full")
     response.status_details = StatusDetails(type="failed", error=error)
-    watch.sent(ResponseDone(response=response))
+    watch.sent(ResponseEvent(type="response.done", response=response))
     text = metrics.text().decode()
     assert 'mosstalk_errors_total{code="invalid_json"} 100.0' in text
     assert 'mosstalk_errors_total{code="rate_limit_exceeded"} 1.0' in text

@@ -125,7 +125,7 @@ def _error_code(event: server_events.Event) -> str | None:
     match event:
         case server_events.Error() | server_events.TranscriptionFailed():
             return event.error.code
-        case server_events.ResponseDone(response=response):
+        case server_events.ResponseEvent(type="response.done", response=response):
             details = response.status_details
             return details.error.code if details and details.error else None
     return None

@@ -129,8 +129,8 @@ class ClientEventHandler:
         items.add(item, after, read=False)
         before = items.before(item.id)
         self._state.tell(
-            told.ItemAdded(previous_item_id=before, item=item),
-            told.ItemDone(previous_item_id=before, item=item),
+            told.ItemEvent(type="conversation.item.added", previous_item_id=before, item=item),
+            told.ItemEvent(type="conversation.item.done", previous_item_id=before, item=item),
         )
 
     def _retrieve(self, event: asked.ConversationItemRetrieve) -> None:

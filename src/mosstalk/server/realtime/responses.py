@@ -166,17 +166,19 @@ class OpenResponse:
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.wish.output_format)
 
-    def created(self) -> told.ResponseCreated:
+    def created(self) -> told.ResponseEvent:
         """Its first event."""
         response = response_object(
             self.response_id, self.reply, self.wish, self.conversation_id, "in_progress"
         )
-        return told.ResponseCreated(response=response)
+        return told.ResponseEvent(type="response.created", response=response)
 
-    def item_added(self, item: shown.Item) -> told.OutputItemAdded:
+    def item_added(self, item: shown.Item) -> told.OutputItemEvent:
         """Its item, which must come before anything of it."""
         self.item_id = item.id
-        return told.OutputItemAdded(response_id=self.response_id, item=item)
+        return told.OutputItemEvent(
+            type="response.output_item.added", response_id=self.response_id, item=item
+        )
 
     def begin(self) -> Iterator[told.Event]:
         """The first part, which is of the kind that was asked for."""
@@ -186,7 +188,9 @@ class OpenResponse:
         """More sound."""
         delta = self._encoder.push(pcm)
         if delta:
-            yield told.AudioDelta(**self._where(self._spoken()), delta=delta)
+            yield told.Delta(
+                type="response.output_audio.delta", **self._where(self._spoken()), delta=delta
+            )
 
     def text(self, text: str) -> Iterator[told.Event]:
         """More text. Beside sound it is a part of its own: it is no transcript."""
@@ -195,13 +199,15 @@ class OpenResponse:
             yield self._open(spoken=False)
             part = self.parts[-1]
         part.written += text
-        yield told.TextDelta(**self._where(part), delta=text)
+        yield told.Delta(type="response.output_text.delta", **self._where(part), delta=text)
 
     def transcript(self, text: str) -> Iterator[told.Event]:
         """What someone has written down of the sound so far unwritten."""
         part = self._spoken()
         part.written += text
-        yield told.TranscriptDelta(**self._where(part), delta=text)
+        yield told.Delta(
+            type="response.output_audio_transcript.delta", **self._where(part), delta=text
+        )
 
     def finish(self, *, cut: bool) -> Iterator[told.Event]:
         """Nothing more comes: the ends of all parts. ``cut``: what resampling held back is not
@@ -211,23 +217,25 @@ class OpenResponse:
             if part.spoken:
                 rest = "" if cut else self._encoder.finish()
                 if rest:
-                    yield told.AudioDelta(**where, delta=rest)
+                    yield told.Delta(type="response.output_audio.delta", **where, delta=rest)
                 yield told.AudioDone(**where)
                 yield told.TranscriptDone(**where, transcript=part.written)
             else:
                 yield told.TextDone(**where, text=part.written)
             yield told.ContentPartDone(**where, part=part.told)
 
-    def item_done(self, item: shown.Item) -> told.OutputItemDone:
+    def item_done(self, item: shown.Item) -> told.OutputItemEvent:
         """Its item as it is in the end."""
-        return told.OutputItemDone(response_id=self.response_id, item=item)
+        return told.OutputItemEvent(
+            type="response.output_item.done", response_id=self.response_id, item=item
+        )
 
     @property
     def content(self) -> list[shown.Part]:
         """What the item holds so far."""
         return [part.content for part in self.parts]
 
-    def done(self, event: ResponseDone) -> told.ResponseDone:
+    def done(self, event: ResponseDone) -> told.ResponseEvent:
         """Its last event, with what it cost and where its time went."""
         response = response_object(
             self.response_id, self.reply, self.wish, self.conversation_id, event.status.value
@@ -244,7 +252,7 @@ class OpenResponse:
             },
             reason=None if event.reason is None else event.reason.value,
         )
-        return told.ResponseDone(response=response)
+        return told.ResponseEvent(type="response.done", response=response)
 
     def _open(self, *, spoken: bool) -> told.ContentPartAdded:
         part = _Part(len(self.parts), spoken)

@@ -57,13 +57,13 @@ class ServerEventEmitter:
         state = self._state
         state.session_id = event.session_id
         state.expires_at = int(state.now() + event.settings.durations.longest_s)
-        state.tell(told.SessionCreated(session=self._session()))
+        state.tell(told.SessionEvent(type="session.created", session=self._session()))
 
     def _updated(self, event: events.SettingsUpdated) -> None:
         state = self._state
         session = state.updates.pop(event.command_id or "", None)
         state.session = session or state.session
-        state.tell(told.SessionUpdated(session=self._session()))
+        state.tell(told.SessionEvent(type="session.updated", session=self._session()))
 
     def _session(self) -> shown.Session:
         ids = {"id": self._state.session_id, "expires_at": self._state.expires_at}
@@ -117,7 +117,9 @@ class ServerEventEmitter:
         if event.in_conversation:
             state.items.add(item, creation.after if creation else None)
             before = state.items.before(item.id)
-            state.tell(told.ItemAdded(previous_item_id=before, item=item))
+            state.tell(
+                told.ItemEvent(type="conversation.item.added", previous_item_id=before, item=item)
+            )
         if response:
             state.tell(*response.begin())
 
@@ -135,7 +137,9 @@ class ServerEventEmitter:
         if listed and event.in_conversation:
             listed.item = item
             before = state.items.before(item.id)
-            state.tell(told.ItemDone(previous_item_id=before, item=item))
+            state.tell(
+                told.ItemEvent(type="conversation.item.done", previous_item_id=before, item=item)
+            )
 
     def _truncated(self, event: events.ItemTruncated) -> None:
         listed = self._state.items.find(event.item_id)
@@ -218,8 +222,10 @@ class ServerEventEmitter:
         if event.retry_after_s is not None:
             done.mosstalk = shown.ResponseVendor(retry_after_s=event.retry_after_s)
         state.tell(
-            told.ResponseCreated(response=response_object(*about, "in_progress")),
-            told.ResponseDone(response=done),
+            told.ResponseEvent(
+                type="response.created", response=response_object(*about, "in_progress")
+            ),
+            told.ResponseEvent(type="response.done", response=done),
         )
         if event.code is ErrorCode.ENGINE_FULL:
             state.note("a response was refused: the engine is full")

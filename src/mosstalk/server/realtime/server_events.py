@@ -20,17 +20,10 @@ class Event(Shown):
         return json.dumps(self.model_dump())
 
 
-class SessionCreated(Event):
-    """The first event: the session is there."""
+class SessionEvent(Event):
+    """The session is there, which is the first event, or an update was done."""
 
-    type: Literal["session.created"] = "session.created"
-    session: Session
-
-
-class SessionUpdated(Event):
-    """An update was done."""
-
-    type: Literal["session.updated"] = "session.updated"
+    type: Literal["session.created", "session.updated"]
     session: Session
 
 
@@ -112,18 +105,10 @@ class OutputCleared(Event):
     response_id: str
 
 
-class ItemAdded(Event):
-    """An item stands in the conversation."""
+class ItemEvent(Event):
+    """An item stands in the conversation, or is whole."""
 
-    type: Literal["conversation.item.added"] = "conversation.item.added"
-    previous_item_id: str | None
-    item: Item
-
-
-class ItemDone(Event):
-    """An item is whole."""
-
-    type: Literal["conversation.item.done"] = "conversation.item.done"
+    type: Literal["conversation.item.added", "conversation.item.done"]
     previous_item_id: str | None
     item: Item
 
@@ -198,33 +183,17 @@ class TranscriptionFailed(Event):
     error: TranscriptionFault
 
 
-class ResponseCreated(Event):
-    """A response is being made."""
+class ResponseEvent(Event):
+    """A response is being made, or has ended."""
 
-    type: Literal["response.created"] = "response.created"
+    type: Literal["response.created", "response.done"]
     response: Response
 
 
-class ResponseDone(Event):
-    """A response has ended."""
+class OutputItemEvent(Event):
+    """A response has an item, which comes before anything of it, or that item is whole."""
 
-    type: Literal["response.done"] = "response.done"
-    response: Response
-
-
-class OutputItemAdded(Event):
-    """A response has an item; it comes before anything of it."""
-
-    type: Literal["response.output_item.added"] = "response.output_item.added"
-    response_id: str
-    output_index: int = 0
-    item: Item
-
-
-class OutputItemDone(Event):
-    """A response's item is whole."""
-
-    type: Literal["response.output_item.done"] = "response.output_item.done"
+    type: Literal["response.output_item.added", "response.output_item.done"]
     response_id: str
     output_index: int = 0
     item: Item
@@ -254,9 +223,17 @@ class ContentPartDone(_OfItem):
     content_index: int
 
 
-class _Delta(_OfItem):
-    """More of a part. Most of what is sent are these, so they are written without a detour."""
+class Delta(_OfItem):
+    """More of a part: sound as base64, what is said in it, or text.
 
+    Most of what is sent are these, so they are written without a detour.
+    """
+
+    type: Literal[
+        "response.output_audio.delta",
+        "response.output_audio_transcript.delta",
+        "response.output_text.delta",
+    ]
     content_index: int
     delta: str
 
@@ -269,26 +246,6 @@ class _Delta(_OfItem):
             f'"output_index": {self.output_index}, "content_index": {self.content_index}, '
             f'"delta": {quoted(self.delta)}}}'
         )
-
-
-class AudioDelta(_Delta):
-    """More sound, as base64."""
-
-    type: Literal["response.output_audio.delta"] = "response.output_audio.delta"
-
-
-class TranscriptDelta(_Delta):
-    """More of what is said in the sound."""
-
-    type: Literal["response.output_audio_transcript.delta"] = (
-        "response.output_audio_transcript.delta"
-    )
-
-
-class TextDelta(_Delta):
-    """More text."""
-
-    type: Literal["response.output_text.delta"] = "response.output_text.delta"
 
 
 class AudioDone(_OfItem):
@@ -322,8 +279,7 @@ class RateLimitsUpdated(Event):
 
 
 ServerEvent = Annotated[
-    SessionCreated
-    | SessionUpdated
+    SessionEvent
     | Error
     | SpeechStarted
     | SpeechStopped
@@ -331,22 +287,17 @@ ServerEvent = Annotated[
     | InputCommitted
     | InputCleared
     | OutputCleared
-    | ItemAdded
-    | ItemDone
+    | ItemEvent
     | ItemRetrieved
     | ItemTruncated
     | ItemDeleted
     | TranscriptionCompleted
     | TranscriptionFailed
-    | ResponseCreated
-    | ResponseDone
-    | OutputItemAdded
-    | OutputItemDone
+    | ResponseEvent
+    | OutputItemEvent
     | ContentPartAdded
     | ContentPartDone
-    | AudioDelta
-    | TranscriptDelta
-    | TextDelta
+    | Delta
     | AudioDone
     | TranscriptDone
     | TextDone
