@@ -8,10 +8,10 @@ bench() { mosstalk bench "$@"; }
 
 part "steps" bench step --random-weights full --at 1x512,64x1000 --errors 256 \
     --json "$OUT/step.json" --html "$OUT/step.html"
-part "prompts" bench prefill --random-weights full --rows 512,6+1000 --json "$OUT/prefill.json"
+part "prompts" bench step --prefill --random-weights full --rows 512,6+1000 --json "$OUT/prefill.json"
 part "steps by other means" bench step --random-weights full --at 1x512,64x1000 \
     --baseline graph --baseline transformers --json "$OUT/step-beside.json"
-part "prompts by other means" bench prefill --random-weights full --rows 512,6+1000 \
+part "prompts by other means" bench step --prefill --random-weights full --rows 512,6+1000 \
     --baseline graph --baseline transformers --json "$OUT/prefill-beside.json"
 part "steps, batch-invariant" bench step --random-weights full --at 1x512,64x1000 \
     --batch-invariant --json "$OUT/step-invariant.json"

@@ -11,12 +11,12 @@ mkdir -p "$WORK"
 rm -rf "$WORK/engine"
 part "steps" mosstalk bench step --random-weights "$SIZE" --precision fp8 --at 1x512,64x1000 \
     --errors 256 --json "$OUT/step-fp8.json"
-part "prompts" mosstalk bench prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
+part "prompts" mosstalk bench step --prefill --random-weights "$SIZE" --precision fp8 --rows 512,6+1000 \
     --json "$OUT/prefill-fp8.json"
 part "layers alone" "$PYTHON" tests/gpu_lm_step.py --fp8
 part "a folder" mosstalk build --random-weights "$SIZE" "$WORK/engine" --precision fp8 \
     --max-sessions 1 --max-rows 8192
-part "what is in it" mosstalk engine inspect "$WORK/engine"
+part "what is in it" mosstalk checkpoint inspect "$WORK/engine"
 part "two starts" mosstalk bench start "$WORK/engine" --json "$OUT/start-fp8.json"
 part "steps, tuned" mosstalk bench step --model "$WORK/engine" --at 1x512,64x1000 \
     --json "$OUT/step-fp8-tuned.json"

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from openai.types.beta.realtime import realtime_server_event as beta_types
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
 from mosstalk.audio.sound import Samples
-from mosstalk.server.realtime.dialogue import Dialogue, Shape, Step
+from mosstalk.server.realtime.protocol import RealtimeProtocol, Step
+from mosstalk.server.realtime.server_events import SERVER_EVENT
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
@@ -47,21 +47,15 @@ from mosstalk.session.settings import ReplyMode
 
 Wire = dict[str, Any]
 _GA: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
-_BETA: TypeAdapter[Any] = TypeAdapter(beta_types.RealtimeServerEvent)
 UNTYPED = {"mosstalk", "id", "object", "expires_at", "call_id"}
 """Fields that the types lack: the vendor's own, and what the API's own sessions have as well."""
 VOICES = ("default", "alto")
 
 
-def judge(event: Wire, shape: Shape = Shape.GA) -> None:
+def judge(event: Wire) -> None:
     """Check an event against the `openai` package's types, strictly, and that it adds nothing."""
     assert event["event_id"], event
-    if shape is Shape.BETA and "session" in event:
-        # The types know OpenAI's own model names alone.
-        event = event | {"session": event["session"] | {"model": "gpt-realtime"}}
-        event["session"].pop("object")
-    adapter = _GA if shape is Shape.GA else _BETA
-    parsed = adapter.validate_json(json.dumps(event), strict=True)
+    parsed = _GA.validate_json(json.dumps(event), strict=True)
     assert parsed.type == event["type"]
     assert set(_extras(parsed)) <= UNTYPED, (event, list(_extras(parsed)))
 
@@ -82,17 +76,16 @@ def b64(samples: Samples) -> str:
     return base64.b64encode((samples * 32767).astype("<i2").tobytes()).decode()
 
 
-def told(dialogue: Dialogue, **event: Any) -> Step:
+def told(protocol: RealtimeProtocol, **event: Any) -> Step:
     """What a client's event leads to."""
-    return dialogue.from_client(json.dumps(event))
+    return protocol.from_client(json.dumps(event))
 
 
 @dataclass
 class Caller:
     """A client: what it is sent is checked and kept. Without a session, commands are kept."""
 
-    dialogue: Dialogue
-    shape: Shape = Shape.GA
+    protocol: RealtimeProtocol
     session: Session | None = None
     events: list[Wire] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
@@ -104,23 +97,26 @@ class Caller:
 
     def raw(self, message: str | bytes) -> list[Wire]:
         """Send a message; what comes back at once."""
-        return self.take(self.dialogue.from_client(message))
+        return self.take(self.protocol.from_client(message))
 
     def hear(self, *events: Event) -> list[Wire]:
         """Have the session tell something; what comes of it."""
-        return [wire for event in events for wire in self.take(self.dialogue.from_session(event))]
+        return [wire for event in events for wire in self.take(self.protocol.from_session(event))]
 
     def take(self, step: Step) -> list[Wire]:
         """Check and keep what a step holds; its events."""
-        for event in step.events:
-            judge(event, self.shape)
+        messages = [event.to_json() for event in step.events]
+        events = [json.loads(message) for message in messages]
+        for event, message in zip(events, messages, strict=True):
+            judge(event)
+            assert SERVER_EVENT.validate_json(message).to_json() == message, "read as written"
         for command in step.commands:
             if self.session:
                 self.session.do(command)
         self.commands += step.commands
-        self.events += step.events
+        self.events += events
         self.notes += step.notes
-        return step.events
+        return events
 
     def say(self, samples: Samples) -> None:
         """Send sound in appends of 100 ms."""
@@ -148,29 +144,27 @@ class Caller:
 
     def sound(self, response_id: str) -> bytes:
         """The sound of a response so far, decoded from base64."""
-        kinds = ("response.output_audio.delta", "response.audio.delta")
-        deltas = [e for e in self.events if e["type"] in kinds and e["response_id"] == response_id]
+        sent = self.all("response.output_audio.delta")
+        deltas = [event for event in sent if event["response_id"] == response_id]
         return b"".join(base64.b64decode(delta["delta"], validate=True) for delta in deltas)
 
 
-def caller(shape: Shape = Shape.GA, **more: Any) -> Caller:
+def caller(**more: Any) -> Caller:
     """A client of a session that is told of by hand, and that has opened."""
     options: Wire = {"model": "moss", "voices": VOICES, "now": lambda: 1000.0} | more
-    client = Caller(Dialogue(shape=shape, **options), shape)
-    client.hear(SessionOpened("sess_1", client.dialogue.settings, clock=0))
+    client = Caller(RealtimeProtocol(**options))
+    client.hear(SessionOpened("sess_1", client.protocol.settings, clock=0))
     return client
 
 
 @asynccontextmanager
-async def call(
-    shape: Shape = Shape.GA, *, hands_free: bool = False, **more: Any
-) -> AsyncIterator[Caller]:
+async def call(*, hands_free: bool = False, **more: Any) -> AsyncIterator[Caller]:
     """A client of a real session of the pocket model."""
     async with host(hands_free=hands_free) as house:
         options: Wire = {"model": "moss", "voices": house.voice_names, "defaults": BY_HAND} | more
-        dialogue = Dialogue(shape=shape, **options)
-        async with await house.open(dialogue.settings) as session:
-            client = Caller(dialogue, shape, session)
+        protocol = RealtimeProtocol(**options)
+        async with await house.open(protocol.settings) as session:
+            client = Caller(protocol, session)
             yield client
         async for event in session:
             client.hear(event)

@@ -18,7 +18,7 @@ from mosstalk.errors import BenchError, OptionError
 def test_help_names_the_benches(mosstalk: Run) -> None:
     shown = mosstalk("bench", "--help").stdout
     assert "quality" in shown
-    assert "judges" in shown
+    assert "codec" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``mosstalk bench step`` and ``prefill``: figures of valid runs, beside their limits."""
+"""``mosstalk bench step``, of steps and prompts: figures of valid runs, beside their limits."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_steps_are_timed_beside_their_limit(mosstalk: Run, tmp_path: Path) -> No
 
 def test_prompts_are_timed_to_their_first_row(mosstalk: Run) -> None:
     asked = ("--rows", "30,3+25", "--runs", "2", "--mode", "text", "--json", "-")
-    run = mosstalk("bench", "prefill", *TINY, *asked)
+    run = mosstalk("bench", "step", "--prefill", *TINY, *asked)
     assert run.returncode == 0, run.stderr
     rows = json.loads(run.stdout)["timed"]
     assert [row["name"] for row in rows] == ["30 rows", "3 rows after 25"]
@@ -77,7 +77,7 @@ def test_what_is_in_fp8_cannot_be_measured_in_bf16(mosstalk: Run, tmp_path: Path
     [
         (("step", "--at", "512"), "--at 512: give something like 1x512,64x1000"),
         (("step", "--at", "0x5"), "--at 0x5: there must be at least one"),
-        (("prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
+        (("step", "--prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
         (("step", "--precision", "fp16"), "--precision must be bf16 or fp8, not 'fp16'"),
         (("step", "--mode", "song"), "--mode song: choose of audio, text"),
         (("step", "--baseline", "vllm"), "--baseline vllm: choose of graph, compile"),

@@ -158,7 +158,7 @@ def test_folders_that_others_make_are_no_leftovers(tmp_path: Path) -> None:
 
 
 def test_inspect_says_what_it_is(built: Path) -> None:
-    run = command("engine", "inspect", built, "--hashes")
+    run = command("checkpoint", "inspect", built, "--hashes")
     assert run.returncode == 0, run.stdout
     for words in (
         "4 shared + 2 text + 2 audio = 8 KV layers",
@@ -171,7 +171,7 @@ def test_inspect_says_what_it_is(built: Path) -> None:
         "sound",
     ):
         assert words in run.stdout
-    document = json.loads(command("engine", "inspect", built, "--json").stdout)
+    document = json.loads(command("checkpoint", "inspect", built, "--json").stdout)
     assert document["weights"] == "synthetic"
     assert document["tiles"] is None
     assert document["problems"] == []
@@ -184,27 +184,27 @@ def test_inspect_names_what_was_changed_or_is_gone(built: Path, tmp_path: Path) 
     (out / "codec" / "flow" / "hift.pt").unlink()
     config = out / "model" / "config.json"
     config.write_text(config.read_text() + " ")
-    run = command("engine", "inspect", out, "--hashes")
+    run = command("checkpoint", "inspect", out, "--hashes")
     assert run.returncode == 1
     assert "codec/flow/hift.pt is missing" in run.stdout
     assert "model/config.json is not the file" in run.stdout
-    assert "model/config.json" not in command("engine", "inspect", out).stdout
+    assert "model/config.json" not in command("checkpoint", "inspect", out).stdout
 
     (out / "tiles.json").write_text("{")
-    assert "tiles.json: damaged" in command("engine", "inspect", out).stdout
+    assert "tiles.json: damaged" in command("checkpoint", "inspect", out).stdout
     (out / "tiles.json").unlink()
     values = json.loads((out / "engine.json").read_text())
     tuned = {"lines": 16, "replaced": 2, "tried": 112, "dropped": 0, "gain": {"1": 0.031}}
     (out / "engine.json").write_text(json.dumps(values | {"tiles": tuned}))
-    found = command("engine", "inspect", out).stdout
+    found = command("checkpoint", "inspect", out).stdout
     assert "2 of 16 replaced, 112 tried; time of all layers' products at 1 row: -3.1%" in found
     assert "tiles.json is missing" in found
     (out / "engine.json").write_text(json.dumps(values | {"format": "mosstalk-engine-9"}))
-    assert "mosstalk-engine-9" in refused(command("engine", "inspect", out))
+    assert "mosstalk-engine-9" in refused(command("checkpoint", "inspect", out))
     with pytest.raises(CheckpointError, match="build it again"):
         chosen_model(out, None)
     (out / "engine.json").write_text("{")
-    assert "damaged" in refused(command("engine", "inspect", out))
+    assert "damaged" in refused(command("checkpoint", "inspect", out))
 
 
 def test_a_foreign_cache_is_named() -> None:
@@ -276,7 +276,7 @@ def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) ->
     assert "no such folder" in refused(command("build", tiny.model, tmp_path / "x", out))
     words = ("--max-rows", "20000", "--device", "cpu")
     assert "10240 rows" in refused(command("build", tiny.model, tiny.codec, out, *words))
-    assert "has no engine.json" in refused(command("engine", "inspect", tiny.model))
+    assert "has no engine.json" in refused(command("bench", "start", tiny.model))
     assert left_in(tmp_path) == []
 
 

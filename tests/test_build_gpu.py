@@ -51,7 +51,7 @@ def test_a_start_compiles_nothing_where_the_folder_was_moved_to(
     starts = started(process, tmp_path / "two", tmp_path / "starts.json")
 
     assert [start["compiled"] for start in starts] == [0, 0]
-    inspected = process("engine", "inspect", tmp_path / "two", "--json")
+    inspected = process("checkpoint", "inspect", tmp_path / "two", "--json")
     assert json.loads(inspected.stdout)["foreign"] == []
     assert json.loads(inspected.stdout)["problems"] == []
 

@@ -78,7 +78,7 @@ def test_the_bench_commands_of_the_documents_run(desk: Path, cache_folder: Path)
     for document in DOCUMENTS:
         for command in commands_of(document):
             if command.startswith(JUDGED):
-                judged = command.startswith(("bench quality", "bench judges"))
+                judged = command.startswith("bench quality")
                 limit = " --limit 1" if judged else ""
                 check_command(command + limit, desk, cache_folder)
 

@@ -14,6 +14,7 @@ import soundfile
 import torch
 from conftest import Run, command_environment
 
+from mosstalk.diagnostics import doctor
 from mosstalk.diagnostics.doctor import KV_ROWS, full_size_bytes
 from mosstalk.prepared.default_models import shipped_model
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
@@ -173,3 +174,11 @@ def test_the_estimate_is_labelled_and_says_what_is_in_it(mosstalk: Run) -> None:
     assert "an estimate from bytes, without working memory" in text
     fits = "at full size would" if torch.cuda.is_available() else "No GPU that torch can use"
     assert fits in text
+
+
+def test_what_is_missing_comes_with_the_command_that_brings_it() -> None:
+    look = doctor._looker("mosstalk-no-such-package")
+    thing = doctor._Thing("absent", "nothing", "nothing", look, needed=False, extra="server")
+    found = doctor._find(thing)
+    shown = doctor.printed(doctor.Diagnosis([found]))
+    assert "to get it: make setup EXTRAS=server" in shown  # a clone's way

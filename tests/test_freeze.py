@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 
 from freeze.__main__ import record
+from freeze.commands import boxes_of
 from freeze.compare import Known, compare, frozen_commit, read_known, report
 from freeze.node_ids import print_tests
 from freeze.results import Results
@@ -67,6 +68,31 @@ def test_a_transcript_joins_deltas_and_numbers_ids(tmp_path: Path) -> None:
             "delta": "Good morning.",
         },
     ]
+
+
+def test_help_is_compared_entry_by_entry_wherever_its_lines_break() -> None:
+    narrow = """
+ Usage: mosstalk speak [OPTIONS] [text]
+
+╭─ Arguments ─────────────────────────╮
+│   text      <str>  What to read.    │
+╰─────────────────────────────────────╯
+╭─ Options ───────────────────────────╮
+│ --out         <path>  Where the     │
+│                       sound goes.   │
+╰─────────────────────────────────────╯
+"""
+    wide = narrow.replace(
+        "--out         <path>  Where the     │", "--out    -o   <path>  Where the     │"
+    )
+    wide = wide.replace("Where the     │\n│                       sound", "Where the sound")
+    text, boxes = boxes_of(narrow)
+    assert text.strip() == "Usage: mosstalk speak [OPTIONS] [text]"
+    assert boxes == {
+        "Arguments": {"text": "<str> What to read."},
+        "Options": {"--out": "<path> Where the sound goes."},
+    }
+    assert boxes_of(wide) == (text, boxes | {"Options": boxes["Options"] | {"-o": "--out"}})
 
 
 def test_tests_that_moved_are_told_from_those_that_are_gone(

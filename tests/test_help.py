@@ -71,3 +71,18 @@ def test_the_example_asks_and_goes_on_talking(
     assert soundfile.info(tmp_path / "answer.wav").frames == 40 * OUTPUT_SAMPLES_PER_CODE
     assert "3.20 s of sound" in run.stdout
     assert re.search(r"\d+ new rows read, answer: '", run.stdout)
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("bench prefill", "bench step --prefill"),
+        ("bench judges", "bench quality --judges"),
+        ("report", "doctor --report FILE"),
+        ("engine", "checkpoint inspect"),
+    ],
+)
+def test_a_command_that_moved_says_where_it_is(old: str, now: str) -> None:
+    result = CliRunner().invoke(app, [*old.split(), "--rows", "512", "folder", "--help"])
+    assert result.exit_code == 2
+    assert f"mosstalk {old} is gone; use: mosstalk {now}" in result.output

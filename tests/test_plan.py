@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
-from mosstalk.cli.plan_console import memory_of
+from mosstalk.cli.plan import memory_of
 from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions

@@ -12,7 +12,6 @@ from realtime_rig import Wire, caller, judge, obeyed
 from server_rig import Server, Talker, serving
 from test_realtime_refusals import error_of, require_alive
 
-from mosstalk.server.realtime.dialogue import Shape
 from mosstalk.server.replay import read_recording
 
 BURST = 20
@@ -34,29 +33,28 @@ def server(cache_folder: Path, folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize(("seed", "count", "shape"), [(1, 400, Shape.GA), (2, 200, Shape.BETA)])
+@pytest.mark.parametrize(("seed", "count"), [(1, 400), (2, 200)])
 def test_any_events_in_any_order_are_served_or_refused_by_name(
-    server: Server, folder: Path, seed: int, count: int, shape: Shape
+    server: Server, folder: Path, seed: int, count: int
 ) -> None:
-    fuzz(server, folder, seed, count, shape)
+    fuzz(server, folder, seed, count)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_thousands_of_events_in_any_order_are_too(server: Server, folder: Path, seed: int) -> None:
-    fuzz(server, folder, seed, 1000, Shape.BETA if seed % 4 == 3 else Shape.GA)
+    fuzz(server, folder, seed, 1000)
 
 
-def fuzz(server: Server, folder: Path, seed: int, count: int, shape: Shape) -> None:
+def fuzz(server: Server, folder: Path, seed: int, count: int) -> None:
     """Send what a seed makes and check all that is answered, then that nothing is left behind."""
-    print(f"seed {seed}: {count} messages in the shape {shape}")
+    print(f"seed {seed}: {count} messages")
     fuzzer, said = Fuzzer(seed), list[Sent]()
     events = list[Wire]()
 
     async def main() -> None:
-        headers = {"OpenAI-Beta": "realtime=v1"} if shape is Shape.BETA else {}
-        async with Talker(server, additional_headers=headers) as talker:
+        async with Talker(server) as talker:
             for place in range(0, count, BURST):
                 for _ in range(BURST):
                     said.append(fuzzer.next())
@@ -70,7 +68,7 @@ def fuzz(server: Server, folder: Path, seed: int, count: int, shape: Shape) -> N
 
     run(main())
     for event in events:
-        judge(event, shape)
+        judge(event)
     _require_right_errors(said, [event["error"] for event in events if event["type"] == "error"])
     server.await_nothing_held()
     assert server.faults() == []

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.dialogue import Shape, Transcript, WireLimits
-from mosstalk.server.realtime.ledger import Ledger
+from mosstalk.server.realtime.item_list import ItemList
+from mosstalk.server.realtime.protocol import Transcript, WireLimits
+from mosstalk.server.realtime.shown import Message
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,
@@ -127,14 +128,13 @@ def test_text_and_sound_of_one_item_reach_the_model_in_their_order() -> None:
     assert client.all("error") == []
 
 
-@pytest.mark.parametrize("shape", Shape)
-def test_pictures_are_shown_to_those_who_know_them(shape: Shape) -> None:
-    client = caller(shape)  # which checks what is shown against the shape's own types
+def test_pictures_are_shown_as_what_they_are() -> None:
+    client = caller()
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     text = {"type": "input_text", "text": "Look:"}
     added, *_ = create(client, {"type": "message", "role": "user", "content": [text, image]})
     kinds = [part["type"] for part in added["item"]["content"]]
-    assert kinds == ["input_text", *(["input_image"] if shape is Shape.GA else [])]
+    assert kinds == ["input_text", "input_image"]
 
 
 def test_an_answer_to_what_was_never_asked_is_ignored() -> None:
@@ -276,27 +276,27 @@ IDS = st.sampled_from([f"item-{n}" for n in range(8)])
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "forget"]), IDS, IDS | st.just(ROOT))))
 def test_the_list_of_items_is_as_a_plain_list_has_it(steps: list[tuple[str, str, str]]) -> None:
-    ledger, plain = Ledger(10**6), list[tuple[str, bool]]()
+    listed, plain = ItemList(10**6), list[tuple[str, bool]]()
     for step, item_id, after in steps:
         ids = [each for each, _ in plain]
         if step == "add" and item_id not in ids:
             place = 0 if after == ROOT else ids.index(after) + 1 if after in ids else len(ids)
             plain.insert(place, (item_id, item_id < after))
-            ledger.add({"id": item_id}, after, read=item_id < after)
+            listed.add(Message(id=item_id, role="user"), after, read=item_id < after)
         elif step == "remove":
             plain = [each for each in plain if each[0] != item_id]
-            ledger.remove(item_id)
+            listed.remove(item_id)
         elif step == "forget":
             plain = [(each, read and each != item_id) for each, read in plain]
-            ledger.forget(item_id)
+            listed.forget(item_id)
     ids = [each for each, _ in plain]
-    assert [(each.item_id, each.read) for each in ledger] == plain
-    assert ledger.last_id == (ids[-1] if ids else None)
+    assert [(each.item_id, each.read) for each in listed] == plain
+    assert listed.last_id == (ids[-1] if ids else None)
     for place, item_id in enumerate(ids):
-        assert item_id in ledger
-        assert ledger.before(item_id) == (ids[place - 1] if place else None)
+        assert item_id in listed
+        assert listed.before(item_id) == (ids[place - 1] if place else None)
         read = [each for each, read in plain[: place + 1] if read]
-        assert ledger.read_before(item_id) == (read[-1] if read else ROOT)
+        assert listed.read_before(item_id) == (read[-1] if read else ROOT)
 
 
 def test_deleting_and_cutting_go_to_the_session() -> None:
@@ -324,15 +324,15 @@ def test_transcripts_are_told_where_someone_has_made_them_and_nowhere_else() -> 
     item = Item("spoken", "user", audio_ms=500)
     client.hear(ItemAdded(item, None, clock=0), ItemDone(item, None, clock=0))
     assert transcript_of(client, "spoken") is None
-    step = client.dialogue.from_transcript(Transcript("spoken", "Good morning.", 0.5))
+    step = client.protocol.from_transcript(Transcript("spoken", "Good morning.", 0.5))
     (event,) = client.take(step)
     assert event["type"] == "conversation.item.input_audio_transcription.completed"
     assert event["usage"] == {"type": "duration", "seconds": 0.5}
     assert transcript_of(client, "spoken") == "Good morning."
     failed = Transcript("spoken", failed="no speech in it")
-    (event,) = client.take(client.dialogue.from_transcript(failed))
+    (event,) = client.take(client.protocol.from_transcript(failed))
     assert event["type"] == "conversation.item.input_audio_transcription.failed"
-    assert not client.take(client.dialogue.from_transcript(Transcript("nobody", "?")))
+    assert not client.take(client.protocol.from_transcript(Transcript("nobody", "?")))
     session = {"audio": {"input": {"transcription": {"model": "whisper-1"}}}}
     client.send("session.update", session=session)
     (event,) = obey(client)

@@ -5,7 +5,7 @@ import json
 
 from realtime_rig import Wire, caller, obeyed
 
-from mosstalk.server.realtime.dialogue import WireLimits
+from mosstalk.server.realtime.protocol import WireLimits
 
 
 def error_of(events: list[Wire]) -> Wire:
@@ -64,8 +64,8 @@ def test_a_session_is_updated_a_few_times_before_it_has_to_answer() -> None:
     client = caller()
     for _ in range(4):
         client.send("session.update", session={})
-    assert not client.dialogue.waits
+    assert not client.protocol.waits
     client.send("session.update", session={})
-    assert client.dialogue.waits
+    assert client.protocol.waits
     client.hear(*obeyed(client.commands[0]))
-    assert not client.dialogue.waits
+    assert not client.protocol.waits

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.dialogue import Shape, WireLimits
+from mosstalk.server.realtime.protocol import WireLimits
 from mosstalk.session.commands import CancelResponse, CreateText, Push, Truncate
 from mosstalk.session.events import (
     Closed,
@@ -344,12 +344,11 @@ FIELDS = st.sampled_from([*KEYS, "item_id", "previous_item_id", "audio_end_ms", 
     kind=st.sampled_from(CLIENT_EVENTS),
     more=st.dictionaries(FIELDS, JSON, max_size=4),
     inner=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
-    shape=st.sampled_from(Shape),
 )
 def test_whatever_comes_is_served_or_refused_and_every_event_parses(
-    kind: str, more: Wire, inner: Wire, shape: Shape
+    kind: str, more: Wire, inner: Wire
 ) -> None:
-    client = caller(shape)
+    client = caller()
     for name in ("session", "item", "response"):
         more.setdefault(name, inner)
     client.raw(json.dumps(more | {"type": kind}))

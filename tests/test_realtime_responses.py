@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from realtime_rig import Caller, Wire, b64, caller, obeyed, response, tone
 
-from mosstalk.server.realtime.dialogue import Shape, Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session.commands import CancelResponse, CreateResponse, Message, Sound
 from mosstalk.session.events import (
     AudioDelta,
@@ -56,15 +56,6 @@ WRITTEN = [
     "response.done",
     "rate_limits.updated",
 ]
-BETA = {
-    "response.output_audio.delta": "response.audio.delta",
-    "response.output_audio.done": "response.audio.done",
-    "response.output_audio_transcript.done": "response.audio_transcript.done",
-    "response.output_text.delta": "response.text.delta",
-    "response.output_text.done": "response.text.done",
-    "conversation.item.added": "conversation.item.created",
-    "conversation.item.done": None,
-}
 
 
 def asked(client: Caller, **more: object) -> CreateResponse:
@@ -81,16 +72,13 @@ def kinds(events: list[Wire]) -> list[str]:
 
 
 @pytest.mark.parametrize("reply", ReplyMode)
-@pytest.mark.parametrize("shape", Shape)
-def test_events_come_in_the_order_that_clients_wait_for(reply: ReplyMode, shape: Shape) -> None:
-    client = caller(shape)
+def test_events_come_in_the_order_that_clients_wait_for(reply: ReplyMode) -> None:
+    client = caller()
     spoken = reply is ReplyMode.AUDIO
-    command = asked(client, **_modalities(reply, shape))
+    command = asked(client, output_modalities=[str(reply)])
     assert command.reply is reply
     events = client.hear(*response(command, text="" if spoken else "Yes."))
     wanted = SPOKEN if spoken else WRITTEN
-    if shape is Shape.BETA:
-        wanted = [name for kind in wanted if (name := BETA.get(kind, kind))]
     assert kinds(events) == wanted
     for event in events[1:-2]:
         if event["type"].startswith("response."):
@@ -100,15 +88,8 @@ def test_events_come_in_the_order_that_clients_wait_for(reply: ReplyMode, shape:
             whole = "output_item" in event["type"]
             assert ("content_index" in event) is not whole
     (content,) = events[-2]["response"]["output"][0]["content"]
-    names = ("output_audio", "output_text") if shape is Shape.GA else ("audio", "text")
-    assert content["type"] == (names[0] if spoken else names[1])
-    assert content == ({"type": names[0], "transcript": None} if spoken else content)
-
-
-def _modalities(reply: ReplyMode, shape: Shape) -> dict[str, object]:
-    if shape is Shape.GA:
-        return {"output_modalities": [str(reply)]}
-    return {"modalities": ["text", "audio"] if reply is ReplyMode.AUDIO else ["text"]}
+    assert content["type"] == ("output_audio" if spoken else "output_text")
+    assert content == ({"type": "output_audio", "transcript": None} if spoken else content)
 
 
 def test_a_response_costs_what_it_read_and_made() -> None:
@@ -226,7 +207,7 @@ def test_a_transcript_of_a_reply_that_is_being_made_comes_with_it() -> None:
     client = caller()
     started, added, delta, *rest = response(asked(client), text="")
     client.hear(started, added, delta)
-    (event,) = client.take(client.dialogue.from_transcript(Transcript("item_r", "Yes, I do.")))
+    (event,) = client.take(client.protocol.from_transcript(Transcript("item_r", "Yes, I do.")))
     assert event["type"] == "response.output_audio_transcript.delta"
     events = client.hear(*rest)
     assert events[1]["transcript"] == "Yes, I do."
@@ -294,10 +275,9 @@ def test_cancelling_names_a_response_or_the_conversations_own() -> None:
     assert (cleared["type"], cleared["response_id"]) == ("output_audio_buffer.cleared", "resp_1")
 
 
-@pytest.mark.parametrize("shape", Shape)
-def test_turns_that_a_detector_finds_are_told_in_milliseconds(shape: Shape) -> None:
-    client = caller(shape)
-    started, stopped, *idle = client.hear(
+def test_turns_that_a_detector_finds_are_told_in_milliseconds() -> None:
+    client = caller()
+    started, stopped, idle = client.hear(
         SpeechStarted("item_1", 16_000, clock=20_000),
         SpeechStopped("item_1", 48_000, 40_000, 8000, clock=48_000),
         IdleTimeout("item_2", 60_000, 160_000, clock=160_000),
@@ -305,7 +285,7 @@ def test_turns_that_a_detector_finds_are_told_in_milliseconds(shape: Shape) -> N
     assert (started["audio_start_ms"], started["item_id"]) == (1000, "item_1")
     assert (stopped["audio_end_ms"], stopped["item_id"]) == (3000, "item_1")
     assert stopped["mosstalk"] == {"speech_end_ms": 2500, "vad_wait_ms": 500}
-    assert len(idle) == (shape is Shape.GA), "the beta had no such event"
+    assert (idle["audio_start_ms"], idle["audio_end_ms"]) == (3750, 10_000)
 
 
 def _message(text: str) -> Wire:

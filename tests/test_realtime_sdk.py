@@ -9,6 +9,8 @@ import pytest
 from conftest import run
 from openai import AsyncOpenAI
 from server_rig import QUICK, RATE, Server, question, serving, silence
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 SPEECH = question()
 
@@ -43,8 +45,8 @@ class Talk:
 
     def sound(self, response_id: str) -> bytes:
         """The sound of a response."""
-        kinds = ("response.output_audio.delta", "response.audio.delta")
-        deltas = [e for e in self.events if e.type in kinds and e.response_id == response_id]
+        sent = [e for e in self.events if e.type == "response.output_audio.delta"]
+        deltas = [event for event in sent if event.response_id == response_id]
         return b"".join(base64.b64decode(delta.delta) for delta in deltas)
 
 
@@ -167,21 +169,32 @@ def test_all_that_the_types_allow_is_served(server: Server) -> None:
     server.await_nothing_held()
 
 
-def test_the_beta_of_the_client_gets_the_beta_of_the_protocol(server: Server) -> None:
+def test_the_beta_of_the_client_is_closed_with_the_reason(server: Server) -> None:
     async def main() -> None:
         socket = f"{server.url.replace('http', 'ws')}/v1"  # without it the beta dials wss
         beta = client(server, websocket_base_url=socket).beta.realtime
         async with beta.connect(model="gpt-4o-realtime-preview") as connection:
-            talk = Talk(connection)
-            session: Any = {"modalities": ["text", "audio"], "turn_detection": None}
-            await connection.session.update(session=session)
-            updated = await talk.until("session.updated")
-            assert updated.session.input_audio_format == "pcm16"
-            await talk.say(SPEECH)
-            await connection.input_audio_buffer.commit()
-            await connection.response.create()
-            done = await talk.until("response.done")
-            assert done.response.output[0].content[0].type == "audio"
-            assert len(talk.sound(done.response.id)) > 4800
+            with pytest.raises(ConnectionClosed) as closed:
+                await connection.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4000
+        assert closed.value.rcvd.reason.startswith("beta_api_shape_disabled: ")
 
     run(main())
+
+
+def test_a_page_of_the_beta_is_closed_as_well_and_others_are_served(server: Server) -> None:
+    async def main() -> None:
+        url = f"{server.url.replace('http', 'ws')}/v1/realtime"
+        for protocol, code in (("openai-beta.realtime-v1", 4000), ("openai-other", None)):
+            offered: Any = ["realtime", protocol]
+            async with connect(url, subprotocols=offered) as socket:
+                if code is None:
+                    assert "session.created" in str(await socket.recv())
+                    continue
+                with pytest.raises(ConnectionClosed):
+                    await socket.recv()
+                assert socket.close_code == code
+
+    run(main())
+    server.await_nothing_held()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from realtime_rig import Caller, Wire, caller
 
-from mosstalk.server.realtime.dialogue import Shape
 from mosstalk.session.commands import UpdateSettings
 from mosstalk.session.events import ErrorCode, ErrorRaised, SettingsUpdated
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
@@ -135,7 +134,7 @@ def test_another_kind_of_turn_detection_starts_afresh() -> None:
 def test_the_servers_own_defaults_hold_until_somebody_says_otherwise() -> None:
     own = SessionSettings(turn_detection=None, voice="alto", instructions="Answer in Latin.")
     client = caller(defaults=own)
-    assert client.dialogue.settings == own
+    assert client.protocol.settings == own
     session = update(client, output_modalities=["text"])
     assert settings(client) == replace(own, reply=ReplyMode.TEXT)
     assert session["audio"]["input"]["turn_detection"] is None
@@ -147,7 +146,7 @@ def test_everything_may_be_null() -> None:
     names = "output_modalities instructions max_output_tokens tools tool_choice tracing prompt"
     nulls = dict.fromkeys(f"{names} truncation include model reasoning".split())
     sound = dict.fromkeys(("format", "noise_reduction", "transcription"))
-    before = client.dialogue.settings
+    before = client.protocol.settings
     session = update(client, **nulls, audio={"input": sound, "output": dict.fromkeys(("voice",))})
     assert settings(client) == before
     assert session["tools"] == []
@@ -304,48 +303,3 @@ def test_an_update_that_the_session_refuses_leaves_what_was() -> None:
     session = update(client, output_modalities=["text"])
     assert session["instructions"] == "One."
     assert session["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24000}
-
-
-def test_a_flat_session_of_the_beta_is_shown_and_taken_flat() -> None:
-    client = caller(Shape.BETA)
-    created, conversation = client.events
-    assert conversation["type"] == "conversation.created"
-    assert created["session"]["modalities"] == ["text", "audio"]
-    session = update(
-        client,
-        modalities=["text"],
-        voice="alto",
-        input_audio_format="g711_ulaw",
-        input_audio_transcription={"model": "whisper-1"},
-        turn_detection={"type": "server_vad", "silence_duration_ms": 200},
-        temperature=0.8,
-        max_response_output_tokens=50,
-    )
-    assert session["modalities"] == ["text"]
-    assert session["voice"] == "alto"
-    assert session["input_audio_format"] == "g711_ulaw"
-    assert session["output_audio_format"] == "pcm16"
-    assert session["turn_detection"]["silence_duration_ms"] == 200
-    assert session["max_response_output_tokens"] == 50
-    assert session["temperature"] == 0.8
-    assert not {"audio", "type", "output_modalities", "max_output_tokens"} & set(session)
-    assert settings(client).input_rate == 8000
-    assert settings(client).reply is ReplyMode.TEXT
-    assert settings(client).limits.rows == 50
-    assert update(client, turn_detection=None)["turn_detection"] is None
-
-
-@pytest.mark.parametrize(
-    ("header", "protocols", "shape"),
-    [
-        (None, (), Shape.GA),
-        ("realtime=v1", (), Shape.BETA),
-        ("assistants=v2, realtime=v1", (), Shape.BETA),
-        (None, ("realtime", "openai-insecure-api-key.K"), Shape.GA),
-        (None, ("realtime", "openai-beta.realtime-v1"), Shape.BETA),
-    ],
-)
-def test_the_shape_is_the_one_that_was_asked_for(
-    header: str | None, protocols: tuple[str, ...], shape: Shape
-) -> None:
-    assert Shape.asked_for(header, protocols) is shape

@@ -12,7 +12,6 @@ from session_rig import BY_HAND, GREEDY, HANDS_FREE, QUESTION, SENTENCE, Offline
 
 from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime import g711
-from mosstalk.server.realtime.dialogue import Shape
 from mosstalk.session.settings import SessionSettings
 
 LONG = replace(BY_HAND, input_rate=24_000, script="speech:200")
@@ -255,23 +254,6 @@ def test_a_telephone_is_heard_and_answered(kind: str) -> None:
     run(main())
 
 
-def test_the_beta_is_spoken_from_the_first_event_to_the_last() -> None:
-    async def main() -> None:
-        async with call(Shape.BETA) as client:
-            session = {"modalities": ["text", "audio"], "turn_detection": None, "voice": "alloy"}
-            client.send("session.update", session=session)
-            client.say(question())
-            client.send("input_audio_buffer.commit")
-            client.send("response.create", response={"modalities": ["audio", "text"]})
-            done = (await client.until("response.done"))["response"]
-            assert done["output"][0]["content"][0]["type"] == "audio"
-            assert client.sound(done["id"])
-            assert "conversation.item.created" in client.kinds
-            assert not [kind for kind in client.kinds if "output_audio." in kind]
-
-    run(main())
-
-
 def test_what_goes_wrong_in_a_session_is_told_and_the_session_goes_on() -> None:
     async def main() -> None:
         async with call(defaults=replace(BY_HAND, input_rate=24_000)) as client:
@@ -319,7 +301,7 @@ def test_the_session_opens_with_what_the_dialogue_says() -> None:
         own = SessionSettings(turn_detection=None, sampling=GREEDY)
         async with call(defaults=own) as client:
             assert client.session
-            assert client.session.settings == own == client.dialogue.settings
+            assert client.session.settings == own == client.protocol.settings
             created = await client.until("session.created")
             assert created["session"]["id"] == client.session.session_id
 

@@ -41,7 +41,9 @@ def test_a_report_holds_facts_figures_versions_and_hashes(
     mosstalk: Run, tmp_path: Path, private: Checkpoint
 ) -> None:
     folders = ("--model", private.model, "--codec", private.codec)
-    run = mosstalk("report", "r.json", *folders, "--cases", CASE, "--cases", tmp_path / "none")
+    run = mosstalk(
+        "doctor", "--report", "r.json", *folders, "--cases", CASE, "--cases", tmp_path / "none"
+    )
 
     assert run.returncode == 0, run.stderr
     report = json.loads((tmp_path / "r.json").read_text())
@@ -67,7 +69,7 @@ def test_a_report_names_no_folder_that_is_not_the_packages(
 ) -> None:
     folders = ("--model", private.model, "--codec", private.codec)
     (private.codec / "flow" / "hift.pt").write_bytes(b"torn")
-    run = mosstalk("report", "r.json", *folders, "--cases", tmp_path / "none")
+    run = mosstalk("doctor", "--report", "r.json", *folders, "--cases", tmp_path / "none")
 
     assert run.returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
@@ -85,7 +87,7 @@ def test_a_report_names_no_folder_that_is_not_the_packages(
 def test_a_report_tells_what_is_in_it_and_without_cases_says_so(
     mosstalk: Run, tmp_path: Path
 ) -> None:
-    run = mosstalk("report", "r.json", *SYNTHETIC)
+    run = mosstalk("doctor", "--report", "r.json", *SYNTHETIC)
 
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("r.json holds:\n")
@@ -103,7 +105,7 @@ def test_a_report_tells_what_is_in_it_and_without_cases_says_so(
 def test_where_a_package_is_broken_a_report_says_so(cache_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "soxr.py").write_text(f"raise OSError('{tmp_path}/soxr.so: wrong ELF class')\n")
     run = subprocess.run(
-        [sys.executable, "-m", "mosstalk.cli", "report", "r.json"],
+        [sys.executable, "-m", "mosstalk.cli", "doctor", "--report", "r.json"],
         cwd=tmp_path,
         env=command_environment(cache_folder) | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
@@ -121,15 +123,15 @@ def test_where_a_package_is_broken_a_report_says_so(cache_folder: Path, tmp_path
 def test_a_file_that_exists_is_replaced_only_by_force(mosstalk: Run, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("older")
 
-    assert "exists already; add --force" in refused(mosstalk("report", "r.json"))
+    assert "exists already; add --force" in refused(mosstalk("doctor", "--report", "r.json"))
     assert (tmp_path / "r.json").read_text() == "older"
-    assert mosstalk("report", "r.json", "--force", *SYNTHETIC).returncode == 0
+    assert mosstalk("doctor", "--report", "r.json", "--force", *SYNTHETIC).returncode == 0
     assert json.loads((tmp_path / "r.json").read_text())["format"] == "mosstalk-report-1"
 
 
 def test_a_report_that_cannot_be_written_is_refused(mosstalk: Run) -> None:
-    assert "no such folder" in refused(mosstalk("report", "no/folder/r.json"))
-    assert "belong together" in refused(mosstalk("report", "r.json", "--model", "m"))
+    assert "no such folder" in refused(mosstalk("doctor", "--report", "no/folder/r.json"))
+    assert "belong together" in refused(mosstalk("doctor", "--report", "r.json", "--model", "m"))
 
 
 @pytest.mark.parametrize(

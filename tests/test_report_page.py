@@ -11,13 +11,14 @@ import typer
 from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
+from mosstalk.bench import step
 from mosstalk.bench.codec_hops import Crowd
 from mosstalk.bench.report_figures import CODEC, STEP, WHOLE, Document, read_document
 from mosstalk.bench.report_page import NOT_YET, report_page
 from mosstalk.bench.report_rows import ELSEWHERE, LINES
 from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed
-from mosstalk.cli import app, codec_console, step_console
+from mosstalk.cli import app, bench_codec
 
 PAGE = ROOT / "docs" / "from-the-reports.md"
 CHINESE = ROOT / "README.zh.md"
@@ -85,7 +86,7 @@ def test_the_page_is_what_the_command_writes_of_the_documents_at_hand() -> None:
 
 
 def test_formats_and_names_are_those_of_the_benchmarks() -> None:
-    assert (STEP, CODEC) == (step_console.FORMAT, codec_console.FORMAT)
+    assert (STEP, CODEC) == (step.FORMAT, bench_codec.FORMAT)
     names = {Load(1, 512).name, Load(64, 1000).name, Load(1, 0, 512).name}
     stretches = Crowd.of(1, 60).stretches
     names |= {f"{n} x hop {name}" for n in (1, 32, 128) for name in stretches}

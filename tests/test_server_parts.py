@@ -25,18 +25,37 @@ from mosstalk.server.logs import JsonLines, Seldom, TextLines
 from mosstalk.server.messages import Opened, Refused, Tell
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.outbox import Outbox, TooSlowError
+from mosstalk.server.realtime.audio import AudioFormat
+from mosstalk.server.realtime.responses import Wish, response_object
+from mosstalk.server.realtime.server_events import (
+    Error,
+    ErrorBody,
+    InputCleared,
+    ResponseEvent,
+)
+from mosstalk.server.realtime.shown import Failure, StatusDetails
 from mosstalk.server.streams import BoundedStream
 from mosstalk.server.watch import Watch
 from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.settings import ReplyMode, SessionSettings
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 
 
+@pytest.mark.parametrize("module", ["mosstalk.cli", "mosstalk.server.worker"])
+def test_the_models_of_events_are_the_fronts_alone(module: str) -> None:
+    probe = f"import sys, {module}; print('pydantic' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
+
+
 def test_the_front_needs_no_torch() -> None:
-    probe = "import sys, mosstalk.cli.serve_console; print('torch' in sys.modules)"
+    probe = (
+        "import sys; from mosstalk.cli.serve import Serve; Serve().options(); "
+        "print('torch' in sys.modules)"
+    )
     found = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )
@@ -308,11 +327,14 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
     metrics = Metrics()
     watch = Watch(metrics, SessionSettings(), "anyone")
     for _ in range(100):
-        watch.sent({"type": "error", "error": {"code": "invalid_json"}})
-        watch.sent({"type": "session.updated"})
-    failed = {"status_details": {"type": "failed", "error": {"code": "rate_limit_exceeded"}}}
-    watch.sent({"type": "response.done", "response": failed})
-    watch.sent({"type": "response.done", "response": {"status_details": None}})
+        watch.sent(Error(error=ErrorBody(code="invalid_json", message="no json")))
+        watch.sent(InputCleared())
+    wish = Wish(AudioFormat(), "default", "inf")
+    response = response_object("resp_1", ReplyMode.AUDIO, wish, None, "failed")
+    watch.sent(ResponseEvent(type="response.done", response=response))
+    error = Failure(type="rate_limit_error", code="rate_limit_exceeded", message="full")
+    response.status_details = StatusDetails(type="failed", error=error)
+    watch.sent(ResponseEvent(type="response.done", response=response))
     text = metrics.text().decode()
     assert 'mosstalk_errors_total{code="invalid_json"} 100.0' in text
     assert 'mosstalk_errors_total{code="rate_limit_exceeded"} 1.0' in text

@@ -27,7 +27,7 @@ from mosstalk.cli import app
 from mosstalk.server.captions import Captions
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.realtime.g711 import encode_mu
-from mosstalk.server.realtime.transcripts import Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session.events import (
     AudioDelta,

@@ -4,7 +4,6 @@ The names below are loaded on first use, so that ``import mosstalk`` costs nothi
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,7 +34,8 @@ _HOMES = {
     "transcribe": "mosstalk.offline.tasks",
 }
 
-__version__ = version("mosstalk")
+__version__: str
+"""Found when it is asked for: the metadata of packages takes longer to import than all else."""
 __all__ = [
     "Answer",
     "AudioWriter",
@@ -56,6 +56,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mosstalk")
     if name not in _HOMES:
         raise AttributeError(f"module 'mosstalk' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -64,3 +64,10 @@ def faults_folder() -> Path | None:
     """For tests: where files ask a server's worker to go wrong (``MOSSTALK_FAULTS``)."""
     chosen = os.environ.get("MOSSTALK_FAULTS")
     return Path(chosen) if chosen else None
+
+
+def install_command(extra: str) -> str:
+    """What installs an extra where this package is: make in a clone, else pip."""
+    if (Path(__file__).parents[2] / "scripts" / "bootstrap.py").is_file():
+        return f"make setup EXTRAS={extra}"
+    return f"pip install 'mosstalk[{extra}]'"

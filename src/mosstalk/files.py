@@ -108,6 +108,8 @@ def deeper_than(value: Any, most: int) -> bool:
     """Whether lists and objects are nested more than ``most`` levels deep; it never recurses."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
+        if not level:
+            return False
         level = [
             child
             for each in level

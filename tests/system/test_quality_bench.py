@@ -95,7 +95,7 @@ def test_the_shipped_model_reads_long_sentences_and_numbers_so_that_they_are_und
 
 def test_a_json_document_on_stdout_stands_alone(process: Run) -> None:
     require_program("festival")
-    run = process("bench", "judges", "--limit", "1", "--json", "-", timeout=200)
+    run = process("bench", "quality", "--judges", "--limit", "1", "--json", "-", timeout=200)
     assert run.returncode == 0, run.stderr
     assert [row["name"] for row in json.loads(run.stdout)["speech"]] == ["teacher", "noise alone"]
     assert "Speech: words" in run.stderr

@@ -117,13 +117,34 @@ def helps(recorder: Recorder) -> None:
     while waiting:
         words = waiting.pop()
         run = recorder.subject.mosstalk(*words, "--help")
-        recorder.add(
-            "/".join(("help", *words)) if words else "help/mosstalk", printed(recorder, run)
-        )
-        _, _, commands = run.out.partition("─ Commands ")
-        waiting += [
-            (*words, name) for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE)
-        ]
+        plain, (text, boxes) = recorder.subject.plain, boxes_of(run.out)
+        value = printed(recorder, Run(run.code, text, run.err))
+        for title, entries in boxes.items():
+            value[title] = {name: plain(each)[0] for name, each in entries.items()}
+        recorder.add("/".join(("help", *words)) if words else "help/mosstalk", value)
+        waiting += [(*words, name) for name in boxes.get("Commands", {})]
+
+
+def boxes_of(text: str) -> tuple[str, dict[str, dict[str, str]]]:
+    """A help without its boxes, and each box by title: what stands beside each name in it.
+
+    Where lines break and how wide columns are depends on the other names in the box, so an entry is
+    one line with single blanks. A short name such as ``-h`` is an entry that says the long one.
+    """
+    outside = list[str]()
+    boxes: dict[str, dict[str, str]] = {}
+    box, name = dict[str, str](), ""
+    for line in text.splitlines():
+        if title := re.match("╭─ (.+?) ─", line):
+            box = boxes[title[1]] = {}
+        elif entry := re.match(r"│ (?:\* | {0,5}(?=\S)) *(\S+)(?: +(-\w)(?= ))? +(.*?) *│$", line):
+            name, short, box[name] = entry[1], entry[2], " ".join(entry[3].split())
+            box |= {short: name} if short else {}
+        elif line.startswith("│"):
+            box[name] += " " + " ".join(line.strip("│").split())
+        elif not line.startswith("╰"):
+            outside.append(line)
+    return "\n".join(outside), boxes
 
 
 def printed(recorder: Recorder, run: Run) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def _serve(recorder: Recorder, name: str) -> None:
             except RuntimeError as error:
                 raise RuntimeError(f"{each}: {error}") from None
             recorder.add(f"wire/{name}/{each}", _told(recorder, client))
-            sessions[each] = client.events[0]["session"]["id"]
+            if client.events:
+                sessions[each] = client.events[0]["session"]["id"]
         _other_answers(recorder, name, server)
     if name == _RECORDED:
         for each, session in sessions.items():

@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout that this tool is part of; recordings to be heard are taken from it."""
 HERE = Path(__file__).resolve().parent
 _LONGEST_S = 120
+_MOVED = Path("src/mosstalk/cli/command.py")
+"""Checkouts that have it know ``engine inspect`` as ``checkpoint inspect``."""
 _MEASURED = re.compile(
     r"(?<![\w.])-?\d[\d.,]*(e[+-]?\d+)? ?(%|(ms|s|MiB|GiB|MB)\b)"
     r"|(?<=real-time factor )[\d.]+|\d\.\d\de[+-]\d\d"
@@ -106,7 +108,9 @@ class Subject:
         }  # fmt: skip
 
     def mosstalk(self, *words: str, stdin: str = "", folder: str = ".") -> Run:
-        """Run a command to its end, in a folder below ``work``."""
+        """Run a command to its end, in a folder below ``work``; by its new name where it moved."""
+        if words[:2] == ("engine", "inspect") and (self.checkout / _MOVED).exists():
+            words = ("checkpoint", *words[1:])
         with tempfile.TemporaryDirectory(dir=self.work) as name:
             files = [Path(name) / each for each in ("in", "out", "err")]
             files[0].write_text(stdin)

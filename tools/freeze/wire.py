@@ -60,8 +60,8 @@ class Client:
         url = f"ws://127.0.0.1:{port}/v1/realtime?model=mosstalk"
         headers = steps[0].get("headers", {})
         async with connect(url, max_size=None, additional_headers=headers) as self._socket:
-            await self._wait("session.created")
             try:
+                await self._wait("session.created")
                 for step in steps[1:]:
                     await self._take(dict(step))
             except ConnectionClosed:

@@ -10,7 +10,7 @@ from mosstalk.errors import BenchError, ConfigError, OptionError
 from mosstalk.files import read_json
 
 STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"
-"""Formats of ``bench step`` and ``bench prefill``, ``bench codec``, and ``tests/gpu_24gb.py``."""
+"""Formats of ``bench step`` (--prefill, too), ``bench codec`` and ``tests/gpu_24gb.py``."""
 FORMATS = (STEP, CODEC, WHOLE)
 FIRST_AUDIO, REAL_TIME = "commit_to_first_audio_ms", "real_time_factor"
 """Figures of the whole pipeline, one of each in a document."""

@@ -10,8 +10,8 @@ from mosstalk.bench.report_figures import CODEC, FIRST_AUDIO, REAL_TIME, STEP, W
 NOT_STATED = "not stated"
 _STEP = "mosstalk bench step --random-weights full --at 1x512,64x1000"
 _STEP_FP8 = "mosstalk bench step --random-weights full --precision fp8 --at 1x512,64x1000"
-_PREFILL_FP8 = "mosstalk bench prefill --random-weights full --precision fp8 --rows 512,6+1000"
-_PREFILL = "mosstalk bench prefill --random-weights full --rows 512,6+1000"
+_PREFILL = "mosstalk bench step --prefill --random-weights full --rows 512,6+1000"
+_PREFILL_FP8 = _PREFILL.replace(" --rows", " --precision fp8 --rows")
 _CODEC = "mosstalk bench codec --random-weights full --replies 1,32,128 --hops 60 --memory 45000"
 _ENCODE = "mosstalk bench codec --random-weights full --part encode --streams 1,8,64"
 _PIPELINE = "bash tests/gpu-24gb.sh"

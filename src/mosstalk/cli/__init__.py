@@ -4,40 +4,37 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import (
-    bench,
-    build,
-    chat,
-    checkpoint,
-    engine,
-    machine,
-    plan,
-    replay,
-    serve,
-    tasks,
-    verify,
-    voice,
-)
+from mosstalk.cli import bench, checkpoint, voice
+from mosstalk.cli.build import BuildEngine
+from mosstalk.cli.chat import ChatCommand, OrderedTurns
+from mosstalk.cli.command import add_command, add_moved
+from mosstalk.cli.doctor import Doctor
+from mosstalk.cli.plan import PlanMemory
+from mosstalk.cli.replay import Replay
+from mosstalk.cli.serve import Serve
+from mosstalk.cli.speak import Speak
+from mosstalk.cli.transcribe import Transcribe
+from mosstalk.cli.verify import Verify
 from mosstalk.environment import share_the_processor
 
 app = typer.Typer(
     name="mosstalk",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command("chat", cls=chat.OrderedTurns)(chat.chat)
-app.command("speak")(tasks.speak)
-app.command("transcribe")(tasks.transcribe)
-app.command("serve")(serve.serve)
-app.command("replay")(replay.replay)
-app.command("verify")(verify.verify)
-app.command("plan")(plan.plan)
-app.command("build")(build.build)
-app.command("doctor")(machine.doctor)
-app.command("report")(machine.report)
+add_command(app, "chat", ChatCommand, cls=OrderedTurns)
+add_command(app, "speak", Speak)
+add_command(app, "transcribe", Transcribe)
+add_command(app, "serve", Serve)
+add_command(app, "replay", Replay)
+add_command(app, "verify", Verify)
+add_command(app, "plan", PlanMemory)
+add_command(app, "build", BuildEngine)
+add_command(app, "doctor", Doctor)
+add_moved(app, "report", "doctor --report FILE")
+add_moved(app, "engine", "checkpoint inspect")
 app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(engine.app, name="engine")
 app.add_typer(voice.app, name="voice")
 app.add_typer(bench.app, name="bench")
 

@@ -1,12 +1,12 @@
 """``mosstalk bench serve``."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mosstalk.cli.common import reported
+from mosstalk.cli import options as opt
 
 if TYPE_CHECKING:
     from mosstalk.bench.serve import Load
@@ -16,96 +16,9 @@ if TYPE_CHECKING:
 _FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
-ServeOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="-- OPTIONS OF SERVE",
-        help="What follows -- goes to the mosstalk serve that is started.",
-        show_default=False,
-    ),
-]
-Crowds: TypeAlias = Annotated[
-    str, typer.Option("--at", metavar="N,N,...", help="How many conversations at a time.")
-]
-Turns: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", min=1, help="Turns of each conversation, the first included.")
-]
-HeardS: TypeAlias = Annotated[
-    float, typer.Option("--heard", metavar="S", min=0.2, help="Length of what a user says.")
-]
-SpokenS: TypeAlias = Annotated[
-    float,
-    typer.Option("--spoken", metavar="S", min=0.2, help="Longest answer that is asked for."),
-]
-PauseS: TypeAlias = Annotated[
-    float, typer.Option("--pause", metavar="S", min=0.0, help="From an answer to the next turn.")
-]
-FrameMs: TypeAlias = Annotated[
-    int, typer.Option(metavar="MS", min=10, max=1000, help="Length of a microphone's frame.")
-]
-HandsFree: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--hands-free", help="Let the server find where turns end. Default: clients commit."
-    ),
-]
-Speech: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="What users say: a sound file with speech, longer than a turn. Default: sentences "
-        "that the small model reads aloud beforehand.",
-    ),
-]
-Url: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ws://HOST:PORT/v1/realtime",
-        help="Any server of the Realtime protocol that runs already. Default: one is started.",
-    ),
-]
-ApiKey: TypeAlias = Annotated[
-    str | None, typer.Option(help="A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
-]
-MostMs: TypeAlias = Annotated[
-    float,
-    typer.Option(
-        "--most-first-audio-ms",
-        metavar="MS",
-        help="The 95th percentile from the commit (hands-free: from the server's decision) to "
-        "first audio that still counts as served.",
-    ),
-]
-Seed: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Of phases, gains, noise and what is said.")
-]
-JsonFile: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write every figure as json; - is stdout."),
-]
-HtmlFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Write one page with the curve and the tables."),
-]
 
-
-def serve(
-    options: ServeOptions = None,
-    at: Crowds = "1,2,4",
-    turns: Turns = 4,
-    heard: HeardS = 4.0,
-    spoken: SpokenS = 6.0,
-    pause: PauseS = 0.5,
-    frame_ms: FrameMs = 20,
-    hands_free: HandsFree = False,
-    speech: Speech = None,
-    url: Url = None,
-    api_key: ApiKey = None,
-    most_first_audio_ms: MostMs = 400.0,
-    seed: Seed = 0,
-    json: JsonFile = None,
-    html: HtmlFile = None,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class BenchServe:
     """Measure how many conversations at a time a server bears.
 
     mosstalk bench serve --at 1,2,4
@@ -127,19 +40,95 @@ def serve(
     server spent meanwhile, if it has mosstalk's metrics. The first bound that
     broke is named.
     """
-    with reported():
+
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- OPTIONS OF SERVE",
+            help="What follows -- goes to the mosstalk serve that is started.",
+            show_default=False,
+        ),
+    ] = None
+    at: Annotated[
+        str, typer.Option("--at", metavar="N,N,...", help="How many conversations at a time.")
+    ] = "1,2,4"
+    turns: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Turns of each conversation, the first included."),
+    ] = 4
+    heard: Annotated[
+        float, typer.Option("--heard", metavar="S", min=0.2, help="Length of what a user says.")
+    ] = 4.0
+    spoken: Annotated[
+        float,
+        typer.Option("--spoken", metavar="S", min=0.2, help="Longest answer that is asked for."),
+    ] = 6.0
+    pause: Annotated[
+        float,
+        typer.Option("--pause", metavar="S", min=0.0, help="From an answer to the next turn."),
+    ] = 0.5
+    frame_ms: Annotated[
+        int, typer.Option(metavar="MS", min=10, max=1000, help="Length of a microphone's frame.")
+    ] = 20
+    hands_free: Annotated[
+        bool,
+        typer.Option(
+            "--hands-free", help="Let the server find where turns end. Default: clients commit."
+        ),
+    ] = False
+    speech: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What users say: a sound file with speech, longer than a turn. Default: sentences "
+            "that the small model reads aloud beforehand.",
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ws://HOST:PORT/v1/realtime",
+            help="Any server of the Realtime protocol that runs already. Default: one is started.",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(help="A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
+    ] = None
+    most_first_audio_ms: Annotated[
+        float,
+        typer.Option(
+            "--most-first-audio-ms",
+            metavar="MS",
+            help="The 95th percentile from the commit (hands-free: from the server's decision) to "
+            "first audio that still counts as served.",
+        ),
+    ] = 400.0
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of phases, gains, noise and what is said.")
+    ] = 0
+    json: opt.JsonFile = None
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write one page with the curve and the tables."
+        ),
+    ] = None
+
+    def run(self) -> None:
+        """Start a server unless there is one, measure, print and write."""
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
         from mosstalk.cli.measured_output import Outputs
 
         load = Load(
-            _crowds(at),
-            Pattern(heard, spoken, pause, frame_ms, hands_free),
-            turns,
-            seed,
-            Bounds(most_first_audio_ms),
+            _crowds(self.at),
+            Pattern(self.heard, self.spoken, self.pause, self.frame_ms, self.hands_free),
+            self.turns,
+            self.seed,
+            Bounds(self.most_first_audio_ms),
         )
-        _run(load, url, api_key, options or [], _speech(speech), Outputs(json, html))
+        to = Outputs(self.json, self.html)
+        _run(load, self.url, self.api_key, self.options or [], _speech(self.speech), to)
 
 
 def _crowds(text: str) -> tuple[int, ...]:

@@ -1,26 +1,17 @@
-"""``mosstalk bench start``."""
+"""``mosstalk bench start``: from nothing to the first sound."""
 
-from pathlib import Path
-from typing import Annotated, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import reported
 
-BuiltFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
-]
-Runs: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="Start N times.")]
-JsonFile: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write every figure as json; - is stdout."),
-]
+FORMAT = "mosstalk-starts-1"
 
 
-def start(
-    folder: BuiltFolder, runs: Runs = 2, device: opt.Device = "auto", json: JsonFile = None
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class BenchStart:
     """Measure how long a built folder takes from nothing to the first sound.
 
     mosstalk bench start engine
@@ -30,8 +21,41 @@ def start(
     how much of them it holds nevertheless is printed, with the rate at which
     the disk gave them.
     """
-    with reported():
-        from mosstalk.cli.measured_output import Outputs
-        from mosstalk.cli.start_console import run_starts
 
-        run_starts(folder, device, runs, Outputs(json))
+    folder: opt.BuiltFolder
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Start N times.")] = 2
+    device: opt.Device = "auto"
+    json: opt.JsonFile = None
+
+    def run(self) -> None:
+        """Measure, print a table, write the document.
+
+        Raises:
+            CheckpointError: the folder is none that ``mosstalk build`` made.
+            BenchError: a start failed.
+        """
+        from mosstalk.bench.machine import machine_facts
+        from mosstalk.bench.starts import measure_starts
+        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.prepared.folder import BuiltEngine
+        from mosstalk.progress import progress_bar
+        from mosstalk.runtime.device import pick_device
+
+        to = Outputs(self.json)
+        to.require()
+        engine = BuiltEngine.read(self.folder)
+        settings = machine_facts(pick_device(self.device), str(engine.values["weights"]))
+        settings |= {"precision": str(engine.values["precision"])}
+        with to.text_for_people():
+            with progress_bar() as tell:
+                found = measure_starts(engine, self.device, self.runs, tell)
+            print_found(settings, [found.table()], width=10)
+        to.write(
+            measured_document(
+                FORMAT,
+                settings,
+                weight_bytes=found.weight_bytes,
+                disk=vars(found.disk) | {"gb_s": found.disk.gb_s},
+                starts=[start.as_values() for start in found.starts],
+            )
+        )

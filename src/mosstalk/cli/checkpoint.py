@@ -1,78 +1,18 @@
 """``mosstalk checkpoint``: commands that read and write checkpoint folders."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import reported
-
-app = typer.Typer(help="Work with checkpoint folders.", no_args_is_help=True)
-
-QuantizedSource: TypeAlias = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR",
-        help="A model folder, published or converted; one that holds model/ and codec/; or pocket "
-        "or synthetic.",
-    ),
-]
-QuantizedFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A new folder for the quantised checkpoint.")
-]
-Scheme: TypeAlias = Annotated[
-    str, typer.Option(help="fp8: E4M3, with a float32 scale for each output channel.")
-]
-Blocks: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="shared|all", help="The shared block's products, or both modality blocks' too."
-    ),
-]
-Activations: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="row|calibrated",
-        help="Scale a product's input row by row as it comes, or by one number found beforehand. "
-        "Default: calibrated with --calibrate, else row.",
-    ),
-]
-CalibrationPrompts: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibrate",
-        metavar="PROMPTS.jsonl",
-        help="Conversations to calibrate and measure on, one a line; every tenth is measured on. "
-        "Default, where any are needed: 600 made with the model itself.",
-    ),
-]
-Statistic: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="largest|p99.99",
-        help="What a calibrated scale is made of: the largest magnitude, or that of all but 1 in "
-        "10,000.",
-    ),
-]
-QuantizeJson: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE|-", help="Measure, and write every figure; - is stdout."),
-]
-QuantizeHtml: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Measure, and write one page with charts."),
-]
+from mosstalk.cli.checkpoint_quantize import Quantize
+from mosstalk.cli.command import add_command
 
 
-@app.command("synthesize")
-def synthesize(
-    out: opt.NewFolder,
-    size: opt.Size = None,
-    seed: opt.WeightsSeed = 0,
-    dtype: opt.WeightsDtype = "bfloat16",
-    tokenizer: opt.TokenizerFile = None,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Synthesize:
     """Write random weights in the published layout: model, codec, voice and tokenizer.
 
     mosstalk checkpoint synthesize random --size tiny,hidden_size=256
@@ -80,35 +20,88 @@ def synthesize(
     What such a model says is noise. It serves to measure speed, memory and
     exactness on real shapes. A full one takes 20 GiB, codec included.
     """
-    with reported():
+
+    out: opt.NewFolder
+    size: opt.Size = None
+    seed: opt.WeightsSeed = 0
+    dtype: opt.WeightsDtype = "bfloat16"
+    tokenizer: opt.TokenizerFile = None
+
+    def run(self) -> None:
+        """Write it, and print what it is."""
         from mosstalk.synthesis.command import run_synthesize
 
-        run_synthesize(out, size or ["tiny"], seed, dtype, tokenizer)
+        run_synthesize(self.out, self.size or ["tiny"], self.seed, self.dtype, self.tokenizer)
 
 
-@app.command("inspect")
-def inspect(
-    folder: opt.CheckpointFolder, hashes: opt.Hashes = True, json: opt.AsJson = False
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Inspect:
     """Say what a checkpoint holds, and name what is missing or does not fit.
 
     mosstalk checkpoint inspect MOSS-Speech
 
+    Of a folder that mosstalk build made: what it was checked on, and whether
+    its kernels serve here.
+
     Exit code 1: it has problems. 2: it is no checkpoint at all.
     """
-    with reported():
+
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A model folder, a codec folder, one that holds model/ and codec/, one that "
+            "mosstalk build made; or pocket or synthetic.",
+        ),
+    ]
+    hashes: Annotated[
+        bool | None,
+        typer.Option(
+            "--hashes/--no-hashes",
+            help="Read every byte for SHA-256 sums. Default: yes, but of a built folder no.",
+        ),
+    ] = None
+    json: opt.AsJson = False
+
+    def run(self) -> int:
+        """Print what the folder holds; 1 when something is wrong with it."""
+        from mosstalk.prepared.default_models import NAMES, chosen_model
+        from mosstalk.prepared.folder import ENGINE_FILE
+
+        if (self.folder / ENGINE_FILE).exists():
+            return self._inspect_built()
         from mosstalk.checkpoint.commands import run_inspect
 
-        raise typer.Exit(run_inspect(folder, hashes=hashes, as_json=json))
+        folder = self.folder
+        if str(folder) in NAMES and not folder.exists():
+            model, _ = chosen_model(folder, None)
+            folder = model.parent
+        return run_inspect(folder, hashes=self.hashes is not False, as_json=self.json)
+
+    def _inspect_built(self) -> int:
+        """Print what a built folder is.
+
+        Raises:
+            CheckpointError: it is of another version.
+        """
+        from mosstalk.build.report import document_of, lines_of, report_of
+        from mosstalk.files import as_text
+        from mosstalk.prepared.folder import BuiltEngine
+        from mosstalk.progress import progress_bar
+
+        with progress_bar() as tell:
+            engine = BuiltEngine.read(self.folder)
+            report = report_of(engine, hashes=bool(self.hashes), tell=tell)
+        if self.json:
+            print(as_text(document_of(report)), end="")
+        else:
+            for name, value in lines_of(report):
+                print(f"  {name:<18} {value}" if name else value)
+        return 1 if report.problems else 0
 
 
-@app.command("convert")
-def convert(
-    folder: opt.CheckpointFolder,
-    out: opt.ConvertedFolder,
-    dtype: opt.ConvertDtype = "bf16",
-    shard_gib: opt.ShardGib = 2.0,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Convert:
     """Write a checkpoint in one dtype, matrices fused, with a manifest of hashes.
 
     mosstalk checkpoint convert MOSS-Speech converted --dtype bf16
@@ -117,45 +110,21 @@ def convert(
     codec's .pt files become safetensors beside configs that say their sizes.
     One shard is in memory at a time. Killed, it goes on where it stopped.
     """
-    with reported():
+
+    folder: opt.CheckpointFolder
+    out: opt.ConvertedFolder
+    dtype: opt.ConvertDtype = "bf16"
+    shard_gib: opt.ShardGib = 2.0
+
+    def run(self) -> None:
+        """Write it, and print what was done."""
         from mosstalk.checkpoint.commands import run_convert
 
-        run_convert(folder, out, dtype, shard_gib)
+        run_convert(self.folder, self.out, self.dtype, self.shard_gib)
 
 
-@app.command("quantize")
-def quantize(
-    folder: QuantizedSource,
-    out: QuantizedFolder,
-    scheme: Scheme = "fp8",
-    blocks: Blocks = "shared",
-    activations: Activations = None,
-    calibrate: CalibrationPrompts = None,
-    statistic: Statistic = "largest",
-    device: opt.Device = "auto",
-    dtype: opt.ModelDtype = None,
-    json: QuantizeJson = None,
-    html: QuantizeHtml = None,
-) -> None:
-    """Write a checkpoint whose products are in 8 bits, and say what that costs.
-
-    mosstalk checkpoint quantize MOSS-Speech MOSS-Speech-FP8 --html fp8.html
-
-    Embeddings, norms and heads stay as stored, as do both modality blocks
-    unless --blocks all. The model is run only to calibrate, and for --json
-    and --html: errors of every product, and how far each head's distribution
-    moves, on conversations that were not calibrated on. A tensor at a time is
-    in memory while it writes; OUT is there whole or not at all.
-    """
-    with reported():
-        from mosstalk.cli.measured_output import Outputs
-        from mosstalk.cli.quantize_console import Running, run_quantize
-        from mosstalk.cli.quantize_console import Scheme as Asked
-
-        run_quantize(
-            folder,
-            out,
-            Asked(scheme, blocks, activations, statistic, calibrate),
-            Running(device, dtype),
-            Outputs(json, html),
-        )
+app = typer.Typer(help="Work with checkpoint folders.", no_args_is_help=True)
+add_command(app, "synthesize", Synthesize)
+add_command(app, "inspect", Inspect)
+add_command(app, "convert", Convert)
+add_command(app, "quantize", Quantize)

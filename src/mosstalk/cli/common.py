@@ -1,13 +1,18 @@
 """What all commands share: errors become one line and an exit code."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import typer
 
+from mosstalk.environment import install_command
 from mosstalk.errors import AudioWarning, MosstalkError, OptionError
+
+_SERVER_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 
 
 @contextmanager
@@ -58,3 +63,18 @@ def one_of(option: str, value: str, *choices: str) -> str:
     if value not in choices:
         raise OptionError(f"{option} must be {' or '.join(choices)}, not {value!r}")
     return value
+
+
+def require_server() -> None:
+    """End with exit code 2 and a hint where what a server needs is not installed."""
+    if sys.platform == "win32":
+        fail("a server needs Linux or macOS; on Windows run it in WSL")
+    missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
+    if missing:
+        fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
+
+
+def require_rows(max_rows: int | None) -> None:
+    """Raise OptionError for a ``--max-rows`` that leaves a reply no room."""
+    if max_rows is not None and max_rows < 1:
+        raise OptionError(f"--max-rows must be at least 1, not {max_rows}")

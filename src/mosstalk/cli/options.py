@@ -25,7 +25,9 @@ ReplyKind: TypeAlias = Annotated[str, typer.Option(help="Kind of the answers: sp
 Out: TypeAlias = Annotated[
     Path,
     typer.Option(
-        help="Where a spoken answer goes: .wav, .flac or .ogg; with several turns OUT-1, OUT-2 ..."
+        "--out",
+        "-o",
+        help="Where a spoken answer goes: .wav, .flac or .ogg; with several turns OUT-1, OUT-2 ...",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -70,7 +72,7 @@ TopK: TypeAlias = Annotated[
 TopP: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="Draw among the likeliest ids that hold mass P; 1 is off. "
+        help="Nucleus sampling: draw among the likeliest ids that hold mass P; 1 is off. "
         f"{_CHECKPOINTS.format('0.95')}"
     ),
 ]
@@ -207,10 +209,11 @@ Vocoder: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="hift|bigvgan",
-        help="Who makes sound of mels: hift, the checkpoint's own, or bigvgan, NVIDIA's "
-        "BigVGAN-v2. That one cannot be given the model's codes: a code is a choice among "
-        "thousands of sounds, which the flow turns into a mel in a voice; and its own mels differ "
-        "from the flow's, so a fitted linear map stands between, and sound comes 0.5 s later.",
+        help="The vocoder, which makes sound of mels: hift, the checkpoint's own, or bigvgan, "
+        "NVIDIA's BigVGAN-v2. That one cannot be given the model's codes: a code is a choice "
+        "among thousands of sounds, which the flow turns into a mel in a voice; and its own mels "
+        "differ from the flow's, so a fitted linear map stands between, and sound comes 0.5 s "
+        "later.",
     ),
 ]
 VocoderDir: TypeAlias = Annotated[
@@ -239,4 +242,15 @@ BatchInvariant: TypeAlias = Annotated[
         help="Compute every row in the same order of sums whoever shares its step, so that replies "
         "are the same alone and in company in 16 bit too. Slower; in float32 it is always so.",
     ),
+]
+JsonFile: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="Write every figure as json; - is stdout."),
+]
+HtmlFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write one page with tables and sound to play."),
+]
+BuiltFolder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
 ]

@@ -1,33 +1,21 @@
-"""``mosstalk replay``."""
+"""``mosstalk replay``: a recorded session's input, given to a fresh one."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import reported
+from mosstalk.cli.common import require_server
 
-RecordingFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A session's folder, as serve --record makes them.")
-]
-Live: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--live", help="At the pace of then, so that times can be compared. Default: at once."
-    ),
-]
+if TYPE_CHECKING:
+    from mosstalk.server.loading import Loaded
+    from mosstalk.server.replay import Recorded, Replayed
 
 
-def replay(
-    folder: RecordingFolder,
-    model: opt.Model = None,
-    codec: opt.Codec = None,
-    device: opt.Device = "auto",
-    dtype: opt.ModelDtype = None,
-    live: Live = False,
-    json: opt.AsJson = False,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay:
     """Give a recorded session's input to a fresh one, and say what is different.
 
     mosstalk replay recordings/20260101T120000Z-sess_1 --live
@@ -39,9 +27,62 @@ def replay(
 
     Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
     """
-    with reported():
-        from mosstalk.cli.replay_console import run_replay
-        from mosstalk.server.messages import WorkerOptions
 
-        options = WorkerOptions(model, codec, device, dtype, sessions=1)
-        raise typer.Exit(run_replay(folder, options, live=live, as_json=json))
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A session's folder, as serve --record makes them."),
+    ]
+    model: opt.Model = None
+    codec: opt.Codec = None
+    device: opt.Device = "auto"
+    dtype: opt.ModelDtype = None
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="At the pace of then, so that times can be compared. Default: at once."
+        ),
+    ] = False
+    json: opt.AsJson = False
+
+    def run(self) -> int:
+        """Replay, print what differs; the exit code."""
+        require_server()
+        import asyncio
+
+        from mosstalk.files import as_text, human_text_on_stderr
+        from mosstalk.progress import loading
+        from mosstalk.server.comparison import compare
+        from mosstalk.server.loading import load
+        from mosstalk.server.messages import BY_HAND, WorkerOptions
+        from mosstalk.server.replay import read_recording
+
+        with human_text_on_stderr(self.json):
+            recorded = read_recording(self.folder)
+            worker = recorded.facts["worker"]
+            options = WorkerOptions(
+                self.model,
+                self.codec,
+                self.device,
+                self.dtype,
+                sessions=1,
+                detector="auto" if worker["detector"] else BY_HAND,
+            )
+            with loading() as (_, tell):
+                loaded = load(options, tell)
+            if loaded.name != worker["model"]:
+                print(f"recorded with {worker['model']}, replayed with {loaded.name}")
+            comparison = compare(recorded, asyncio.run(_played(loaded, recorded, self.live)))
+            if not self.live:
+                print("Times are those of a session that hears everything at once; see --live.")
+            print("\n".join(comparison.lines()))
+        if self.json:
+            print(as_text(comparison.as_dict()), end="")
+        return 0 if comparison.same or not comparison.drawn_alike else 1
+
+
+async def _played(loaded: "Loaded", recorded: "Recorded", live: bool) -> "Replayed":
+    from mosstalk.server.replay import play
+
+    async with loaded.host as host:
+        await host.warm_up()
+        return await play(host, recorded, live=live)

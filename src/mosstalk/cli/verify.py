@@ -1,20 +1,15 @@
-"""``mosstalk verify``."""
+"""``mosstalk verify``: golden cases, each tensor's error beside its bound."""
+
+from dataclasses import dataclass
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import reported
 from mosstalk.verify.paths import ComputePath
 
 
-def verify(
-    folders: opt.CaseFolders,
-    device: opt.Device = "cpu",
-    dtype: opt.CaseDtype = "float32",
-    weights: opt.CaseWeights = None,
-    path: opt.VerifiedPath = ComputePath.REFERENCE,
-    json: opt.AsJson = False,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Verify:
     """Run golden cases and print each tensor's largest error beside its bound.
 
     mosstalk verify tests/goldens/* --device cuda
@@ -35,14 +30,23 @@ def verify(
 
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
-    with reported():
+
+    folders: opt.CaseFolders
+    device: opt.Device = "cpu"
+    dtype: opt.CaseDtype = "float32"
+    weights: opt.CaseWeights = None
+    path: opt.VerifiedPath = ComputePath.REFERENCE
+    json: opt.AsJson = False
+
+    def run(self) -> int:
+        """Judge every case; the exit code."""
         from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.runtime.device import pick_device, pick_dtype
         from mosstalk.verify.run import judge_cases
 
-        with human_text_on_stderr(json):
-            where = pick_device(device), pick_dtype(dtype)
-            verdict = judge_cases(folders, *where, weights, path=path)
-        if json:
+        with human_text_on_stderr(self.json):
+            where = pick_device(self.device), pick_dtype(self.dtype)
+            verdict = judge_cases(self.folders, *where, self.weights, path=self.path)
+        if self.json:
             typer.echo(as_text(verdict.as_dict()), nl=False)
-        raise typer.Exit(verdict.exit_code)
+        return verdict.exit_code

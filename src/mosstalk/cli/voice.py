@@ -1,34 +1,32 @@
 """``mosstalk voice``: making voices and looking at them."""
 
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import reported
+from mosstalk.cli.command import add_command
+from mosstalk.constants import CODE_MS
+from mosstalk.errors import CheckpointError, OutputError, VoiceError
 
-app = typer.Typer(help="Make voices from recordings, and look at them.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from mosstalk.models.voices import Voice
+    from mosstalk.offline.make_voice import MadeVoice
+
+CONSENT = "a voice made from someone's speech needs that person's permission"
+_FITS = {
+    True: "this codec",
+    False: "another codec, not this one: make it again",
+    None: "it names no codec; its codes are in the range of this one",
+}
 
 
-@app.command("create")
-def create(
-    name: Annotated[str, typer.Argument(help="The new voice's name, such as ada.")],
-    sample: Annotated[
-        Path, typer.Argument(help="1 to 30 s of one person speaking; best 3 to 15 s.")
-    ],
-    codec: opt.CodecAlone = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
-            "ships with mosstalk: NAME.safetensors here."
-        ),
-    ] = None,
-    channel: opt.Channel = None,
-    device: opt.Device = "auto",
-    force: opt.Force = False,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Create:
     """Make a voice from a recording, for replies to be spoken in.
 
     mosstalk voice create ada sample.wav --codec MOSS-Speech-Codec
@@ -42,37 +40,255 @@ def create(
 
     A voice made from someone's speech needs that person's permission.
     """
-    with reported():
-        from mosstalk.cli.voice_console import CreateRequest, run_create
 
-        run_create(CreateRequest(name, sample, codec, out, channel, device, force))
+    name: Annotated[str, typer.Argument(help="The new voice's name, such as ada.")]
+    sample: Annotated[
+        Path, typer.Argument(help="1 to 30 s of one person speaking; best 3 to 15 s.")
+    ]
+    codec: opt.CodecAlone = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
+            "ships with mosstalk: NAME.safetensors here.",
+        ),
+    ] = None
+    channel: opt.Channel = None
+    device: opt.Device = "auto"
+    force: opt.Force = False
+
+    def run(self) -> None:
+        """Make a voice, save it and print what it is; whatever can be refused early is."""
+        from mosstalk.models.codec_folder import load_codec
+        from mosstalk.models.voices import save_voice
+        from mosstalk.models.x_vector import require_packages
+        from mosstalk.offline.make_voice import make_voice, new_voice_path, read_sample
+        from mosstalk.prepared.default_models import is_synthetic
+        from mosstalk.progress import loading
+        from mosstalk.runtime.device import pick_device
+
+        folder = _codec_folder(self.codec)
+        out = self._file(folder)
+        path = new_voice_path(self.name, folder / "voices", out, force=self.force)
+        sample = read_sample(self.sample, channel=self.channel)
+        require_packages()
+        device = pick_device(self.device)
+        if is_synthetic(folder):
+            _complete_synthetic(folder)
+        with loading() as (status, tell):
+            codec = load_codec(folder, device=device, progress=tell)
+            status.update("making the voice")
+            made = make_voice(codec, sample, self.name)
+        if out is None:
+            _make_folder(path.parent)
+        save_voice(made.voice, path)
+        _print_made(made, path)
+        self._print_use(str(out or self.name))
+
+    def _file(self, folder: Path) -> Path | None:
+        """The file to write; None for the codec's own folder of voices."""
+        from mosstalk.models.voices import SUFFIX
+        from mosstalk.prepared.default_models import is_shipped
+
+        return Path(f"{self.name}{SUFFIX}") if not self.out and is_shipped(folder) else self.out
+
+    def _print_use(self, voice: str) -> None:
+        from mosstalk.prepared.default_models import NAMES
+
+        where = ""
+        if self.codec:
+            codec = str(self.codec)
+            named = codec in NAMES
+            where = f"--model {codec} " if named else f"--model MODEL --codec {shlex.quote(codec)} "
+        print(f"try: mosstalk chat {where}--text hello --voice {shlex.quote(voice)}")
 
 
-@app.command("list")
-def list_(codec: opt.CodecAlone = None, json: opt.AsJson = False) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class List:
     """List a codec's voices: name, codes, seconds, and what each was made from.
 
     mosstalk voice list --codec MOSS-Speech-Codec
     """
-    with reported():
-        from mosstalk.cli.voice_console import run_list
 
-        run_list(codec, as_json=json)
+    codec: opt.CodecAlone = None
+    json: opt.AsJson = False
+
+    def run(self) -> None:
+        """Print every voice of a codec; one that cannot be used is listed with the reason."""
+        from mosstalk.files import as_text
+        from mosstalk.models.voices import list_voices
+
+        reader = _VoiceReader(_codec_folder(self.codec))
+        lines = [_line(reader, name) for name in list_voices(reader.voices)]
+        if self.json:
+            document = {
+                "folder": str(reader.voices),
+                "codec": reader.fingerprint,
+                "voices": lines,
+            }
+            print(as_text(document), end="")
+            return
+        print(f"{reader.voices}: {len(lines)} voices")
+        for line in lines:
+            if "problem" in line:
+                print(f"  {line['name']:<20} PROBLEM {line['problem']}")
+            else:
+                print(
+                    f"  {line['name']:<20} {line['codes']:4} codes {line['seconds']:6.2f} s  "
+                    f"{line['source'] or 'source not named'}"
+                )
 
 
-@app.command("inspect")
-def inspect(
-    voice: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A voice, or a voice file.")],
-    codec: opt.CodecAlone = None,
-    json: opt.AsJson = False,
-) -> None:
+@dataclass(frozen=True, eq=False, repr=False)
+class Inspect:
     """Say what a voice holds, and whether it fits the codec.
 
     mosstalk voice inspect ada
 
     Exit code 1: it was made for another codec. 2: it cannot be read.
     """
-    with reported():
-        from mosstalk.cli.voice_console import run_inspect
 
-        raise typer.Exit(run_inspect(voice, codec, as_json=json))
+    voice: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A voice, or a voice file.")]
+    codec: opt.CodecAlone = None
+    json: opt.AsJson = False
+
+    def run(self) -> int:
+        """Print what a voice holds; 1 when it was made for another codec."""
+        from mosstalk.files import as_text
+        from mosstalk.models.voices import CODEC_KEY, find_voice
+
+        reader = _VoiceReader(_codec_folder(self.codec))
+        path = find_voice(self.voice, reader.voices)
+        voice = reader.load(path, of_any_codec=True)
+        made_for = voice.info.get(CODEC_KEY)
+        fits = None if made_for is None else made_for == reader.fingerprint
+        document = {
+            "file": str(path),
+            "shapes": {
+                part: list(getattr(voice, part).shape) for part in ("codes", "mel", "embedding")
+            },
+            "seconds": _seconds(voice),
+            "info": voice.info,
+            "codec": reader.fingerprint,
+            "fits": fits,
+        }
+        print(as_text(document), end="") if self.json else _print_facts(document)
+        return 1 if fits is False else 0
+
+
+def _codec_folder(chosen: Path | None) -> Path:
+    """The codec that was asked for, else the default model's."""
+    from mosstalk.prepared.default_models import chosen_codec
+
+    folder = chosen_codec(chosen)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give the codec's folder with --codec")
+    return folder
+
+
+def _complete_synthetic(folder: Path) -> None:
+    """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
+    from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
+    from mosstalk.models.x_vector import X_VECTOR_FILE
+    from mosstalk.synthesis.small_x_vector import write_x_vector_model
+
+    path = folder / "flow" / X_VECTOR_FILE
+    if not path.exists():
+        size = read_flow_config(folder, STREAMING_FLOW).spk_embed_dim
+        try:
+            write_x_vector_model(path, size, seed=0)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error.strerror or error})") from None
+
+
+def _print_made(made: "MadeVoice", path: Path) -> None:
+    from mosstalk.models.voices import CODEC_KEY
+
+    voice, sample = made.voice, made.sample
+    info, norm = voice.info, float(voice.embedding.norm())
+    print(
+        f"{info['name']}: {len(voice.codes)} codes = {info['seconds']} s of "
+        f"{sample.heard.seconds:.2f} s -> {path}"
+    )
+    print(f"  mel        {list(voice.mel.shape)}, x-vector {len(voice.embedding)}, norm {norm:.3f}")
+    print(
+        f"  made from  {sample.path} ({sample.heard.source_rate} Hz, "
+        f"{sample.heard.source_channels} ch), sha256 {sample.sha256}"
+    )
+    print(f"  made for   codec {info[CODEC_KEY]}, weights {info['weights']}")
+    if made.jump:
+        print(
+            f"  note       the speech is {made.jump.decibels:.0f} dB louder around "
+            f"{made.jump.loud_s:.1f} s than around {made.jump.quiet_s:.1f} s: if that is another "
+            "person or a moved microphone, cut the sample there"
+        )
+    print(f"  consent    {CONSENT}")
+
+
+class _VoiceReader:
+    """Reads voices for a codec whose weights are not loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        from mosstalk.config import SpeechTokenizerConfig
+        from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
+
+        self.folder = folder
+        self.voices = folder / "voices"
+        self._speech = SpeechTokenizerConfig.from_folder(folder)
+        self._flow = read_flow_config(folder, STREAMING_FLOW)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        from mosstalk.models.codec_folder import read_fingerprint
+
+        return read_fingerprint(self.folder)
+
+    def load(self, path: Path, *, of_any_codec: bool = False) -> "Voice":
+        from mosstalk.models.voices import load_voice
+
+        return load_voice(
+            path,
+            code_limit=self._speech.quantize_vocab_size,
+            mel_bins=self._flow.mel_bins,
+            embedding_size=self._flow.spk_embed_dim,
+            fingerprint=None if of_any_codec else lambda: self.fingerprint,
+        )
+
+
+def _line(reader: _VoiceReader, name: str) -> dict[str, Any]:
+    from mosstalk.models.voices import SUFFIX
+
+    try:
+        voice = reader.load(reader.voices / f"{name}{SUFFIX}")
+    except VoiceError as error:
+        return {"name": name, "problem": str(error)}
+    source = voice.info.get("source")
+    return {"name": name, "codes": len(voice.codes), "seconds": _seconds(voice), "source": source}
+
+
+def _seconds(voice: "Voice") -> float:
+    return len(voice.codes) * CODE_MS / 1000
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    print(f"{facts['file']}: {facts['seconds']:.2f} s")
+    for part, shape in facts["shapes"].items():
+        print(f"  {part:<14} {shape}")
+    for key, value in facts["info"].items():
+        print(f"  {key:<14} {value}")
+    print(f"  {'fits':<14} {_FITS[facts['fits']]} ({facts['codec']})")
+
+
+app = typer.Typer(help="Make voices from recordings, and look at them.", no_args_is_help=True)
+add_command(app, "create", Create)
+add_command(app, "list", List)
+add_command(app, "inspect", Inspect)

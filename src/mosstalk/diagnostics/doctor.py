@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mosstalk.environment import cache_folder
+from mosstalk.environment import cache_folder, install_command
 from mosstalk.prepared.default_models import shipped_model
 
 OLDEST_PYTHON = (3, 11)
@@ -32,7 +32,10 @@ _STATES = {"ok": "ok", "missing": "missing", "unusable": "cannot be used"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing: ``state`` is ok, missing or unusable; ``needed`` by the main job or not."""
+    """One thing: ``state`` is ok, missing or unusable; ``needed`` by the main job or not.
+
+    ``install``: the command that brings it, where one does.
+    """
 
     name: str
     purpose: str
@@ -40,6 +43,7 @@ class Finding:
     needed: bool
     state: str
     detail: str
+    install: str = ""
 
     @property
     def broken(self) -> bool:
@@ -67,13 +71,17 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Thing:
-    """Something to look for; ``look`` returns (state, detail) and may raise anything."""
+    """Something to look for; ``look`` returns (state, detail) and may raise anything.
+
+    ``extra``: the package's extra that brings it.
+    """
 
     name: str
     purpose: str
     without: str
     look: Callable[[], tuple[str, str]]
     needed: bool = True
+    extra: str = ""
 
 
 def examine() -> Diagnosis:
@@ -94,6 +102,8 @@ def printed(diagnosis: Diagnosis) -> str:
         lines.append(f"{'':<15} for {finding.purpose}")
         if finding.state != "ok":
             lines.append(f"{'':<15} without it: {finding.without}")
+            if finding.install:
+                lines.append(f"{'':<15} to get it: {finding.install}")
     lines += ["", *diagnosis.runs, f"Next: {diagnosis.next_command}"]
     return "\n".join(lines) + "\n"
 
@@ -104,7 +114,8 @@ def _find(thing: _Thing) -> Finding:
     except Exception as error:  # a broken package can raise anything on import
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         state, detail = "unusable", f"{reason[:160]}"
-    return Finding(thing.name, thing.purpose, thing.without, thing.needed, state, detail)
+    install = install_command(thing.extra) if thing.extra and state != "ok" else ""
+    return Finding(thing.name, thing.purpose, thing.without, thing.needed, state, detail, install)
 
 
 def _things() -> list[_Thing]:
@@ -137,18 +148,23 @@ def _cache_thing() -> _Thing:
 
 def _optional_packages() -> list[_Thing]:
     wanted = (
-        ("wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers"),
-        ("triton", "fast kernels on a GPU (later)", "plain torch operations are used"),
-        ("onnxruntime", "making voices (x-vector)", "voices cannot be made, only used"),
-        ("kaldi-native-fbank", "making voices (features)", "voices cannot be made, only used"),
-        ("fastapi", "mosstalk serve", "no server"),
-        ("uvicorn", "mosstalk serve", "no server"),
-        ("websockets", "mosstalk serve", "no server"),
-        ("prometheus-client", "mosstalk serve: metrics", "no server"),
+        ("wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers", ""),
+        ("triton", "fast kernels on a GPU (later)", "plain torch operations are used", "gpu"),
+        ("onnxruntime", "making voices (x-vector)", "voices cannot be made, only used", "voices"),
+        (
+            "kaldi-native-fbank",
+            "making voices (features)",
+            "voices cannot be made, only used",
+            "voices",
+        ),
+        ("fastapi", "mosstalk serve", "no server", "server"),
+        ("uvicorn", "mosstalk serve", "no server", "server"),
+        ("websockets", "mosstalk serve", "no server", "server"),
+        ("prometheus-client", "mosstalk serve: metrics", "no server", "server"),
     )
     return [
-        _Thing(name, purpose, without, _looker(name), needed=False)
-        for name, purpose, without in wanted
+        _Thing(name, purpose, without, _looker(name), needed=False, extra=extra)
+        for name, purpose, without, extra in wanted
     ]
 
 

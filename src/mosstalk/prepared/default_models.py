@@ -79,8 +79,9 @@ def require_pair(model: Path | None, codec: Path | None) -> None:
     """Raise ConfigError unless both are folders, or neither, or one has both: a name, a build."""
     if (model is None) is (codec is None) or (model and (_is_name(model) or is_built(model))):
         return
+    gone = [f"{folder}: no such folder; " for folder in (model, codec) if _is_gone(folder)]
     raise ConfigError(
-        "--model and --codec belong together: give both folders, or neither, or "
+        f"{''.join(gone)}--model and --codec belong together: give both folders, or neither, or "
         f"{', '.join(f'--model {name}' for name in NAMES)} or a folder that mosstalk build made "
         "alone"
     )
@@ -132,6 +133,10 @@ def chosen_language_model(model: Path | None) -> Path:
     if built:
         return built.model
     return _named(model)[0] if _is_name(model) else model
+
+
+def _is_gone(path: Path | None) -> bool:
+    return path is not None and not _is_name(path) and not path.exists()
 
 
 def _is_name(path: Path) -> bool:

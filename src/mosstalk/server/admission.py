@@ -18,6 +18,9 @@ from mosstalk.server.house import Closed, House
 
 _LOG = logging.getLogger("mosstalk.server")
 _TRY_AGAIN_LATER = 1013
+_BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
+_BETA_CLOSES = 4000
+"""As at OpenAI, which has retired its beta as well."""
 LONGEST_NAMED = 200
 """Characters of an origin, a name or a path that are told back."""
 
@@ -70,6 +73,13 @@ NO_KEY = Refusal(
 )
 
 
+_BETA = Refusal(
+    400,
+    "beta_api_shape_disabled",
+    "the beta of the Realtime API is spoken no more; connect without OpenAI-Beta: realtime=v1",
+)
+
+
 def refuse_name(headers: Mapping[str, str], house: House) -> Refusal | None:
     """Whether the request came by a name that is not this server's."""
     if house.hosts.admits(headers):
@@ -119,6 +129,19 @@ async def refuse(socket: WebSocket, refusal: Refusal, house: House) -> None:
     event["error"] = refusal.error() | {"event_id": None}
     await socket.send_text(json.dumps(event))
     await socket.close(_TRY_AGAIN_LATER, refusal.reason)
+
+
+def asks_for_beta(socket: WebSocket) -> bool:
+    """Whether a client wants the protocol's beta, by its header or as a page by a subprotocol."""
+    beta = "realtime=v1" in socket.headers.get("openai-beta", "")
+    return beta or _BETA_SUBPROTOCOL in socket.scope["subprotocols"]
+
+
+async def refuse_beta(socket: WebSocket, house: House) -> None:
+    """Let a client of the beta in and close its connection with the reason, which it then sees."""
+    note_refusal(_BETA, house)
+    await socket.accept(subprotocol(socket))
+    await socket.close(_BETA_CLOSES, f"{_BETA.reason}: {_BETA.message}")
 
 
 def note_refusal(refusal: Refusal, house: House) -> None:

@@ -15,8 +15,10 @@ from mosstalk.server.admission import (
     LONGEST_NAMED,
     NO_KEY,
     Refusal,
+    asks_for_beta,
     note_refusal,
     refuse,
+    refuse_beta,
     refuse_name,
     refuse_now,
     refuse_stranger,
@@ -27,7 +29,7 @@ from mosstalk.server.house import House
 from mosstalk.server.link import State
 from mosstalk.server.metrics import CONTENT_TYPE
 from mosstalk.server.pages import INDEX, Pages
-from mosstalk.server.realtime.dialogue import Dialogue, Shape, WireLimits
+from mosstalk.server.realtime.protocol import RealtimeProtocol, WireLimits
 from mosstalk.server.watch import Watch
 
 REALTIME = "/v1/realtime"
@@ -189,6 +191,9 @@ async def _realtime(socket: WebSocket, house: House) -> None:
     if refusal:
         await refuse(socket, refusal, house)
         return
+    if asks_for_beta(socket):
+        await refuse_beta(socket, house)
+        return
     with house.opening(key):  # before anything is waited for, so that all who came are counted
         connection = await _opened(socket, house, key)
     if connection:
@@ -197,8 +202,8 @@ async def _realtime(socket: WebSocket, house: House) -> None:
 
 async def _opened(socket: WebSocket, house: House, key: str) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
-    dialogue = _dialogue(socket, house)
-    settings = house.fitted(dialogue.settings)
+    protocol = _protocol(socket, house)
+    settings = house.fitted(protocol.settings)
     try:
         remote = await house.link.open(settings, rows=house.recorder is not None)
     except MosstalkError as error:
@@ -211,14 +216,12 @@ async def _opened(socket: WebSocket, house: House, key: str) -> Connection | Non
     watch = Watch(house.metrics, settings, key)
     facts, recorder = house.link.ready.result(), house.recorder
     recording = recorder.open(settings, facts) if recorder else None
-    return Connection(socket, dialogue, remote, house, watch, recording, key)
+    return Connection(socket, protocol, remote, house, watch, recording, key)
 
 
-def _dialogue(socket: WebSocket, house: House) -> Dialogue:
+def _protocol(socket: WebSocket, house: House) -> RealtimeProtocol:
     facts, limits = house.link.ready.result(), house.limits
-    protocols = socket.scope["subprotocols"]
-    return Dialogue(
-        shape=Shape.asked_for(socket.headers.get("openai-beta"), protocols),
+    return RealtimeProtocol(
         model=house.model,
         asked_model=socket.query_params.get("model"),
         voices=facts.voices,

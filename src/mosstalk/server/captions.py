@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.server.realtime.transcripts import Transcript
+from mosstalk.server.realtime.state import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session import commands as told
 from mosstalk.session.events import (

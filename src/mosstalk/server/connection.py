@@ -5,7 +5,6 @@ Nothing here waits for a slow client on behalf of anybody else: what it has not 
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Coroutine, Iterator, MutableMapping
@@ -20,7 +19,7 @@ from mosstalk.server.house import LEFT_S, House
 from mosstalk.server.limits import Allowance
 from mosstalk.server.link import RemoteSession
 from mosstalk.server.outbox import Outbox, TooSlowError
-from mosstalk.server.realtime.dialogue import Dialogue, Step, Transcript
+from mosstalk.server.realtime.protocol import RealtimeProtocol, Step, Transcript
 from mosstalk.server.recording import Recording
 from mosstalk.server.watch import Watch
 from mosstalk.server.websocket import IS_GONE
@@ -75,7 +74,7 @@ class Connection:
     def __init__(
         self,
         socket: WebSocket,
-        dialogue: Dialogue,
+        protocol: RealtimeProtocol,
         remote: RemoteSession,
         house: House,
         watch: Watch,
@@ -83,7 +82,7 @@ class Connection:
         key: str,
     ) -> None:
         self.key = key
-        self._socket, self._dialogue, self._remote = socket, dialogue, remote
+        self._socket, self._protocol, self._remote = socket, protocol, remote
         self._house, self._watch, self._recording = house, watch, recording
         self._outbox = Outbox(house.limits)
         self._captions = self._captioned(remote)
@@ -168,7 +167,7 @@ class Connection:
             if self._recording:
                 self._recording.passed("client", raw)
             with self._metered():
-                self._act(self._dialogue.from_client(raw))
+                self._act(self._protocol.from_client(raw))
             self._allowance.cost(len(raw))
             wait_s = self._allowance.wait_s(time.monotonic())
             if wait_s or not self._is_served:
@@ -182,7 +181,7 @@ class Connection:
         """Whether little of what the client has sent, or has been answered, is left to be done."""
         limits = self._house.limits
         room = self._remote.has_room(limits.unheard_s, limits.undone_commands)
-        return room and self._outbox.has_room and not self._dialogue.waits
+        return room and self._outbox.has_room and not self._protocol.waits
 
     async def _served(self, wait_s: float) -> None:
         """Wait for so long, and for that."""
@@ -190,7 +189,7 @@ class Connection:
         await asyncio.sleep(wait_s)
         await self._remote.room(limits.unheard_s, limits.undone_commands)
         await self._outbox.room()
-        while self._dialogue.waits:
+        while self._protocol.waits:
             self._passed_on.clear()
             await self._passed_on.wait()
 
@@ -229,10 +228,10 @@ class Connection:
 
     def _pass_on(self, event: Event) -> None:
         if isinstance(event, AudioDelta):
-            self._act(self._dialogue.from_session(event), event)
+            self._act(self._protocol.from_session(event), event)
         else:
             with self._metered():
-                self._act(self._dialogue.from_session(event), event)
+                self._act(self._protocol.from_session(event), event)
         self._passed_on.set()
         if isinstance(event, Closed):
             code, message = _CLOSES.get(event.reason, (1011, "the session has failed"))
@@ -242,7 +241,7 @@ class Connection:
 
     def _captioned(self, remote: RemoteSession) -> Captions | None:
         def tell(transcript: Transcript) -> None:
-            self._act(self._dialogue.from_transcript(transcript))
+            self._act(self._protocol.from_transcript(transcript))
 
         transcriber = self._house.transcriber
         if transcriber is None:
@@ -264,7 +263,7 @@ class Connection:
             self._watch.remark(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
         for wire_event in step.events:
-            message = json.dumps(wire_event)
+            message = wire_event.to_json()
             self._watch.sent(wire_event)
             if self._recording:
                 self._recording.passed("server", message)

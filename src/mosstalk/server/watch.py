@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mosstalk.server.metrics import Metrics
+from mosstalk.server.realtime import server_events
 from mosstalk.session import commands as told
 from mosstalk.session import events
 from mosstalk.session.settings import SessionSettings
@@ -53,7 +54,7 @@ class Watch:
         elif isinstance(event, events.ContextDropped):
             self.log("context dropped", figures={"items": len(event.item_ids), "rows": event.rows})
 
-    def sent(self, event: dict[str, Any]) -> None:
+    def sent(self, event: server_events.Event) -> None:
         """The client is sent an event of its protocol."""
         code = _error_code(event)
         if code is not None:
@@ -119,9 +120,12 @@ class _Sounding:
         return late_s
 
 
-def _error_code(event: dict[str, Any]) -> str | None:
+def _error_code(event: server_events.Event) -> str | None:
     """The code of an error that a client is told, as such or as a response that failed."""
-    error = event.get("error")
-    if event["type"] == "response.done":
-        error = (event["response"].get("status_details") or {}).get("error")
-    return error["code"] if error else None
+    match event:
+        case server_events.Error() | server_events.TranscriptionFailed():
+            return event.error.code
+        case server_events.ResponseEvent(type="response.done", response=response):
+            details = response.status_details
+            return details.error.code if details and details.error else None
+    return None

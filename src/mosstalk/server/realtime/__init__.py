@@ -1,4 +1,4 @@
 """The OpenAI Realtime protocol: what clients send to commands, what a session tells to events.
 
-Pure: no sockets, no models. ``dialogue.Dialogue`` is the way in; one serves one connection.
+Pure: no sockets, no models. ``protocol.RealtimeProtocol`` is the way in; one serves one connection.
 """

@@ -2,24 +2,21 @@
 
 import base64
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import soxr
 
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.server.realtime import g711
-from mosstalk.server.realtime.errors import WireError
-from mosstalk.server.realtime.reading import Fields, WireLimits, sound_of, unknown_value
-from mosstalk.session.settings import INPUT_RATES
+from mosstalk.server.realtime.parsing import WireError, too_long
 
 PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "pcm16": PCM,
     "g711_ulaw": MU_LAW,
     "g711_alaw": A_LAW,
 }
-_BETA_NAMES = {kind: name for name, kind in _OTHER_NAMES.items()}
+"""Older names, which clients still send."""
 _FULL_SCALE = 32767.0
 
 
@@ -30,65 +27,38 @@ class AudioFormat:
     kind: str = PCM
     rate: int = OUTPUT_RATE
 
-    @property
-    def wire(self) -> dict[str, Any]:
-        """As a session has it."""
-        return {"type": self.kind, "rate": self.rate} if self.kind == PCM else {"type": self.kind}
-
-    @property
-    def beta_name(self) -> str:
-        """As a flat session of the beta has it, which knows one rate."""
-        return _BETA_NAMES[self.kind]
-
-    def pcm_of(self, fields: Fields, name: str, limits: WireLimits) -> bytes:
-        """Little-endian int16 samples, at ``rate``, of a field of base64.
+    def pcm_of(self, encoded: str, path: str, most_bytes: int) -> bytes:
+        """Little-endian int16 samples, at ``rate``, of base64 that stands at ``path``.
 
         Raises:
-            WireError: no base64, too long, or half a sample.
+            WireError: no base64, more than ``most_bytes`` of sound, or half a sample.
         """
-        sound = sound_of(fields, name, limits)
-        if len(sound) > limits.audio_bytes:
+        sound = _decoded(encoded, path, most_bytes)
+        if len(sound) > most_bytes:
             raise WireError(
                 "string_above_max_length",
-                f"Invalid '{fields.path(name)}': {len(sound)} bytes of sound, where "
-                f"{limits.audio_bytes} may come at once. Send it in pieces.",
-                fields.path(name),
+                f"Invalid '{path}': {len(sound)} bytes of sound, where {most_bytes} may come at "
+                "once. Send it in pieces.",
+                path,
             )
         if self.kind == MU_LAW:
             return g711.decode_mu(sound)
         if self.kind == A_LAW:
             return g711.decode_a(sound)
         if len(sound) % 2:
-            raise WireError(
-                "invalid_value",
-                f"Invalid '{fields.path(name)}': {len(sound)} bytes end within a sample of 2.",
-                fields.path(name),
-            )
+            message = f"Invalid '{path}': {len(sound)} bytes end within a sample of 2."
+            raise WireError("invalid_value", message, path)
         return sound
 
 
-def format_of(fields: Fields, name: str) -> AudioFormat | None:
-    """The format in a field, by either of its names; None if none is given.
-
-    Raises:
-        WireError: there is no such format, or it cannot be had at that rate.
-    """
-    value, path = fields.value.get(name), fields.path(name)
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = {"type": value}
-    inner = Fields(value, path)
-    asked = inner.text("type") or PCM
-    kind = _OTHER_NAMES.get(asked, asked)
-    if kind not in _BETA_NAMES:
-        raise unknown_value(inner.path("type"), asked, _BETA_NAMES)
-    if kind != PCM:
-        return AudioFormat(kind, g711.RATE)
-    rate = inner.whole("rate") or OUTPUT_RATE
-    if rate not in INPUT_RATES:
-        raise unknown_value(inner.path("rate"), str(rate), [str(each) for each in INPUT_RATES])
-    return AudioFormat(PCM, rate)
+def _decoded(encoded: str, path: str, most_bytes: int) -> bytes:
+    if len(encoded) // 4 * 3 > most_bytes + 2:
+        raise too_long(path, f"{most_bytes} bytes of sound", f"{len(encoded) // 4 * 3}")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        message = f"Invalid '{path}'. Expected base64-encoded audio bytes: {error}."
+        raise WireError("invalid_value", message, path) from error
 
 
 class Encoder:

@@ -5,24 +5,14 @@ passes over three, so both the code and the event that carries it are chosen wit
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from mosstalk.errors import MosstalkError
+from mosstalk.server.realtime.server_events import ErrorBody, RetryVendor
+from mosstalk.server.realtime.shown import Failure, StatusDetails
 from mosstalk.session.events import ErrorCode, ErrorRaised
 
-VENDOR = "mosstalk"
-"""The one key under which what the protocol has no field for stands, in the object it is about."""
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _BUSY = "rate_limit_error"
-
-
-class WireError(MosstalkError):
-    """A client's event cannot be served; ``param`` is the path of what is wrong in it."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
 
 
 @dataclass(frozen=True)
@@ -73,29 +63,27 @@ FAILED_RESPONSES = (ErrorCode.CONTEXT_FULL, ErrorCode.ENGINE_FULL, ErrorCode.RES
 """What keeps a response from being made is told as one that has failed: that ends no client."""
 
 
-def told(error: ErrorRaised) -> dict[str, Any]:
-    """Body of an ``error`` event for what a session has refused or failed at."""
-    known = _known(error)
-    body = refusal(
-        known.code, _LEADS.get(error.code, "") + error.message, known.param, kind=known.kind
+def error_body(error: ErrorRaised, event_id: str | None) -> ErrorBody:
+    """What an ``error`` event says of what a session has refused or failed at.
+
+    ``event_id`` is that of the client's event at fault.
+    """
+    known, retry_after_s = _known(error), error.retry_after_s
+    return ErrorBody(
+        type=known.kind,
+        code=known.code,
+        message=_LEADS.get(error.code, "") + error.message,
+        param=known.param,
+        event_id=event_id,
+        mosstalk=None if retry_after_s is None else RetryVendor(retry_after_s=retry_after_s),
     )
-    if error.retry_after_s is not None:
-        body[VENDOR] = {"retry_after_s": error.retry_after_s}
-    return body
 
 
-def refusal(
-    code: str, message: str, param: str | None = None, *, kind: str = _INVALID
-) -> dict[str, Any]:
-    """Body of an ``error`` event; whose fault it was is added by the one who knows."""
-    return {"type": kind, "code": code, "message": message, "param": param, "event_id": None}
-
-
-def failure(error: ErrorRaised) -> dict[str, Any]:
+def failure(error: ErrorRaised) -> StatusDetails:
     """``status_details`` of a response that could not be begun."""
     known = _known(error)
-    details = {"type": known.kind, "code": known.code, "message": error.message}
-    return {"type": "failed", "error": details}
+    failed = Failure(type=known.kind, code=known.code, message=error.message)
+    return StatusDetails(type="failed", error=failed)
 
 
 def _known(error: ErrorRaised) -> _Known:

@@ -6,9 +6,10 @@ from itertools import groupby
 from secrets import token_hex
 from typing import Any
 
+from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import shown
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.errors import VENDOR, WireError
-from mosstalk.server.realtime.reading import Fields, WireLimits, unknown_value
+from mosstalk.server.realtime.parsing import WireError, WireLimits
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
@@ -19,43 +20,27 @@ from mosstalk.session.commands import (
 )
 from mosstalk.session.events import Item
 
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_UNREAD = ("function_call", "function_call_output")
-"""Kinds of items that are kept for the client and that the model never reads."""
-_IGNORED = ("mcp_approval_response",)
-"""Kinds that answer to what is never asked here. Pipecat's session ends on being shown one."""
-_LONGEST_ID = 512
-_UNREAD_WHY = "kept and shown, but the model does not read it"
+_UNREAD = shown.Warnings(warnings=["kept and shown, but the model does not read it"])
 
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item that a client wants: ``wire`` as it will be shown, and what the model gets of it.
+    """An item that a client wants: ``item`` as it will be shown, and what the model gets of it.
 
-    Without ``message`` the model gets nothing of it. ``note`` is a line for the log. One that is
-    ``ignored`` is neither kept nor shown.
+    Without ``message`` the model gets nothing of it, without ``item`` it is neither kept nor
+    shown. ``note`` is a line for the log.
     """
 
-    wire: dict[str, Any]
+    item: shown.Item | None
     message: Message | None = None
     note: str | None = None
-    ignored: bool = False
-
-    @property
-    def item_id(self) -> str:
-        """The client's id of it, or a new one."""
-        return str(self.wire["id"])
-
-    @property
-    def read(self) -> bool:
-        """Whether the model gets anything of it."""
-        return self.message is not None
 
     def command(self, command_id: str, previous_item_id: str | None) -> Command:
         """The command that puts it into the conversation."""
-        message = self.message
+        item, message = self.item, self.message
+        assert item is not None, "an item that is ignored"
         assert message is not None, "an item that the model does not read"
-        where = (self.item_id, previous_item_id)
+        where = (item.id, previous_item_id)
         match message.parts:
             case (str() as text,):
                 return CreateText(message.role, text, *where, command_id=command_id)
@@ -69,34 +54,77 @@ def new_id(kind: str) -> str:
     return f"{kind}_{token_hex(8)}"
 
 
-def new_item(fields: Fields, sound: AudioFormat, limits: WireLimits) -> NewItem:
-    """The item of a ``conversation.item.create``.
+def new_item(item: asked.AnyItem, path: str, sound: AudioFormat, limits: WireLimits) -> NewItem:
+    """What becomes of an item that stands at ``path`` in its event.
 
     Raises:
-        WireError: it is none, or holds what cannot be heard or read.
+        WireError: it holds what cannot be heard.
     """
-    kind = fields.choice("type", ("message", *_UNREAD, *_IGNORED)) or "message"
-    item_id = fields.text("id", _LONGEST_ID) or new_id("item")
-    if kind in _IGNORED:
-        return NewItem({"id": item_id}, note=f"an {kind} is ignored", ignored=True)
-    if kind != "message":
-        return _unread(fields, kind, item_id, limits)
-    role = _ROLES[fields.choice("role", _ROLES) or "user"]
-    parts = fields.objects("content")
-    read = [each for part in parts if (each := _read(part, sound, limits))]
-    if role != "user" and any(isinstance(each, bytes) for each in read):
-        raise WireError(
-            "invalid_value",
-            f"Invalid '{fields.path('content')}': the sound of a user alone can be heard.",
-            fields.path("content"),
+    item_id = item.id or new_id("item")
+    if isinstance(item, asked.MessageItem):
+        return _new_message(item, item_id, path, sound, limits)
+    if isinstance(item, asked.ApprovalResponse):  # Pipecat's session ends on being shown one
+        return NewItem(None, note=f"an {item.type} is ignored")
+    note = f"a {item.type} is kept, but the model does not read it"
+    if isinstance(item, asked.FunctionCallOutput):
+        output = item.output or ""
+        return NewItem(
+            shown.FunctionCallOutput(
+                id=item_id, mosstalk=_UNREAD, call_id=item.call_id, output=output
+            ),
+            note=note,
         )
-    wire = _message(item_id, role, [_shown(part, role) for part in parts])
-    images = sum(part.text("type") == "input_image" for part in parts)
+    call = shown.FunctionCall(
+        id=item_id,
+        mosstalk=_UNREAD,
+        name=item.name,
+        arguments=item.arguments or "{}",
+        call_id=item.call_id or None,
+    )
+    return NewItem(call, note=note)
+
+
+def _new_message(
+    item: asked.MessageItem, item_id: str, path: str, sound: AudioFormat, limits: WireLimits
+) -> NewItem:
+    role = "system" if item.role == "developer" else item.role or "user"
+    read = list[str | bytes]()
+    for place, part in enumerate(item.content):
+        if given := _read(part, f"{path}.content[{place}].audio", sound, limits):
+            read.append(given)
+    if role != "user" and any(isinstance(each, bytes) for each in read):
+        path = f"{path}.content"
+        message = f"Invalid '{path}': the sound of a user alone can be heard."
+        raise WireError("invalid_value", message, path)
+    message_item = shown.Message(
+        id=item_id, role=role, content=[_shown(part, role) for part in item.content]
+    )
+    images = sum(isinstance(part, asked.ImagePart) for part in item.content)
     note = f"{images} images are not looked at" if images else None
     if joined := tuple(_joined(read, sound.rate)):
-        return NewItem(wire, Message(role, joined), note)
-    wire[VENDOR] = {"warnings": [_UNREAD_WHY]}
-    return NewItem(wire, note=note or "an item without text or sound")
+        return NewItem(message_item, Message(role, joined), note)
+    message_item.mosstalk = _UNREAD
+    return NewItem(message_item, note=note or "an item without text or sound")
+
+
+def _read(
+    part: asked.Part, path: str, sound: AudioFormat, limits: WireLimits
+) -> str | bytes | None:
+    """What the model gets of a part of content: text, or sound as PCM.
+
+    Of speech without its sound that is its transcript, with its sound the sound alone.
+
+    Raises:
+        WireError: it holds what cannot be heard.
+    """
+    match part:
+        case asked.TextPart():
+            return part.text
+        case asked.InputAudioPart(audio=str(audio)) if audio:
+            return sound.pcm_of(audio, path, limits.audio_bytes)
+        case asked.InputAudioPart() | asked.OutputAudioPart():
+            return part.transcript
+    return None
 
 
 def _joined(read: list[str | bytes], rate: int) -> Iterator[str | Sound]:
@@ -108,106 +136,45 @@ def _joined(read: list[str | bytes], rate: int) -> Iterator[str | Sound]:
             yield text
 
 
-def shown_item(item: Item, *, heard: str | None = None) -> dict[str, Any]:
-    """A session's item that no client has made: speech of the user, or a reply.
-
-    ``heard`` is a transcript of its sound, if there is one.
-    """
-    content: list[dict[str, Any]] = []
-    if item.role == "user" and item.audio_ms is not None:
-        content.append({"type": "input_audio", "transcript": heard})
-    elif item.audio_ms is not None:
-        content.append({"type": "output_audio", "transcript": heard})
-    if item.text:
-        kind = "output_text" if item.role == "assistant" else "input_text"
-        content.append({"type": kind, "text": item.text})
-    return _message(item.item_id, item.role, content) | {"status": str(item.status)}
-
-
-def transcribed(item: dict[str, Any], text: str | None) -> dict[str, Any]:
-    """The item with a transcript of its sound, or without."""
-    content = [
-        part | {"transcript": text} if part["type"] in ("input_audio", "output_audio") else part
-        for part in item.get("content", [])
-    ]
-    return item | {"content": content}
-
-
-def cut(item: dict[str, Any]) -> dict[str, Any]:
-    """The item as it is after a truncation: nothing written is known to have been heard."""
-    if "content" not in item:
-        return item
-    content = [part for part in item["content"] if part["type"] != "output_text"]
-    return transcribed(item | {"content": content}, None)
-
-
-def _message(item_id: str, role: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": item_id,
-        "object": "realtime.item",
-        "type": "message",
-        "status": "completed",
-        "role": role,
-        "content": content,
-    }
-
-
-def _unread(fields: Fields, kind: str, item_id: str, limits: WireLimits) -> NewItem:
-    """An item that stays between this server and its client."""
-    most = limits.text_chars
-    wire = {
-        "id": item_id,
-        "object": "realtime.item",
-        "type": kind,
-        "status": "completed",
-        VENDOR: {"warnings": [_UNREAD_WHY]},
-    }
-    if kind == "function_call_output":
-        call_id = fields.required("call_id", _LONGEST_ID)
-        wire |= {"call_id": call_id, "output": fields.text("output", most) or ""}
-    else:
-        wire |= {"name": fields.required("name", _LONGEST_ID)}
-        wire |= {"arguments": fields.text("arguments", most) or "{}"}
-        if call_id_or_none := fields.text("call_id", _LONGEST_ID):
-            wire["call_id"] = call_id_or_none
-    return NewItem(wire, note=f"a {kind} is kept, but the model does not read it")
-
-
-def _is_audio(part: Fields) -> bool:
-    return part.text("type") in ("input_audio", "output_audio")
-
-
-def _read(part: Fields, sound: AudioFormat, limits: WireLimits) -> str | bytes | None:
-    """What the model gets of a part of content: text, or sound as PCM.
-
-    Of speech without its sound that is its transcript, with its sound the sound alone.
-
-    Raises:
-        WireError: there is no such kind of content, or it holds what cannot be heard.
-    """
-    kind = part.required("type")
-    if kind in ("input_text", "output_text"):
-        return part.text("text", limits.text_chars)
-    if _is_audio(part):
-        transcript = part.text("transcript", limits.text_chars)
-        heard = kind == "input_audio" and part.text("audio")
-        return sound.pcm_of(part, "audio", limits) if heard else transcript
-    if kind != "input_image":
-        raise unknown_value(
-            part.path("type"),
-            kind,
-            ("input_text", "input_audio", "input_image", "output_text", "output_audio"),
-        )
-    return None
-
-
-def _shown(part: Fields, role: str) -> dict[str, Any]:
+def _shown(part: asked.Part, role: str) -> shown.Part:
     """A part as it is shown: sound and pictures are not sent back."""
-    kind = part.required("type")
-    if _is_audio(part):
-        own = "output_audio" if role == "assistant" else "input_audio"
-        return {"type": own, "transcript": part.text("transcript")}
-    if kind == "input_image":
-        return {"type": kind}
-    own = "output_text" if role == "assistant" else "input_text"
-    return {"type": own, "text": part.text("text") or ""}
+    match part:
+        case asked.TextPart(text=text):
+            return shown.Text(type=_own(role, "text"), text=text or "")
+        case asked.ImagePart():
+            return shown.Image()
+    return shown.Sound(type=_own(role, "audio"), transcript=part.transcript)
+
+
+def _own(role: str, kind: str) -> Any:
+    """What a role's text or audio is called: everybody's but the assistant's is input."""
+    return f"output_{kind}" if role == "assistant" else f"input_{kind}"
+
+
+def shown_item(item: Item) -> shown.Message:
+    """A session's item that no client has made: speech of the user, or a reply."""
+    content: list[shown.Part] = []
+    if item.audio_ms is not None:
+        content.append(shown.Sound(type=_own(item.role, "audio"), transcript=None))
+    if item.text:
+        content.append(shown.Text(type=_own(item.role, "text"), text=item.text))
+    return shown.Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
+
+
+def transcribed(item: shown.Item, text: str | None) -> shown.Item:
+    """The item with a transcript of its sound, or without."""
+    if not isinstance(item, shown.Message):
+        return item
+    content = [
+        part.model_copy(update={"transcript": text}) if isinstance(part, shown.Sound) else part
+        for part in item.content
+    ]
+    return item.model_copy(update={"content": content})
+
+
+def cut(item: shown.Item) -> shown.Item:
+    """The item as it is after a truncation: nothing written is known to have been heard."""
+    if not isinstance(item, shown.Message):
+        return item
+    content = [part for part in item.content if part.type != "output_text"]
+    return transcribed(item.model_copy(update={"content": content}), None)

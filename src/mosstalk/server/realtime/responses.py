@@ -1,16 +1,26 @@
-"""One response on the wire, from ``response.created`` to ``response.done``."""
+"""One response on the wire, from ``response.create`` to ``response.done``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from mosstalk.server.realtime.audio import Encoder
-from mosstalk.server.realtime.errors import VENDOR
-from mosstalk.server.realtime.requests import Wish
-from mosstalk.session.events import Reason, ResponseDone, ResponseStatus, Timings, Usage
+from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
+from mosstalk.server.realtime.audio import AudioFormat, Encoder
+from mosstalk.server.realtime.items import new_item, shown_item
+from mosstalk.server.realtime.parsing import WireError
+from mosstalk.server.realtime.settings import (
+    MODALITIES,
+    Served,
+    WireSession,
+    instructions_of,
+    shown_format,
+)
+from mosstalk.session.commands import CreateResponse, Message
+from mosstalk.session.events import Reason, ResponseDone, ResponseStatus, Usage
 from mosstalk.session.settings import ReplyMode
 
-Wire = dict[str, Any]
 _REASONS = {
     Reason.TURN_DETECTED: "turn_detected",
     Reason.CLIENT_CANCELLED: "client_cancelled",
@@ -22,6 +32,102 @@ _REASONS = {
 """The protocol knows four reasons and clients no others; the true one stands beside it."""
 
 
+@dataclass(frozen=True)
+class Wish:
+    """How a response is to be shown, whatever the session knows of it."""
+
+    output_format: AudioFormat
+    voice: str
+    max_output_tokens: shown.Length
+    metadata: dict[str, str] | None = None
+    warnings: tuple[str, ...] = ()
+    in_conversation: bool = True
+
+
+def usual(session: WireSession) -> Wish:
+    """How a response is shown that nobody has asked for in so many words."""
+    settings = session.settings
+    return Wish(session.output_format, settings.voice, settings.limits.rows or "inf")
+
+
+def request_of(
+    wishes: asked.ResponseWishes,
+    session: WireSession,
+    served: Served,
+    command_id: str,
+    is_read: Callable[[str], bool | None],
+) -> tuple[Wish, CreateResponse]:
+    """How a response that a ``response.create`` asks for is shown, and its command.
+
+    ``is_read`` says whether the session has an item; None: there is none of that id.
+
+    Raises:
+        WireError: it cannot be served.
+    """
+    spoken, default = wishes.audio.output, usual(session)
+    voice, longest = spoken.voice_name, wishes.max_output_tokens
+    together = wishes.conversation != "none"
+    given, unread = _inputs(wishes, session, served, is_read)
+    wish = Wish(
+        spoken.format.audio if spoken.format else default.output_format,
+        default.voice if voice is None else served.voice(voice),
+        default.max_output_tokens if longest is None else longest,
+        wishes.metadata,
+        _warnings(wishes, served, unread),
+        in_conversation=together,
+    )
+    return wish, CreateResponse(
+        reply=wishes.output_modalities,
+        instructions=instructions_of(wishes.instructions),
+        voice=wish.voice,
+        max_rows=longest,
+        in_conversation=together,
+        input=given,
+        metadata=wishes.metadata or {},
+        command_id=command_id,
+    )
+
+
+def _warnings(wishes: asked.ResponseWishes, served: Served, unread: int) -> tuple[str, ...]:
+    """What is asked for and has no effect."""
+    warnings = []
+    if wishes.tools:
+        warnings.append(f"tools are taken, but this model calls none ({len(wishes.tools)})")
+    voice = wishes.audio.output.voice_name
+    if voice is not None and served.voice(voice) != voice:
+        warnings.append("the voice is unknown: the default one speaks")
+    inert = [name for name in ("prompt", "temperature", "reasoning") if getattr(wishes, name)]
+    if inert:
+        warnings.append(f"without effect: {', '.join(inert)}")
+    if unread:
+        warnings.append(f"of the input {unread} items are not read by the model")
+    return tuple(warnings)
+
+
+def _inputs(
+    wishes: asked.ResponseWishes,
+    session: WireSession,
+    served: Served,
+    is_read: Callable[[str], bool | None],
+) -> tuple[tuple[str | Message, ...] | None, int]:
+    """What the response answers in place of the conversation, and how much is left out of it."""
+    if wishes.input is None:
+        return None, 0
+    given = list[str | Message]()
+    for place, each in enumerate(wishes.input):
+        path = f"response.input[{place}]"
+        known = None if each.id is None else is_read(each.id)
+        if each.id is not None and known:
+            given.append(each.id)
+        elif not isinstance(each, asked.ItemReference):
+            item = new_item(each, path, session.input_format, served.limits)
+            given += [item.message] if item.message else []
+        elif known is None:
+            message = f"There is no item '{each.id}' to read."
+            raise WireError("invalid_item_id", message, f"{path}.id")
+    return tuple(given), len(wishes.input) - len(given)
+
+
 @dataclass
 class _Part:
     """A part of the item's content: sound with what is written of it, or text."""
@@ -31,18 +137,18 @@ class _Part:
     written: str = ""
 
     @property
-    def shown(self) -> Wire:
+    def told(self) -> shown.Part:
         """As ``response.content_part`` events have it."""
         if self.spoken:
-            return {"type": "audio", "transcript": self.written or None}
-        return {"type": "text", "text": self.written}
+            return shown.Sound(type="audio", transcript=self.written or None)
+        return shown.Text(type="text", text=self.written)
 
     @property
-    def content(self) -> Wire:
+    def content(self) -> shown.Part:
         """As the item has it."""
         if self.spoken:
-            return {"type": "output_audio", "transcript": self.written or None}
-        return {"type": "output_text", "text": self.written}
+            return shown.Sound(type="output_audio", transcript=self.written or None)
+        return shown.Text(type="output_text", text=self.written)
 
 
 @dataclass
@@ -60,164 +166,162 @@ class OpenResponse:
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.wish.output_format)
 
-    def created(self) -> Wire:
-        """``response.created``."""
-        return {"type": "response.created", "response": self._shown("in_progress", None)}
+    def created(self) -> told.ResponseEvent:
+        """Its first event."""
+        response = response_object(
+            self.response_id, self.reply, self.wish, self.conversation_id, "in_progress"
+        )
+        return told.ResponseEvent(type="response.created", response=response)
 
-    def item_added(self, item: Wire) -> Wire:
-        """``response.output_item.added``, which must come before anything of the item."""
-        self.item_id = str(item["id"])
-        return self._event("response.output_item.added", item=item, item_id=None)
+    def item_added(self, item: shown.Item) -> told.OutputItemEvent:
+        """Its item, which must come before anything of it."""
+        self.item_id = item.id
+        return told.OutputItemEvent(
+            type="response.output_item.added", response_id=self.response_id, item=item
+        )
 
-    def begin(self) -> Iterator[Wire]:
+    def begin(self) -> Iterator[told.Event]:
         """The first part, which is of the kind that was asked for."""
         yield self._open(spoken=self.reply is ReplyMode.AUDIO)
 
-    def sound(self, pcm: bytes) -> Iterator[Wire]:
+    def sound(self, pcm: bytes) -> Iterator[told.Event]:
         """More sound."""
         delta = self._encoder.push(pcm)
         if delta:
-            yield self._delta("response.output_audio.delta", self._spoken(), delta)
+            yield told.Delta(
+                type="response.output_audio.delta", **self._where(self._spoken()), delta=delta
+            )
 
-    def text(self, text: str) -> Iterator[Wire]:
+    def text(self, text: str) -> Iterator[told.Event]:
         """More text. Beside sound it is a part of its own: it is no transcript."""
         part = next((part for part in self.parts if not part.spoken), None)
         if part is None:
             yield self._open(spoken=False)
             part = self.parts[-1]
         part.written += text
-        yield self._delta("response.output_text.delta", part, text)
+        yield told.Delta(type="response.output_text.delta", **self._where(part), delta=text)
 
-    def transcript(self, text: str) -> Iterator[Wire]:
+    def transcript(self, text: str) -> Iterator[told.Event]:
         """What someone has written down of the sound so far unwritten."""
         part = self._spoken()
         part.written += text
-        yield self._delta("response.output_audio_transcript.delta", part, text)
+        yield told.Delta(
+            type="response.output_audio_transcript.delta", **self._where(part), delta=text
+        )
 
-    def finish(self, *, cut: bool) -> Iterator[Wire]:
+    def finish(self, *, cut: bool) -> Iterator[told.Event]:
         """Nothing more comes: the ends of all parts. ``cut``: what resampling held back is not
         sent."""
         for part in self.parts:
-            where = {"content_index": part.index}
+            where = self._where(part)
             if part.spoken:
                 rest = "" if cut else self._encoder.finish()
                 if rest:
-                    yield self._delta("response.output_audio.delta", part, rest)
-                yield self._event("response.output_audio.done", **where)
-                yield self._event(
-                    "response.output_audio_transcript.done", transcript=part.written, **where
-                )
+                    yield told.Delta(type="response.output_audio.delta", **where, delta=rest)
+                yield told.AudioDone(**where)
+                yield told.TranscriptDone(**where, transcript=part.written)
             else:
-                yield self._event("response.output_text.done", text=part.written, **where)
-            yield self._event("response.content_part.done", part=part.shown, **where)
+                yield told.TextDone(**where, text=part.written)
+            yield told.ContentPartDone(**where, part=part.told)
 
-    def item_done(self, item: Wire) -> Wire:
-        """``response.output_item.done``."""
-        return self._event("response.output_item.done", item=item, item_id=None)
+    def item_done(self, item: shown.Item) -> told.OutputItemEvent:
+        """Its item as it is in the end."""
+        return told.OutputItemEvent(
+            type="response.output_item.done", response_id=self.response_id, item=item
+        )
 
     @property
-    def content(self) -> list[Wire]:
+    def content(self) -> list[shown.Part]:
         """What the item holds so far."""
         return [part.content for part in self.parts]
 
-    def done(self, event: ResponseDone, output: list[Wire]) -> Wire:
-        """``response.done``, with what it cost and where its time went."""
-        response = self._shown(str(event.status), _details(event), output)
-        response["usage"] = _usage(event.usage)
-        vendor = response.setdefault(VENDOR, {})
-        vendor["timings"] = _timings(event.timings)
-        if event.reason is not None:
-            vendor["reason"] = str(event.reason)
-        return {"type": "response.done", "response": response}
+    def done(self, event: ResponseDone) -> told.ResponseEvent:
+        """Its last event, with what it cost and where its time went."""
+        response = response_object(
+            self.response_id, self.reply, self.wish, self.conversation_id, event.status.value
+        )
+        content = {"content": self.content}
+        response.output = [shown_item(item).model_copy(update=content) for item in event.items]
+        response.status_details = _details(event)
+        response.usage = _usage(event.usage)
+        response.mosstalk = shown.ResponseVendor(
+            warnings=list(self.wish.warnings) or None,
+            timings={
+                name: None if value is None else round(value, 3)
+                for name, value in vars(event.timings).items()
+            },
+            reason=None if event.reason is None else event.reason.value,
+        )
+        return told.ResponseEvent(type="response.done", response=response)
 
-    def _open(self, *, spoken: bool) -> Wire:
+    def _open(self, *, spoken: bool) -> told.ContentPartAdded:
         part = _Part(len(self.parts), spoken)
         self.parts.append(part)
-        return self._event("response.content_part.added", content_index=part.index, part=part.shown)
+        return told.ContentPartAdded(**self._where(part), part=part.told)
 
     def _spoken(self) -> _Part:
         return next(part for part in self.parts if part.spoken)
 
-    def _delta(self, kind: str, part: _Part, delta: str) -> Wire:
-        return self._event(kind, content_index=part.index, delta=delta)
-
-    def _event(self, kind: str, **more: Any) -> Wire:
-        event = {
-            "type": kind,
+    def _where(self, part: _Part) -> "_Where":
+        return {
             "response_id": self.response_id,
             "item_id": self.item_id,
-            "output_index": 0,
-            **more,
+            "content_index": part.index,
         }
-        return {name: value for name, value in event.items() if value is not None}
 
-    def _shown(self, status: str, details: Wire | None, output: list[Wire] | None = None) -> Wire:
-        return response_object(
-            self.response_id, self.reply, self.wish, self.conversation_id, status, details, output
-        )
+
+class _Where(TypedDict):
+    """What events about a part have in common."""
+
+    response_id: str
+    item_id: str
+    content_index: int
 
 
 def response_object(
-    response_id: str,
-    reply: ReplyMode,
-    wish: Wish,
-    conversation_id: str | None,
-    status: str,
-    details: Wire | None,
-    output: list[Wire] | None = None,
-) -> Wire:
-    """The protocol's response; ``output`` are its items."""
-    response = {
-        "id": response_id,
-        "object": "realtime.response",
-        "status": status,
-        "status_details": details,
-        "output": output or [],
-        "conversation_id": conversation_id,
-        **wish.shown(reply),
-        "usage": None,
-    }
-    if wish.warnings:
-        response[VENDOR] = {"warnings": list(wish.warnings)}
-    return response
+    response_id: str, reply: ReplyMode, wish: Wish, conversation_id: str | None, status: str
+) -> shown.Response:
+    """The protocol's response, as far as it is known before it is made."""
+    output = shown.ShownOutput(format=shown_format(wish.output_format), voice=wish.voice)
+    vendor = shown.ResponseVendor(warnings=list(wish.warnings)) if wish.warnings else None
+    return shown.Response(
+        id=response_id,
+        status=status,
+        status_details=None,
+        output=[],
+        conversation_id=conversation_id,
+        output_modalities=MODALITIES[reply],
+        max_output_tokens=wish.max_output_tokens,
+        audio=shown.ResponseAudio(output=output),
+        metadata=wish.metadata,
+        mosstalk=vendor,
+    )
 
 
-def _details(event: ResponseDone) -> Wire | None:
+def _details(event: ResponseDone) -> shown.StatusDetails | None:
     """Why it ended; None for one that came to its end."""
     if event.status is ResponseStatus.COMPLETED:
         return None
-    details: Wire = {"type": str(event.status)}
     if event.status is ResponseStatus.FAILED:
-        details["error"] = {
-            "type": "server_error",
-            "code": "server_error",
-            "message": event.message or "the response failed",
-        }
-    elif event.reason is not None:
-        details["reason"] = _REASONS[event.reason]
-    return details
+        message = event.message or "the response failed"
+        error = shown.Failure(type="server_error", code="server_error", message=message)
+        return shown.StatusDetails(type="failed", error=error)
+    reason = None if event.reason is None else _REASONS[event.reason]
+    return shown.StatusDetails(type=event.status.value, reason=reason)
 
 
-def _usage(usage: Usage) -> Wire:
-    """Rows of the grid stand for tokens; of what was read before, its kind is not known."""
+def _usage(usage: Usage) -> shown.Usage:
     read, made = usage.input_text + usage.input_audio, usage.output_text + usage.output_audio
-    return {
-        "total_tokens": read + made,
-        "input_tokens": read,
-        "output_tokens": made,
-        "input_token_details": {
-            "text_tokens": usage.input_text,
-            "audio_tokens": usage.input_audio,
-            "cached_tokens": usage.cached,
-        },
-        "output_token_details": {
-            "text_tokens": usage.output_text,
-            "audio_tokens": usage.output_audio,
-        },
-    }
-
-
-def _timings(timings: Timings) -> Wire:
-    return {
-        name: None if value is None else round(value, 3) for name, value in vars(timings).items()
-    }
+    return shown.Usage(
+        total_tokens=read + made,
+        input_tokens=read,
+        output_tokens=made,
+        input_token_details=shown.InputTokens(
+            text_tokens=usage.input_text,
+            audio_tokens=usage.input_audio,
+            cached_tokens=usage.cached,
+        ),
+        output_token_details=shown.OutputTokens(
+            text_tokens=usage.output_text, audio_tokens=usage.output_audio
+        ),
+    )

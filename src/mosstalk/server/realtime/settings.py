@@ -11,28 +11,40 @@ from typing import Any
 
 from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
-from mosstalk.server.realtime.audio import AudioFormat, format_of
-from mosstalk.server.realtime.errors import VENDOR, WireError
-from mosstalk.server.realtime.kept import inert, kept, kept_of_input
-from mosstalk.server.realtime.reading import Fields, WireLimits, too_long
-from mosstalk.server.realtime.turn_detection import SEMANTIC, shown_as, turn_taking_of
+from mosstalk.server.realtime import shown
+from mosstalk.server.realtime.audio import PCM, AudioFormat
+from mosstalk.server.realtime.parsing import WireError, WireLimits, checked, too_long
+from mosstalk.server.realtime.session_wishes import (
+    SESSION_WISHES,
+    SemanticVad,
+    ServerVad,
+    SessionInput,
+    SessionWishes,
+    Truncation,
+)
 from mosstalk.session.settings import (
     Context,
     ContextPolicy,
     Playback,
     ReplyMode,
-    Sampling,
     SessionSettings,
 )
+from mosstalk.vad.turns import TurnDetection
 
 _WHOLE = (
     "format", "noise_reduction", "prompt", "reasoning", "tool_choice", "tracing", "truncation",
     "voice",
 )  # fmt: skip
 """Objects of which the parts belong together: a new one takes the old one's place."""
+_INERT = ("tracing", "prompt", "include", "reasoning", "parallel_tool_calls", "tool_choice")
+"""Fields that ask for something that nobody does."""
 _LEAST_KEEP = 0.05
+_THRESHOLDS = (0.01, 0.99)
 _PROMPTS = {ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"], ReplyMode.TEXT: SYSTEM_PROMPTS["text"]}
-MODALITIES = {ReplyMode.AUDIO: ["audio"], ReplyMode.TEXT: ["text"]}
+MODALITIES: dict[ReplyMode, shown.Modalities] = {
+    ReplyMode.AUDIO: ["audio"],
+    ReplyMode.TEXT: ["text"],
+}
 
 
 @dataclass(frozen=True)
@@ -59,11 +71,15 @@ class WireSession:
     """
 
     wishes: Mapping[str, Any]
-    body: Mapping[str, Any]
+    body: shown.Session
     settings: SessionSettings
     input_format: AudioFormat
     output_format: AudioFormat
-    warnings: tuple[str, ...]
+
+    @property
+    def warnings(self) -> list[str]:
+        """One sentence each, of what was taken but has no effect."""
+        return self.body.mosstalk.warnings
 
 
 def opened(served: Served) -> WireSession:
@@ -71,20 +87,17 @@ def opened(served: Served) -> WireSession:
     return _made({}, served)
 
 
-def updated(session: WireSession, patch: Fields, served: Served) -> WireSession:
+def updated(session: WireSession, patch: dict[str, Any], served: Served) -> WireSession:
     """The session after a ``session.update``, deep-merged.
 
     Raises:
         WireError: what is asked for cannot be served, or means nothing.
     """
-    if patch.text("type") not in (None, "realtime"):
-        message = f"Invalid '{patch.path('type')}': only sessions of type 'realtime' are served."
-        raise WireError("invalid_value", message, patch.path("type"))
-    if (size := len(json.dumps(patch.value.get("tools")))) > served.limits.tools_chars:
+    if (size := len(json.dumps(patch.get("tools")))) > served.limits.tools_chars:
         raise too_long(
-            patch.path("tools"), f"{served.limits.tools_chars} characters of JSON", str(size)
+            "session.tools", f"{served.limits.tools_chars} characters of JSON", str(size)
         )
-    wishes, most = _merged(session.wishes, patch.value), served.limits.kept_chars
+    wishes, most = _merged(session.wishes, patch), served.limits.kept_chars
     if (size := len(json.dumps(wishes))) > most:
         raise too_long("session", f"{most} characters, tools included", str(size))
     return _made(wishes, served)
@@ -104,195 +117,200 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _made(wishes: dict[str, Any], served: Served) -> WireSession:
     """What holds of these wishes."""
-    fields = Fields(wishes, "session")
-    audio = fields.object("audio")
-    heard, spoken, own = audio.object("input"), audio.object("output"), fields.object(VENDOR)
-    defaults = served.defaults
-    usual = shown_as(defaults.turn_detection, defaults.create_response, defaults.interrupt_response)
-    turns = turn_taking_of(heard, usual)
-    input_format = format_of(heard, "format") or AudioFormat()
-    output_format = format_of(spoken, "format") or AudioFormat()
-    reply = reply_of(fields, "output_modalities") or defaults.reply
-    echo_gate = own.flag("echo_gate")
+    asked, defaults = checked(SESSION_WISHES, wishes, served.limits, "session"), served.defaults
+    heard, spoken = asked.audio.input, asked.audio.output
+    input_format = heard.format.audio if heard.format else AudioFormat()
+    output_format = spoken.format.audio if spoken.format else AudioFormat()
+    turns = _turn_taking(heard, defaults)
     try:
         settings = replace(
             defaults,
             input_rate=input_format.rate,
-            instructions=instructions_of(fields, served.limits) or defaults.instructions,
-            reply=reply,
-            voice=served.voice(voice_of(spoken)),
+            instructions=instructions_of(asked.instructions) or defaults.instructions,
+            reply=asked.output_modalities or defaults.reply,
+            voice=served.voice(spoken.voice_name),
             turn_detection=turns.detection,
             create_response=turns.create_response,
             interrupt_response=turns.interrupt_response,
-            echo_gate=defaults.echo_gate if echo_gate is None else echo_gate,
-            playback=Playback(own.choice("playback", list(Playback)) or defaults.playback),
-            sampling=_sampling(fields, own.object("sampling"), defaults.sampling),
-            limits=replace(
-                defaults.limits,
-                rows=rows_of(fields, "max_output_tokens") or defaults.limits.rows,
-            ),
-            context=_context(fields, defaults.context),
+            sampling=replace(defaults.sampling, **_sampling(asked)),
+            limits=replace(defaults.limits, rows=asked.max_output_tokens or defaults.limits.rows),
+            context=_context(asked.truncation, defaults.context),
+            **_vendor_settings(asked),
         )
     except OptionError as error:
         raise WireError("invalid_value", str(error), "session") from error
-    body = _body(fields, served, settings)
-    body["audio"] = {
-        "input": {
-            "format": input_format.wire,
-            **kept_of_input(heard),
-            "turn_detection": turns.wire,
-        },
-        "output": {"format": output_format.wire, "voice": settings.voice, "speed": 1.0},
-    }
-    warnings = _warnings(fields, body, served)
-    body[VENDOR] = _vendor(fields, body, served, settings, warnings)
-    return WireSession(wishes, body, settings, input_format, output_format, tuple(warnings))
+    audio = shown.ShownAudio(
+        input=shown.ShownInput(
+            format=shown_format(input_format),
+            noise_reduction=heard.noise_reduction,
+            transcription=heard.transcription,
+            turn_detection=turns.shown,
+        ),
+        output=shown.ShownOutput(
+            format=shown_format(output_format), voice=settings.voice, speed=1.0
+        ),
+    )
+    body = _body(asked, audio, served, settings)
+    return WireSession(wishes, body, settings, input_format, output_format)
 
 
-def _body(fields: Fields, served: Served, settings: SessionSettings) -> dict[str, Any]:
-    """All but the sound."""
+def _body(
+    asked: SessionWishes, audio: shown.ShownAudio, served: Served, settings: SessionSettings
+) -> shown.Session:
+    """The session as it is shown."""
     instructions = settings.instructions
-    return {
-        "type": "realtime",
-        "object": "realtime.session",
-        "model": served.model,
-        "output_modalities": MODALITIES[settings.reply],
-        "instructions": _PROMPTS[settings.reply] if instructions is None else instructions,
-        "max_output_tokens": settings.limits.rows or "inf",
-        "truncation": _truncation(fields, settings.context),
-        **kept(fields),
-    }
-
-
-def _warnings(fields: Fields, body: Mapping[str, Any], served: Served) -> list[str]:
-    """What was taken and has no effect; counts and names of fields, nothing that was said."""
-    audio = fields.object("audio")
-    spoken = audio.object("output")
-    warnings = []
-    if body["tools"]:
-        warnings.append(f"tools are kept, but this model calls none ({len(body['tools'])})")
-    if body["audio"]["input"]["transcription"] and not served.transcribes:
-        warnings.append("nothing is transcribed here: no transcription events will come")
-    if body["audio"]["input"]["noise_reduction"]:
-        warnings.append("noise_reduction is kept, but no noise is reduced")
-    voice = voice_of(spoken)
-    if voice is not None and served.voice(voice) != voice:
-        warnings.append("the voice is unknown: the default one speaks")
-    if spoken.number("speed") not in (None, 1.0):
-        warnings.append("speed is kept, but replies are spoken at their own")
-    if without_effect := inert(body):
-        warnings.append(f"kept, but without effect: {', '.join(without_effect)}")
-    return warnings
+    return shown.Session(
+        model=served.model,
+        output_modalities=MODALITIES[settings.reply],
+        instructions=_PROMPTS[settings.reply] if instructions is None else instructions,
+        max_output_tokens=settings.limits.rows or "inf",
+        truncation=_truncation(asked.truncation, settings.context),
+        tools=asked.tools,
+        tool_choice=asked.tool_choice,
+        tracing=asked.tracing,
+        prompt=asked.prompt,
+        include=asked.include,
+        reasoning=asked.reasoning,
+        parallel_tool_calls=asked.parallel_tool_calls,
+        audio=audio,
+        mosstalk=_vendor(asked, audio, served, settings),
+    )
 
 
 def _vendor(
-    fields: Fields,
-    body: Mapping[str, Any],
-    served: Served,
-    settings: SessionSettings,
-    warnings: list[str],
-) -> dict[str, Any]:
+    asked: SessionWishes, audio: shown.ShownAudio, served: Served, settings: SessionSettings
+) -> shown.SessionVendor:
     """What the protocol has no field for."""
-    spoken = fields.object("audio").object("output")
-    asked = {
-        "model": fields.text("model") or served.asked_model,
-        "audio.output.voice": voice_of(spoken),
-        "audio.output.speed": spoken.number("speed"),
+    spoken, turns = asked.audio.output, audio.input.turn_detection
+    wanted = {
+        "model": asked.model or served.asked_model,
+        "audio.output.voice": spoken.voice_name,
+        "audio.output.speed": spoken.speed,
     }
     given = {
         "model": served.model,
         "audio.output.voice": settings.voice,
         "audio.output.speed": 1.0,
     }
-    vendor: dict[str, Any] = {
-        "voices": list(served.voices),
-        "sampling": vars(settings.sampling),
-        "playback": str(settings.playback),
-        "echo_gate": settings.echo_gate,
-        "asked": {name: value for name, value in asked.items() if value not in (None, given[name])},
-        "warnings": warnings,
-    }
-    turns = body["audio"]["input"]["turn_detection"]
-    if turns and turns["type"] == SEMANTIC and settings.turn_detection:
-        vendor["silence_duration_ms"] = settings.turn_detection.silence_duration_ms
-    return vendor
+    waits = isinstance(turns, SemanticVad) and settings.turn_detection
+    return shown.SessionVendor(
+        voices=list(served.voices),
+        sampling=settings.sampling,
+        playback=settings.playback.value,
+        echo_gate=settings.echo_gate,
+        asked={name: value for name, value in wanted.items() if value not in (None, given[name])},
+        warnings=_warnings(asked, served),
+        silence_duration_ms=waits.silence_duration_ms if waits else None,
+    )
 
 
-def instructions_of(fields: Fields, limits: WireLimits) -> str | None:
+def _warnings(asked: SessionWishes, served: Served) -> list[str]:
+    """What was taken and has no effect; counts and names of fields, nothing that was said."""
+    heard, spoken = asked.audio.input, asked.audio.output
+    warnings = []
+    if asked.tools:
+        warnings.append(f"tools are kept, but this model calls none ({len(asked.tools)})")
+    if heard.transcription and not served.transcribes:
+        warnings.append("nothing is transcribed here: no transcription events will come")
+    if heard.noise_reduction:
+        warnings.append("noise_reduction is kept, but no noise is reduced")
+    voice = spoken.voice_name
+    if voice is not None and served.voice(voice) != voice:
+        warnings.append("the voice is unknown: the default one speaks")
+    if spoken.speed not in (None, 1.0):
+        warnings.append("speed is kept, but replies are spoken at their own")
+    inert = [name for name in _INERT if getattr(asked, name) not in (None, False, "auto", [])]
+    if inert:
+        warnings.append(f"kept, but without effect: {', '.join(inert)}")
+    return warnings
+
+
+def shown_format(sound: AudioFormat) -> shown.ShownFormat:
+    """A format as a session has it."""
+    return shown.ShownFormat(type=sound.kind, rate=sound.rate if sound.kind == PCM else None)
+
+
+def instructions_of(asked: str | None) -> str | None:
     """Instructions, None for the model's own: as in the protocol, "" clears what was there."""
-    text = fields.text("instructions", limits.text_chars)
-    return None if not text or text in SYSTEM_PROMPTS.values() else text
+    return None if not asked or asked in SYSTEM_PROMPTS.values() else asked
 
 
-def reply_of(fields: Fields, name: str) -> ReplyMode | None:
-    """What replies are made of; sound wins where both are asked for.
-
-    Raises:
-        WireError: neither text nor audio.
-    """
-    value = fields.value.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or not set(map(str, value)) <= {"audio", "text"}:
-        raise WireError(
-            "invalid_value",
-            f"Invalid '{fields.path(name)}': ['audio'] or ['text'].",
-            fields.path(name),
-        )
-    return ReplyMode.AUDIO if "audio" in value else ReplyMode.TEXT
+def _sampling(asked: SessionWishes) -> dict[str, Any]:
+    """How ids are drawn, by the vendor's object; the session's own temperature is older than it."""
+    usual = {} if asked.temperature is None else {"temperature": asked.temperature}
+    return usual | asked.mosstalk.sampling.model_dump(exclude_none=True)
 
 
-def voice_of(spoken: Fields) -> str | None:
-    """The name of a voice, which may be in an object."""
-    value = spoken.value.get("voice")
-    return spoken.object("voice").text("id") if isinstance(value, dict) else spoken.text("voice")
+def _vendor_settings(asked: SessionWishes) -> dict[str, Any]:
+    own, given = asked.mosstalk, dict[str, Any]()
+    if own.playback is not None:
+        given["playback"] = Playback(own.playback)
+    if own.echo_gate is not None:
+        given["echo_gate"] = own.echo_gate
+    return given
 
 
-def rows_of(fields: Fields, name: str) -> int | None:
-    """The longest a reply may be; None without a bound.
-
-    Raises:
-        WireError: neither "inf" nor a whole number above 0.
-    """
-    return None if fields.value.get(name) == "inf" else fields.whole(name, 1)
-
-
-def _sampling(fields: Fields, own: Fields, default: Sampling) -> Sampling:
-    """How ids are drawn, by the vendor's object; the beta has a temperature of its own."""
-    temperature = own.number("temperature", 0)
-    if temperature is None:
-        temperature = fields.number("temperature", 0)
-    greedy = own.flag("greedy")
-    asked = {
-        "temperature": temperature,
-        "top_k": own.whole("top_k", 0),
-        "top_p": own.number("top_p", 0, 1),
-        "repetition_penalty": own.number("repetition_penalty", 0),
-        "seed": own.whole("seed", 0, 2**53),
-        "greedy": greedy,
-    }
-    given = {name: value for name, value in asked.items() if value is not None}
-    return replace(default, **given)  # type: ignore[arg-type]  # each is of its field's type
-
-
-def _context(fields: Fields, default: Context) -> Context:
+def _context(asked: Truncation | None, default: Context) -> Context:
     """What becomes of a conversation that is too long, by ``truncation``."""
-    value = fields.value.get("truncation")
-    if value == "disabled":
-        return replace(default, policy=ContextPolicy.REFUSE)
-    if value == "auto":
-        return replace(default, policy=ContextPolicy.DROP)
-    if not isinstance(value, dict):
+    if asked is None:
         return default
-    ratio = fields.object("truncation").number("retention_ratio", 0.0, 1.0)
+    if asked.policy == "disabled":
+        return replace(default, policy=ContextPolicy.REFUSE)
+    ratio = asked.retention_ratio
     keep = default.keep if ratio is None else min(max(ratio, _LEAST_KEEP), default.full)
     return replace(default, policy=ContextPolicy.DROP, keep=keep)
 
 
-def _truncation(fields: Fields, context: Context) -> Any:
+def _truncation(asked: Truncation | None, context: Context) -> Any:
     """The same as the session shows it."""
     if context.policy is ContextPolicy.REFUSE:
         return "disabled"
-    if isinstance(fields.value.get("truncation"), dict):
-        return {"type": "retention_ratio", "retention_ratio": context.keep}
+    if asked and asked.policy == "ratio":
+        return shown.Retention(retention_ratio=context.keep)
     return "auto"
+
+
+@dataclass(frozen=True)
+class _TurnTaking:
+    """Who ends a user's turn. ``detection`` None: the client commits."""
+
+    detection: TurnDetection | None
+    create_response: bool
+    interrupt_response: bool
+    shown: ServerVad | SemanticVad | None = None
+
+
+def _turn_taking(asked: SessionInput, defaults: SessionSettings) -> _TurnTaking:
+    """What a session's ``turn_detection`` asks for, and the server's own if it is not there.
+
+    ``semantic_vad`` judges no words here: its eagerness chooses how long a silence is waited for.
+    """
+    flags, vad = (defaults.create_response, defaults.interrupt_response), asked.turn_detection
+    if "turn_detection" not in asked.model_fields_set:
+        detection = defaults.turn_detection
+    elif vad is None:
+        detection = None
+    else:
+        flags = (vad.create_response is not False, vad.interrupt_response is not False)
+        if isinstance(vad, SemanticVad):
+            detection = TurnDetection.for_eagerness(vad.eagerness)
+        else:
+            detection = _silence(vad, defaults.turn_detection or TurnDetection())
+    if detection is None:
+        return _TurnTaking(None, *flags)
+    told: dict[str, Any] = {"create_response": flags[0], "interrupt_response": flags[1]}
+    if isinstance(vad, SemanticVad):
+        return _TurnTaking(detection, *flags, vad.model_copy(update=told))
+    return _TurnTaking(detection, *flags, ServerVad(**vars(detection), **told))
+
+
+def _silence(vad: ServerVad, usual: TurnDetection) -> TurnDetection:
+    lowest, highest = _THRESHOLDS
+    threshold, padding = vad.threshold, vad.prefix_padding_ms
+    silence = vad.silence_duration_ms
+    return TurnDetection(
+        usual.threshold if threshold is None else min(max(threshold, lowest), highest),
+        usual.prefix_padding_ms if padding is None else padding,
+        usual.silence_duration_ms if silence is None else silence,
+        vad.idle_timeout_ms,
+    )

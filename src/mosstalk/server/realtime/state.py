@@ -3,23 +3,42 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from mosstalk.server.realtime.items import NewItem, new_id
-from mosstalk.server.realtime.ledger import Ledger
-from mosstalk.server.realtime.reading import Fields
-from mosstalk.server.realtime.requests import Wish
-from mosstalk.server.realtime.responses import OpenResponse
+from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
+from mosstalk.server.realtime.item_list import ItemList
+from mosstalk.server.realtime.items import new_id
+from mosstalk.server.realtime.responses import OpenResponse, Wish
 from mosstalk.server.realtime.settings import Served, WireSession, opened
 from mosstalk.session.commands import Command
 
 
+@dataclass(frozen=True)
+class Transcript:
+    """What someone beside the model has written down of an item's sound.
+
+    The sound lasted ``audio_s``; ``failed`` says why there is no text.
+    """
+
+    item_id: str
+    text: str = ""
+    audio_s: float = 0.0
+    failed: str | None = None
+
+
 @dataclass
-class Out:
-    """What is to be passed on; events without ids, in GA's shape."""
+class Step:
+    """What one message or event leads to, each list in order.
+
+    Attributes:
+        commands: for the session.
+        events: for the client.
+        notes: lines for the log; they hold nothing that was said.
+    """
 
     commands: list[Command] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[told.Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -27,7 +46,7 @@ class Out:
 class Creation:
     """An item that the session was told to make; ``after`` is where the client wants it."""
 
-    item: NewItem
+    item: shown.Item
     after: str | None
 
 
@@ -39,7 +58,7 @@ class State:
         creations: by command id, items that are being made.
         wishes: by command id, how a response is to be shown once it begins.
         responses: by response id, those that are being made.
-        waiting: the client's events that have not been heard yet.
+        waiting: the client's events that have not been heard yet, and errors told in their place.
     """
 
     def __init__(self, served: Served, now: Callable[[], float]) -> None:
@@ -48,42 +67,46 @@ class State:
         self.session_id = ""
         self.conversation_id = new_id("conv")
         self.expires_at = 0
-        self.ledger = Ledger(served.limits.kept_chars)
+        self.items = ItemList(served.limits.kept_chars)
         self.updates: dict[str, WireSession] = {}
         self.creations: dict[str, Creation] = {}
         self.wishes: dict[str, Wish] = {}
         self.responses: dict[str, OpenResponse] = {}
         self.latest_response_id: str | None = None
-        self.waiting: deque[Fields] = deque()
-        self.out = Out()
+        self.waiting: deque[asked.ClientEvent | told.Error] = deque()
+        self.step = Step()
         self._commands = 0
 
-    def command_id(self, event: Fields) -> str:
+    def command_id(self, event: asked.Event) -> str:
         """A new command's id, which carries the id of the event that it comes from."""
         self._commands += 1
-        return f"{self._commands}:{event.text('event_id') or ''}"
+        return f"{self._commands}:{event.event_id or ''}"
 
-    def take_out(self) -> Out:
+    def take_step(self) -> Step:
         """What has come together since the last time."""
-        out, self.out = self.out, Out()
-        return out
+        step, self.step = self.step, Step()
+        return step
 
-    def tell(self, *events: dict[str, Any]) -> None:
+    def tell(self, *events: told.Event) -> None:
         """Pass events on to the client."""
-        self.out.events.extend(events)
+        self.step.events.extend(events)
+
+    def note(self, *notes: str) -> None:
+        """Pass lines on to the log."""
+        self.step.notes.extend(notes)
 
     def do(self, *commands: Command) -> None:
         """Pass commands on to the session."""
-        self.out.commands.extend(commands)
+        self.step.commands.extend(commands)
 
     def is_read(self, item_id: str) -> bool | None:
         """Whether the session has an item, or is about to; None: there is no such item."""
-        listed = self.ledger.find(item_id)
+        listed = self.items.find(item_id)
         return listed.read if listed else self.is_coming(item_id) or None
 
     def is_coming(self, item_id: str) -> bool:
         """Whether the session was told to make an item and has not done it yet."""
-        return any(each.item.item_id == item_id for each in self.creations.values())
+        return any(each.item.id == item_id for each in self.creations.values())
 
 
 def event_id_of(command_id: str | None) -> str | None:

@@ -5,57 +5,39 @@ Synchronous and without sockets: whoever has the socket passes on what a ``Step`
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
-from mosstalk.server.realtime.errors import WireError, refusal
-from mosstalk.server.realtime.heard import Heard
-from mosstalk.server.realtime.reading import (
-    Fields,
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime.client_events import CLIENT_EVENT
+from mosstalk.server.realtime.client_handler import ClientEventHandler
+from mosstalk.server.realtime.parsing import (
+    WireError,
     WireLimits,
+    checked,
     event_of,
     is_text,
     require_plain,
 )
+from mosstalk.server.realtime.server_emitter import ServerEventEmitter
+from mosstalk.server.realtime.session_wishes import LONGEST_ID
 from mosstalk.server.realtime.settings import Served
-from mosstalk.server.realtime.shape import Shape, from_client, to_client
-from mosstalk.server.realtime.state import State
-from mosstalk.server.realtime.told import Told
-from mosstalk.server.realtime.transcripts import Transcript
-from mosstalk.session.commands import Command
+from mosstalk.server.realtime.state import State, Step, Transcript
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
-__all__ = ["Dialogue", "Shape", "Step", "Transcript", "WireLimits"]
-_LONGEST_EVENT_ID = 512
+__all__ = ["RealtimeProtocol", "Step", "Transcript", "WireLimits"]
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""
 
 
-@dataclass
-class Step:
-    """What one message or event leads to, each list in order.
-
-    Attributes:
-        commands: for the session.
-        events: for the client, ready to be written as JSON.
-        notes: lines for the log; they hold nothing that was said.
-    """
-
-    commands: list[Command] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class Dialogue:
+class RealtimeProtocol:
     """Makes no error of its own: what a client does wrong becomes an ``error`` event.
 
     Attributes:
         settings: what to open the session with.
 
     Args:
-        shape: which names the client knows.
         model: the name under which the model is served, whatever the client calls it.
         asked_model: what the client called it in its URL.
         voices: names that the session knows; any other is spoken by the defaults' voice.
@@ -68,7 +50,6 @@ class Dialogue:
     def __init__(
         self,
         *,
-        shape: Shape = Shape.GA,
         model: str,
         asked_model: str | None = None,
         voices: Sequence[str] = ("default",),
@@ -87,8 +68,10 @@ class Dialogue:
         )
         self._state = State(served, now)
         self.settings: SessionSettings = self._state.session.settings
-        self._shape = shape
-        self._heard, self._told = Heard(self._state), Told(self._state)
+        self._handler, self._emitter = (
+            ClientEventHandler(self._state),
+            ServerEventEmitter(self._state),
+        )
         self._stamp, self._stamped = token_hex(4), 0
 
     @property
@@ -98,28 +81,29 @@ class Dialogue:
 
     def from_client(self, raw: str | bytes) -> Step:
         """What a WebSocket message, text or binary, leads to."""
-        event = Fields({})
+        state, value = self._state, dict[str, Any]()
         try:
-            event = event_of(raw, self._state.served.limits)
-            require_plain(event, raw)
-            event = from_client(event)
-            event.text("event_id", _LONGEST_EVENT_ID)
+            value = event_of(raw, state.served.limits)
+            require_plain(value, raw)
         except WireError as error:
-            self._state.out.events.append(_error(error, event))
+            state.tell(_error(error, value.get("event_id")))
             return self._step()
-        self._state.waiting.append(event)
+        try:
+            state.waiting.append(checked(CLIENT_EVENT, value, state.served.limits))
+        except WireError as error:
+            state.waiting.append(_error(error, value.get("event_id")))
         self._hear_waiting()
         return self._step()
 
     def from_session(self, event: Event) -> Step:
         """What an event of the session leads to."""
-        self._told.take(event)
+        self._emitter.take(event)
         self._hear_waiting()
         return self._step()
 
     def from_transcript(self, transcript: Transcript) -> Step:
         """What someone beside the model has heard in an item."""
-        self._told.transcript(transcript)
+        self._emitter.transcript(transcript)
         return self._step()
 
     def _hear_waiting(self) -> None:
@@ -128,28 +112,32 @@ class Dialogue:
         while state.waiting:
             event = state.waiting[0]
             try:
-                if self._heard.must_wait(event):
+                if isinstance(event, told.Error):
+                    state.tell(event)
+                elif self._handler.must_wait(event):
                     return
-                self._heard.take(event)
+                else:
+                    self._handler.take(event)
             except WireError as error:
-                state.out.events.append(_error(error, event))
+                state.tell(_error(error, event.event_id))
             state.waiting.popleft()
 
     def _step(self) -> Step:
-        """What has come together, in the client's shape, every event with an id."""
-        out = self._state.take_out()
-        step = Step(out.commands, notes=out.notes)
-        for event in out.events:
-            shaped = to_client(event, self._shape)
-            if shaped is not None:
-                self._stamped += 1
-                step.events.append({"event_id": f"event_{self._stamp}_{self._stamped}", **shaped})
+        """What has come together, every event with an id."""
+        step = self._state.take_step()
+        for event in step.events:
+            self._stamped += 1
+            event.event_id = f"event_{self._stamp}_{self._stamped}"
         return step
 
 
-def _error(error: WireError, event: Fields) -> dict[str, Any]:
-    body = refusal(error.code, str(error), error.param)
-    event_id = event.value.get("event_id")
-    if isinstance(event_id, str) and len(event_id) <= _LONGEST_EVENT_ID and is_text(event_id):
-        body["event_id"] = event_id
-    return {"type": "error", "error": body}
+def _error(error: WireError, event_id: Any) -> told.Error:
+    """``event_id`` as the client has sent it, which may be anything."""
+    named = isinstance(event_id, str) and len(event_id) <= LONGEST_ID and is_text(event_id)
+    body = told.ErrorBody(
+        code=error.code,
+        message=str(error),
+        param=error.param,
+        event_id=event_id if named else None,
+    )
+    return told.Error(error=body)

@@ -4,18 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mosstalk.constants import INPUT_RATE
-from mosstalk.server.realtime.errors import (
-    FAILED_RESPONSES,
-    VENDOR,
-    failure,
-    refusal,
-    told,
-)
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime import shown
+from mosstalk.server.realtime.errors import FAILED_RESPONSES, error_body, failure
 from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
-from mosstalk.server.realtime.requests import Wish, usual
-from mosstalk.server.realtime.responses import OpenResponse, response_object
-from mosstalk.server.realtime.state import State, event_id_of
-from mosstalk.server.realtime.transcripts import Transcript
+from mosstalk.server.realtime.responses import OpenResponse, Wish, response_object, usual
+from mosstalk.server.realtime.state import State, Transcript, event_id_of
 from mosstalk.session import events
 from mosstalk.session.events import CloseReason, ErrorCode
 
@@ -26,7 +20,7 @@ _ENDS: dict[str, str] = {
 }
 
 
-class Told:
+class ServerEventEmitter:
     """Takes a session's events and passes on the client's."""
 
     def __init__(self, state: State) -> None:
@@ -63,139 +57,116 @@ class Told:
         state = self._state
         state.session_id = event.session_id
         state.expires_at = int(state.now() + event.settings.durations.longest_s)
-        state.tell(
-            {"type": "session.created", "session": self._session()},
-            {
-                "type": "conversation.created",
-                "conversation": {"id": state.conversation_id, "object": "realtime.conversation"},
-            },
-        )
+        state.tell(told.SessionEvent(type="session.created", session=self._session()))
 
     def _updated(self, event: events.SettingsUpdated) -> None:
         state = self._state
         session = state.updates.pop(event.command_id or "", None)
         state.session = session or state.session
-        state.tell({"type": "session.updated", "session": self._session()})
+        state.tell(told.SessionEvent(type="session.updated", session=self._session()))
 
-    def _session(self) -> dict[str, Any]:
+    def _session(self) -> shown.Session:
         ids = {"id": self._state.session_id, "expires_at": self._state.expires_at}
-        return {**self._state.session.body, **ids}
+        return self._state.session.body.model_copy(update=ids)
 
     def _closed(self, event: events.Closed) -> None:
         self._state.waiting.clear()
         message = _ENDS.get(event.reason)
         if message:
-            body = refusal("session_expired", message)
-            self._state.tell({"type": "error", "error": body})
+            body = told.ErrorBody(code="session_expired", message=message)
+            self._state.tell(told.Error(error=body))
 
     # The user's turns.
 
     def _speech_started(self, event: events.SpeechStarted) -> None:
-        self._state.tell(
-            {
-                "type": "input_audio_buffer.speech_started",
-                "audio_start_ms": event.start_ms,
-                "item_id": event.item_id,
-            }
-        )
+        self._state.tell(told.SpeechStarted(audio_start_ms=event.start_ms, item_id=event.item_id))
 
     def _speech_stopped(self, event: events.SpeechStopped) -> None:
+        vendor = told.SpeechVendor(
+            speech_end_ms=event.speech_end * 1000 // INPUT_RATE, vad_wait_ms=event.wait_ms
+        )
         self._state.tell(
-            {
-                "type": "input_audio_buffer.speech_stopped",
-                "audio_end_ms": event.end_ms,
-                "item_id": event.item_id,
-                VENDOR: {
-                    "speech_end_ms": event.speech_end * 1000 // INPUT_RATE,
-                    "vad_wait_ms": event.wait_ms,
-                },
-            }
+            told.SpeechStopped(audio_end_ms=event.end_ms, item_id=event.item_id, mosstalk=vendor)
         )
 
     def _idle(self, event: events.IdleTimeout) -> None:
         self._state.tell(
-            {
-                "type": "input_audio_buffer.timeout_triggered",
-                "audio_start_ms": event.start * 1000 // INPUT_RATE,
-                "audio_end_ms": event.end * 1000 // INPUT_RATE,
-                "item_id": event.item_id,
-            }
+            told.TimeoutTriggered(
+                audio_start_ms=event.start * 1000 // INPUT_RATE,
+                audio_end_ms=event.end * 1000 // INPUT_RATE,
+                item_id=event.item_id,
+            )
         )
 
     def _committed(self, event: events.TurnCommitted) -> None:
-        self._state.tell(
-            {
-                "type": "input_audio_buffer.committed",
-                "previous_item_id": self._state.ledger.last_id,
-                "item_id": event.item_id,
-            }
-        )
+        before = self._state.items.last_id
+        self._state.tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
 
     def _cleared(self, _: events.InputCleared) -> None:
-        self._state.tell({"type": "input_audio_buffer.cleared"})
+        self._state.tell(told.InputCleared())
 
     # Items.
 
     def _item_added(self, event: events.ItemAdded) -> None:
         state = self._state
         creation = state.creations.get(event.command_id or "")
-        item = creation.item.wire if creation else shown_item(event.item)
+        item = creation.item if creation else shown_item(event.item)
         response = state.responses.get(event.item.response_id or "")
         if response:
             state.tell(response.item_added(item))
         if event.in_conversation:
-            state.ledger.add(item, creation.after if creation else None)
-            state.tell(self._placed("conversation.item.added", item))
+            state.items.add(item, creation.after if creation else None)
+            before = state.items.before(item.id)
+            state.tell(
+                told.ItemEvent(type="conversation.item.added", previous_item_id=before, item=item)
+            )
         if response:
             state.tell(*response.begin())
 
     def _item_done(self, event: events.ItemDone) -> None:
-        state, item_id = self._state, event.item.item_id
+        state = self._state
         creation = state.creations.pop(event.command_id or "", None)
         response = state.responses.get(event.item.response_id or "")
-        item = creation.item.wire if creation else shown_item(event.item)
+        item = creation.item if creation else shown_item(event.item)
         if response:
             whole = event.item.status is events.ItemStatus.COMPLETED
             state.tell(*response.finish(cut=not whole))
-            item = {**item, "content": response.content}
+            item = item.model_copy(update={"content": response.content})
             state.tell(response.item_done(item))
-        listed = state.ledger.find(item_id)
+        listed = state.items.find(item.id)
         if listed and event.in_conversation:
             listed.item = item
-            state.tell(self._placed("conversation.item.done", item))
-
-    def _placed(self, kind: str, item: dict[str, Any]) -> dict[str, Any]:
-        before = self._state.ledger.before(item["id"])
-        return {"type": kind, "previous_item_id": before, "item": item}
+            before = state.items.before(item.id)
+            state.tell(
+                told.ItemEvent(type="conversation.item.done", previous_item_id=before, item=item)
+            )
 
     def _truncated(self, event: events.ItemTruncated) -> None:
-        listed = self._state.ledger.find(event.item_id)
+        listed = self._state.items.find(event.item_id)
         if listed:
             listed.item = cut(listed.item)
         self._state.tell(
-            {
-                "type": "conversation.item.truncated",
-                "item_id": event.item_id,
-                "content_index": 0,
-                "audio_end_ms": event.audio_ms,
-                VENDOR: {"codes": event.codes, "by_server": event.by_session},
-            }
+            told.ItemTruncated(
+                item_id=event.item_id,
+                audio_end_ms=event.audio_ms,
+                mosstalk=told.TruncatedVendor(codes=event.codes, by_server=event.by_session),
+            )
         )
 
     def _deleted(self, event: events.ItemDeleted) -> None:
-        self._state.ledger.remove(event.item_id)
-        self._state.tell({"type": "conversation.item.deleted", "item_id": event.item_id})
+        self._state.items.remove(event.item_id)
+        self._state.tell(told.ItemDeleted(item_id=event.item_id))
 
     def _dropped(self, event: events.ContextDropped) -> None:
         """As the protocol has it, items that made room are still there, but are not read."""
         for item_id in event.item_ids:
-            self._state.ledger.forget(item_id)
-        self._state.out.notes.append(f"{len(event.item_ids)} oldest items made room")
+            self._state.items.forget(item_id)
+        self._state.note(f"{len(event.item_ids)} oldest items made room")
 
     def transcript(self, transcript: Transcript) -> None:
         """Tell what was heard in an item."""
         state, item_id = self._state, transcript.item_id
-        listed = state.ledger.find(item_id)
+        listed = state.items.find(item_id)
         response = next(
             (each for each in state.responses.values() if each.item_id == item_id), None
         )
@@ -203,7 +174,7 @@ class Told:
             listed.item = transcribed(listed.item, transcript.text or None)
         if response:
             state.tell(*response.transcript(transcript.text))
-        elif listed and listed.item.get("role") == "user":
+        elif listed and isinstance(listed.item, shown.Message) and listed.item.role == "user":
             state.tell(_transcription(transcript))
 
     # Responses.
@@ -225,10 +196,7 @@ class Told:
 
     def _done(self, event: events.ResponseDone) -> None:
         response = self._state.responses.pop(event.response_id)
-        output = [{**shown_item(item), "content": response.content} for item in event.items]
-        self._state.tell(
-            response.done(event, output), {"type": "rate_limits.updated", "rate_limits": []}
-        )
+        self._state.tell(response.done(event), told.RateLimitsUpdated())
 
     # What went wrong.
 
@@ -242,37 +210,32 @@ class Told:
         if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
             self._fail(event, wish or usual(state.session))
             return
-        body = told(event) | {"event_id": event_id_of(event.command_id)}
-        state.tell({"type": "error", "error": body})
+        state.tell(told.Error(error=error_body(event, event_id_of(event.command_id))))
 
     def _fail(self, event: events.ErrorRaised, wish: Wish) -> None:
         """A response that could not be begun, as one that has failed."""
         state = self._state
         conversation_id = state.conversation_id if wish.in_conversation else None
-        shown = (new_id("resp"), state.session.settings.reply, wish, conversation_id)
-        done = response_object(*shown, "failed", failure(event))
+        about = (new_id("resp"), state.session.settings.reply, wish, conversation_id)
+        done = response_object(*about, "failed")
+        done.status_details = failure(event)
         if event.retry_after_s is not None:
-            done[VENDOR] = {"retry_after_s": event.retry_after_s}
+            done.mosstalk = shown.ResponseVendor(retry_after_s=event.retry_after_s)
         state.tell(
-            {"type": "response.created", "response": response_object(*shown, "in_progress", None)},
-            {"type": "response.done", "response": done},
+            told.ResponseEvent(
+                type="response.created", response=response_object(*about, "in_progress")
+            ),
+            told.ResponseEvent(type="response.done", response=done),
         )
         if event.code is ErrorCode.ENGINE_FULL:
-            state.out.notes.append("a response was refused: the engine is full")
+            state.note("a response was refused: the engine is full")
 
 
-def _transcription(transcript: Transcript) -> dict[str, Any]:
-    kind = "conversation.item.input_audio_transcription"
-    where = {"item_id": transcript.item_id, "content_index": 0}
+def _transcription(transcript: Transcript) -> told.Event:
     if transcript.failed is not None:
-        error = {
-            "type": "transcription_error",
-            "code": "audio_unintelligible",
-            "message": transcript.failed,
-            "param": None,
-        }
-        return {"type": f"{kind}.failed", **where, "error": error}
-    usage = {"type": "duration", "seconds": round(transcript.audio_s, 3)}
-    return {
-        "type": f"{kind}.completed", **where, "transcript": transcript.text, "usage": usage,
-    }  # fmt: skip
+        fault = told.TranscriptionFault(message=transcript.failed)
+        return told.TranscriptionFailed(item_id=transcript.item_id, error=fault)
+    usage = told.Duration(seconds=round(transcript.audio_s, 3))
+    return told.TranscriptionCompleted(
+        item_id=transcript.item_id, transcript=transcript.text, usage=usage
+    )

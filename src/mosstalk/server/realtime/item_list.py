@@ -6,8 +6,8 @@ as results of functions, and items that were dropped for want of room are still 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from mosstalk.server.realtime.shown import Item
 from mosstalk.session.commands import ROOT
 
 
@@ -15,16 +15,16 @@ from mosstalk.session.commands import ROOT
 class Listed:
     """An item of the protocol; ``read``: the session has it, so the model reads it."""
 
-    item: dict[str, Any]
+    item: Item
     read: bool = True
 
     @property
     def item_id(self) -> str:
         """Its id."""
-        return str(self.item["id"])
+        return self.item.id
 
 
-class Ledger:
+class ItemList:
     """Items in the client's order; of those that are not read the latest ``kept_chars``."""
 
     def __init__(self, kept_chars: int) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         place = self._place(listed) if listed else 0
         return self._listed[place - 1].item_id if place else None
 
-    def add(self, item: dict[str, Any], after: str | None = None, *, read: bool = True) -> None:
+    def add(self, item: Item, after: str | None = None, *, read: bool = True) -> None:
         """Put an item after another one, at the end without one, or first after ``ROOT``."""
         place, previous = len(self._listed), self.find(after or "")
         if after == ROOT:

@@ -1,9 +1,9 @@
-"""``mosstalk bench vad``: what is asked for, and what is printed."""
+"""What is measured of detectors of speech: everything that ``bench vad`` prints and writes."""
 
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,9 +25,8 @@ from mosstalk.bench.vad import (
 )
 from mosstalk.bench.vad_clips import clip_of, sounds_of, sounds_without_speech, speakers
 from mosstalk.bench.voices import TEACHER, read_aloud
-from mosstalk.cli.measured_output import Outputs, print_found
 from mosstalk.errors import BenchError, DetectorError
-from mosstalk.progress import Progress, progress_bar
+from mosstalk.progress import Progress
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
 
@@ -37,7 +36,9 @@ _NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0
 
 
 @dataclass
-class _Results:
+class DetectorResults:
+    """Figures of every detector, and what could not be measured."""
+
     settings: dict[str, str] = field(default_factory=dict)
     found: list[Found] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
@@ -46,27 +47,28 @@ class _Results:
     skipped: list[str] = field(default_factory=list)
 
     def tables(self) -> list[Table]:
+        """For people; of calls only where there were any."""
         whole = [found_table(self.found), alarm_table(self.alarms), cost_table(self.costs)]
         return [*whole, barge_in_table(self.barge_in)] if self.barge_in else whole
 
 
-def run_vad(kinds: Sequence[str], clips: int, calls: int, to: Outputs) -> None:
-    """Measure detectors; print tables, and write the document.
+def measure_detectors(
+    kinds: Sequence[str], clips: int, calls: int, tell: Progress
+) -> DetectorResults:
+    """Measure detectors of these kinds, or all that are installed.
+
+    Speech is ``clips`` of each speaker, echo is met in ``calls`` simulated calls a setting.
 
     Raises:
         DetectorError: a detector that was asked for, or every one, is not installed.
     """
-    to.require()
-    with to.text_for_people():
-        results = _Results()
-        detectors = [open_detector(kind) for kind in kinds] or _installed(results)
-        with progress_bar() as tell:
-            _measure(detectors, clips, calls, results, tell)
-        print_found(results.settings, results.tables(), results.skipped, width=12)
-    to.write({"format": FORMAT, **asdict(results)})
+    results = DetectorResults()
+    detectors = [open_detector(kind) for kind in kinds] or _installed(results)
+    _measure(detectors, clips, calls, results, tell)
+    return results
 
 
-def _installed(results: _Results) -> list[Detector]:
+def _installed(results: DetectorResults) -> list[Detector]:
     found: list[Detector] = []
     for kind in _KINDS:
         try:
@@ -79,7 +81,7 @@ def _installed(results: _Results) -> list[Detector]:
 
 
 def _measure(
-    detectors: Sequence[Detector], clips: int, calls: int, results: _Results, tell: Progress
+    detectors: Sequence[Detector], clips: int, calls: int, results: DetectorResults, tell: Progress
 ) -> None:
     readings, missing = speakers(clips)
     results.skipped += missing
@@ -111,7 +113,7 @@ def _measure(
 
 
 def _both_sides(
-    clips: int, sounds: list[Samples], results: _Results
+    clips: int, sounds: list[Samples], results: DetectorResults
 ) -> tuple[list[Samples], list[Samples]]:
     """Sounds of the assistant and of users; without festival one person plays the assistant."""
     try:

@@ -1,19 +1,13 @@
-"""``mosstalk plan``: what is asked for, and what is printed."""
+"""What ``mosstalk plan`` found, as tables for people and as a document."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 from mosstalk.bench.tables import NONE, Table
-from mosstalk.cli.common import one_of
-from mosstalk.errors import OptionError
-from mosstalk.files import as_text
-from mosstalk.plan.cards import Card, cards
-from mosstalk.plan.fit import PLACES, Plan, Wish, advice
+from mosstalk.plan.cards import Card
+from mosstalk.plan.fit import Plan, advice
 from mosstalk.plan.limits import SOUND, TITLES, Limits, limits_of
-from mosstalk.plan.make import plan_of
 from mosstalk.plan.measured import Peak, measured
 from mosstalk.plan.sizes import PRECISIONS, Configs
 
@@ -22,81 +16,40 @@ COMPUTED = (
     "Computed, not measured: bytes over the vendor's bandwidth or operations over its dense rates, "
     "whichever take longer. Nothing can be faster, and nothing is as fast."
 )
-_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 _GIB = 2**30
-_QUANTIZATION_KEY = "quantization"
+
+Best: TypeAlias = Mapping[str, Mapping[str, Limits | None]]
+"""By card and precision; None where the card lacks it and nobody asked for it alone."""
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """What the command line says."""
-
-    gpu_memory: str | None
-    gpus: Sequence[str]
-    precision: str | None
-    sessions: int
-    rows: int
-    voices_s: float
-    embeddings: str
-    model: Path | None
-    codec: Path | None
+def printed(plan: Plan | None, chosen: Sequence[Card], best: Best, *, published: bool) -> str:
+    """All that was found, for people; ``published``: of the published model's sizes."""
+    shown = _plan_tables(plan, published=published) if plan else []
+    shown += [_limits_table(chosen, best), _cards_table(chosen)] if chosen else []
+    verdict = f"\n\n{_verdict(plan)}" if plan else ""
+    return "\n\n".join(table.as_text() for table in shown) + verdict
 
 
-def memory_of(words: str) -> int:
-    """Bytes of ``24GiB``, ``80 GB`` or ``24564MiB``.
-
-    Raises:
-        OptionError: it says something else.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|MiB|GB|MB)", words.strip())
-    if not found or not float(found[1]):
-        raise OptionError(f"--gpu-memory {words}: give something like 24GiB, 80GB or 24564MiB")
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
-def run_plan(request: PlanRequest, *, as_json: bool) -> bool:
-    """Print what is asked for; whether it fits.
-
-    Raises:
-        OptionError: nothing was asked for, or an option means nothing.
-        DeviceError: FP8 for a card without it.
-        ConfigError, CheckpointError: see ``Configs.of``.
-    """
-    if request.precision not in (None, *PRECISIONS):
-        raise OptionError(f"--precision {request.precision}: choose of {', '.join(PRECISIONS)}")
-    one_of("--embeddings", request.embeddings, *PLACES)
-    if not request.gpu_memory and not request.gpus:
-        raise OptionError("give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help")
-    chosen = cards(list(request.gpus))
-    memory = memory_of(request.gpu_memory) if request.gpu_memory else None
-    configs = Configs.of(request.model, request.codec)
-    plan = plan_of(configs, _wish(request, configs, memory)) if memory else None
-    best = {card.name: _limits(configs, card, request.precision) for card in chosen}
-    if as_json:
-        print(as_text(_document(configs, request, plan, best)), end="")
-    else:
-        shown = _plan_tables(plan, published=_published(request)) if plan else []
-        shown += [_limits_table(chosen, best), _cards_table(chosen)] if chosen else []
-        print("\n\n".join(table.as_text() for table in shown))
-        if plan:
-            print(f"\n{_verdict(plan)}")
-    return plan is None or plan.fits
+def document_of(weights: str, plan: Plan | None, best: Best, *, published: bool) -> dict[str, Any]:
+    """All that was found; ``weights``: their kind."""
+    computed = {
+        card: {name: asdict(limits) if limits else None for name, limits in found.items()}
+        for card, found in best.items()
+    }
+    return {
+        "format": FORMAT,
+        "weights": weights,
+        "plan": _plan_values(plan, published=published) if plan else None,
+        "limits": {"note": COMPUTED, "cards": computed} if best else None,
+    }
 
 
-def _published(request: PlanRequest) -> bool:
-    return request.model is None and request.codec is None
-
-
-def _wish(request: PlanRequest, configs: Configs, memory: int) -> Wish:
-    quantized = _QUANTIZATION_KEY in configs.model.extra
-    precision = request.precision or ("fp8" if quantized else "bf16")
-    return Wish(
-        memory, precision, request.sessions, request.rows, request.voices_s, request.embeddings
-    )
+def best_of(configs: Configs, chosen: Sequence[Card], precision: str | None) -> Best:
+    """What each card could do at best, in ``precision`` or in all."""
+    return {card.name: _limits(configs, card, precision) for card in chosen}
 
 
 def _limits(configs: Configs, card: Card, precision: str | None) -> dict[str, Limits | None]:
-    """By precision; None where the card lacks it and nobody asked for it alone."""
     asked = (precision,) if precision else PRECISIONS
     return {
         name: limits_of(configs, card, name)
@@ -147,7 +100,7 @@ def _peak_line(peak: Peak) -> tuple[str, str, str]:
     return peak.name, figure, "; ".join(word for word in (peak.device, peak.command) if word)
 
 
-def _limits_table(chosen: Sequence[Card], best: dict[str, dict[str, Limits | None]]) -> Table:
+def _limits_table(chosen: Sequence[Card], best: Best) -> Table:
     lines = []
     for name, title in TITLES.items():
         for precision in list(best[chosen[0].name])[: 1 if name in SOUND else None]:
@@ -203,24 +156,6 @@ def _verdict(plan: Plan) -> str:
         f"{wish.rows:,} rows, and there are {_gib(wish.memory_bytes)}"
     ]
     return "\n".join([*lines, *(f"  change: {words}" for words in advice(plan))])
-
-
-def _document(
-    configs: Configs,
-    request: PlanRequest,
-    plan: Plan | None,
-    best: dict[str, dict[str, Limits | None]],
-) -> dict[str, Any]:
-    computed = {
-        card: {name: asdict(limits) if limits else None for name, limits in found.items()}
-        for card, found in best.items()
-    }
-    return {
-        "format": FORMAT,
-        "weights": configs.model.weights_kind if request.model else "none",
-        "plan": _plan_values(plan, published=_published(request)) if plan else None,
-        "limits": {"note": COMPUTED, "cards": computed} if best else None,
-    }
 
 
 def _plan_values(plan: Plan, *, published: bool) -> dict[str, Any]:

@@ -1,0 +1,246 @@
+"""What a client may send: one model an event, of the fields that are looked at."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from mosstalk.server.realtime.parsing import Model, fault
+from mosstalk.server.realtime.session_wishes import (
+    Id,
+    Object,
+    Objects,
+    Reply,
+    ResponseOutput,
+    Rows,
+    Text,
+    Texts,
+    listed,
+    number,
+    typed,
+)
+
+_MOST_INPUTS = 64
+"""Items that a response may bring along."""
+_MOST_METADATA = 64
+_LONGEST_METADATA = 2048
+
+
+class TextPart(Model):
+    """Text of an item."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text | None = None
+
+
+class InputAudioPart(Model):
+    """Sound of a user, as base64, or what was said where there is no sound."""
+
+    type: Literal["input_audio"]
+    audio: str | None = None
+    transcript: Text | None = None
+
+
+class OutputAudioPart(Model):
+    """What an assistant said."""
+
+    type: Literal["output_audio"]
+    transcript: Text | None = None
+
+
+class ImagePart(Model):
+    """A picture, which nobody looks at."""
+
+    type: Literal["input_image"]
+
+
+Part = Annotated[
+    TextPart | InputAudioPart | OutputAudioPart | ImagePart,
+    Field(discriminator="type"),
+    typed(None, text="input_text", audio="input_audio"),
+]
+"""Clients still send "text" and "audio", the older names."""
+
+
+class MessageItem(Model):
+    """What one role says."""
+
+    type: Literal["message"]
+    id: Id | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Objects[Part] = Field(default_factory=list)
+
+
+class FunctionCall(Model):
+    """A call of a function, which is kept and not read."""
+
+    type: Literal["function_call"]
+    id: Id | None = None
+    name: Id
+    arguments: Text | None = None
+    call_id: Id | None = None
+
+
+class FunctionCallOutput(Model):
+    """What a function has returned, which is kept and not read."""
+
+    type: Literal["function_call_output"]
+    id: Id | None = None
+    call_id: Id
+    output: Text | None = None
+
+
+class ApprovalResponse(Model):
+    """An answer to what is never asked here."""
+
+    type: Literal["mcp_approval_response"]
+    id: Id | None = None
+
+
+class ItemReference(Model):
+    """An item that is there already."""
+
+    type: Literal["item_reference"]
+    id: str | None = None
+
+
+AnyItem = MessageItem | FunctionCall | FunctionCallOutput | ApprovalResponse
+Item = Annotated[AnyItem, Field(discriminator="type"), typed("message")]
+GivenItem = Annotated[AnyItem | ItemReference, Field(discriminator="type"), typed("message")]
+
+
+# Responses.
+
+
+def _metadata(value: Any) -> Any:
+    """Words that come back as they are; what is no string is written as one."""
+    if not isinstance(value, dict):
+        return value
+    told = {name: each if isinstance(each, str) else str(each) for name, each in value.items()}
+    if len(told) > _MOST_METADATA or any(len(each) > _LONGEST_METADATA for each in told.values()):
+        message = f"at most {_MOST_METADATA} values of {_LONGEST_METADATA} characters."
+        raise fault("invalid_value", message)
+    return told
+
+
+class ResponseAudio(Model):
+    """``response.audio``."""
+
+    output: Object[ResponseOutput] = ResponseOutput()
+
+
+class ResponseWishes(Model):
+    """What a ``response.create`` asks for; None is as the session has it."""
+
+    audio: Object[ResponseAudio] = ResponseAudio()
+    max_output_tokens: Rows = None
+    metadata: Annotated[Texts | None, BeforeValidator(_metadata)] = None
+    conversation: str | None = None
+    input: Annotated[list[GivenItem] | None, listed(_MOST_INPUTS, "items")] = None
+    tools: Objects[dict[str, Any]] = Field(default_factory=list)
+    output_modalities: Reply = None
+    instructions: Text | None = None
+    prompt: Any = None
+    temperature: Any = None
+    reasoning: Any = None
+
+
+# Events.
+
+
+class Event(Model):
+    """What all events of a client have."""
+
+    event_id: Id | None = None
+
+
+class SessionUpdate(Event):
+    """The wishes are checked once they are merged into those before: see ``SessionWishes``."""
+
+    type: Literal["session.update"]
+    session: Object[dict[str, Any]]
+
+
+class InputAudioBufferAppend(Event):
+    """Sound, as base64 of the session's format."""
+
+    type: Literal["input_audio_buffer.append"]
+    audio: str
+
+
+class InputAudioBufferCommit(Event):
+    """The user's turn ends here."""
+
+    type: Literal["input_audio_buffer.commit"]
+
+
+class InputAudioBufferClear(Event):
+    """Sound since the last turn is to be forgotten."""
+
+    type: Literal["input_audio_buffer.clear"]
+
+
+class OutputAudioBufferClear(Event):
+    """Sound that waits to be played is to be forgotten."""
+
+    type: Literal["output_audio_buffer.clear"]
+
+
+class ConversationItemCreate(Event):
+    """A new item, after ``previous_item_id``: an id, "root" or None for the end."""
+
+    type: Literal["conversation.item.create"]
+    item: Object[Item]
+    previous_item_id: str | None = None
+
+
+class ConversationItemRetrieve(Event):
+    """An item is to be shown."""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: str
+
+
+class ConversationItemTruncate(Event):
+    """So much was heard of a reply; None: the session's own clock decides."""
+
+    type: Literal["conversation.item.truncate"]
+    item_id: str
+    audio_end_ms: Annotated[float | None, number()] = None
+
+
+class ConversationItemDelete(Event):
+    """An item is to go."""
+
+    type: Literal["conversation.item.delete"]
+    item_id: str
+
+
+class ResponseCreate(Event):
+    """A response is to be made."""
+
+    type: Literal["response.create"]
+    response: Object[ResponseWishes] = ResponseWishes()
+
+
+class ResponseCancel(Event):
+    """A response, or the conversation's, is to end."""
+
+    type: Literal["response.cancel"]
+    response_id: str | None = None
+
+
+ClientEvent = Annotated[
+    SessionUpdate
+    | InputAudioBufferAppend
+    | InputAudioBufferCommit
+    | InputAudioBufferClear
+    | OutputAudioBufferClear
+    | ConversationItemCreate
+    | ConversationItemRetrieve
+    | ConversationItemTruncate
+    | ConversationItemDelete
+    | ResponseCreate
+    | ResponseCancel,
+    Field(discriminator="type"),
+]
+CLIENT_EVENT: TypeAdapter[ClientEvent] = TypeAdapter(ClientEvent)
