@@ -22,8 +22,8 @@ from mosstalk.constants import CODE_MS, INPUT_RATE
 from mosstalk.conversation import Mode
 from mosstalk.diagnostics.figures import answer_figures, model_facts
 from mosstalk.errors import TextError
-from mosstalk.models.generation import Step
 from mosstalk.offline.pipeline import Answer, Chat
+from mosstalk.offline.replies import Step
 from mosstalk.progress import status_line
 from mosstalk.script import Script
 
