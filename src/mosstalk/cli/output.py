@@ -150,5 +150,5 @@ def print_machine(pipeline: Pipeline, about: dict[str, Any]) -> None:
     print(f"  drawn with {drawn.replace('_', ' ')}, seed {about['seed']}")
     print(
         f"  weights {about['weights']}; model {dtype}, codec float32 on {model.device}; "
-        "reference path"
+        f"{about['path']} path"
     )

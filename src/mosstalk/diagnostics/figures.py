@@ -42,7 +42,10 @@ def answer_figures(answer: Answer) -> dict[str, Any]:
 
 
 def model_facts(pipeline: Pipeline) -> dict[str, Any]:
-    """What computed an answer: versions, kind of weights, device, dtypes, and which path."""
+    """What computed an answer: versions, kind of weights, device, dtypes, and which path.
+
+    The path is "fast" where the engine runs kernels, "reference" where it runs their references.
+    """
     model = pipeline.model
     return {
         "mosstalk": version("mosstalk"),
@@ -53,5 +56,5 @@ def model_facts(pipeline: Pipeline) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "precision": precision_of(model.dtype, Quantization.of(model.config)),
         "codec_dtype": pipeline.decoder_dtype,
-        "path": "reference",
+        "path": "fast" if pipeline.engine.kernels else "reference",
     }

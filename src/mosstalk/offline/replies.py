@@ -21,8 +21,9 @@ from mosstalk.models.sampling import NOT_FINITE
 from mosstalk.sampling_options import Limits, SamplingOptions
 
 _BLOCK_ROWS = 16
-_FIRST_ROWS = 256
-"""Rows that the store has room for before anybody has asked for a reply."""
+_FIRST_ROWS = 2048
+"""Rows that the store has room for at first, if the context has as many: those of a prompt and of
+the longest reply that nobody has asked to be longer."""
 _LIMITS = SchedulerLimits(slots=4)
 """Replies at once: an abandoned one may not be gone yet."""
 
@@ -44,12 +45,20 @@ class OfflineEngine:
     """
 
     def __init__(self, model: LanguageModel, ids: SpecialIds) -> None:
-        options = EngineOptions(
-            _FIRST_ROWS // _BLOCK_ROWS, _BLOCK_ROWS, _LIMITS, share_prefixes=False
-        )
+        rows = min(_FIRST_ROWS, model.config.max_position_embeddings)
+        blocks = -(-rows // _BLOCK_ROWS)
+        options = EngineOptions(blocks, _BLOCK_ROWS, _LIMITS, share_prefixes=False)
         self.core = EngineCore(model, ids, options)
+        layers = self.core.runner.layers
+        # Kernels of a row alone, compiled side by side; prompts' sizes wait for the prompts.
+        layers.warm(layers.limits.usual()[:1])
         self.lock = RLock()
         self._dropped: deque[Sequence] = deque()
+
+    @property
+    def kernels(self) -> bool:
+        """Whether kernels compute, not their references."""
+        return self.core.runner.layers.kernels
 
     def open(self, owner: object) -> Sequence:
         """A sequence for ``owner``'s conversation; its blocks are free once ``owner`` is gone."""
