@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mosstalk.cli.opening import ModelRequest, SamplingRequest
     from mosstalk.cli.output import Record, Sound
     from mosstalk.config import LanguageModelConfig
-    from mosstalk.models.generation import Step
     from mosstalk.offline.pipeline import Answer, Chat
+    from mosstalk.offline.replies import Step
     from mosstalk.script import Script
 
 

@@ -58,6 +58,13 @@ class BlockPool:
         """Blocks that ``take`` can still give."""
         return self._free.free + len(self._kept)
 
+    def grow(self, size: int) -> None:
+        """Have ``size`` blocks from now on; those that there were stay whose they are."""
+        assert size >= self.size, f"a pool of {self.size} blocks cannot become one of {size}"
+        self._free.grow(range(self.size, size))
+        self._holders += [0] * (size - self.size)
+        self.size = size
+
     def holders(self, block: int) -> int:
         """How many hold ``block``."""
         return self._holders[block]

@@ -126,6 +126,15 @@ class EngineCore:
         """A new conversation's sequence, with its first rows."""
         return Sequence(self.pool, self.ids.modality_pad, list(rows or []))
 
+    def grow(self, blocks: int) -> None:
+        """Have a pool of ``blocks`` blocks; K and V of all that was read stay.
+
+        For whoever knows how long a reply can become only when it is asked for: on a GPU it
+        costs the graphs that were captured.
+        """
+        self.pool.grow(blocks)
+        self.runner.grow()
+
     def submit(self, sequence: Sequence, ask: ReplyParams | None = None) -> Request:
         """Ask for a reply to the sequence's rows.
 

@@ -37,6 +37,15 @@ class KVStore:
             pool.rows,
         )
 
+    def grown(self, config: LanguageModelConfig, pool: BlockPool) -> "KVStore":
+        """Room for every block of a pool that has grown, with what was there."""
+        store = self.allocate(config, pool, self.keys.device, self.keys.dtype)
+        places = len(self.hidden)
+        store.keys[:, :places] = self.keys
+        store.values[:, :places] = self.values
+        store.hidden[:places] = self.hidden
+        return store
+
     def poison(self, blocks: list[int]) -> None:
         """Make every number of these blocks NaN, so that reading one unwritten is seen."""
         for block in blocks:

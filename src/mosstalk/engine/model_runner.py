@@ -115,12 +115,20 @@ class ModelRunner:
         self._draws = DrawInputs(slots, ids, model.device)
         known = Field((_KNOWN_IDS,), "int64", "ids")
         self._known = DeviceInputs({"ids": known}, model.device)
+        self._layer_options = layers
         self.layers = Layers(model, self.store, self._slots.latest, layers)
 
     @property
     def device(self) -> torch.device:
         """Where the weights and the store are."""
         return self.model.device
+
+    def grow(self) -> None:
+        """Have a store for a pool that has grown; graphs are captured anew when they are used."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a graph may still be at work in what goes
+        self.store = self.store.grown(self.model.config, self.pool)
+        self.layers = Layers(self.model, self.store, self._slots.latest, self._layer_options)
 
     def begin(self, request: Request) -> None:
         """Set a slot's penalty state from the request's rows; put-off draws are not in it.

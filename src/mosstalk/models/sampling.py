@@ -10,6 +10,11 @@ from mosstalk.numerics.rng import gumbel
 from mosstalk.sampling_options import SamplingOptions
 
 NEVER = float("-inf")
+NOT_FINITE = (
+    "the model's logits are not finite: its weights or config are damaged, or its arithmetic "
+    "overflows; try --dtype float32"
+)
+"""What whoever asked for a reply is told."""
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -49,10 +54,7 @@ def draw(logits: Tensor, options: SamplingOptions, channel: int, step: int) -> i
     warpers leave (the Gumbel-max trick), so no sum over the vocabulary orders the result.
     """
     if not bool(logits.max() > NEVER):
-        raise CheckpointError(
-            "the model's logits are not finite: its weights or config are damaged, or its "
-            "arithmetic overflows; try --dtype float32"
-        )
+        raise CheckpointError(NOT_FINITE)
     if options.temperature == 0:
         return int(logits.argmax())
     warped = warp(logits, options.temperature, options.top_k, options.top_p)

@@ -1,7 +1,8 @@
 """Model and codec together: a conversation in which turns are heard and answered.
 
-The plain, exact form of the main job: one conversation, one stage after the other. It is
-what the examples and ``mosstalk chat`` use, and what real-time sessions are measured by.
+The main job without a clock: one conversation, one stage after the other, by the engine that
+serves. It is what the examples and ``mosstalk chat`` use, and what real-time sessions are
+measured by.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,20 +21,20 @@ from mosstalk.constants import CODE_MS, INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import (
     SYSTEM_PROMPTS,
     Conversation,
-    FinishReason,
     Mode,
     Reply,
     SpecialIds,
 )
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.engine.host_table import keep_table_on_host
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec
-from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.offline.defaults import Defaults, read_defaults
+from mosstalk.offline.replies import EngineReply, OfflineEngine, Step
 from mosstalk.progress import Progress
 from mosstalk.runtime.timing import TurnTimings
 from mosstalk.sampling_options import Limits, SamplingOptions
@@ -68,6 +69,15 @@ class Pipeline:
             return SpeechDecoder(self.codec, DecoderOptions.exact(_EXACT_REPLIES))
         options = DecoderOptions.of(self.sound, self.codec.device, replies=_REPLIES)
         return SpeechDecoder(self.codec, options)
+
+    @cached_property
+    def engine(self) -> OfflineEngine:
+        """What draws the rows of all replies.
+
+        Raises:
+            CheckpointError: products of one input are quantised differently.
+        """
+        return OfflineEngine(self.model, self.ids)
 
     @property
     def decoder_dtype(self) -> str:
@@ -153,7 +163,7 @@ class Chat:
         self.pipeline = pipeline
         self.conversation = conversation
         self._voice = voice
-        self.cache = pipeline.model.new_cache()
+        self.sequence = pipeline.engine.open(self)
         self._timings = TurnTimings(pipeline.codec.device)
 
     @cached_property
@@ -209,14 +219,11 @@ class Chat:
         chosen = self.pipeline.defaults.of("chat")
         timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
         self.conversation.open_reply(speech)
-        generation = Generation(
-            self.pipeline.model,
-            self.cache,
-            list(self.conversation.rows),  # an abandoned reply may still read it
-            self.pipeline.ids,
-            options or chosen.options(),
-            limits or chosen.limits(),
-            script,
+        ask = ReplyParams(
+            options or chosen.options(), limits or chosen.limits(), script, whole_rows=True
+        )
+        generation = EngineReply(
+            self.pipeline.engine, self.sequence, list(self.conversation.rows), ask
         )
         return Answer(self, generation, timings, on_step)
 
@@ -230,7 +237,7 @@ class Answer:
     """
 
     chat: Chat
-    generation: Generation
+    generation: EngineReply
     timings: TurnTimings
     on_step: OnStep | None = None
     samples: int = 0
@@ -295,14 +302,15 @@ class Answer:
         return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
 
     def _timed_steps(self) -> Iterator[Step]:
-        steps = iter(self.generation)
-        while True:
-            with self.timings.stage("step"):
-                step = next(steps, None)
-            if step is None:
-                # Asking for a step after the last is no step.
-                self.timings.stages["step"].pop()
-                return
+        self.generation.begin()
+        while not self.generation.ended:
+            with self.timings.stage("step", wait=False):
+                self.generation.step()
+            yield from self._fresh()
+        yield from self._fresh()  # their audio ids were drawn as the reply was cancelled
+
+    def _fresh(self) -> Iterator[Step]:
+        for step in self.generation.fresh():
             self.steps += 1
             if self.on_step:
                 self.on_step(step)
@@ -318,7 +326,5 @@ class Answer:
         if self._closed:
             return
         self._closed = True
-        if self.reply.finish_reason is None:
-            self.reply.finish_reason = FinishReason.CANCELLED
-        kept = self.chat.conversation.close_reply(self.reply)
-        self.chat.cache.truncate(min(kept, self.chat.cache.rows))
+        self.generation.end()
+        self.chat.sequence.free_from(self.chat.conversation.close_reply(self.reply))

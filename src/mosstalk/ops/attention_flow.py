@@ -107,8 +107,6 @@ def attention_flow(
     """
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
-    if workspace is None and splits > 1:
-        workspace = attend_workspace(items, kv, frames, splits)
     _check(q, kv, out, items * frames, bias)
     assert visible.shape == (items,)
     assert all(one.is_contiguous() for one in (table, visible))
@@ -116,7 +114,8 @@ def attention_flow(
     rows = _tile_rows(frames, kv)
     steps, most = ceil_div(frames, rows), 1 << (splits - 1).bit_length()
     room = None
-    if workspace is not None and splits > 1:
+    if splits > 1:
+        workspace = attend_workspace(items, kv, frames, splits) if workspace is None else workspace
         room = Room.of(workspace, steps * items * branches * heads, splits, rows, channels)
     return out, Launch(
         _attention_flow,

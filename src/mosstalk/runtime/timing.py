@@ -58,11 +58,15 @@ class TurnTimings:
             self.first_audio_ms = 1000 * (time.perf_counter() - self.committed_s)
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time one run of a stage, waiting for the device before the clock is read."""
+    def stage(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Time one run of a stage, waiting for the device before the clock is read.
+
+        Without ``wait`` the stage has waited for what it made, and other work may be under way.
+        """
         start = time.perf_counter()
         yield
-        synchronize(self.device)
+        if wait:
+            synchronize(self.device)
         self.stages[name].append(1000 * (time.perf_counter() - start))
         self.starts[name].append(start)
 

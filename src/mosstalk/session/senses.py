@@ -17,7 +17,8 @@ from mosstalk.session.workers import Gathering
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 
-_SEGMENT_S, _SESSION_S = 30.0, 15.0
+_SESSION_S = 31.0
+"""A segment of 30 s, the most that is held of a turn, in whole pages of 1.28 s."""
 _MOST_WAIT_S = 2.0
 """Who finds no memory for sound waits so long for others' turns to end."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
@@ -25,12 +26,11 @@ _PIECE_SAMPLES = 2 * INPUT_RATE
 
 
 def held_s(sessions: int) -> float:
-    """Seconds of sound for which a GPU keeps memory where so many talk.
+    """Seconds of sound for which a GPU keeps memory where so many talk: a whole segment of each.
 
-    Turns are held whole, up to a segment of 30 s. Not all users speak for so long at once: there
-    is a segment, and for each session half of one more.
+    So nobody who talks for long takes it from anybody else.
     """
-    return _SEGMENT_S + sessions * _SESSION_S
+    return sessions * _SESSION_S
 
 
 class _Sound(NamedTuple):
