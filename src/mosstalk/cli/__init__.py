@@ -20,7 +20,7 @@ from mosstalk.environment import share_the_processor
 app = typer.Typer(
     name="mosstalk",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
 add_command(app, "chat", ChatCommand, cls=OrderedTurns)

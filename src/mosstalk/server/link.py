@@ -284,11 +284,11 @@ class EngineLink:
 
     def _dead(self, failure: said.Failed) -> None:
         """Tell every session; the first reason given is the one that counts."""
-        if self.dead.done() or self._stopping:
-            return
-        _LOG.error("%s", failure.message)
-        self.dead.set_result(failure)
-        self.kill()
+        if not (self.dead.done() or self._stopping):
+            _LOG.error("%s", failure.message)
+            self.dead.set_result(failure)
+            self.kill()
+        # Of a worker that was stopped too: a connection waits for its session's end.
         gone = EngineStoppedError(failure.message)
         for session in self.sessions:
             if not session.opened.done():
