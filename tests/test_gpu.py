@@ -9,6 +9,7 @@ import torch
 from conftest import GOLDENS, QUESTION, SYNTHETIC, Checkpoint, Run
 
 from mosstalk import Chat, Pipeline, SamplingOptions, Script, read_audio
+from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.constants import INPUT_RATE
 from mosstalk.runtime.device import pick_device
 from mosstalk.verify.run import run_case
@@ -22,8 +23,9 @@ SAMPLED = SamplingOptions(temperature=1.2, top_k=0, seed=5)
 
 @pytest.fixture(scope="module")
 def on_gpu(tiny: Checkpoint) -> Pipeline:
-    """The tiny checkpoint in float32 on the GPU."""
-    return Pipeline.load(tiny.model, tiny.codec, device=pick_device("cuda"))
+    """The tiny checkpoint in float32 on the GPU, sound included."""
+    exact = SoundRequest(dtype="float32", context_s=0)
+    return Pipeline.load(tiny.model, tiny.codec, device=pick_device("cuda"), sound=exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

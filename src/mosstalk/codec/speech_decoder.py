@@ -6,7 +6,7 @@ leaving; a hop costs the same however long its reply has become.
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -46,6 +46,19 @@ class DecoderOptions:
         """Float32 and nothing forgotten, for few replies: pages are as many as these need."""
         flow = FlowOptions(pages=_FEW_PAGES, grows=True, max_items=_FEW_ITEMS, lanes=1, voices=4)
         return cls(flow, HiftOptions(replies=replies))
+
+    @classmethod
+    def few(cls, replies: int, device: torch.device) -> Self:
+        """What speaks where nobody asked for anything: exact on a CPU; on a GPU what serves.
+
+        There it is 16 bit and ``CONTEXT_S`` remembered, in as few pages.
+        """
+        exact = cls.exact(replies)
+        if device.type != "cuda":
+            return exact
+        served = cls.of(SoundRequest(), device, replies)
+        flow = replace(exact.flow, dtype=served.flow.dtype, context_s=served.flow.context_s)
+        return cls(flow, served.hift)
 
     @classmethod
     def of(cls, request: SoundRequest, device: torch.device, replies: int | None = None) -> Self:

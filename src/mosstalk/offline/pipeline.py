@@ -43,7 +43,7 @@ from mosstalk.script import Script
 OnStep = Callable[[Step], None]
 _REPLIES = 4
 """Replies at once of one conversation: an abandoned one may not be gone yet."""
-_EXACT_REPLIES = 64
+_FEW_REPLIES = 64
 """Replies at once where memory follows what they need."""
 
 
@@ -60,15 +60,19 @@ class Pipeline:
 
     @cached_property
     def decoder(self) -> SpeechDecoder:
-        """What makes the sound: exactly, unless it was asked for in a certain way.
+        """What makes the sound: as it was asked for, else as ``DecoderOptions.few`` says.
 
         Raises:
             ConfigError: the codec's flow was trained on whole replies.
         """
+        return SpeechDecoder(self.codec, self._decoder_options)
+
+    @property
+    def _decoder_options(self) -> DecoderOptions:
+        device = self.codec.device
         if self.sound.plain:
-            return SpeechDecoder(self.codec, DecoderOptions.exact(_EXACT_REPLIES))
-        options = DecoderOptions.of(self.sound, self.codec.device, replies=_REPLIES)
-        return SpeechDecoder(self.codec, options)
+            return DecoderOptions.few(_FEW_REPLIES, device)
+        return DecoderOptions.of(self.sound, device, replies=_REPLIES)
 
     @cached_property
     def engine(self) -> OfflineEngine:
@@ -82,8 +86,7 @@ class Pipeline:
     @property
     def decoder_dtype(self) -> str:
         """Precision of flow and vocoder."""
-        dtype = torch.float32 if self.sound.plain else self.decoder.flow.options.dtype
-        return str(dtype).removeprefix("torch.")
+        return str(self._decoder_options.flow.dtype).removeprefix("torch.")
 
     def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it."""
@@ -109,8 +112,9 @@ class Pipeline:
         """Read a model folder and a codec folder.
 
         ``dtype`` is the language model's, None for the stored one. The codec runs in float32 but
-        for what ``sound`` asks of flow and vocoder; without it they are exact. ``embeddings``
-        "host" keeps those of text in the host's memory.
+        for flow and vocoder where ``sound`` asks for something else, and on a GPU, where they
+        run in 16 bit unless it asks for float32. ``embeddings`` "host" keeps those of text in the
+        host's memory.
 
         Raises:
             ConfigError, CheckpointError: a folder is no checkpoint, is damaged, or the two do

@@ -168,5 +168,6 @@ class Graphs(Generic[Key]):
         self._captured[key].replay()
 
     def forget(self) -> None:
-        """Drop all of them: what they read has moved."""
+        """Drop all of them: what they read has moved. Their pool of memory ends with them."""
         self._captured.clear()
+        self._pool = None
