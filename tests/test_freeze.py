@@ -120,7 +120,7 @@ def test_tests_that_moved_are_told_from_those_that_are_gone(
     ("only", "was", "now"),
     [
         ("refused/no-turn", "nothing to answer;", "nothing at all to answer;"),
-        ("wire/bigvgan", '"output_index": 0', '"output_index": 1'),
+        ("wire/bigvgan", "output_index: int = 0", "output_index: int = 1"),
     ],
 )
 def test_a_changed_copy_is_caught(only: str, was: str, now: str, tmp_path: Path) -> None:
