@@ -4,7 +4,7 @@ Starts as a server does, then lets 1, 3 and 12 sessions talk at once, in turns b
 long the start took, what graphs it captured and what they hold, and of each crowd the longest gap
 between two pieces of an answer's sound. Ends with 1 if a graph was captured or a kernel compiled
 after the start, or if a gap was longer than ``--most-gap-ms``. ``--model`` and ``--codec`` take
-other folders, such as full-size ones of ``mosstalk checkpoint random``.
+other folders, such as full-size ones of ``mosstalk checkpoint synthesize``.
 """
 
 import argparse
