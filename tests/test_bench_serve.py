@@ -27,6 +27,8 @@ FRAMES = 10
 SPEECH = (3000 * np.sin(np.arange(RATE) / 20)).astype(np.int16)
 SLACK_MS = 120
 """How late this machine may be, beside what it was told to be."""
+LATE_MS = 20
+"""Who hears of a beginning so late on a busy machine measures so much less."""
 AT_ONCE = ((0.0, 500), (0.0, 500))
 alone = pytest.mark.system
 """Holds a clock to a tolerance, so it needs the machine to itself."""
@@ -135,7 +137,7 @@ def test_a_gap_is_as_long_as_a_player_without_a_buffer_is_silent() -> None:
         crowd = measured(target, asked)
     silences = [each for turn in crowd.turns for each in turn.underruns_ms]
     assert len(silences) == crowd.broken == 2
-    assert all(300 <= each < 300 + SLACK_MS for each in silences), silences
+    assert all(300 - LATE_MS <= each < 300 + SLACK_MS for each in silences), silences
     assert "underruns in 2 of 2 turns" in tables_of([crowd], asked)[-1].as_text()
 
 
@@ -147,8 +149,8 @@ def test_hands_free_times_run_from_the_last_word_and_from_the_decision() -> None
     assert turn.commit_to_audio_ms
     assert turn.decision_to_audio_ms
     # Ten frames of a quiet room after the last word, and then the wait.
-    assert 500 <= turn.commit_to_audio_ms < 500 + SLACK_MS
-    assert 300 <= turn.decision_to_audio_ms < 300 + SLACK_MS
+    assert 500 - LATE_MS <= turn.commit_to_audio_ms < 500 + SLACK_MS
+    assert 300 - LATE_MS <= turn.decision_to_audio_ms < 300 + SLACK_MS
 
 
 @alone
