@@ -79,3 +79,15 @@ def test_top_p_is_rounded_as_the_reference_rounds_it() -> None:
     once, twice = torch.tensor(1 - 0.95), 1 - torch.tensor(0.95)
     assert once != twice
     assert made["tail"].item() == once
+
+
+def test_a_conversation_longer_than_the_context_is_not_read_ahead() -> None:
+    core = engine_core(wild_model())
+    longest = core.model.config.max_position_embeddings
+    sequence = core.open([(1, SILENT)] * longest)
+    core.prefill_ahead(sequence)
+    sequence.rows.append((1, SILENT))
+    core.prefill_ahead(sequence)
+    while core.has_work:
+        core.step()
+    assert sequence.unread > 0

@@ -158,11 +158,16 @@ class EngineCore:
     def prefill_ahead(self, sequence: Sequence) -> None:
         """Read the rows of a conversation ahead of its next reply, in room that steps leave.
 
+        One that has outgrown the model's context is left unread: no reply can follow its rows.
+
         Raises:
             EngineInputError: a row has an id that the model has no embedding of.
         """
         self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
-        self.scheduler.prefill_ahead(sequence)
+        if len(sequence.rows) <= self.model.config.max_position_embeddings:
+            self.scheduler.prefill_ahead(sequence)
+        else:
+            self.scheduler.leave_unread(sequence)
 
     def cancel(self, request: Request) -> None:
         """End a reply here and now, between two steps; harmless if it has ended."""

@@ -192,6 +192,11 @@ class Scheduler:
         self._sat_out = self._sat_out + 1 if first and self._sat_out < _MOST_SAT_OUT else 0
         return self._sat_out > 0
 
+    def leave_unread(self, sequence: Sequence) -> None:
+        """Read no more of a conversation ahead; its blocks may be taken like any idle one's."""
+        if self.ahead.pop(id(sequence), None):
+            self._rest(sequence)
+
     def read_ahead(self, room: int) -> list[Work]:
         """At most ``room`` rows of work for conversations that listen, after ``plan``.
 
