@@ -8,11 +8,11 @@ import typer
 from typer.core import TyperCommand
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of, require_rows
+from mosstalk.cli.common import SpeaksReplies, one_of
 
 if TYPE_CHECKING:
     from mosstalk.audio.sound import Recording
-    from mosstalk.cli.opening import ModelRequest, SamplingRequest
+    from mosstalk.cli.opening import SamplingRequest
     from mosstalk.cli.output import Record, Sound
     from mosstalk.config import LanguageModelConfig
     from mosstalk.offline.pipeline import Answer, Chat
@@ -31,7 +31,7 @@ class OrderedTurns(TyperCommand):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ChatCommand:
+class ChatCommand(SpeaksReplies):
     """Answer spoken or typed turns, in the order given, with speech or text.
 
     mosstalk chat --speech question.wav --out answer.wav
@@ -69,10 +69,6 @@ class ChatCommand:
     dtype: opt.ModelDtype = None
     trace: opt.TraceFile = None
     json: opt.AsJson = False
-
-    def __post_init__(self) -> None:
-        """Refuse what can be refused before a model is read."""
-        require_rows(self.max_rows)
 
     def run(self) -> None:
         """Answer every turn in order, printing figures and writing spoken answers.
@@ -137,22 +133,6 @@ class ChatCommand:
         """Pairs (speech, file) and (text, words), in the order their options were given."""
         queues = {"speech": iter(map(str, self.speech or [])), "text": iter(self.text or [])}
         return [(kind, next(queues[kind])) for kind in self.context.meta["turns"]]
-
-    def _model(self) -> "ModelRequest":
-        from mosstalk.cli.opening import ModelRequest
-        from mosstalk.codec.sound_request import SoundRequest
-
-        sound = SoundRequest(vocoder=self.vocoder, vocoder_folder=self.vocoder_dir)
-        return ModelRequest(self.model, self.codec, self.device, self.dtype, sound)
-
-    def _sampling(self) -> "SamplingRequest":
-        from mosstalk.cli.opening import SamplingRequest
-        from mosstalk.offline.defaults import Choices
-
-        choices = Choices(
-            self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.max_rows
-        )
-        return SamplingRequest.of(choices, self.seed, self.script)
 
 
 def _numbered(out: Path, index: int, count: int) -> Path:

@@ -5,12 +5,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mosstalk.environment import install_command
 from mosstalk.errors import AudioWarning, MosstalkError, OptionError
+
+if TYPE_CHECKING:
+    from mosstalk.cli.opening import ModelRequest, SamplingRequest
 
 _SERVER_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 
@@ -74,7 +78,45 @@ def require_server() -> None:
         fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
 
 
-def require_rows(max_rows: int | None) -> None:
-    """Raise OptionError for a ``--max-rows`` that leaves a reply no room."""
-    if max_rows is not None and max_rows < 1:
-        raise OptionError(f"--max-rows must be at least 1, not {max_rows}")
+class DrawsReplies:
+    """A command that draws replies; each declares these options where its help shows them."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float | None
+    max_rows: int | None
+    seed: int
+    script: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse what can be refused before a model is read."""
+        if self.max_rows is not None and self.max_rows < 1:
+            raise OptionError(f"--max-rows must be at least 1, not {self.max_rows}")
+
+    def _sampling(self) -> "SamplingRequest":
+        from mosstalk.cli.opening import SamplingRequest
+        from mosstalk.offline.defaults import Choices
+
+        choices = Choices(
+            self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.max_rows
+        )
+        return SamplingRequest.of(choices, self.seed, self.script)
+
+
+class SpeaksReplies(DrawsReplies):
+    """A command whose replies are spoken."""
+
+    model: Path | None
+    codec: Path | None
+    device: str
+    dtype: str | None
+    vocoder: str
+    vocoder_dir: Path | None
+
+    def _model(self) -> "ModelRequest":
+        from mosstalk.cli.opening import ModelRequest
+        from mosstalk.codec.sound_request import SoundRequest
+
+        sound = SoundRequest(vocoder=self.vocoder, vocoder_folder=self.vocoder_dir)
+        return ModelRequest(self.model, self.codec, self.device, self.dtype, sound)

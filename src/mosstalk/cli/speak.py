@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import require_rows
+from mosstalk.cli.common import SpeaksReplies
 from mosstalk.errors import OptionError, TextError
 
 if TYPE_CHECKING:
-    from mosstalk.cli.opening import ChosenModel, Drawing, ModelRequest, SamplingRequest
+    from mosstalk.cli.opening import ChosenModel, Drawing, SamplingRequest
     from mosstalk.cli.output import Record, Sound
     from mosstalk.models.voices import Voice
     from mosstalk.offline.pipeline import Answer, Pipeline
@@ -24,7 +24,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Speak:
+class Speak(SpeaksReplies):
     """Read text aloud into one sound file.
 
     mosstalk speak "Good morning." --out morning.wav
@@ -70,10 +70,6 @@ class Speak:
     trace: opt.TraceFile = None
     json: opt.AsJson = False
 
-    def __post_init__(self) -> None:
-        """Refuse what can be refused before a model is read."""
-        require_rows(self.max_rows)
-
     def run(self) -> int:
         """Read a text aloud, printing figures; return 1 where the model made no sound at all.
 
@@ -102,22 +98,6 @@ class Speak:
             }
             _read_aloud(reading, found, self.out, record)
         return 0 if record.results["out"] else 1
-
-    def _model(self) -> "ModelRequest":
-        from mosstalk.cli.opening import ModelRequest
-        from mosstalk.codec.sound_request import SoundRequest
-
-        sound = SoundRequest(vocoder=self.vocoder, vocoder_folder=self.vocoder_dir)
-        return ModelRequest(self.model, self.codec, self.device, self.dtype, sound)
-
-    def _sampling(self) -> "SamplingRequest":
-        from mosstalk.cli.opening import SamplingRequest
-        from mosstalk.offline.defaults import Choices
-
-        choices = Choices(
-            self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.max_rows
-        )
-        return SamplingRequest.of(choices, self.seed, self.script)
 
     def _prepare(
         self, chosen: "ChosenModel", sampling: "SamplingRequest", record: "Record"

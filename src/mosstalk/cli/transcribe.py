@@ -8,7 +8,7 @@ from unicodedata import category
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import require_rows
+from mosstalk.cli.common import DrawsReplies
 
 if TYPE_CHECKING:
     from mosstalk.audio.sound import Recording, Samples
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transcribe:
+class Transcribe(DrawsReplies):
     """Write down what is said in recordings.
 
     mosstalk transcribe meeting.wav > meeting.txt
@@ -52,10 +52,6 @@ class Transcribe:
     trace: opt.TraceFile = None
     json: opt.AsJson = False
 
-    def __post_init__(self) -> None:
-        """Refuse what can be refused before a model is read."""
-        require_rows(self.max_rows)
-
     def run(self) -> None:
         """Write down what is said in every file, in order; its text alone goes to stdout.
 
@@ -79,15 +75,6 @@ class Transcribe:
                 _write_down(writing, recording, record)
             if record.timings:
                 _print_figures(writing, sum(file["seconds"] for file in files), record)
-
-    def _sampling(self) -> "SamplingRequest":
-        from mosstalk.cli.opening import SamplingRequest
-        from mosstalk.offline.defaults import Choices
-
-        choices = Choices(
-            self.temperature, self.top_k, self.top_p, self.repetition_penalty, self.max_rows
-        )
-        return SamplingRequest.of(choices, self.seed, self.script)
 
     def _prepare(
         self, chosen: "ChosenModel", sampling: "SamplingRequest", record: "Record"

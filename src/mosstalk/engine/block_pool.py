@@ -40,13 +40,17 @@ class BlockPool:
 
     def __init__(self, size: int, rows: int) -> None:
         assert min(size, rows) > 0, "a pool has at least one block of one row"
-        self.size = size
         self.rows = rows
         self._free = PagePool(range(size))
         self._holders = [0] * size
         self._digests: dict[int, Digest] = {}
         self._known: dict[Digest, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """All blocks, held or not."""
+        return self._free.size
 
     @property
     def in_use(self) -> int:
@@ -61,9 +65,8 @@ class BlockPool:
     def grow(self, size: int) -> None:
         """Have ``size`` blocks from now on; those that there were stay whose they are."""
         assert size >= self.size, f"a pool of {self.size} blocks cannot become one of {size}"
-        self._free.grow(range(self.size, size))
         self._holders += [0] * (size - self.size)
-        self.size = size
+        self._free.grow(range(self.size, size))
 
     def holders(self, block: int) -> int:
         """How many hold ``block``."""

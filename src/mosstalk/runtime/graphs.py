@@ -30,7 +30,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass
 class Captures:
-    """What graphs of this process have taken: how many, their memory in bytes, and the time.
+    """What graphs of this process have taken: how many, and their memory in bytes.
 
     Attributes:
         late: those of ``count`` that were captured after ``expect_no_more``.
@@ -38,7 +38,6 @@ class Captures:
 
     count: int = 0
     nbytes: int = 0
-    seconds: float = 0.0
     late: int = 0
 
     def __str__(self) -> str:
@@ -115,7 +114,6 @@ def captured(
 def _note(use: str, nbytes: int, seconds: float) -> None:
     CAPTURES.count += 1
     CAPTURES.nbytes += nbytes
-    CAPTURES.seconds += seconds
     if _ready:
         CAPTURES.late += 1
         _LOG.warning("a graph for %s was captured in traffic: %.0f ms", use, 1000 * seconds)
