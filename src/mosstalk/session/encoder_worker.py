@@ -13,7 +13,7 @@ from mosstalk.errors import CodecFullError
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
-from mosstalk.session.workers import Gathering
+from mosstalk.session.workers import Batcher
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector, Frames
 
@@ -33,7 +33,7 @@ def held_s(sessions: int) -> float:
     return sessions * _SESSION_S
 
 
-class _Sound(NamedTuple):
+class _EncodeRequest(NamedTuple):
     """More sound of a stream of codes; ``last``: none follows."""
 
     codes: LiveCodes
@@ -41,13 +41,13 @@ class _Sound(NamedTuple):
     last: bool
 
 
-class _Warming(NamedTuple):
+class _WarmUpRequest(NamedTuple):
     """How many streams of codes to make ready for."""
 
     streams: int
 
 
-class Played(NamedTuple):
+class PlayedAudio(NamedTuple):
     """What the assistant says, samples (n,) at 16 kHz, from a place in the microphone's stream.
 
     Without samples: nothing more is said from there on.
@@ -57,23 +57,23 @@ class Played(NamedTuple):
     samples: Samples
 
 
-class Paused(NamedTuple):
+class InputGap(NamedTuple):
     """Nothing was recorded for so many samples before place ``at`` of the microphone's stream."""
 
     at: int
     samples: int
 
 
-class _Listening(NamedTuple):
+class _DetectRequest(NamedTuple):
     """More sound of a stream in which speech is looked for, and what is played beside it."""
 
     state: Any
     samples: Samples
     gate: EchoGate | None
-    played: list[Played | Paused]
+    played: list[PlayedAudio | InputGap]
 
 
-class Senses:
+class EncoderWorker:
     """Threads that hear; what they know of a stream is a value that its session keeps.
 
     ``detector`` None: no session can be hands-free. ``limit_s``: see ``LiveOptions``.
@@ -86,15 +86,15 @@ class Senses:
         limit_s: float | None = None,
     ) -> None:
         self.detector = detector
-        self._live = LiveTokenizer(tokenizer, options=LiveOptions(limit_s=limit_s))
+        self._tokenizer = LiveTokenizer(tokenizer, options=LiveOptions(limit_s=limit_s))
         self._ended = asyncio.Event()
         """Set, and another taken, whenever a turn ends and gives back what it held."""
-        self._codes = Gathering("mosstalk-codes", self._encode)
-        self._frames = Gathering("mosstalk-frames", self._detect)
+        self._codes = Batcher("mosstalk-codes", self._encode)
+        self._frames = Batcher("mosstalk-frames", self._detect)
 
     def open(self, last_maximum: float | None = None) -> LiveCodes:
         """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
-        return self._live.open(last_maximum)
+        return self._tokenizer.open(last_maximum)
 
     async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
         """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final.
@@ -104,7 +104,7 @@ class Senses:
         Raises:
             CodecFullError: there was none until then; nothing was taken.
         """
-        sound, end_s = _Sound(codes, samples, last), time.monotonic() + _MOST_WAIT_S
+        sound, end_s = _EncodeRequest(codes, samples, last), time.monotonic() + _MOST_WAIT_S
         while True:
             ended, left_s = self._ended, end_s - time.monotonic()
             try:
@@ -121,8 +121,8 @@ class Senses:
 
     async def warm(self, streams: int) -> None:
         """Make ready for so many streams of codes at once, where that takes time: on a GPU."""
-        if self._live.on_gpu:
-            await self._codes.do(_Warming(streams))
+        if self._tokenizer.on_gpu:
+            await self._codes.do(_WarmUpRequest(streams))
 
     async def codes_of(self, samples: Samples) -> list[int]:
         """Codes of a whole turn, in pieces between which other streams have their turn."""
@@ -133,25 +133,29 @@ class Senses:
         return stream.codes
 
     async def detect(
-        self, state: Any, samples: Samples, gate: EchoGate | None, played: list[Played | Paused]
+        self,
+        state: Any,
+        samples: Samples,
+        gate: EchoGate | None,
+        played: list[PlayedAudio | InputGap],
     ) -> tuple[Any, Frames]:
         """The detector's next state, and the frames that finite samples (n,) made whole.
 
         ``gate``, which hears of what is ``played``, takes the speech out of those in which only
         that is heard.
         """
-        return await self._frames.do(_Listening(state, samples, gate, played))
+        return await self._frames.do(_DetectRequest(state, samples, gate, played))
 
     def stop(self) -> None:
         """End the threads."""
         self._codes.stop()
         self._frames.stop()
 
-    def _encode(self, calls: list[_Sound | _Warming]) -> list[CodecFullError | None]:
+    def _encode(self, calls: list[_EncodeRequest | _WarmUpRequest]) -> list[CodecFullError | None]:
         for call in calls:
-            if isinstance(call, _Warming):
-                self._live.warm(call.streams)
-        heard = [call for call in calls if isinstance(call, _Sound)]
+            if isinstance(call, _WarmUpRequest):
+                self._tokenizer.warm(call.streams)
+        heard = [call for call in calls if isinstance(call, _EncodeRequest)]
         due = [sound for sound in heard if sound.last or len(sound.samples)]
         refused = dict[int, CodecFullError]()
         try:
@@ -164,11 +168,11 @@ class Senses:
                     refused[id(sound)] = error
         return [refused.get(id(call)) for call in calls]
 
-    def _push(self, due: list[_Sound]) -> None:
+    def _push(self, due: list[_EncodeRequest]) -> None:
         """Encode what came of some streams, in one run."""
         if due:
-            with at_work(BusyPart.PUSH) as work, on_card(work, self._live.device):
-                changes = self._live.push_many(
+            with at_work(BusyPart.PUSH) as work, on_card(work, self._tokenizer.device):
+                changes = self._tokenizer.push_many(
                     [sound.codes for sound in due],
                     [sound.samples for sound in due],
                     [sound.last for sound in due],
@@ -176,22 +180,22 @@ class Senses:
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
 
-    def _detect(self, calls: list[_Listening]) -> list[tuple[Any, Frames]]:
+    def _detect(self, calls: list[_DetectRequest]) -> list[tuple[Any, Frames]]:
         assert self.detector is not None, "no detector of speech"
         with at_work(BusyPart.DETECT):
             found = self.detector.push_many([c.state for c in calls], [c.samples for c in calls])
             return [
-                (state, _gated(call, frames))
+                (state, _apply_echo_gate(call, frames))
                 for call, (state, frames) in zip(calls, found, strict=True)
             ]
 
 
-def _gated(call: _Listening, frames: Frames) -> Frames:
+def _apply_echo_gate(call: _DetectRequest, frames: Frames) -> Frames:
     gate = call.gate
     if gate is None:
         return frames
     for news in call.played:
-        if isinstance(news, Paused):
+        if isinstance(news, InputGap):
             gate.paused(news.samples, news.at)
         elif len(news.samples):
             gate.played(news.samples, news.at)

@@ -1,4 +1,4 @@
-"""A conversation's line to the engine: edits of its rows there, from where they differ on."""
+"""One conversation in the engine: edits of its rows there, from where they differ on."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from mosstalk.session.history import History, common_rows
 
 
 @dataclass
-class Line:
+class EngineConversation:
     """What the engine has been told of one conversation. One reply at a time.
 
     The engine keeps the rows. Here stands how far they are known to be those of the system turn
@@ -20,40 +20,44 @@ class Line:
     engine: AsyncEngine
     ids: SpecialIds
     encode: Encode
-    _talk: CachedConversation = field(init=False)
+    _cached: CachedConversation = field(init=False)
     _system: list[Row] = field(default_factory=list)
     _history_rows: int = 0
     _after: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._talk = self.engine.talk(Conversation(self.ids, self.encode))
+        self._cached = self.engine.talk(Conversation(self.ids, self.encode))
 
-    async def tell(self, system: list[Row], history: History, live: list[Row]) -> None:
+    async def update(self, system: list[Row], history: History, live: list[Row]) -> None:
         """Make these rows the conversation's, one after the other; what is new is read ahead."""
         edit = self._edit(system, history, live)
         if edit:
-            await self.engine.rewrite(self._talk, edit)
+            await self.engine.rewrite(self._cached, edit)
 
-    async def ask(
-        self, system: list[Row], history: History, ask: ReplyParams, *, speech: bool
+    async def submit(
+        self, system: list[Row], history: History, params: ReplyParams, *, speech: bool
     ) -> ReplyStream:
         """Ask for a reply to these rows; raises as ``AsyncEngine.submit`` does."""
         edit = self._edit(system, history, [])
-        return await self.engine.submit(self._talk, ask, speech=speech, edit=edit)
+        return await self.engine.submit(self._cached, params, speech=speech, edit=edit)
 
-    async def ask_once(self, rows: list[Row], ask: ReplyParams, *, speech: bool) -> ReplyStream:
-        """Ask for the one reply of a line that is closed after it."""
-        return await self.engine.submit(self._talk, ask, speech=speech, edit=Edit(0, tuple(rows)))
+    async def submit_once(
+        self, rows: list[Row], params: ReplyParams, *, speech: bool
+    ) -> ReplyStream:
+        """Ask for the one reply of a conversation that is closed after it."""
+        return await self.engine.submit(
+            self._cached, params, speech=speech, edit=Edit(0, tuple(rows))
+        )
 
-    async def end(self, ticket: ReplyStream) -> None:
-        """End a reply, if it has not, and keep its rows; ``tell`` may then cut them."""
-        await self.engine.cancel(ticket)
-        await self.engine.close_reply(ticket)
-        self._after = self._talk.conversation.rows[len(self._system) + self._history_rows :]
+    async def end_reply(self, stream: ReplyStream) -> None:
+        """End a reply, if it has not, and keep its rows; ``update`` may then cut them."""
+        await self.engine.cancel(stream)
+        await self.engine.close_reply(stream)
+        self._after = self._cached.conversation.rows[len(self._system) + self._history_rows :]
 
     async def close(self) -> None:
         """Forget the conversation; its blocks are free."""
-        await self.engine.close(self._talk)
+        await self.engine.close(self._cached)
 
     def _edit(self, system: list[Row], history: History, live: list[Row]) -> Edit | None:
         """What changes the engine's rows into these; None if nothing does."""
@@ -65,7 +69,7 @@ class Line:
             start, after = common_rows(self._system, system), None
             rows = system[start:] + history.rows + live
         self._system, self._history_rows, self._after = system, len(history.rows), live
-        history.told()
+        history.mark_synced()
         if after is None:
             return Edit(start, tuple(rows))
         same = common_rows(after, rows)

@@ -9,12 +9,12 @@ from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import VoiceError
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.pipeline import Pipeline
-from mosstalk.session.mouth import Mouth
-from mosstalk.session.senses import Senses
+from mosstalk.session.decoder_worker import DecoderWorker
+from mosstalk.session.encoder_worker import EncoderWorker
 
 
 @dataclass
-class Stage:
+class SessionResources:
     """``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's.
 
     ``long_work`` is held by who has another thread prepare something long, a text or a recording:
@@ -23,8 +23,8 @@ class Stage:
 
     pipeline: Pipeline
     engine: AsyncEngine
-    senses: Senses
-    mouth: Mouth
+    encoder_worker: EncoderWorker
+    decoder_worker: DecoderWorker
     clock: Callable[[], float]
     voices: Mapping[str, Path] = field(default_factory=dict)
     long_work: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -53,7 +53,7 @@ class Stage:
                 there = ", ".join(self.voice_names)
                 raise VoiceError(f"unknown voice {name!r}; there are: {there}")
             voice = await asyncio.to_thread(self._load, name)
-            await self.mouth.prepare(voice)
+            await self.decoder_worker.prepare(voice)
             self._loaded[name] = voice
         return self._loaded[name]
 

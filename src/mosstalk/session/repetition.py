@@ -12,7 +12,7 @@ LONGEST_PERIOD = 8
 
 
 @dataclass
-class CycleWatch:
+class RepetitionDetector:
     """Watches codes as they come for a cycle that lasts ``limit`` codes after its first round."""
 
     limit: int | None

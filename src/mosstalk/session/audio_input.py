@@ -9,9 +9,15 @@ from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import Push
+from mosstalk.session.encoder_worker import EncoderWorker
 from mosstalk.session.events import ErrorCode
-from mosstalk.session.listener import ByHand, HandsFree, Heard, Listener, LiveTurn
-from mosstalk.session.senses import Senses
+from mosstalk.session.listener import (
+    HandsFreeListener,
+    Listener,
+    ListenerEvent,
+    LiveTurn,
+    ManualListener,
+)
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import InputClock, Resampler, require_rate, samples_of
 
@@ -21,11 +27,11 @@ _SLICES_PER_S = 10
 """However much is pushed at once, it is heard 100 ms after 100 ms."""
 
 
-class Microphone:
+class AudioInput:
     """Pushed sound on its way to a ``Listener``, resampled to 16 kHz."""
 
-    def __init__(self, senses: Senses, settings: SessionSettings) -> None:
-        self._senses = senses
+    def __init__(self, encoder_worker: EncoderWorker, settings: SessionSettings) -> None:
+        self._encoder_worker = encoder_worker
         self._rate = settings.input_rate
         self._resampler = Resampler(settings.input_rate)
         self._clock = InputClock(settings.input_rate)
@@ -54,7 +60,7 @@ class Microphone:
 
     async def hear(
         self, samples: Samples, rate: int, audible: Callable[[], bool]
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[ListenerEvent]:
         """Hear samples at ``rate`` Hz; ``audible``: can the assistant be heard now?"""
         size = rate // _SLICES_PER_S
         for start in range(0, len(samples), size):
@@ -80,14 +86,14 @@ class Microphone:
 
     async def commit(self) -> LiveTurn:
         """End the turn by hand; raise SessionError if there is none."""
-        by_hand = isinstance(self._listener, ByHand)
+        by_hand = isinstance(self._listener, ManualListener)
         nothing = np.zeros(0, np.float32)
         rest = self._with_rest(self._resampler.flush()) if by_hand else nothing
         return await self._listener.commit(rest)
 
     def clear(self) -> None:
         """Forget the turn under way."""
-        if isinstance(self._listener, ByHand):
+        if isinstance(self._listener, ManualListener):
             self._with_rest(self._resampler.flush())
         self._listener.clear()
 
@@ -112,12 +118,12 @@ class Microphone:
             SessionError: hands-free where nothing detects speech.
         """
         listener = self._listener
-        listener.bound(settings.durations.turn_s)
+        listener.limit_turn(settings.durations.turn_s)
         detection = settings.turn_detection
-        same_gate = isinstance(listener, HandsFree) and listener.gated == settings.echo_gate
-        if isinstance(listener, HandsFree) and detection and same_gate:
+        same_gate = isinstance(listener, HandsFreeListener) and listener.gated == settings.echo_gate
+        if isinstance(listener, HandsFreeListener) and detection and same_gate:
             listener.configure(detection)
-        elif isinstance(listener, HandsFree) or detection:
+        elif isinstance(listener, HandsFreeListener) or detection:
             # What was heard by hand is no part of a turn that is found, nor the other way round.
             self._listener = self._listening(settings, listener.position)
         self._rate = settings.input_rate
@@ -125,10 +131,12 @@ class Microphone:
     def _listening(self, settings: SessionSettings, start: int) -> Listener:
         detection, turn_s = settings.turn_detection, settings.durations.turn_s
         if detection is None:
-            return ByHand(self._senses, turn_s, start)
-        if self._senses.detector is None:
+            return ManualListener(self._encoder_worker, turn_s, start)
+        if self._encoder_worker.detector is None:
             raise SessionError(
                 ErrorCode.BAD_VALUE,
                 "turns cannot be detected here: no detector of speech is installed",
             )
-        return HandsFree(self._senses, detection, turn_s, start, echo_gate=settings.echo_gate)
+        return HandsFreeListener(
+            self._encoder_worker, detection, turn_s, start, echo_gate=settings.echo_gate
+        )

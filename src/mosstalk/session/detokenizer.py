@@ -7,7 +7,7 @@ _MOST_HELD = 8
 """Ids after which bytes that make no character are given as they are: one has four bytes."""
 
 
-class TextStream:
+class Detokenizer:
     """Joined, the pieces are the text of all ids together."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:

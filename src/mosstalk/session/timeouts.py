@@ -8,7 +8,7 @@ from mosstalk.session.settings import Durations
 
 
 @dataclass
-class Life:
+class Timeouts:
     """Seconds on two clocks, of which the one that is further counts.
 
     ``heard_s`` counts the samples that came in, so that time stands still for nobody who sends
@@ -19,29 +19,29 @@ class Life:
     heard_s: Callable[[], float]
     wall_s: Callable[[], float]
     _begun: tuple[float, float] = field(init=False)
-    _sign: tuple[float, float] = field(init=False)
+    _touched: tuple[float, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._begun = self._sign = self._now()
+        self._begun = self._touched = self._now()
 
-    def sign(self) -> None:
+    def touch(self) -> None:
         """Something happens."""
-        self._sign = self._now()
+        self._touched = self._now()
 
-    def over(self) -> CloseReason | None:
+    def expired(self) -> CloseReason | None:
         """Why the session must end now, if it must."""
         if self._since(self._begun) >= self.durations.longest_s:
             return CloseReason.LONGEST
-        return CloseReason.IDLE if self._since(self._sign) >= self.durations.idle_s else None
+        return CloseReason.IDLE if self._since(self._touched) >= self.durations.idle_s else None
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds that will pass before it can be over."""
         return max(
             0.0,
             min(
                 self.durations.longest_s - self._since(self._begun),
-                self.durations.idle_s - self._since(self._sign),
+                self.durations.idle_s - self._since(self._touched),
             ),
         )
 

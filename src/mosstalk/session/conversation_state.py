@@ -1,4 +1,4 @@
-"""What the parts of one session share: its settings, its items, its line to the engine."""
+"""What the parts of one session share: its settings, its items, its conversation in the engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from mosstalk.errors import ContextLengthError, SessionError
 from mosstalk.models.text_tokenizer import LONG_CHARS
 from mosstalk.offline.defaults import Choices
 from mosstalk.script import Script
+from mosstalk.session.audio_input import AudioInput
 from mosstalk.session.commands import Message, Sound, sample_count
+from mosstalk.session.engine_conversation import EngineConversation
 from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
-from mosstalk.session.history import ROLES, Entry, History, Scribe
-from mosstalk.session.line import Line
-from mosstalk.session.microphone import Microphone
-from mosstalk.session.playback import Playback
+from mosstalk.session.history import ROLES, Entry, History, PromptBuilder
+from mosstalk.session.playback import PlaybackClock
+from mosstalk.session.resources import SessionResources
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
 from mosstalk.session.sound import require_rate, resampled, samples_of
-from mosstalk.session.stage import Stage
 
 _T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32
@@ -34,46 +34,48 @@ _PROMPTS = {
 }
 
 
-class Desk:
-    """``tell`` is given every event; ``settings`` have been checked by ``require_usable``."""
+class ConversationState:
+    """``emit`` is given every event; ``settings`` have been checked by ``require_usable``."""
 
     def __init__(
-        self, stage: Stage, settings: SessionSettings, tell: Callable[[Event], None]
+        self, resources: SessionResources, settings: SessionSettings, emit: Callable[[Event], None]
     ) -> None:
-        self.stage, self.settings, self.tell = stage, settings, tell
-        self.microphone = Microphone(stage.senses, settings)
-        self.playback = Playback(lambda: self.clock / INPUT_RATE, stage.clock)
+        self.resources, self.settings, self.emit = resources, settings, emit
+        self.audio_input = AudioInput(resources.encoder_worker, settings)
+        self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, resources.clock)
         self.history = History()
-        self.scribe = Scribe(stage.pipeline.ids, stage.pipeline.tokenizer.encode)
-        self.line = self.new_line()
-        self.unfollowed_s: float | None = None
+        self.prompts = PromptBuilder(resources.pipeline.ids, resources.pipeline.tokenizer.encode)
+        self.conversation = self.new_conversation()
+        self.prefill_due_s: float | None = None
         """When, on the loop's clock, the engine is to be told of items; None: it knows of all."""
         self._systems: dict[str, list[Row]] = {}
 
     @property
     def clock(self) -> int:
         """Samples of input so far, counted at 16 kHz."""
-        return self.microphone.clock
+        return self.audio_input.clock
 
     @property
     def context_rows(self) -> int:
         """The longest that this conversation may become."""
-        return min(self.settings.context.rows or self.stage.context_rows, self.stage.context_rows)
+        return min(
+            self.settings.context.rows or self.resources.context_rows, self.resources.context_rows
+        )
 
-    def new_line(self) -> Line:
-        """A line for another conversation."""
-        pipeline = self.stage.pipeline
-        return Line(self.stage.engine, pipeline.ids, pipeline.tokenizer.encode)
+    def new_conversation(self) -> EngineConversation:
+        """Another conversation in the engine."""
+        pipeline = self.resources.pipeline
+        return EngineConversation(self.resources.engine, pipeline.ids, pipeline.tokenizer.encode)
 
     def silence(self) -> None:
         """What was sent and not played by now will not be."""
         if self.playback.audible:
-            self.microphone.stopped()
+            self.audio_input.stopped()
         self.playback.stop()
 
     def choices(self) -> Choices:
         """How ids are drawn; raise OptionError for values that mean nothing."""
-        return choices_of(self.stage, self.settings)
+        return choices_of(self.resources, self.settings)
 
     def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
         """Rows of the system turn for a kind of reply, with other instructions if given."""
@@ -83,7 +85,7 @@ class Desk:
         if not text:
             return []
         if text not in self._systems:
-            self._systems = {text: self.scribe.text("system", text)}
+            self._systems = {text: self.prompts.text("system", text)}
         return self._systems[text]
 
     def rows(self) -> list[Row]:
@@ -91,30 +93,32 @@ class Desk:
         return self.system(self.settings.reply) + self.history.rows + self._live_rows()
 
     def _live_rows(self) -> list[Row]:
-        turn = self.microphone.turn
+        turn = self.audio_input.turn
         codes = turn.codes.codes if turn else []
-        return self.scribe.listening(codes) if codes else []
+        return self.prompts.open_turn(codes) if codes else []
 
-    async def follow(self) -> None:
+    async def prefill_ahead(self) -> None:
         """Have the engine read what is new, the turn under way last.
 
         Only while no reply is being made.
         """
-        await self.line.tell(self.system(self.settings.reply), self.history, self._live_rows())
+        await self.conversation.update(
+            self.system(self.settings.reply), self.history, self._live_rows()
+        )
 
     @property
-    def is_to_follow(self) -> bool:
-        """Whether the moment has passed for which ``follow_soon`` waits."""
-        due_s = self.unfollowed_s
+    def prefill_is_due(self) -> bool:
+        """Whether the moment has passed for which ``prefill_soon`` waits."""
+        due_s = self.prefill_due_s
         return due_s is not None and asyncio.get_running_loop().time() >= due_s
 
-    def follow_soon(self) -> None:
+    def prefill_soon(self) -> None:
         """Have the engine told of new items once no more have come for a moment.
 
         Items that come by the hundred are told as one, and those that a reply is asked for at
         once are told with it.
         """
-        self.unfollowed_s = asyncio.get_running_loop().time() + _MORE_S
+        self.prefill_due_s = asyncio.get_running_loop().time() + _MORE_S
 
     def add(
         self, entry: Entry, previous_item_id: str | None = None, command_id: str | None = None
@@ -122,8 +126,8 @@ class Desk:
         """Put a finished item into the conversation and tell of it."""
         self.history.insert(entry, previous_item_id)
         before = self.history.before(entry)
-        self.tell(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
-        self.tell(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
+        self.emit(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
+        self.emit(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
 
     async def entry_of(self, message: Message, item_id: str) -> Entry:
         """A message as a finished item, which is not in the conversation yet.
@@ -146,20 +150,20 @@ class Desk:
         segments, length_ms = list[Segment](), 0
         for part in message.parts:
             if isinstance(part, Sound):
-                samples = await self._beside(partial(self._samples, part))
+                samples = await self._on_thread(partial(self._samples, part))
                 length_ms += len(samples) * 1000 // INPUT_RATE
                 segments.append(await self._speech(samples))
             elif part.strip():
-                write = partial(self.scribe.written_segment, part)
-                segments.append(await self._beside(write) if len(part) > LONG_CHARS else write())
-        rows = self.scribe.turn(message.role, *segments)
+                write = partial(self.prompts.text_segment, part)
+                segments.append(await self._on_thread(write) if len(part) > LONG_CHARS else write())
+        rows = self.prompts.turn(message.role, *segments)
         self._require_rows(len(rows))
         text = "\n".join(texts) or None
         return Entry(item_id, message.role, rows, text, length_ms if sounds else None)
 
-    async def _beside(self, work: Callable[[], _T]) -> _T:
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
         """What ``work`` returns, done on another thread."""
-        async with self.stage.long_work:
+        async with self.resources.long_work:
             return await asyncio.to_thread(work)
 
     def _rate_of(self, sound: Sound) -> int:
@@ -179,7 +183,7 @@ class Desk:
             raise SessionError(
                 ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
             )
-        return SpeechSegment(tuple(await self.stage.senses.codes_of(samples)))
+        return SpeechSegment(tuple(await self.resources.encoder_worker.codes_of(samples)))
 
     def make_room(self) -> None:
         """Between turns: drop the oldest turns if the context fills and that is the policy."""
@@ -219,7 +223,7 @@ class Desk:
             )
 
     def _room(self, system_rows: int) -> int:
-        return self.context_rows - self.scribe.prefix_rows - LEAST_REPLY_ROWS - system_rows
+        return self.context_rows - self.prompts.prefix_rows - LEAST_REPLY_ROWS - system_rows
 
     def require_room(self, system_rows: int) -> None:
         """Make sure that a reply to all that was said can begin.
@@ -243,10 +247,10 @@ class Desk:
         if dropped:
             ids = tuple(entry.item_id for entry in dropped)
             rows = system_rows + len(self.history.rows)
-            self.tell(ContextDropped(ids, rows, clock=self.clock))
+            self.emit(ContextDropped(ids, rows, clock=self.clock))
 
 
-def choices_of(stage: Stage, settings: SessionSettings) -> Choices:
+def choices_of(resources: SessionResources, settings: SessionSettings) -> Choices:
     """How ids are drawn: the settings' values over the checkpoint's.
 
     Raises:
@@ -260,10 +264,10 @@ def choices_of(stage: Stage, settings: SessionSettings) -> Choices:
         chosen.repetition_penalty,
         settings.limits.rows,
     )
-    return own.over(stage.pipeline.defaults.of("chat"))
+    return own.over(resources.pipeline.defaults.of("chat"))
 
 
-async def require_usable(stage: Stage, settings: SessionSettings) -> None:
+async def require_usable(resources: SessionResources, settings: SessionSettings) -> None:
     """Check what only the models can tell.
 
     Raises:
@@ -271,11 +275,11 @@ async def require_usable(stage: Stage, settings: SessionSettings) -> None:
         ScriptError: the script does not parse.
         VoiceError: the voice is unknown or does not fit.
     """
-    choices_of(stage, settings)
+    choices_of(resources, settings)
     if settings.script is not None:
         Script.parse(settings.script)
     if settings.reply is ReplyMode.AUDIO:
-        await stage.voice(settings.voice)
+        await resources.voice(settings.voice)
 
 
 def new_id(kind: str) -> str:

@@ -27,7 +27,7 @@ _CODES: tuple[tuple[type[MosstalkError], ErrorCode], ...] = (
 )
 
 
-def refusal(error: MosstalkError, clock: int, command: Command | None = None) -> ErrorRaised:
+def error_event(error: MosstalkError, clock: int, command: Command | None = None) -> ErrorRaised:
     """The event that tells of an error which a command, if any, has met with."""
     return ErrorRaised(
         _code(error),

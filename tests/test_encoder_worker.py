@@ -10,33 +10,35 @@ import torch
 from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
-from mosstalk.session.senses import Senses, held_s
+from mosstalk.session.encoder_worker import EncoderWorker, held_s
 
 TOKENIZER = LIVE["goldens"].tokenizer
 
 
 @pytest.fixture
-def senses() -> Iterator[Senses]:
+def encoder_worker() -> Iterator[EncoderWorker]:
     """Hears codes alone."""
-    senses = Senses(TOKENIZER, None)
-    yield senses
-    senses.stop()
+    encoder_worker = EncoderWorker(TOKENIZER, None)
+    yield encoder_worker
+    encoder_worker.stop()
 
 
-def test_turns_that_end_and_turns_that_go_on_share_a_run(senses: Senses) -> None:
+def test_turns_that_end_and_turns_that_go_on_share_a_run(encoder_worker: EncoderWorker) -> None:
     clips = [kind(9 * CODE + 77 * n).numpy() for n, kind in enumerate((speech, rising, quiet))]
-    states = [senses.open() for _ in clips]
+    states = [encoder_worker.open() for _ in clips]
 
     async def hear() -> None:
-        firsts = [senses.encode(s, c[: 4 * CODE]) for s, c in zip(states, clips, strict=True)]
+        firsts = [
+            encoder_worker.encode(s, c[: 4 * CODE]) for s, c in zip(states, clips, strict=True)
+        ]
         await asyncio.gather(*firsts)
         rests = [
-            senses.encode(state, clip[4 * CODE :], last=place != 1)
+            encoder_worker.encode(state, clip[4 * CODE :], last=place != 1)
             for place, (state, clip) in enumerate(zip(states, clips, strict=True))
         ]
         await asyncio.gather(*rests)
         assert [state.finished for state in states] == [True, False, True]
-        await senses.encode(states[1], np.zeros(0, np.float32), last=True)
+        await encoder_worker.encode(states[1], np.zeros(0, np.float32), last=True)
 
     asyncio.run(hear())
     assert [state.codes for state in states] == [
@@ -44,29 +46,29 @@ def test_turns_that_end_and_turns_that_go_on_share_a_run(senses: Senses) -> None
     ]
 
 
-def test_no_sound_is_no_work(senses: Senses) -> None:
-    state = senses.open()
+def test_no_sound_is_no_work(encoder_worker: EncoderWorker) -> None:
+    state = encoder_worker.open()
 
-    asyncio.run(senses.encode(state, np.zeros(0, np.float32)))
+    asyncio.run(encoder_worker.encode(state, np.zeros(0, np.float32)))
 
     assert (state.samples, state.blocks, state.finished) == (0, 0, False)
 
 
-def test_a_whole_turn_has_the_offline_codes(senses: Senses) -> None:
+def test_a_whole_turn_has_the_offline_codes(encoder_worker: EncoderWorker) -> None:
     clip = rising(11 * CODE + 5)
 
-    assert asyncio.run(senses.codes_of(clip.numpy())) == TOKENIZER.encode(clip)
+    assert asyncio.run(encoder_worker.codes_of(clip.numpy())) == TOKENIZER.encode(clip)
 
 
 @pytest.fixture
-def narrow() -> Iterator[Senses]:
+def narrow() -> Iterator[EncoderWorker]:
     """Keeps one segment: a second turn finds no memory until the first has ended."""
-    senses = Senses(TOKENIZER, None, limit_s=1.0)
-    yield senses
-    senses.stop()
+    encoder_worker = EncoderWorker(TOKENIZER, None, limit_s=1.0)
+    yield encoder_worker
+    encoder_worker.stop()
 
 
-def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: Senses) -> None:
+def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: EncoderWorker) -> None:
     clips = [kind(9 * CODE).numpy() for kind in (speech, rising)]
     first, second = (narrow.open() for _ in clips)
 
@@ -86,9 +88,9 @@ def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: Senses) -> No
 
 
 def test_the_wait_has_an_end_and_a_typed_refusal(
-    narrow: Senses, monkeypatch: pytest.MonkeyPatch
+    narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.senses._MOST_WAIT_S", 0.05)
+    monkeypatch.setattr("mosstalk.session.encoder_worker._MOST_WAIT_S", 0.05)
     first, second = narrow.open(), narrow.open()
 
     async def hear() -> None:
@@ -107,7 +109,7 @@ def test_all_sessions_may_hold_a_whole_segment_at_once(sessions: int) -> None:
     assert held_s(sessions) >= sessions * math.ceil(30 / page_s) * page_s
 
 
-def test_warming_asks_a_cpu_for_nothing(senses: Senses) -> None:
-    asyncio.run(senses.warm(64))
+def test_warming_asks_a_cpu_for_nothing(encoder_worker: EncoderWorker) -> None:
+    asyncio.run(encoder_worker.warm(64))
 
-    assert senses._live.pages.count == 0
+    assert encoder_worker._tokenizer.pages.count == 0
