@@ -1,4 +1,4 @@
-"""``python -m mosstalk.server.scribe FD``: Whisper in a process of its own, beside the talk.
+"""``python -m mosstalk.server.whisper_worker FD``: Whisper in a process of its own.
 
 It writes down one piece of sound after the other, at a lower priority than everything else here.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import soxr
 
+from mosstalk.server.channel import LENGTH
 from mosstalk.server.child_process import end_with_parent
 from mosstalk.server.streams import bounded_output
-from mosstalk.server.transcriber import SHIPPED, Begin, Sound, Written
-from mosstalk.server.wire import LENGTH
+from mosstalk.server.transcriber import SHIPPED, LoadModel, Transcription, TranscriptionRequest
 
 _LOG = logging.getLogger(__name__)
 RATE = 16_000
@@ -42,9 +42,9 @@ def main(words: list[str]) -> None:
 def _serve(end: socket.socket) -> None:
     messages = _messages(end)
     begin = next(messages, None)
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, LoadModel):
         return
-    begin.log.install("scribe")
+    begin.log.install("whisper")
     model = _load(begin.model)
     for sound in messages:
         _send(end, _write(model, sound))
@@ -57,7 +57,7 @@ def _load(name: str) -> Any:
     return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
 
 
-def _write(model: Any, sound: Sound) -> Written:
+def _write(model: Any, sound: TranscriptionRequest) -> Transcription:
     try:
         samples = np.frombuffer(sound.pcm, "<i2").astype(np.float32) / 32768
         heard = soxr.resample(samples, sound.rate, RATE) if sound.rate != RATE else samples
@@ -65,10 +65,10 @@ def _write(model: Any, sound: Sound) -> Written:
             heard, beam_size=1, temperature=0.0, condition_on_previous_text=False
         )
         kept = (each.text.strip() for each in segments if each.compression_ratio <= _LOOPING)
-        return Written(sound.number, " ".join(kept))
+        return Transcription(sound.number, " ".join(kept))
     except (RuntimeError, ValueError) as error:
         _LOG.exception("a transcription failed")
-        return Written(sound.number, failed=type(error).__name__)
+        return Transcription(sound.number, failed=type(error).__name__)
 
 
 def _messages(end: socket.socket) -> Iterator[Any]:
@@ -77,7 +77,7 @@ def _messages(end: socket.socket) -> Iterator[Any]:
             yield pickle.loads(stream.read(LENGTH.unpack(head)[0]))
 
 
-def _send(end: socket.socket, message: Written) -> None:
+def _send(end: socket.socket, message: Transcription) -> None:
     pickled = pickle.dumps(message)
     end.sendall(LENGTH.pack(len(pickled)) + pickled)
 

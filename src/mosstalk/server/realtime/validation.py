@@ -48,7 +48,7 @@ class WireError(MosstalkError):
         self.code, self.param = code, param
 
 
-class Model(BaseModel):
+class ClientObject(BaseModel):
     """An object from a client: nothing is converted, unknown fields are passed over."""
 
     model_config = ConfigDict(strict=True)
@@ -152,7 +152,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def checked(form: TypeAdapter[_T], value: Any, limits: WireLimits, path: str = "") -> _T:
+def validated(form: TypeAdapter[_T], value: Any, limits: WireLimits, path: str = "") -> _T:
     """A client's value as the model that it has to be; ``path`` is where it stands in its event.
 
     Raises:

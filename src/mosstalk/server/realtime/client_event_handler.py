@@ -5,12 +5,12 @@ from typing import Any
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
+from mosstalk.server.realtime.effective_session import updated
 from mosstalk.server.realtime.items import NewItem, cut, new_item
-from mosstalk.server.realtime.parsing import WireError
 from mosstalk.server.realtime.responses import request_of
-from mosstalk.server.realtime.settings import updated
-from mosstalk.server.realtime.state import Creation, State
+from mosstalk.server.realtime.state import PendingItem, ProtocolState
+from mosstalk.server.realtime.validation import WireError
 from mosstalk.session.commands import (
     ROOT,
     CancelResponse,
@@ -26,7 +26,7 @@ from mosstalk.session.commands import (
 class ClientEventHandler:
     """Takes a client's events; raises WireError for what cannot be served."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ProtocolState) -> None:
         self._state = state
         self._takers: dict[type[asked.Event], Callable[[Any], None]] = {
             asked.SessionUpdate: self._update,
@@ -106,7 +106,7 @@ class ClientEventHandler:
             )
         if new.message:
             command_id = state.command_id(event)
-            state.creations[command_id] = Creation(item, after)
+            state.creations[command_id] = PendingItem(item, after)
             state.do(new.command(command_id, self._in_session(after)))
         else:
             self._keep(item, after)
@@ -163,11 +163,11 @@ class ClientEventHandler:
 
     def _respond(self, event: asked.ResponseCreate) -> None:
         state, command_id = self._state, self._state.command_id(event)
-        wish, command = request_of(
+        config, command = request_of(
             event.response, state.planned, state.served, command_id, state.is_read
         )
-        state.note(*wish.warnings)
-        state.wishes[command_id] = wish
+        state.note(*config.warnings)
+        state.configs[command_id] = config
         state.do(command)
 
     def _cancel(self, event: asked.ResponseCancel) -> None:

@@ -10,7 +10,7 @@ class TooSlowError(Exception):
     """More waits for a client than may."""
 
 
-class Outbox:
+class SendQueue:
     """A queue of one writer and one reader in the same loop; never makes the writer wait."""
 
     def __init__(self, limits: Limits) -> None:

@@ -5,11 +5,16 @@ from typing import Any
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
 from mosstalk.server.realtime.errors import FAILED_RESPONSES, error_body, failure
 from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
-from mosstalk.server.realtime.responses import OpenResponse, Wish, response_object, usual
-from mosstalk.server.realtime.state import State, Transcript, event_id_of
+from mosstalk.server.realtime.responses import (
+    ActiveResponse,
+    ResponseConfig,
+    default_config,
+    response_object,
+)
+from mosstalk.server.realtime.state import ProtocolState, Transcript, event_id_of
 from mosstalk.session import events
 from mosstalk.session.events import CloseReason, ErrorCode
 
@@ -23,7 +28,7 @@ _ENDS: dict[str, str] = {
 class ServerEventEmitter:
     """Takes a session's events and passes on the client's."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ProtocolState) -> None:
         self._state = state
         self._takers: dict[type[events.Event], Callable[[Any], None]] = {
             events.SessionOpened: self._opened,
@@ -181,9 +186,9 @@ class ServerEventEmitter:
 
     def _started(self, event: events.ResponseStarted) -> None:
         state = self._state
-        wish = state.wishes.pop(event.command_id or "", None) or usual(state.session)
+        config = state.configs.pop(event.command_id or "", None) or default_config(state.session)
         conversation_id = state.conversation_id if event.in_conversation else None
-        response = OpenResponse(event.response_id, event.reply, wish, conversation_id)
+        response = ActiveResponse(event.response_id, event.reply, config, conversation_id)
         state.responses[event.response_id] = response
         state.latest_response_id = event.response_id
         state.tell(response.created())
@@ -202,21 +207,21 @@ class ServerEventEmitter:
 
     def _error(self, event: events.ErrorRaised) -> None:
         state, command_id = self._state, event.command_id or ""
-        wish = state.wishes.pop(command_id, None)
+        config = state.configs.pop(command_id, None)
         state.creations.pop(command_id, None)
         if state.updates.pop(command_id, None):
             latest = list(state.updates.values())
             state.planned = latest[-1] if latest else state.session
         if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
-            self._fail(event, wish or usual(state.session))
+            self._fail(event, config or default_config(state.session))
             return
         state.tell(told.Error(error=error_body(event, event_id_of(event.command_id))))
 
-    def _fail(self, event: events.ErrorRaised, wish: Wish) -> None:
+    def _fail(self, event: events.ErrorRaised, config: ResponseConfig) -> None:
         """A response that could not be begun, as one that has failed."""
         state = self._state
-        conversation_id = state.conversation_id if wish.in_conversation else None
-        about = (new_id("resp"), state.session.settings.reply, wish, conversation_id)
+        conversation_id = state.conversation_id if config.in_conversation else None
+        about = (new_id("resp"), state.session.settings.reply, config, conversation_id)
         done = response_object(*about, "failed")
         done.status_details = failure(event)
         if event.retry_after_s is not None:

@@ -68,7 +68,7 @@ class Open:
 
 
 @dataclass(frozen=True, eq=False)
-class Tell:
+class SessionCommand:
     """A command for a session."""
 
     number: int
@@ -93,7 +93,7 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Facts:
+class WorkerInfo:
     """What a worker has loaded."""
 
     weights_kind: str
@@ -112,7 +112,7 @@ class Facts:
 class Ready:
     """Everything is loaded and warm."""
 
-    facts: Facts
+    info: WorkerInfo
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Told:
+class SessionEvent:
     """An event of a session."""
 
     number: int
@@ -175,7 +175,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """A sign of life, several times a second, and how things are.
 
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
@@ -195,5 +195,5 @@ class Pulse:
     done: Mapping[int, int] = field(default_factory=dict)
 
 
-ToWorker = Start | Open | Tell | Stop
-ToFront = Loading | Ready | Failed | Opened | Refused | Told | Rows | Pulse
+ToWorker = Start | Open | SessionCommand | Stop
+ToFront = Loading | Ready | Failed | Opened | Refused | SessionEvent | Rows | Heartbeat

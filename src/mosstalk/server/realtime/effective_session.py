@@ -11,17 +11,17 @@ from typing import Any
 
 from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
 from mosstalk.server.realtime.audio import PCM, AudioFormat
-from mosstalk.server.realtime.parsing import WireError, WireLimits, checked, too_long
-from mosstalk.server.realtime.session_wishes import (
-    SESSION_WISHES,
+from mosstalk.server.realtime.session_request import (
+    SESSION_REQUEST,
     SemanticVad,
     ServerVad,
     SessionInput,
-    SessionWishes,
+    SessionRequest,
     Truncation,
 )
+from mosstalk.server.realtime.validation import WireError, WireLimits, too_long, validated
 from mosstalk.session.settings import (
     Context,
     ContextPolicy,
@@ -48,7 +48,7 @@ MODALITIES: dict[ReplyMode, shown.Modalities] = {
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What a server has to offer; the same for all its connections but for ``asked_model``."""
 
     model: str
@@ -58,13 +58,13 @@ class Served:
     asked_model: str | None = None
     transcribes: bool = False
 
-    def voice(self, asked: str | None) -> str:
+    def voice(self, request: str | None) -> str:
         """The voice that is spoken with: the server's own if there is none of that name."""
-        return asked if asked is not None and asked in self.voices else self.defaults.voice
+        return request if request is not None and request in self.voices else self.defaults.voice
 
 
 @dataclass(frozen=True)
-class WireSession:
+class EffectiveSession:
     """What holds: ``body`` is the session as the client sees it, without its ids.
 
     ``warnings`` say, one sentence each, what was taken but has no effect.
@@ -82,12 +82,14 @@ class WireSession:
         return self.body.mosstalk.warnings
 
 
-def opened(served: Served) -> WireSession:
+def opened(served: ServedModel) -> EffectiveSession:
     """The session before the client has said anything."""
     return _made({}, served)
 
 
-def updated(session: WireSession, patch: dict[str, Any], served: Served) -> WireSession:
+def updated(
+    session: EffectiveSession, patch: dict[str, Any], served: ServedModel
+) -> EffectiveSession:
     """The session after a ``session.update``, deep-merged.
 
     Raises:
@@ -115,10 +117,13 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _made(wishes: dict[str, Any], served: Served) -> WireSession:
+def _made(wishes: dict[str, Any], served: ServedModel) -> EffectiveSession:
     """What holds of these wishes."""
-    asked, defaults = checked(SESSION_WISHES, wishes, served.limits, "session"), served.defaults
-    heard, spoken = asked.audio.input, asked.audio.output
+    request, defaults = (
+        validated(SESSION_REQUEST, wishes, served.limits, "session"),
+        served.defaults,
+    )
+    heard, spoken = request.audio.input, request.audio.output
     input_format = heard.format.audio if heard.format else AudioFormat()
     output_format = spoken.format.audio if spoken.format else AudioFormat()
     turns = _turn_taking(heard, defaults)
@@ -126,36 +131,39 @@ def _made(wishes: dict[str, Any], served: Served) -> WireSession:
         settings = replace(
             defaults,
             input_rate=input_format.rate,
-            instructions=instructions_of(asked.instructions) or defaults.instructions,
-            reply=asked.output_modalities or defaults.reply,
+            instructions=instructions_of(request.instructions) or defaults.instructions,
+            reply=request.output_modalities or defaults.reply,
             voice=served.voice(spoken.voice_name),
             turn_detection=turns.detection,
             create_response=turns.create_response,
             interrupt_response=turns.interrupt_response,
-            sampling=replace(defaults.sampling, **_sampling(asked)),
-            limits=replace(defaults.limits, rows=asked.max_output_tokens or defaults.limits.rows),
-            context=_context(asked.truncation, defaults.context),
-            **_vendor_settings(asked),
+            sampling=replace(defaults.sampling, **_sampling(request)),
+            limits=replace(defaults.limits, rows=request.max_output_tokens or defaults.limits.rows),
+            context=_context(request.truncation, defaults.context),
+            **_vendor_settings(request),
         )
     except OptionError as error:
         raise WireError("invalid_value", str(error), "session") from error
-    audio = shown.ShownAudio(
-        input=shown.ShownInput(
+    audio = shown.SessionAudioObject(
+        input=shown.SessionInputObject(
             format=shown_format(input_format),
             noise_reduction=heard.noise_reduction,
             transcription=heard.transcription,
             turn_detection=turns.shown,
         ),
-        output=shown.ShownOutput(
+        output=shown.OutputObject(
             format=shown_format(output_format), voice=settings.voice, speed=1.0
         ),
     )
-    body = _body(asked, audio, served, settings)
-    return WireSession(wishes, body, settings, input_format, output_format)
+    body = _body(request, audio, served, settings)
+    return EffectiveSession(wishes, body, settings, input_format, output_format)
 
 
 def _body(
-    asked: SessionWishes, audio: shown.ShownAudio, served: Served, settings: SessionSettings
+    request: SessionRequest,
+    audio: shown.SessionAudioObject,
+    served: ServedModel,
+    settings: SessionSettings,
 ) -> shown.Session:
     """The session as it is shown."""
     instructions = settings.instructions
@@ -164,26 +172,29 @@ def _body(
         output_modalities=MODALITIES[settings.reply],
         instructions=_PROMPTS[settings.reply] if instructions is None else instructions,
         max_output_tokens=settings.limits.rows or "inf",
-        truncation=_truncation(asked.truncation, settings.context),
-        tools=asked.tools,
-        tool_choice=asked.tool_choice,
-        tracing=asked.tracing,
-        prompt=asked.prompt,
-        include=asked.include,
-        reasoning=asked.reasoning,
-        parallel_tool_calls=asked.parallel_tool_calls,
+        truncation=_truncation(request.truncation, settings.context),
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        tracing=request.tracing,
+        prompt=request.prompt,
+        include=request.include,
+        reasoning=request.reasoning,
+        parallel_tool_calls=request.parallel_tool_calls,
         audio=audio,
-        mosstalk=_vendor(asked, audio, served, settings),
+        mosstalk=_vendor(request, audio, served, settings),
     )
 
 
 def _vendor(
-    asked: SessionWishes, audio: shown.ShownAudio, served: Served, settings: SessionSettings
+    request: SessionRequest,
+    audio: shown.SessionAudioObject,
+    served: ServedModel,
+    settings: SessionSettings,
 ) -> shown.SessionVendor:
     """What the protocol has no field for."""
-    spoken, turns = asked.audio.output, audio.input.turn_detection
+    spoken, turns = request.audio.output, audio.input.turn_detection
     wanted = {
-        "model": asked.model or served.asked_model,
+        "model": request.model or served.asked_model,
         "audio.output.voice": spoken.voice_name,
         "audio.output.speed": spoken.speed,
     }
@@ -199,17 +210,17 @@ def _vendor(
         playback=settings.playback.value,
         echo_gate=settings.echo_gate,
         asked={name: value for name, value in wanted.items() if value not in (None, given[name])},
-        warnings=_warnings(asked, served),
+        warnings=_warnings(request, served),
         silence_duration_ms=waits.silence_duration_ms if waits else None,
     )
 
 
-def _warnings(asked: SessionWishes, served: Served) -> list[str]:
+def _warnings(request: SessionRequest, served: ServedModel) -> list[str]:
     """What was taken and has no effect; counts and names of fields, nothing that was said."""
-    heard, spoken = asked.audio.input, asked.audio.output
+    heard, spoken = request.audio.input, request.audio.output
     warnings = []
-    if asked.tools:
-        warnings.append(f"tools are kept, but this model calls none ({len(asked.tools)})")
+    if request.tools:
+        warnings.append(f"tools are kept, but this model calls none ({len(request.tools)})")
     if heard.transcription and not served.transcribes:
         warnings.append("nothing is transcribed here: no transcription events will come")
     if heard.noise_reduction:
@@ -219,30 +230,30 @@ def _warnings(asked: SessionWishes, served: Served) -> list[str]:
         warnings.append("the voice is unknown: the default one speaks")
     if spoken.speed not in (None, 1.0):
         warnings.append("speed is kept, but replies are spoken at their own")
-    inert = [name for name in _INERT if getattr(asked, name) not in (None, False, "auto", [])]
+    inert = [name for name in _INERT if getattr(request, name) not in (None, False, "auto", [])]
     if inert:
         warnings.append(f"kept, but without effect: {', '.join(inert)}")
     return warnings
 
 
-def shown_format(sound: AudioFormat) -> shown.ShownFormat:
+def shown_format(sound: AudioFormat) -> shown.FormatObject:
     """A format as a session has it."""
-    return shown.ShownFormat(type=sound.kind, rate=sound.rate if sound.kind == PCM else None)
+    return shown.FormatObject(type=sound.kind, rate=sound.rate if sound.kind == PCM else None)
 
 
-def instructions_of(asked: str | None) -> str | None:
+def instructions_of(request: str | None) -> str | None:
     """Instructions, None for the model's own: as in the protocol, "" clears what was there."""
-    return None if not asked or asked in SYSTEM_PROMPTS.values() else asked
+    return None if not request or request in SYSTEM_PROMPTS.values() else request
 
 
-def _sampling(asked: SessionWishes) -> dict[str, Any]:
+def _sampling(request: SessionRequest) -> dict[str, Any]:
     """How ids are drawn, by the vendor's object; the session's own temperature is older than it."""
-    usual = {} if asked.temperature is None else {"temperature": asked.temperature}
-    return usual | asked.mosstalk.sampling.model_dump(exclude_none=True)
+    default_config = {} if request.temperature is None else {"temperature": request.temperature}
+    return default_config | request.mosstalk.sampling.model_dump(exclude_none=True)
 
 
-def _vendor_settings(asked: SessionWishes) -> dict[str, Any]:
-    own, given = asked.mosstalk, dict[str, Any]()
+def _vendor_settings(request: SessionRequest) -> dict[str, Any]:
+    own, given = request.mosstalk, dict[str, Any]()
     if own.playback is not None:
         given["playback"] = Playback(own.playback)
     if own.echo_gate is not None:
@@ -250,22 +261,22 @@ def _vendor_settings(asked: SessionWishes) -> dict[str, Any]:
     return given
 
 
-def _context(asked: Truncation | None, default: Context) -> Context:
+def _context(request: Truncation | None, default: Context) -> Context:
     """What becomes of a conversation that is too long, by ``truncation``."""
-    if asked is None:
+    if request is None:
         return default
-    if asked.policy == "disabled":
+    if request.policy == "disabled":
         return replace(default, policy=ContextPolicy.REFUSE)
-    ratio = asked.retention_ratio
+    ratio = request.retention_ratio
     keep = default.keep if ratio is None else min(max(ratio, _LEAST_KEEP), default.full)
     return replace(default, policy=ContextPolicy.DROP, keep=keep)
 
 
-def _truncation(asked: Truncation | None, context: Context) -> Any:
+def _truncation(request: Truncation | None, context: Context) -> Any:
     """The same as the session shows it."""
     if context.policy is ContextPolicy.REFUSE:
         return "disabled"
-    if asked and asked.policy == "ratio":
+    if request and request.policy == "ratio":
         return shown.Retention(retention_ratio=context.keep)
     return "auto"
 
@@ -280,13 +291,13 @@ class _TurnTaking:
     shown: ServerVad | SemanticVad | None = None
 
 
-def _turn_taking(asked: SessionInput, defaults: SessionSettings) -> _TurnTaking:
+def _turn_taking(request: SessionInput, defaults: SessionSettings) -> _TurnTaking:
     """What a session's ``turn_detection`` asks for, and the server's own if it is not there.
 
     ``semantic_vad`` judges no words here: its eagerness chooses how long a silence is waited for.
     """
-    flags, vad = (defaults.create_response, defaults.interrupt_response), asked.turn_detection
-    if "turn_detection" not in asked.model_fields_set:
+    flags, vad = (defaults.create_response, defaults.interrupt_response), request.turn_detection
+    if "turn_detection" not in request.model_fields_set:
         detection = defaults.turn_detection
     elif vad is None:
         detection = None
@@ -304,13 +315,13 @@ def _turn_taking(asked: SessionInput, defaults: SessionSettings) -> _TurnTaking:
     return _TurnTaking(detection, *flags, ServerVad(**vars(detection), **told))
 
 
-def _silence(vad: ServerVad, usual: TurnDetection) -> TurnDetection:
+def _silence(vad: ServerVad, default_config: TurnDetection) -> TurnDetection:
     lowest, highest = _THRESHOLDS
     threshold, padding = vad.threshold, vad.prefix_padding_ms
     silence = vad.silence_duration_ms
     return TurnDetection(
-        usual.threshold if threshold is None else min(max(threshold, lowest), highest),
-        usual.prefix_padding_ms if padding is None else padding,
-        usual.silence_duration_ms if silence is None else silence,
+        default_config.threshold if threshold is None else min(max(threshold, lowest), highest),
+        default_config.prefix_padding_ms if padding is None else padding,
+        default_config.silence_duration_ms if silence is None else silence,
         vad.idle_timeout_ms,
     )

@@ -15,7 +15,7 @@ _LOG = logging.getLogger("mosstalk.server.session")
 _MOST_REMARKS = 50
 
 
-class Watch:
+class SessionMetrics:
     """Is shown every command and event of a session, in order."""
 
     def __init__(self, metrics: Metrics, settings: SessionSettings, client: str) -> None:

@@ -31,7 +31,7 @@ class Faults:
         return True
 
 
-class WatchedRunner:
+class TimedRunner:
     """A ``ModelRunner`` that notes how long its steps take.
 
     A step that was launched while the one before it ran begins when that one has ended.
@@ -71,8 +71,8 @@ class WatchedRunner:
         return outcomes
 
 
-def watch_steps(core: EngineCore, faults: Faults | None = None) -> WatchedRunner:
+def time_steps(core: EngineCore, faults: Faults | None = None) -> TimedRunner:
     """Watch an engine's steps from now on; before it is started."""
-    watched = WatchedRunner(core.runner, faults)
+    watched = TimedRunner(core.runner, faults)
     core.runner = cast(ModelRunner, watched)
     return watched

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mosstalk.server.realtime.session_wishes import (
+from mosstalk.server.realtime.session_request import (
     Include,
     NoiseReduction,
     Prompt,
@@ -30,7 +30,7 @@ Length = int | Literal["inf"]
 """Rows of a response at most."""
 
 
-class Shown(BaseModel):
+class ServerObject(BaseModel):
     """An object inside an event."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -39,45 +39,45 @@ class Shown(BaseModel):
 # Sessions.
 
 
-class ShownInput(Shown):
+class SessionInputObject(ServerObject):
     """``session.audio.input``."""
 
-    format: "ShownFormat"
+    format: "FormatObject"
     noise_reduction: NoiseReduction
     transcription: Transcription
     turn_detection: ServerVad | SemanticVad | None
 
 
-class ShownFormat(Shown):
+class FormatObject(ServerObject):
     """A format of sound; the ``rate`` of telephones goes without saying."""
 
     type: str
     rate: Omitted[int] = None
 
 
-class ShownOutput(Shown):
+class OutputObject(ServerObject):
     """``audio.output`` of a session or response."""
 
-    format: ShownFormat
+    format: FormatObject
     voice: str
     speed: Omitted[float] = None
 
 
-class ShownAudio(Shown):
+class SessionAudioObject(ServerObject):
     """``session.audio``."""
 
-    input: ShownInput
-    output: ShownOutput
+    input: SessionInputObject
+    output: OutputObject
 
 
-class Retention(Shown):
+class Retention(ServerObject):
     """How much of a conversation that is too long is kept."""
 
     type: Literal["retention_ratio"] = "retention_ratio"
     retention_ratio: float
 
 
-class SessionVendor(Shown):
+class SessionVendor(ServerObject):
     """``asked``: what was asked for where something else holds, by path."""
 
     voices: list[str]
@@ -89,7 +89,7 @@ class SessionVendor(Shown):
     silence_duration_ms: Omitted[int] = None
 
 
-class Session(Shown):
+class Session(ServerObject):
     """All that holds of a session."""
 
     type: Literal["realtime"] = "realtime"
@@ -106,7 +106,7 @@ class Session(Shown):
     include: Include
     reasoning: Omitted[Texts] = None
     parallel_tool_calls: Omitted[bool] = None
-    audio: ShownAudio
+    audio: SessionAudioObject
     mosstalk: SessionVendor
     id: str = ""
     expires_at: int = 0
@@ -115,21 +115,21 @@ class Session(Shown):
 # Items.
 
 
-class Text(Shown):
+class Text(ServerObject):
     """Text of an item, or as ``response.content_part`` events have it."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class Sound(Shown):
+class Sound(ServerObject):
     """Sound, which is not sent back, and what was said in it if that was written down."""
 
     type: Literal["input_audio", "output_audio", "audio"]
     transcript: str | None
 
 
-class Image(Shown):
+class Image(ServerObject):
     """A picture, which is not sent back."""
 
     type: Literal["input_image"] = "input_image"
@@ -138,13 +138,13 @@ class Image(Shown):
 Part = Text | Sound | Image
 
 
-class Warnings(Shown):
+class Warnings(ServerObject):
     """What was taken without effect."""
 
     warnings: list[str]
 
 
-class Message(Shown):
+class Message(ServerObject):
     """What one role said."""
 
     id: str
@@ -156,7 +156,7 @@ class Message(Shown):
     mosstalk: Omitted[Warnings] = None
 
 
-class _Unread(Shown):
+class _Unread(ServerObject):
     """An item that the model does not read."""
 
     id: str
@@ -189,13 +189,13 @@ Item = Message | FunctionCall | FunctionCallOutput
 # Responses.
 
 
-class ResponseAudio(Shown):
+class ResponseAudio(ServerObject):
     """``response.audio``."""
 
-    output: ShownOutput
+    output: OutputObject
 
 
-class Failure(Shown):
+class Failure(ServerObject):
     """What a response failed at."""
 
     type: str
@@ -203,7 +203,7 @@ class Failure(Shown):
     message: str
 
 
-class StatusDetails(Shown):
+class StatusDetails(ServerObject):
     """Why a response ended before its end."""
 
     type: str
@@ -211,7 +211,7 @@ class StatusDetails(Shown):
     reason: Omitted[str] = None
 
 
-class InputTokens(Shown):
+class InputTokens(ServerObject):
     """What was read; of rows read before, ``cached_tokens``, the kind is not known."""
 
     text_tokens: int
@@ -219,14 +219,14 @@ class InputTokens(Shown):
     cached_tokens: int
 
 
-class OutputTokens(Shown):
+class OutputTokens(ServerObject):
     """What was made."""
 
     text_tokens: int
     audio_tokens: int
 
 
-class Usage(Shown):
+class Usage(ServerObject):
     """What a response cost: rows of the grid stand for tokens."""
 
     total_tokens: int
@@ -236,7 +236,7 @@ class Usage(Shown):
     output_token_details: OutputTokens
 
 
-class ResponseVendor(Shown):
+class ResponseVendor(ServerObject):
     """``timings`` as ``session.events.Timings``; ``reason``: the true one."""
 
     warnings: Omitted[list[str]] = None
@@ -245,7 +245,7 @@ class ResponseVendor(Shown):
     retry_after_s: Omitted[int | float] = None
 
 
-class Response(Shown):
+class Response(ServerObject):
     """A response as it stands."""
 
     id: str

@@ -1,4 +1,6 @@
-"""``python -m mosstalk.server.child FD``: the process with the models, started by ``EngineLink``.
+"""``python -m mosstalk.server.worker_process FD``: the process with the models.
+
+It is started by ``EngineClient``.
 
 ``FD`` is its end of a socket pair. It ends when it is told to, when the engine fails, and at once
 when the front is gone; signals that a terminal or a supervisor sends to the whole group are the

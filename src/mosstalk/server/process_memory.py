@@ -17,7 +17,7 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def tidy() -> None:
+async def trim_memory_forever() -> None:
     """Every so often, give back what is free: GNU libc keeps it in holes between what is in use.
 
     Returning it at every release instead (``MALLOC_TRIM_THRESHOLD_``) makes a hop take twice as

@@ -12,7 +12,7 @@ _UNSENT_BYTES = 1 << 20
 """Bytes on their way to the other process from which on ``send`` waits."""
 
 
-class Wire:
+class Channel:
     """One end of a link; what is sent arrives whole and in order, or the link is broken."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -20,7 +20,7 @@ class Wire:
         writer.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
 
     @classmethod
-    async def over(cls, end: socket.socket) -> "Wire":
+    async def over(cls, end: socket.socket) -> "Channel":
         """A wire over one end of a socket pair, which it closes in the end."""
         return cls(*await asyncio.open_connection(sock=end))
 

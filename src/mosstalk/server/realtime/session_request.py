@@ -13,9 +13,9 @@ from pydantic_core import PydanticKnownError
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.server.realtime.audio import OTHER_NAMES, PCM, AudioFormat
 from mosstalk.server.realtime.g711 import RATE as TELEPHONE_RATE
-from mosstalk.server.realtime.parsing import (
+from mosstalk.server.realtime.validation import (
     LARGEST,
-    Model,
+    ClientObject,
     WireLimits,
     fault,
     in_range,
@@ -74,15 +74,15 @@ def listed(most: int, unit: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def typed(usual: str | None, **others: str) -> BeforeValidator:
+def typed(default_config: str | None, **others: str) -> BeforeValidator:
     """The kind of an object: ``usual`` where it names none, and what ``others`` stand for."""
 
     def name(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         kind = value.get("type")
-        if kind is None and usual is not None:
-            return value | {"type": usual}
+        if kind is None and default_config is not None:
+            return value | {"type": default_config}
         if isinstance(kind, str) and kind in others:
             return value | {"type": others[kind]}
         return value
@@ -139,7 +139,7 @@ def _rate(value: Any, info: ValidationInfo) -> Any:
     return rate or None
 
 
-class Format(Model):
+class Format(ClientObject):
     """A session's ``format`` of sound, by either of its names."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
@@ -148,11 +148,11 @@ class Format(Model):
     @property
     def audio(self) -> AudioFormat:
         """What it stands for."""
-        usual = OUTPUT_RATE if self.type == PCM else TELEPHONE_RATE
-        return AudioFormat(self.type, self.rate or usual)
+        default_config = OUTPUT_RATE if self.type == PCM else TELEPHONE_RATE
+        return AudioFormat(self.type, self.rate or default_config)
 
 
-class Voice(Model):
+class Voice(ClientObject):
     """A voice by its name."""
 
     id: str | None = None
@@ -230,7 +230,7 @@ def _absent(value: Any) -> bool:
     return value is None
 
 
-class FunctionTool(Model):
+class FunctionTool(ClientObject):
     """A function that a model could call."""
 
     type: Literal["function"]
@@ -239,7 +239,7 @@ class FunctionTool(Model):
     parameters: Any = None
 
 
-class McpTool(Model):
+class McpTool(ClientObject):
     """A server of functions."""
 
     type: Literal["mcp"]
@@ -273,7 +273,7 @@ def _eagerness(value: Any) -> Any:
     return "auto" if value in (None, "") else value
 
 
-class ServerVad(Model):
+class ServerVad(ClientObject):
     """Turns end with a silence. Without a value the server's own holds."""
 
     type: Literal["server_vad"] = "server_vad"
@@ -285,7 +285,7 @@ class ServerVad(Model):
     interrupt_response: bool | None = None
 
 
-class SemanticVad(Model):
+class SemanticVad(ClientObject):
     """Turns end with their sense; no words are judged here, and eagerness is a silence."""
 
     type: Literal["semantic_vad"] = "semantic_vad"
@@ -307,7 +307,7 @@ TurnDetection = Annotated[
 ]
 
 
-class SessionInput(Model):
+class SessionInput(ClientObject):
     """``session.audio.input``."""
 
     turn_detection: TurnDetection = None
@@ -316,7 +316,7 @@ class SessionInput(Model):
     transcription: Transcription = None
 
 
-class ResponseOutput(Model):
+class ResponseOutput(ClientObject):
     """``response.audio.output``."""
 
     format: Formatted = None
@@ -334,14 +334,14 @@ class SessionOutput(ResponseOutput):
     speed: Annotated[float | None, number()] = None
 
 
-class SessionAudio(Model):
+class SessionAudio(ClientObject):
     """``session.audio``."""
 
     input: Object[SessionInput] = SessionInput()
     output: Object[SessionOutput] = SessionOutput()
 
 
-class SamplingWishes(Model):
+class SamplingRequest(ClientObject):
     """How ids are drawn; None is as the server has it."""
 
     temperature: Annotated[float | None, number(0)] = None
@@ -352,29 +352,29 @@ class SamplingWishes(Model):
     greedy: bool | None = None
 
 
-class VendorWishes(Model):
+class VendorRequest(ClientObject):
     """``session.mosstalk``."""
 
     echo_gate: bool | None = None
     playback: Literal["client", "session"] | None = None
-    sampling: Object[SamplingWishes] = SamplingWishes()
+    sampling: Object[SamplingRequest] = SamplingRequest()
 
 
-class Truncation(Model):
+class Truncation(ClientObject):
     """What becomes of a conversation that is too long."""
 
     policy: Literal["auto", "disabled", "ratio"]
     retention_ratio: Annotated[float | None, number(0, 1)] = None
 
 
-class SessionWishes(Model):
+class SessionRequest(ClientObject):
     """All that a client's updates ask for, one merged into the other."""
 
     type: Annotated[str, AfterValidator(_realtime)] | None = None
     audio: Object[SessionAudio] = SessionAudio()
     output_modalities: Reply = None
     instructions: Text | None = None
-    mosstalk: Object[VendorWishes] = VendorWishes()
+    mosstalk: Object[VendorRequest] = VendorRequest()
     temperature: Annotated[float | None, number(0)] = None
     max_output_tokens: Rows = None
     truncation: Annotated[Truncation | None, BeforeValidator(_truncation)] = None
@@ -388,4 +388,4 @@ class SessionWishes(Model):
     model: str | None = None
 
 
-SESSION_WISHES: TypeAdapter[SessionWishes] = TypeAdapter(SessionWishes)
+SESSION_REQUEST: TypeAdapter[SessionRequest] = TypeAdapter(SessionRequest)

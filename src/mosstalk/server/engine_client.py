@@ -13,9 +13,9 @@ from typing import Any
 
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineStoppedError
-from mosstalk.server import messages as said
+from mosstalk.server import ipc
+from mosstalk.server.channel import Channel
 from mosstalk.server.child_process import start_child
-from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Close, Command, sample_count, sounds_of
 from mosstalk.session.events import (
     Closed,
@@ -35,7 +35,7 @@ _ENDING_S = 10.0
 """How long the worker may take to close its sessions before it is killed."""
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     """How far a worker is."""
 
     LOADING = "loading"
@@ -43,13 +43,13 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-class RemoteSession:
+class SessionProxy:
     """A session in the worker: ``tell`` it commands, iterate over it for its events.
 
     If the worker dies, a fatal ``ErrorRaised`` and ``Closed`` are its last events all the same.
     """
 
-    def __init__(self, number: int, settings: SessionSettings, wire: Wire) -> None:
+    def __init__(self, number: int, settings: SessionSettings, channel: Channel) -> None:
         self.rows: list[Row] | None = None
         """The conversation's rows, at the end, if they were asked for."""
         self.clock = 0
@@ -58,7 +58,7 @@ class RemoteSession:
         self.over = False
         self.settings = settings
         """What it was opened with."""
-        self._number, self._rate, self._wire = number, settings.input_rate, wire
+        self._number, self._rate, self._channel = number, settings.input_rate, channel
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._read = False
         self.unheard_s = 0.0
@@ -81,7 +81,7 @@ class RemoteSession:
         seconds = sum(sample_count(each.pcm) / (each.rate or self._rate) for each in sounds)
         self._undone.append(seconds)
         self.unheard_s += seconds
-        self._wire.post(said.Tell(self._number, command))
+        self._channel.post(ipc.SessionCommand(self._number, command))
 
     def has_room(self, most_s: float, most_commands: int) -> bool:
         """Whether at most so much sound and so many commands are not yet carried out."""
@@ -137,45 +137,45 @@ def _new_future() -> "asyncio.Future[Any]":
 
 
 @dataclass
-class EngineLink:
+class EngineClient:
     """Starts the worker, watches it, and opens sessions in it.
 
     ``silence_s`` without a sign of life, from the worker's loop or from its engine, counts as
     death. ``pulsed`` is called with every sign of life.
     """
 
-    options: said.WorkerOptions
+    options: ipc.WorkerOptions
     silence_s: float = 30.0
-    pulsed: Callable[[said.Pulse], None] = lambda _: None
-    loaded: Callable[[said.Loading], None] = lambda _: None
-    pulse: said.Pulse | None = None
-    ready: "asyncio.Future[said.Facts]" = field(default_factory=_new_future)
+    on_heartbeat: Callable[[ipc.Heartbeat], None] = lambda _: None
+    on_loading: Callable[[ipc.Loading], None] = lambda _: None
+    heartbeat: ipc.Heartbeat | None = None
+    ready: "asyncio.Future[ipc.WorkerInfo]" = field(default_factory=_new_future)
     """Done once sessions can be opened."""
-    dead: "asyncio.Future[said.Failed]" = field(default_factory=_new_future)
+    dead: "asyncio.Future[ipc.Failed]" = field(default_factory=_new_future)
     """Done once the worker is dead, unless it was stopped."""
-    _sessions: dict[int, RemoteSession] = field(default_factory=dict)
+    _sessions: dict[int, SessionProxy] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=count)
     _process: "subprocess.Popen[bytes] | None" = None
-    _wire: Wire | None = None
+    _channel: Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _stopping: bool = False
-    _pulsed_s: float = 0.0
+    _heard_s: float = 0.0
 
     async def start(self) -> None:
         """Start the process; ``state`` says when it is ready."""
-        self._process, end = start_child("mosstalk.server.child")
-        self._wire = await Wire.over(end)
-        self._wire.post(said.Start(self.options))
-        self._pulsed_s = time.monotonic()
+        self._process, end = start_child("mosstalk.server.worker_process")
+        self._channel = await Channel.over(end)
+        self._channel.post(ipc.Start(self.options))
+        self._heard_s = time.monotonic()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
 
     async def stop(self) -> None:
         """End the worker: in order, and if that takes too long, at once."""
         self._stopping = True
-        process, wire = self._process, self._wire
-        if process is None or wire is None:
+        process, channel = self._process, self._channel
+        if process is None or channel is None:
             return
-        wire.post(said.Stop())
+        channel.post(ipc.Stop())
         try:
             await asyncio.to_thread(process.wait, 0 if self.dead.done() else _ENDING_S)
         except subprocess.TimeoutExpired:
@@ -183,7 +183,7 @@ class EngineLink:
             await asyncio.to_thread(process.wait)
         for task in self._tasks:
             task.cancel()
-        wire.close()
+        channel.close()
 
     def kill(self) -> None:
         """End the worker at once."""
@@ -191,29 +191,29 @@ class EngineLink:
             self._process.kill()
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """How far it is."""
         if self.dead.done():
-            return State.DEAD
-        return State.READY if self.ready.done() else State.LOADING
+            return WorkerState.DEAD
+        return WorkerState.READY if self.ready.done() else WorkerState.LOADING
 
     @property
-    def sessions(self) -> list[RemoteSession]:
+    def sessions(self) -> list[SessionProxy]:
         """Those that are open."""
         return list(self._sessions.values())
 
-    async def open(self, settings: SessionSettings, *, rows: bool = False) -> RemoteSession:
+    async def open(self, settings: SessionSettings, *, rows: bool = False) -> SessionProxy:
         """A new session; with ``rows`` it gives its rows at the end.
 
         Raises:
             EngineStoppedError: the worker is not ready, or dead.
             EngineFullError, OptionError, ScriptError, SessionError, VoiceError: see ``Host.open``.
         """
-        if self._wire is None or self.state is not State.READY:
+        if self._channel is None or self.state is not WorkerState.READY:
             raise EngineStoppedError(f"the worker is {self.state}")
         number = next(self._numbers)
-        session = self._sessions[number] = RemoteSession(number, settings, self._wire)
-        self._wire.post(said.Open(number, settings, rows))
+        session = self._sessions[number] = SessionProxy(number, settings, self._channel)
+        self._channel.post(ipc.Open(number, settings, rows))
         try:
             await session.opened
         except BaseException:
@@ -223,66 +223,66 @@ class EngineLink:
         return session
 
     async def _listen(self) -> None:
-        assert self._wire
+        assert self._channel
         try:
-            async for message in self._wire:
+            async for message in self._channel:
                 self._hear(message)
         finally:
-            self._dead(said.Failed("the worker's process has ended"))
+            self._dead(ipc.Failed("the worker's process has ended"))
 
-    def _hear(self, message: said.ToFront) -> None:
-        if isinstance(message, said.Told | said.Rows):
+    def _hear(self, message: ipc.ToFront) -> None:
+        if isinstance(message, ipc.SessionEvent | ipc.Rows):
             self._told(message)
-        elif isinstance(message, said.Pulse):
-            self._felt(message)
-        elif isinstance(message, said.Opened | said.Refused):
+        elif isinstance(message, ipc.Heartbeat):
+            self._on_heartbeat(message)
+        elif isinstance(message, ipc.Opened | ipc.Refused):
             self._answered(message)
-        elif isinstance(message, said.Loading):
-            self.loaded(message)
-        elif isinstance(message, said.Ready):
-            self.ready.set_result(message.facts)
-        elif isinstance(message, said.Failed):
+        elif isinstance(message, ipc.Loading):
+            self.on_loading(message)
+        elif isinstance(message, ipc.Ready):
+            self.ready.set_result(message.info)
+        elif isinstance(message, ipc.Failed):
             self._dead(message)
 
-    def _told(self, message: said.Told | said.Rows) -> None:
+    def _told(self, message: ipc.SessionEvent | ipc.Rows) -> None:
         session = self._sessions.get(message.number)
         if session is None:
             return
-        if isinstance(message, said.Rows):
+        if isinstance(message, ipc.Rows):
             session.rows = message.rows
             return
         session.told(message.event)
         if session.over:
             self._sessions.pop(message.number)
 
-    def _answered(self, message: said.Opened | said.Refused) -> None:
+    def _answered(self, message: ipc.Opened | ipc.Refused) -> None:
         session = self._sessions.get(message.number)
         if session is None or session.opened.done():
             return
-        if isinstance(message, said.Refused):
+        if isinstance(message, ipc.Refused):
             self._sessions.pop(message.number)
             session.opened.set_exception(message.raised())
         else:
             session.opened.set_result(None)
 
-    def _felt(self, pulse: said.Pulse) -> None:
-        self.pulse, self._pulsed_s = pulse, time.monotonic()
-        for number, done in pulse.done.items():
+    def _on_heartbeat(self, heartbeat: ipc.Heartbeat) -> None:
+        self.heartbeat, self._heard_s = heartbeat, time.monotonic()
+        for number, done in heartbeat.done.items():
             if number in self._sessions:
                 self._sessions[number].acknowledged(done)
-        self.pulsed(pulse)
+        self.on_heartbeat(heartbeat)
 
     async def _watch(self) -> None:
         """Notice a worker that lives and does nothing."""
         while not self.dead.done():
             await asyncio.sleep(_TICK_S)
-            engine_s = self.pulse.engine_silent_s if self.pulse else 0.0
-            silent_s = max(time.monotonic() - self._pulsed_s, engine_s)
+            engine_s = self.heartbeat.engine_silent_s if self.heartbeat else 0.0
+            silent_s = max(time.monotonic() - self._heard_s, engine_s)
             patience_s = self.silence_s if self.ready.done() else max(self.silence_s, _LOADING_S)
             if silent_s > patience_s:
-                self._dead(said.Failed(f"the worker has not answered for {silent_s:.0f} s"))
+                self._dead(ipc.Failed(f"the worker has not answered for {silent_s:.0f} s"))
 
-    def _dead(self, failure: said.Failed) -> None:
+    def _dead(self, failure: ipc.Failed) -> None:
         """Tell every session; the first reason given is the one that counts."""
         if not (self.dead.done() or self._stopping):
             _LOG.error("%s", failure.message)

@@ -37,7 +37,7 @@ _RETRY_S = 5
 """What one connection too many is told."""
 
 
-def most_files(wanted: int = 0) -> int:
+def raise_file_limit(wanted: int = 0) -> int:
     """How many files this process may have open, after asking for as many as are wanted."""
     if resource is None:
         return sys.maxsize
@@ -52,12 +52,12 @@ def most_files(wanted: int = 0) -> int:
 class ServerConfig(uvicorn.Config):
     """uvicorn's configuration, with what all connections share."""
 
-    def __init__(self, gate: "Gate", *args: Any, **more: Any) -> None:
+    def __init__(self, limiter: "ConnectionLimiter", *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.gate = gate
+        self.limiter = limiter
 
 
-class Gate:
+class ConnectionLimiter:
     """Counts connections and large messages."""
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
@@ -74,7 +74,7 @@ class Gate:
         ``descriptor`` is the newcomer's. Systems give out the lowest that is free, so a high one
         says that they run out.
         """
-        files, most = most_files(), self.limits.connections
+        files, most = raise_file_limit(), self.limits.connections
         last = descriptor >= files - _LAST_FILES
         few = last or connections > files - min(OTHER_FILES, files // 2)
         if not few and connections <= most:
@@ -142,10 +142,10 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close it at once if there are too many."""
         super().connection_made(transport)
-        self._gate = cast(ServerConfig, self.config).gate
+        self._limiter = cast(ServerConfig, self.config).limiter
         descriptor = transport.get_extra_info("socket").fileno()
-        if self._gate.admit(len(self.connections), descriptor):
-            self._wait_for_a_request(self._gate.limits.header_s)
+        if self._limiter.admit(len(self.connections), descriptor):
+            self._wait_for_a_request(self._limiter.limits.header_s)
         else:
             transport.write(_full())
             transport.close()
@@ -159,7 +159,7 @@ class HttpProtocol(H11Protocol):
         """The next request has to arrive in time."""
         super().on_response_complete()
         if self.timeout_keep_alive_task:
-            self._gate.between[self] = None
+            self._limiter.between[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
@@ -168,12 +168,12 @@ class HttpProtocol(H11Protocol):
 
     def _wait_for_a_request(self, most_s: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(most_s, self.timeout_keep_alive_handler)
-        self._gate.between[self] = None
+        self._limiter.between[self] = None
 
     def _unset_keepalive_if_required(self) -> None:
         """A request is whole, or the connection is over."""
         super()._unset_keepalive_if_required()
-        self._gate.between.pop(self, None)
+        self._limiter.between.pop(self, None)
 
 
 def _full() -> bytes:

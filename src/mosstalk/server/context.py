@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mosstalk.server.auth import Hosts, Keys, Origins
+from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.limits import Limits
-from mosstalk.server.link import EngineLink, State
-from mosstalk.server.logs import Seldom
+from mosstalk.server.logs import LogLimiter
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder
 from mosstalk.server.transcriber import Transcriber
@@ -25,7 +25,7 @@ LEFT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Closed:
+class Unavailable:
     """Why nobody is let in now, and when to come back."""
 
     reason: str
@@ -33,14 +33,14 @@ class Closed:
     retry_after_s: float
 
 
-DRAINING = Closed("draining", "the server is about to end", 5.0)
+DRAINING = Unavailable("draining", "the server is about to end", 5.0)
 
 
 @dataclass
-class House:
+class ServerContext:
     """``name`` is the served model's; None is what the worker calls it."""
 
-    link: EngineLink
+    engine: EngineClient
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=lambda: Keys(()))
@@ -51,7 +51,7 @@ class House:
     recorder: Recorder | None = None
     transcriber: Transcriber | None = None
     draining: bool = False
-    refusals: Seldom = field(default_factory=Seldom)
+    refusals: LogLimiter = field(default_factory=LogLimiter)
     """Which refusals are logged."""
     connections: set["Connection"] = field(default_factory=set)
     _opening: Counter[str] = field(default_factory=Counter)
@@ -61,31 +61,31 @@ class House:
     @property
     def model(self) -> str:
         """The name under which the model is served."""
-        if self.name is None and self.link.ready.done():
-            return self.link.ready.result().model
+        if self.name is None and self.engine.ready.done():
+            return self.engine.ready.result().model
         return self.name or "mosstalk"
 
     @property
-    def closed(self) -> Closed | None:
+    def unavailable(self) -> Unavailable | None:
         """Why nobody is let in now; None if somebody is."""
-        if self.link.state is State.DEAD:
-            return Closed("dead", "the engine has ended; the server is about to", 10.0)
+        if self.engine.state is WorkerState.DEAD:
+            return Unavailable("dead", "the engine has ended; the server is about to", 10.0)
         if self.draining:
             return DRAINING
-        if self.link.state is State.LOADING:
-            return Closed("loading", "the models are still being loaded", 5.0)
+        if self.engine.state is WorkerState.LOADING:
+            return Unavailable("loading", "the models are still being loaded", 5.0)
         return None
 
     @property
     def session_defaults(self) -> SessionSettings:
         """What holds for a session until its client says otherwise."""
-        if self.link.ready.result().detector is None:
+        if self.engine.ready.result().detector is None:
             return replace(self.defaults, turn_detection=None)
         return self.defaults
 
     def fitted(self, settings: SessionSettings) -> SessionSettings:
         """Settings as this model needs them: random weights never end a reply by themselves."""
-        facts = self.link.ready.result()
+        facts = self.engine.ready.result()
         if facts.weights_kind != "synthetic" or self.defaults.script is not None:
             return settings
         return replace(settings, script=_SCRIPTS[settings.reply])
