@@ -118,7 +118,7 @@ class EngineCore:
     def batch_invariant(self) -> bool:
         """Whether a row's sums are in one order whoever shares its step; see ``Layers``.
 
-        Without kernels a product of few rows may still differ in last bits from one of more.
+        Without kernels a matmul of few rows may still differ in last bits from one of more.
         """
         return self.runner.layers.invariant
 
