@@ -3,7 +3,7 @@
 On a GPU that runs kernels a pass is padded to one of a few sizes, and captured once as a graph;
 elsewhere it has exactly the rows that there are, and is computed by the operations' references.
 
-Letters: N packed rows, W of them wanted, C hidden_size, V ids of a channel, H query heads,
+Letters: N packed rows, W of them wanted, C hidden_size, V tokens of a channel, H query heads,
 G key/value heads, D head_dim, I intermediate_size.
 """
 
@@ -43,7 +43,7 @@ from mosstalk.ops.sampling_parts import AUDIO
 from mosstalk.runtime.graphs import STEPPING, Graphs
 
 NOT_SEEN = -1
-"""Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""
+"""Text token of a row that the host has not seen yet: its audio token is the slot that drew it."""
 _CAPABLE_SINCE = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
