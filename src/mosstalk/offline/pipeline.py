@@ -81,7 +81,7 @@ class Pipeline:
         """What draws the rows of all replies.
 
         Raises:
-            CheckpointError: products of one input are quantised differently.
+            CheckpointError: linear layers of one input are quantised differently.
         """
         return OfflineEngine(self.model, self.ids)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.layout import IN_LAYER
-from mosstalk.models.quantization import PRODUCTS, WEIGHT, plain_product
+from mosstalk.models.quantization import LINEARS, WEIGHT, plain_linear
 from mosstalk.numerics.fp8 import E4M3_MAX
 from mosstalk.progress import Progress
 from mosstalk.quantize.prompts import Prompt
@@ -79,7 +79,7 @@ def calibrate(
 
 def first_of(name: str) -> str:
     """The first product that reads the same input as this one."""
-    product = next(product for product in PRODUCTS if name.endswith(f".{product}"))
+    product = next(product for product in LINEARS if name.endswith(f".{product}"))
     return name.removesuffix(product) + _SAME_INPUT[product]
 
 
@@ -97,7 +97,7 @@ def _watching(model: LanguageModel, watched: Mapping[str, Magnitudes]) -> Iterat
         return hook
 
     handles = [
-        plain_product(model, name).register_forward_pre_hook(hook_of(magnitudes))  # type: ignore[arg-type]
+        plain_linear(model, name).register_forward_pre_hook(hook_of(magnitudes))  # type: ignore[arg-type]
         for name, magnitudes in watched.items()
     ]
     try:

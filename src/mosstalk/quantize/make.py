@@ -101,7 +101,7 @@ def _run_model(
     warning = prompts.warning()
     if warning:
         print(warning)
-    names = record.products(source.config)
+    names = record.linears(source.config)
     magnitudes = calibrate(model, names, prompts.calibrated, tell)
     scales = dict[str, Tensor]()
     if record.calibrated:

@@ -8,7 +8,7 @@ from typing import Any
 from mosstalk.bench.charts import line_chart
 from mosstalk.bench.html import END, head, settings_html, table_html
 from mosstalk.bench.tables import Table
-from mosstalk.models.quantization import PRODUCTS, Quantization
+from mosstalk.models.quantization import LINEARS, Quantization
 from mosstalk.quantize.measure import WAYS, Measured, ProductError
 
 FORMAT = "mosstalk-quantize-1"
@@ -117,7 +117,7 @@ def _kind_of(name: str) -> str:
 
 
 def _by_kind(products: Sequence[ProductError]) -> Iterator[tuple[str, list[ProductError]]]:
-    for product in PRODUCTS:
+    for product in LINEARS:
         kind = _kind_of(product)
         yield kind, [each for each in products if _kind_of(each.name) == kind]
 

@@ -82,7 +82,7 @@ class Source:
 
         All published products of a fused matrix have the same input.
         """
-        wanted = record.products(self.config)
+        wanted = record.linears(self.config)
         if self.config.extra.get(LAYOUT_KEY) != FUSED:
             return {name: name for name in wanted}
         first = (
