@@ -21,7 +21,7 @@ from evals.words import Pair, compared
 from mosstalk.audio.sound import Samples, resample
 from mosstalk.constants import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
 from mosstalk.models.features import vocoder_mel
-from mosstalk.reporting.html import END, head, settings_html, skipped_html, table_html
+from mosstalk.reporting.html import page, skipped_html, table_html
 
 SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
 EXAMPLES = 10
@@ -32,20 +32,15 @@ _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
 
 def quality_page(quality: Quality) -> str:
     """The page as HTML: tables, then examples with sound, spectrogram and transcript."""
-    parts = (
-        head(_title(quality), _label(quality)),
+    return page(
+        f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}",
+        _label(quality),
+        quality.settings,
         *map(table_html, tables_of(quality)),
         skipped_html(quality.skipped),
         *_examples(quality),
         *_written(quality),
-        settings_html(quality.settings),
-        END,
     )
-    return "\n".join(part for part in parts if part)
-
-
-def _title(quality: Quality) -> str:
-    return f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}"
 
 
 def _label(quality: Quality) -> str:

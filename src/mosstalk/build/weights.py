@@ -9,7 +9,13 @@ import torch
 
 from mosstalk.checkpoints.convert import MANIFEST, convert_model
 from mosstalk.checkpoints.quantize import Source, Writer, digest_of
-from mosstalk.checkpoints.restartable import require_space, save_tensors, sha256
+from mosstalk.checkpoints.restartable import (
+    in_shards,
+    require_space,
+    save_tensors,
+    sha256,
+    shard_name,
+)
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.files import as_text, read_json
@@ -133,19 +139,12 @@ def write_random(out: Path, sizes: Sizes, device: torch.device, tell: Progress) 
 def _write_drawn(folder: Path, sizes: Sizes, device: torch.device, tell: Progress) -> None:
     """A shard at a time, so that the host never holds all of it."""
     weights = dict(random_language_model(sizes, device).state_dict())
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, weight in weights.items():
-        if size + weight.nbytes > _SHARD_BYTES and shards[-1]:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += weight.nbytes
+    shards = list(in_shards(weights, lambda name: weights[name].nbytes, _SHARD_BYTES))
     places = dict[str, str]()
     for number, names in enumerate(shards, 1):
         tell("writing random weights", number - 1, len(shards))
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_tensors({name: weights[name].cpu() for name in names}, folder / file, {"format": "pt"})
+        file = shard_name(number, len(shards))
+        save_tensors({name: weights[name].cpu() for name in names}, folder / file)
         places |= dict.fromkeys(names, file)
     index = {"metadata": {}, "weight_map": places}
     (folder / _INDEX).write_text(as_text(index))

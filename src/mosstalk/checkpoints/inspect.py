@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Group:
 
     def add(self, shape: tuple[int, ...], dtype: str) -> None:
         """Count one tensor."""
-        elements = torch.Size(shape).numel()
+        elements = prod(shape)
         self.tensors += 1
         self.parameters += elements
         self.bytes += elements * getattr(torch, dtype).itemsize
