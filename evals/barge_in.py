@@ -15,7 +15,7 @@ import numpy.typing as npt
 from evals.vad_clips import clip_of, pink_noise, speech_level
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.reporting.tables import NONE, Table
+from mosstalk.reporting.tables import Table, figure
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import SpeechStarted, TurnDetector
@@ -307,8 +307,8 @@ def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
             (
                 _named(row.setting),
                 *(str(row.replies), str(row.interrupted), str(row.users)),
-                *map(_percent, (row.soon, row.late, row.whole)),
-                *map(_ms, (row.median_ms, row.p95_ms, row.gate_us)),
+                *(figure(share, 0, 100) for share in (row.soon, row.late, row.whole)),
+                *map(figure, (row.median_ms, row.p95_ms, row.gate_us)),
             )
             for row in rows
         ),
@@ -322,11 +322,3 @@ def _named(setting: Setting) -> str:
     early = ", early" if setting.after_s == EARLY_S else ""
     which = f"{early} over the first" if setting.replies == 1 else early
     return f"{echo}, user {setting.user_db:+.0f} dB{which}"
-
-
-def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.0f}"
-
-
-def _ms(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0f}"

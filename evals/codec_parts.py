@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 from evals.live_codes import measure_repairs, repair_tables, varied_speech
-from evals.readings import TEACHER, asset_recordings, read_aloud
-from mosstalk.audio.sound import Samples, resample
+from evals.readings import TEACHER, Reading, asset_recordings, read_aloud
 from mosstalk.bench.codec import OfSpeech
 from mosstalk.codec.flow_batches import FlowOptions, flow_curve
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
-from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
@@ -29,8 +27,8 @@ _SENTENCES, _REPLIES = 4, 6
 
 def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dict[str, float]]]:
     """Errors by context and by steps, as tables and as plain values."""
-    sounds, source = _speech()
-    replies = [_codes(codec, sound) for sound in sounds]
+    speech = _speech()
+    replies = [codec.tokenizer.encode(torch.from_numpy(sound)) for sound in speech.heard]
     spoken, full = [(voice, codes) for codes in replies], FlowOptions()
     ways = {context_s: replace(full, context_s=context_s) for context_s in CONTEXTS_S}
     contexts = flow_curve(codec.flow, spoken, ways, full)
@@ -39,7 +37,8 @@ def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dic
     steps = flow_curve(codec.flow, spoken, ways, full)
     note = (
         f"Relative error of the mel, its mean taken out, over {len(replies)} replies of "
-        f"{min(map(len, replies)) / 12.5:.1f} to {max(map(len, replies)) / 12.5:.1f} s: {source}."
+        f"{min(map(len, replies)) / 12.5:.1f} to {max(map(len, replies)) / 12.5:.1f} s: "
+        f"{speech.name}."
     )
     tables = [
         _table("Own history that a reply remembers, s", note, contexts),
@@ -59,20 +58,14 @@ def _table(title: str, note: str, curve: dict[float, list[float]]) -> Table:
     return Table(title, note, ("", "mean", "max"), rows)
 
 
-def _speech() -> tuple[list[Samples], str]:
-    """Sounds at 16 kHz and where they are from: festival's voice, or people's recordings."""
+def _speech() -> Reading:
+    """Festival's voice, or people's recordings."""
     texts = read_sentences()[-_SENTENCES * _REPLIES :]
     pieces = [texts[at : at + _SENTENCES] for at in range(0, len(texts), _SENTENCES)]
     try:
-        reading = read_aloud(TEACHER, [" ".join(piece) for piece in pieces])
+        return read_aloud(TEACHER, [" ".join(piece) for piece in pieces])
     except BenchError:
-        people = asset_recordings()
-        return [resample(s, OUTPUT_RATE, INPUT_RATE) for s in people.sounds], people.name
-    return [resample(s, OUTPUT_RATE, INPUT_RATE) for s in reading.sounds], reading.name
-
-
-def _codes(codec: Codec, sound: Samples) -> list[int]:
-    return codec.tokenizer.encode(torch.from_numpy(sound))
+        return asset_recordings()
 
 
 def _repairs(codec: Codec, _: Voice) -> tuple[list[Table], dict[str, dict[str, float]]]:

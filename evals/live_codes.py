@@ -16,8 +16,8 @@ import torch
 from evals.readings import (
     VOICES,
     Reading,
-    SyntheticVoice,
     asset_recordings,
+    at_hand,
     librivox_clips,
     read_aloud,
     telephone_prompts,
@@ -28,7 +28,7 @@ from mosstalk.codec.tokenizer_stream import LiveTokenizer, Sound
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import BenchError
 from mosstalk.reporting.sentences import read_sentences
-from mosstalk.reporting.tables import NONE, Table
+from mosstalk.reporting.tables import NONE, Table, figure
 
 SHORTEST_S, LONGEST_S = 1.0, 65.0
 """Turns are drawn from between these, short ones as often as long ones on a scale of ratios."""
@@ -108,26 +108,12 @@ def varied_speech(minutes: float, seed: int = 0, voices: Sequence[str] = tuple(V
 
 def _speakers(voices: Sequence[str]) -> tuple[list[Reading], tuple[str, ...]]:
     sentences = read_sentences()[:_SENTENCES]
-    sources: list[Callable[[], Reading]] = [
-        asset_recordings,
-        librivox_clips,
-        lambda: telephone_prompts(_PROMPTS),
-    ]
-    sources += [_reader(VOICES[name], sentences) for name in voices]
-    found: list[Reading] = []
-    missing: list[str] = []
-    for source in sources:
-        try:
-            found.append(source())
-        except BenchError as error:
-            missing.append(str(error))
+    read = (partial(read_aloud, VOICES[name], sentences) for name in voices)
+    people = (asset_recordings, librivox_clips, partial(telephone_prompts, _PROMPTS))
+    found, missing = at_hand((*people, *read))
     if not found:
         raise BenchError(f"there is nobody to listen to ({'; '.join(missing)})")
     return found, tuple(missing)
-
-
-def _reader(voice: SyntheticVoice, sentences: Sequence[str]) -> Callable[[], Reading]:
-    return lambda: read_aloud(voice, sentences)
 
 
 def _turn(speaker: Reading, condition: Condition, draw: np.random.Generator) -> Samples:
@@ -323,7 +309,10 @@ def repair_tables(figures: RepairFigures) -> list[Table]:
     rows = [
         (f"{name}: {condition}", *_costs(parts))
         for name, way in ways
-        for condition, parts in (*((key, [part]) for key, part in way.items()), _all(way))
+        for condition, parts in (
+            *((key, [part]) for key, part in way.items()),
+            ("all", [*way.values()]),
+        )
         if any(part.clips for part in parts)
     ]
     return [
@@ -345,10 +334,6 @@ def repair_tables(figures: RepairFigures) -> list[Table]:
             tuple((name, *_times([*way.values()])) for name, way in ways),
         ),
     ]  # fmt: skip
-
-
-def _all(way: dict[str, LiveFigures]) -> tuple[str, list[LiveFigures]]:
-    return "all", list(way.values())
 
 
 def _costs(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
@@ -377,11 +362,7 @@ def _times(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
     return (
         str(len(repairs)),
         *shares,
-        f"{at.max():.1f}" if repairs else NONE,
-        _median([repair.ms for repair in repairs]),
-        _median(pushes),
+        figure(at.max() if repairs else None, 1),
+        figure(np.median([repair.ms for repair in repairs]) if repairs else None, 1),
+        figure(np.median(pushes) if pushes else None, 1),
     )
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{np.median(values):.1f}" if values else NONE

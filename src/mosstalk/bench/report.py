@@ -133,40 +133,44 @@ def figure(documents: Sequence[Document], wanted: Wanted) -> Figure | None:
 NOT_STATED = "not stated"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row: the reports' three words on it, and ours; ``peak`` names one of ``plan.measured``,
-    ``whole`` a figure of the whole pipeline.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the page: what it is of, and the document's row that fills it."""
 
     what: str
+    wanted: Wanted | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Row):
+    """The reports' three words on it, and ours; ``peak`` names one of ``plan.measured``, ``whole``
+    a figure of the whole pipeline.
+    """
+
     planned: str = NOT_STATED
     claimed: str = NOT_STATED
     timed: str = NOT_STATED
-    wanted: Wanted | None = None
     peak: str | None = None
     whole: str | None = None
     command: str | None = None
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(Row):
     """A figure that others, or this project, took of another implementation; ``see``: where
     ours stands if no document has it.
     """
 
-    what: str
     where: str
     figure: str
-    wanted: Wanted | None = None
     see: str | None = None
 
 
 _ROWS = Path(__file__).with_name("reports.json")
-_Row = TypeVar("_Row", Line, Elsewhere)
+_R = TypeVar("_R", bound=Row)
 
 
-def _rows(kind: type[_Row], name: str) -> tuple[_Row, ...]:
+def _rows(kind: type[_R], name: str) -> tuple[_R, ...]:
     """What ``reports.json`` holds under ``name``; of the reports no more is known here."""
     rows: list[dict[str, Any]] = read_json(_ROWS)[name]
     wanted = ({"wanted": Wanted(**row["wanted"])} if "wanted" in row else {} for row in rows)
@@ -206,8 +210,8 @@ def report_page(documents: Sequence[Document]) -> str:
 def _require_used(document: Document) -> None:
     if document.whole:
         return
-    rows = (*(line.wanted for line in LINES), *(row.wanted for row in ELSEWHERE))
-    if not any(any(document.figures(wanted)) for wanted in rows if wanted):
+    rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
+    if not any(any(document.figures(wanted)) for wanted in rows):
         raise OptionError(
             f"{document.name}: nothing in it has a row on the page; steps and prompts are taken in "
             f"bfloat16 or fp8, this is {document.precision}"
