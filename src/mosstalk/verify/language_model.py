@@ -1,7 +1,7 @@
 """Language-model cases, prompts, greedy runs and warpers, by the plain network and the engine."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.sampling import warp
 from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.synthesis.direct import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
 Warper = Callable[..., Tensor]
 """``warp`` of ``model.sampling``, or what does the same."""
-_NO_ID = -1
 PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
 _BLOCK_ROWS = 16
 assert [int(mode) for mode in Mode] == [0, 1], "cases count text as mode 0 and audio as 1"
@@ -34,7 +34,7 @@ def check_language_model(case: Case, device: torch.device, compare: Comparer) ->
     States and logits are compared where the case has them, of as many steps as it has.
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    network = _Network(model, special_ids(model, case.get("stop_token_ids")))
+    network = _Network(model, case_ids(case, model))
     yield from _check(case, network, compare)
     yield from check_warpers(case, device, warp)
 
@@ -52,27 +52,16 @@ def check_language_model_fast(
     asked = [Asked.of(case, run) for run in runs]
     room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
     options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
-    ids = special_ids(model, case.get("stop_token_ids"))
-    engine = _Engine(EngineCore(model, ids, options))
+    engine = _Engine(EngineCore(model, case_ids(case, model), options))
     yield from _check(case, engine, compare)
     for run, reply in zip(runs, engine.replies(asked), strict=True):
         yield from compare_reply(case, run, reply, compare, suffix=" mixed")
     yield from check_warpers(case, device, _warp)
 
 
-def special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
+def case_ids(case: Case, model: LanguageModel) -> SpecialIds:
     """The special ids that a case's model and settings name; cases need no others."""
-    config = model.config
-    return SpecialIds(
-        endoftext=_NO_ID,
-        im_start=_NO_ID,
-        im_end=_NO_ID,
-        sosp=config.sosp_token_id,
-        modality_pad=config.modality_pad_token_id,
-        eosp=config.eosp_token_id,
-        audio_pad=config.audio_pad_token_id,
-        stop=frozenset(stop),
-    )
+    return replace(special_ids(model.config), stop=frozenset(case.get("stop_token_ids")))
 
 
 @dataclass(frozen=True)
