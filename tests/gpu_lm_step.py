@@ -98,7 +98,7 @@ def main() -> None:
         say(f"quantising: {record.scheme}, {record.blocks}, by {record.activations}")
         # Rows are normed or nearly so: 0.02 reaches 9.
         scale = torch.tensor(0.02, device=device)
-        names = record.products(model.config)
+        names = record.linears(model.config)
         quantize_in_place(model, record, {name: scale.clone() for name in names})
     ceilings = measure_ceilings(device, dtype, fp8=record is not None)
     kind = "" if record is None else f" in {record.scheme}, {record.blocks}"

@@ -39,7 +39,7 @@ def command(*words: str | Path) -> Any:
 def write(source: Path, out: Path, record: Quantization, shard_gib: float = 2.0) -> Path:
     out.mkdir()
     opened = Source.open(source)
-    scales = {name: torch.tensor(0.02) for name in record.products(opened.config)}
+    scales = {name: torch.tensor(0.02) for name in record.linears(opened.config)}
     Writer(opened, record, opened.hashes(), scales, shard_gib=shard_gib).write(out)
     return out
 
@@ -130,7 +130,7 @@ def test_a_written_model_loads_as_the_one_quantised_in_memory(
         write(source, tmp_path / "out", record, shard_gib=0.0005), device=CPU, dtype=torch.float32
     )
     meant = load_language_model(tiny.model, device=CPU, dtype=torch.float32)
-    scales = {name: torch.tensor(0.02) for name in record.products(meant.config)}
+    scales = {name: torch.tensor(0.02) for name in record.linears(meant.config)}
     quantize_in_place(meant, record, scales)
     found, wanted = loaded.state_dict(), meant.state_dict()
     assert list(found) == list(wanted)

@@ -16,7 +16,7 @@ from mosstalk.numerics.fp8 import (
     Fp8Linear,
     Fp8Weight,
     fp8_by,
-    fp8_product,
+    fp8_matmul,
     fp8_rows,
     require_fp8,
 )
@@ -76,7 +76,7 @@ def test_beyond_a_fixed_scale_numbers_are_clipped() -> None:
 def test_a_product_is_that_of_the_numbers_that_8_bits_stand_for() -> None:
     weight = Fp8Weight.of(normal(24, 96))
     q, scale = fp8_rows(normal(3, 5, 96, seed=1))
-    found = fp8_product(q, scale, weight)
+    found = fp8_matmul(q, scale, weight)
     exact = (q.double() * scale.double()[..., None]) @ weight.dequantized().double().T
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
 

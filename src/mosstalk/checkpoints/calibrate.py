@@ -16,11 +16,11 @@ from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.layout import IN_LAYER
 from mosstalk.models.quantization import (
-    PRODUCTS,
+    LINEARS,
     STATISTICS,
     WEIGHT,
-    plain_product,
-    replace_product,
+    plain_linear,
+    replace_linear,
 )
 from mosstalk.numerics.fp8 import E4M3_MAX, Fp8Linear, Fp8Weight
 from mosstalk.progress import Progress
@@ -89,7 +89,7 @@ def calibrate(
 
 def first_of(name: str) -> str:
     """The first product that reads the same input as this one."""
-    product = next(product for product in PRODUCTS if name.endswith(f".{product}"))
+    product = next(product for product in LINEARS if name.endswith(f".{product}"))
     return name.removesuffix(product) + _SAME_INPUT[product]
 
 
@@ -107,7 +107,7 @@ def _watching(model: LanguageModel, watched: Mapping[str, Magnitudes]) -> Iterat
         return hook
 
     handles = [
-        plain_product(model, name).register_forward_pre_hook(hook_of(magnitudes))  # type: ignore[arg-type]
+        plain_linear(model, name).register_forward_pre_hook(hook_of(magnitudes))  # type: ignore[arg-type]
         for name, magnitudes in watched.items()
     ]
     try:
@@ -173,7 +173,7 @@ def quantised_ways(
     model: LanguageModel, names: Sequence[str], magnitudes: Mapping[str, Magnitudes]
 ) -> dict[str, Products]:
     """The products by each way; their weights are the same tensors in all."""
-    weights = {name: Fp8Weight.of(plain_product(model, name).weight.detach()) for name in names}
+    weights = {name: Fp8Weight.of(plain_linear(model, name).weight.detach()) for name in names}
     ways: dict[str, Products] = {
         BY_ROW: {name: Fp8Linear.holding(weight) for name, weight in weights.items()}
     }
@@ -241,7 +241,7 @@ def _comparing(
                 error = products[name](inputs[0]).float() - exact.float()
                 found.errors[way] = found.errors.get(way, 0.0) + float(error.square().sum())
 
-        handles.append(plain_product(model, name).register_forward_hook(hook))
+        handles.append(plain_linear(model, name).register_forward_hook(hook))
     try:
         yield
     finally:
@@ -252,18 +252,18 @@ def _comparing(
 @contextmanager
 def _instead(model: LanguageModel, products: Products) -> Iterator[None]:
     """Run the model with these products in the place of its own."""
-    own = {name: plain_product(model, name) for name in products}
+    own = {name: plain_linear(model, name) for name in products}
     try:
         for name, product in products.items():
-            replace_product(model, name, product)
+            replace_linear(model, name, product)
         yield
     finally:
         for name, plain in own.items():
-            replace_product(model, name, plain)
+            replace_linear(model, name, plain)
 
 
 def _weight_error(model: LanguageModel, name: str, ways: Mapping[str, Products]) -> float:
-    exact = plain_product(model, name).weight.float()
+    exact = plain_linear(model, name).weight.float()
     error = ways[BY_ROW][name].value.dequantized() - exact
     return float(error.norm() / exact.norm().clamp_min(_NOTHING))
 

@@ -89,7 +89,7 @@ class Source:
 
         All published products of a fused matrix have the same input.
         """
-        wanted = record.products(self.config)
+        wanted = record.linears(self.config)
         if self.config.extra.get(LAYOUT_KEY) != FUSED:
             return {name: name for name in wanted}
         first = (
@@ -290,7 +290,7 @@ def _run_model(
     warning = prompts.warning()
     if warning:
         print(warning)
-    names = record.products(source.config)
+    names = record.linears(source.config)
     magnitudes = calibrate(model, names, prompts.calibrated, tell)
     scales = dict[str, Tensor]()
     if record.calibrated:

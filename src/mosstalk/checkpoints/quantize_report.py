@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from mosstalk.checkpoints.calibrate import WAYS, Measured, ProductError
-from mosstalk.models.quantization import PRODUCTS, Quantization
+from mosstalk.models.quantization import LINEARS, Quantization
 from mosstalk.reporting.html import line_chart, page, table_html
 from mosstalk.reporting.tables import Table
 
@@ -120,7 +120,7 @@ def _kind_of(name: str) -> str:
 
 
 def _by_kind(products: Sequence[ProductError]) -> Iterator[tuple[str, list[ProductError]]]:
-    for product in PRODUCTS:
+    for product in LINEARS:
         kind = _kind_of(product)
         yield kind, [each for each in products if _kind_of(each.name) == kind]
 

@@ -121,9 +121,8 @@ def _find(thing: _Thing) -> Finding:
 def _things() -> list[_Thing]:
     nothing, no_model = "nothing runs", "no model runs"
     no_sound = "no sound can be read or written: chat does not run"
-    no_numbers = "mosstalk-pocket reads no numbers"
     no_voices, no_server = "voices cannot be made, only used", "no server"
-    serve, slow = "mosstalk serve", "plain torch operations are used"
+    serve = "mosstalk serve"
     return [
         _Thing("system", "everything", nothing, _system),
         _Thing("Python", "everything", nothing, _python),

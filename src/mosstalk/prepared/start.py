@@ -22,7 +22,7 @@ from mosstalk.prepared.folder import BuiltEngine, built_engine
 from mosstalk.prepared.kernel_cache import use_kernels
 from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.tiles import TILES_FILE, tiles_for
-from mosstalk.server.messages import WorkerOptions
+from mosstalk.server.ipc import WorkerOptions
 from mosstalk.synthesis.sizes import FULL
 
 
