@@ -20,8 +20,8 @@ def main() -> None:
     from mosstalk.build.peaks import Peaks
     from mosstalk.prepared.folder import BuiltEngine
     from mosstalk.prepared.kernel_cache import kernels_in
-    from mosstalk.prepared.start import as_built
     from mosstalk.runtime.device import pick_device
+    from mosstalk.server.fitting import as_built
     from mosstalk.server.ipc import BY_HAND, WorkerOptions
     from mosstalk.server.loading import load
 
