@@ -95,7 +95,8 @@ def _dropout(levels: _Values) -> str:
 
 
 def _length(samples: Samples, teacher: Samples, *, short: bool) -> str:
-    own, wanted = (_spoken_frames(frame_levels(sound)) for sound in (samples, teacher))
+    ends = (_ends_of_speech(frame_levels(sound)) for sound in (samples, teacher))
+    own, wanted = (last - first for first, last in ends)
     part = own / max(wanted, 1)
     if (part < SHORTEST_PART) if short else (part > LONGEST_PART):
         return f"{part:.0%} of the teacher's length"
@@ -149,11 +150,6 @@ def _level_jump(samples: Samples) -> str:
     if jump is None:
         return ""
     return f"{jump.decibels:.0f} dB between {jump.quiet_s:.1f} s and {jump.loud_s:.1f} s"
-
-
-def _spoken_frames(levels: _Values) -> int:
-    first, last = _ends_of_speech(levels)
-    return last - first
 
 
 def _ends_of_speech(levels: _Values) -> tuple[int, int]:

@@ -78,12 +78,14 @@ def simulate(
         pink_noise(len(played), 10 ** (draw.uniform(*_NOISE_DB) / 20), seed), np.float64
     )
     echo = _convolved(played, _room(draw))
-    echo = _delayed(echo, int(draw.uniform(*_DELAY_MS) * INPUT_RATE / 1000))
+    late = np.zeros(int(draw.uniform(*_DELAY_MS) * INPUT_RATE / 1000))
+    echo = np.concatenate([late, echo])[: len(echo)]
     if setting.echo_db is not None:
         microphone += echo * (level / speech_level(echo.astype(np.float32)))
     begin = None
     if setting.user_db is not None:
-        user = _user(users[int(draw.integers(len(users)))])
+        clip = clip_of(users[int(draw.integers(len(users)))])
+        user = clip.samples[clip.onset_samples :]  # from the first speech on
         begin = int(replies[-1][0] + draw.uniform(*setting.after_s) * INPUT_RATE)
         loud = level * 10 ** (setting.user_db / 20) / speech_level(user)
         end = min(begin + len(user), len(microphone))
@@ -111,12 +113,6 @@ def _silence(seconds: float) -> Samples:
     return np.zeros(int(seconds * INPUT_RATE), np.float32)
 
 
-def _user(sound: Samples) -> Samples:
-    """From the first speech on."""
-    clip = clip_of(sound)
-    return clip.samples[clip.onset_samples :]
-
-
 def _room(draw: _Draw) -> _Wave:
     """From loudspeaker to microphone: direct sound, tail, and the loudspeaker's own bands."""
     decay_s = draw.uniform(*_REVERBERATION_S)
@@ -142,10 +138,6 @@ def _convolved(sound: npt.NDArray[np.floating], impulse: _Wave) -> _Wave:
     size = len(sound) + len(impulse)
     spectrum = np.fft.rfft(sound, size) * np.fft.rfft(impulse, size)
     return np.asarray(np.fft.irfft(spectrum, size)[: len(sound)])
-
-
-def _delayed(sound: _Wave, samples: int) -> _Wave:
-    return np.concatenate([np.zeros(samples), sound])[: len(sound)]
 
 
 EARLY_S = (0.05, 1.0)

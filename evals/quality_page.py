@@ -32,20 +32,16 @@ _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
 
 def quality_page(quality: Quality) -> str:
     """The page as HTML: tables, then examples with sound, spectrogram and transcript."""
+    labels = [f"{key}: {quality.settings[key]}" for key in _LABELS if key in quality.settings]
     return page(
         f"mosstalk quality: {quality.settings.get('checkpoint', 'voices')}",
-        _label(quality),
+        ". ".join([*filter(None, [quality.headline]), *labels]),
         quality.settings,
         *map(table_html, tables_of(quality)),
         skipped_html(quality.skipped),
         *_examples(quality),
         *_written(quality),
     )
-
-
-def _label(quality: Quality) -> str:
-    labels = [f"{key}: {quality.settings[key]}" for key in _LABELS if key in quality.settings]
-    return ". ".join([quality.headline, *labels] if quality.headline else labels)
 
 
 def _examples(quality: Quality) -> Iterator[str]:

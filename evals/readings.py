@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,10 @@ class Reading:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def called(self, name: str) -> "Reading":
+        """The same under another name."""
+        return replace(self, name=name)
 
     def only(self, texts: Sequence[str]) -> "Reading":
         """The reading of these texts, in their order.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mosstalk.audio.sound import Samples
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
@@ -85,7 +85,10 @@ def _walk(
     codes = _codes(decoder, crowd)
     try:
         for _ in range(crowd.hops):
-            sayings = [_next(reply, codes[place]) for place, reply in enumerate(replies)]
+            sayings = [
+                DecodeRequest(reply, own[len(reply.flow.codes) : reply.codes_needed])
+                for reply, own in zip(replies, codes, strict=True)
+            ]
             run = run_timed(lambda: _said(decoder, sayings), decoder.device)  # noqa: B023
             if cold is not None:
                 cold.append(run.ms)
@@ -108,11 +111,6 @@ def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
     random = torch.Generator().manual_seed(_SEED)
     limit = min(config.vocab_size, 16384)
     return torch.randint(0, limit, (crowd.replies, longest), generator=random).tolist()
-
-
-def _next(reply: SpokenReply, codes: Sequence[int]) -> DecodeRequest:
-    """The codes of the reply's next hop, those that it waits for."""
-    return DecodeRequest(reply, codes[len(reply.flow.codes) : reply.codes_needed])
 
 
 def _hop_fault(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:

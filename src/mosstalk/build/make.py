@@ -164,7 +164,7 @@ class Build:
         with self._step(f"weights in {self.request.precision}"):
             how = write_model(model, self.part / MODEL, self.request.precision, self.tell)
             copy_folder(codec, self.part / CODEC, self.tell)
-            self._drop_drawn_source()
+            shutil.rmtree(self.part / _SOURCE, ignore_errors=True)
         self.say(f"  model {how}, codec copied")
         self._compile_and_check(plan)
         with self._step("hashes"):
@@ -201,9 +201,6 @@ class Build:
         assert request.model, "folders or random weights"
         assert request.codec, "folders or random weights"
         return request.model, request.codec
-
-    def _drop_drawn_source(self) -> None:
-        shutil.rmtree(self.part / _SOURCE, ignore_errors=True)
 
     def _planned(self, model: Path, codec: Path) -> Plan:
         """What it is going to take; on a GPU it must fit before anything is written.

@@ -95,7 +95,8 @@ def copy_folder(source: Path, out: Path, tell: Progress) -> None:
     """
     if not source.is_dir():
         raise CheckpointError(f"{source}: no such folder")
-    files = [path for path in source.rglob("*") if path.is_file() and not _hidden(path, source)]
+    names = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    files = [source / name for name in names if not any(p.startswith(".") for p in name.parts)]
     require_space(out, sum(path.stat().st_size for path in files))
     for done, path in enumerate(files):
         tell(f"copying {path.name}", done, len(files))
@@ -161,7 +162,3 @@ def _dtype_of(folder: Path, config: LanguageModelConfig) -> str:
     """Of what is never quantised."""
     store = open_published(folder, config)
     return store[_NORM].dtype if _NORM in store else "absent"
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)

@@ -88,7 +88,10 @@ def examine() -> Diagnosis:
     """Look at everything, and import what the main job needs; takes seconds, raises nothing."""
     findings = [_find(thing) for thing in _things()]
     broken = [finding for finding in findings if finding.broken]
-    runs = [_main_job(broken)]
+    runs = ["Runs here: the main job in float32 on the CPU, the exact reference path (slow)"]
+    if broken:
+        names = ", ".join(finding.name for finding in broken)
+        runs = [f"The main job does not run here: {names}"]
     if all(finding.name != "torch" for finding in broken):
         runs += _gpu_lines()
     return Diagnosis(findings, runs, _next_command(broken))
@@ -263,12 +266,6 @@ def _nvidia_driver() -> str | None:
         return None
     lines = run.stdout.split()
     return lines[0] if run.returncode == 0 and lines else None
-
-
-def _main_job(broken: list[Finding]) -> str:
-    if broken:
-        return "The main job does not run here: " + ", ".join(thing.name for thing in broken)
-    return "Runs here: the main job in float32 on the CPU, the exact reference path (slow)"
 
 
 def _gpu_lines() -> list[str]:

@@ -79,7 +79,11 @@ def require_pair(model: Path | None, codec: Path | None) -> None:
     """Raise ConfigError unless both are folders, or neither, or one has both: a name, a build."""
     if (model is None) is (codec is None) or (model and not _is_plain(model)):
         return
-    gone = [f"{folder}: no such folder; " for folder in (model, codec) if _is_gone(folder)]
+    gone = [
+        f"{folder}: no such folder; "
+        for folder in (model, codec)
+        if folder and not _is_name(folder) and not folder.exists()
+    ]
     raise ConfigError(
         f"{''.join(gone)}--model and --codec belong together: give both folders, or neither, or "
         f"{', '.join(f'--model {name}' for name in NAMES)} or a folder that mosstalk build made "
@@ -124,10 +128,6 @@ def chosen_language_model(model: Path | None) -> Path:
 def _is_plain(folder: Path) -> bool:
     """Whether this is one checkpoint's own folder: no name, no build."""
     return not _is_name(folder) and not is_built(folder)
-
-
-def _is_gone(path: Path | None) -> bool:
-    return path is not None and not _is_name(path) and not path.exists()
 
 
 def _is_name(path: Path) -> bool:

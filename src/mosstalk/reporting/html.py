@@ -40,7 +40,8 @@ def table_html(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     rows = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{_unbroken(cell)}</td>" for cell in row[1:])
+        # An interval stays on one line where its value may stand above it.
+        + "".join(f"<td>{escape(cell).replace(', ', ',&nbsp;')}</td>" for cell in row[1:])
         + "</tr>"
         for row in table.rows
     )
@@ -49,11 +50,6 @@ def table_html(table: Table) -> str:
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>\n"
         f'<p class="note">{escape(table.note)}</p>'
     )
-
-
-def _unbroken(cell: str) -> str:
-    """A cell whose interval stays on one line where its value may stand above it."""
-    return escape(cell).replace(", ", ",&nbsp;")
 
 
 def skipped_html(skipped: Iterable[str]) -> str:

@@ -256,19 +256,16 @@ def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iter
     flow, voice, runs = load_flow(case, device, torch.float32)
     runs = [(prefix, run) for prefix, run in runs if case.weights == case.folder or "hops" in run]
     # On a CPU replies lie side by side in float32; pages, as on a GPU, are verified there too.
-    for label, paged in _ways(device, compare):
+    ways = {"fast": True} if device.type == "cuda" else {"paged": True}
+    if device.type == "cpu" and compare.dtype == torch.float32:
+        ways["fast"] = False
+    for label, paged in ways.items():
         batched = BatchedFlow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
         for prefix, run in runs:
             reply = batched.open(voice)
             yield from check_hops(case, reply, prefix, f"{label}.", run, compare)
             reply.close()
         yield from _check_together(case, batched, voice, runs, f"{label} together.", compare)
-
-
-def _ways(device: torch.device, compare: Comparer) -> list[tuple[str, bool]]:
-    if device.type == "cuda":
-        return [("fast", True)]
-    return [("paged", True)] + ([("fast", False)] if compare.dtype == torch.float32 else [])
 
 
 @dataclass

@@ -36,7 +36,9 @@ class Case:
         Raises:
             CaseError: there is no such folder.
         """
-        named = None if self._holds_weights() else self.settings.get("weights")
+        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
+        own = any(path.suffix in (".safetensors", ".pt") for path in files)
+        named = None if own else self.settings.get("weights")
         chosen = self.given_weights or (self.folder / str(named) if named else self.folder)
         if not chosen.is_dir():
             raise CaseError(
@@ -44,10 +46,6 @@ class Case:
             )
         part = chosen / ("model" if self.component == "language_model" else "codec")
         return part if part.is_dir() else chosen
-
-    def _holds_weights(self) -> bool:
-        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
-        return any(path.suffix in (".safetensors", ".pt") for path in files)
 
     @property
     def component(self) -> str:
