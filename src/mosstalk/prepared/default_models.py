@@ -79,11 +79,8 @@ def require_pair(model: Path | None, codec: Path | None) -> None:
     """Raise ConfigError unless both are folders, or neither, or one has both: a name, a build."""
     if (model is None) is (codec is None) or (model and not _is_plain(model)):
         return
-    gone = [
-        f"{folder}: no such folder; "
-        for folder in (model, codec)
-        if folder and not _is_name(folder) and not folder.exists()
-    ]
+    given = (folder for folder in (model, codec) if folder and not _is_name(folder))
+    gone = [f"{folder}: no such folder; " for folder in given if not folder.exists()]
     raise ConfigError(
         f"{''.join(gone)}--model and --codec belong together: give both folders, or neither, or "
         f"{', '.join(f'--model {name}' for name in NAMES)} or a folder that mosstalk build made "
