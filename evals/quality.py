@@ -139,7 +139,8 @@ class Quality:
         """Words wrong in what the checkpoint reads aloud, short and long; empty without it."""
         parts = [
             f"{100 * row.words.value:.1f} % "
-            f"[{100 * row.words.low:.1f}, {100 * row.words.high:.1f}] of {row.n} sentence{'s'[: row.n != 1]} of "
+            f"[{100 * row.words.low:.1f}, {100 * row.words.high:.1f}] of "
+            f"{row.n} sentence{'s'[: row.n != 1]} of "
             f"{_words(verdict.reading.texts)} words"
             for verdict in (*self.verdicts, *self.long_verdicts)
             for row in self.speech
