@@ -22,7 +22,6 @@ from mosstalk.build.check import (
     plain_hops,
     require,
 )
-from mosstalk.build.peaks import Peaks
 from mosstalk.build.report import architecture, dtypes, engine_facts
 from mosstalk.build.tune import tune_into
 from mosstalk.build.weights import (
@@ -51,7 +50,7 @@ from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
 from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
 from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
-from mosstalk.prepared.machine import machine_of
+from mosstalk.prepared.machine import Peaks, machine_of
 from mosstalk.prepared.start import configs_of
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
