@@ -31,6 +31,7 @@ REPEATED_LIKENESS = 0.92
 _FRAME_MS = 1000 * MEL_FRAME_SAMPLES // OUTPUT_RATE
 _LOUD_PERCENTILE = 95.0
 _SILENCE = 1e-10
+KINDS = ("silent", "clipping", "dropout", "cut short", "runs on", "repeated", "level jump")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,6 @@ def find_artefacts(samples: Samples, teacher: Samples) -> list[Artefact]:
         "level jump": _level_jump(samples),
     }
     return [Artefact(kind, detail) for kind, detail in details.items() if detail]
-
-
-KINDS = ("silent", "clipping", "dropout", "cut short", "runs on", "repeated", "level jump")
 
 
 def frame_levels(samples: Samples) -> _Values:

@@ -34,6 +34,13 @@ _DIRECT_DB = (-3.0, 10.0)
 _NOISE_DB = (-75.0, -60.0)
 _LOSS_DB = 8.0
 _LOUDSPEAKER_TAPS = 512
+EARLY_S = (0.05, 1.0)
+"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
+_PIECE_SAMPLES = INPUT_RATE // 50
+_ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
+_SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
+_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
+"""A turn that begins so long before its user, or later, is not the user's alone."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,6 @@ def _convolved(sound: npt.NDArray[np.floating], impulse: _Wave) -> _Wave:
     return np.asarray(np.fft.irfft(spectrum, size)[: len(sound)])
 
 
-EARLY_S = (0.05, 1.0)
-"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
 SETTINGS = (
     *(Setting(echo_db) for echo_db in (-6.0, -12.0, -18.0, -24.0, -30.0)),
     *(
@@ -160,11 +165,6 @@ SETTINGS = (
 )
 """Echo alone; a user over the echo, and over headphones: in the third reply's midst, at the
 beginning of the first one, and at that of the third one."""
-_PIECE_SAMPLES = INPUT_RATE // 50
-_ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
-_SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
-_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
-"""A turn that begins so long before its user, or later, is not the user's alone."""
 
 
 @dataclass(frozen=True)

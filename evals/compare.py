@@ -15,6 +15,8 @@ from mosstalk.files import read_json
 from mosstalk.reporting.tables import Table
 
 _SETTINGS = "checkpoint", "weights", "model"
+Said: TypeAlias = dict[str, tuple[list[str], list[str]]]
+"""What was to be said, and what was understood, by the name of a reading or group."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,6 @@ class Compared:
     before: Estimate
     after: Estimate
     difference: Estimate
-
-
-Said: TypeAlias = dict[str, tuple[list[str], list[str]]]
-"""What was to be said, and what was understood, by the name of a reading or group."""
 
 
 @dataclass(frozen=True)

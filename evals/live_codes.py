@@ -39,6 +39,10 @@ _SENTENCES = 12
 _PROMPTS = 120
 _ROOM_DB = -75.0
 """Noise of every recording place, below full scale: pauses are never digital silence."""
+PUSH_SAMPLES = 5 * INPUT_SAMPLES_PER_CODE
+"""What sessions push: 400 ms."""
+WITHIN_S = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)
+"""Seconds into a turn by which repairs are counted."""
 
 
 @dataclass(frozen=True)
@@ -262,12 +266,6 @@ def _hear(
                     ending=ending,
                 )
             )
-
-
-PUSH_SAMPLES = 5 * INPUT_SAMPLES_PER_CODE
-"""What sessions push: 400 ms."""
-WITHIN_S = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)
-"""Seconds into a turn by which repairs are counted."""
 
 
 @dataclass(frozen=True)

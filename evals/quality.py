@@ -45,6 +45,7 @@ _LENGTHS = ((1, 8), (9, 14), (15, 23), (24, 28), (29, 33))
 """Words of sentences that are counted together, from and to."""
 _Counted: TypeAlias = tuple[str, Errors]
 _UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
+FORMAT = "mosstalk-quality-1"
 
 
 @dataclass(frozen=True)
@@ -374,9 +375,6 @@ def _streaming(at_once: Verdict, by_hops: Verdict, seams: Sequence[Sequence[int]
 def _seams(sounds: Sequence[Any], seams: Sequence[Sequence[int]]) -> Spread:
     both = zip(sounds, seams, strict=True)
     return spread([jump for sound, places in both for jump in seam_jumps(sound, places)])
-
-
-FORMAT = "mosstalk-quality-1"
 
 
 def document_of(quality: Quality) -> dict[str, Any]:

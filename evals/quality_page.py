@@ -28,6 +28,21 @@ EXAMPLES = 10
 WRITTEN = 5
 _LABELS = ("weights", "replies", "sentences", "machine")
 _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PALETTE_TYPE = 3
+_ANCHORS = (
+    (0, 0, 4),
+    (59, 15, 112),
+    (140, 41, 129),
+    (222, 73, 104),
+    (254, 159, 109),
+    (252, 253, 191),
+)
+"""Colours from quiet to loud, evenly spaced: dark violet over red to pale yellow."""
+_COLOURS = 64
+_RANGE_DB = 70.0
+_DB_PER_NAT = 20 / np.log(10)
+_SCALE = 2
 
 
 def quality_page(quality: Quality) -> str:
@@ -148,23 +163,6 @@ def _picture(samples: Samples, name: str, longest: int) -> str:
 
 def _data(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PALETTE_TYPE = 3
-_ANCHORS = (
-    (0, 0, 4),
-    (59, 15, 112),
-    (140, 41, 129),
-    (222, 73, 104),
-    (254, 159, 109),
-    (252, 253, 191),
-)
-"""Colours from quiet to loud, evenly spaced: dark violet over red to pale yellow."""
-_COLOURS = 64
-_RANGE_DB = 70.0
-_DB_PER_NAT = 20 / np.log(10)
-_SCALE = 2
 
 
 def spectrogram_png(samples: Samples) -> bytes:

@@ -26,6 +26,16 @@ from mosstalk.errors import AudioError, BenchError, OptionError
 TRANSCRIPTS = "transcripts.txt"
 """File of a recordings folder: on each line a file's name, a tab, and what is said in it."""
 _NOISE_SEED = 0
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+"""Recordings of a source checkout; a package that was installed without one has none."""
+ROOT = Path("/")
+_CLIPS = "usr/share/pocketsphinx/test/data/librivox"
+_PROMPTS = "usr/share/asterisk/sounds/en_US_f_Allison"
+_PROMPT_TEXTS = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+_FEWEST_WORDS, _MOST_WORDS = 4, 16
+_SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
+_PATIENCE_S = 600
+_Wavs = list[Path]
 
 
 @dataclass(frozen=True)
@@ -119,16 +129,6 @@ def noise_like(reading: Reading) -> Reading:
     return Reading("noise alone", reading.texts, sounds)
 
 
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
-"""Recordings of a source checkout; a package that was installed without one has none."""
-ROOT = Path("/")
-_CLIPS = "usr/share/pocketsphinx/test/data/librivox"
-_PROMPTS = "usr/share/asterisk/sounds/en_US_f_Allison"
-_PROMPT_TEXTS = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
-_FEWEST_WORDS, _MOST_WORDS = 4, 16
-_SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
-
-
 def asset_recordings() -> Reading:
     """The recordings in the checkout's ``assets`` folder.
 
@@ -191,10 +191,6 @@ def _decode_g722(path: Path) -> Samples:
         frames = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
     samples = np.asarray(np.concatenate(frames) / 2**15, np.float32)
     return resample(samples, INPUT_RATE, OUTPUT_RATE)
-
-
-_PATIENCE_S = 600
-_Wavs = list[Path]
 
 
 @dataclass(frozen=True)

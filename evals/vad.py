@@ -33,6 +33,9 @@ _PUSH_SAMPLES = INPUT_RATE // 50
 _STREAMS = 64
 _ROUNDS = 20
 _MS = 1000 / INPUT_RATE
+FORMAT = "mosstalk-vad-1"
+_KINDS = ("silero", "webrtc")
+_NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
 
 @dataclass(frozen=True)
@@ -214,11 +217,6 @@ def cost_table(rows: Iterable[Cost]) -> Table:
             for row in rows
         ),
     )
-
-
-FORMAT = "mosstalk-vad-1"
-_KINDS = ("silero", "webrtc")
-_NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
 
 @dataclass

@@ -30,6 +30,8 @@ _BELOW_LOUD_DB = 35.0
 _LONGEST_GAP_CELLS = 20
 _LOUD_PERCENTILE = 95
 _LOWEST_HZ = 50.0
+_Draw = np.random.Generator
+_Wave = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,6 @@ def sounds_without_speech(seconds: float = 20.0, seed: int = 0) -> dict[str, Sam
         "notes of a piano": _events(seconds, 0.25, draw, _note),
         "mains hum": _hum(count),
     }
-
-
-_Draw = np.random.Generator
-_Wave = npt.NDArray[np.float64]
 
 
 def _events(

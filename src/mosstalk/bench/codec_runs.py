@@ -22,6 +22,12 @@ from mosstalk.progress import Progress
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20
 FIRST = "first"
+PUSH_S = 0.4
+_WARM_UPS = 3
+_REPAIRS = 5
+_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
+"""Seconds of a sound."""
+_LOUDER = 5.0
 
 
 @dataclass(frozen=True)
@@ -152,14 +158,6 @@ def _recomputed_ms(codec: Codec, voice: Voice, codes: list[int], hop: int) -> fl
         vocoder.push(voice.mel[:_BEFORE].T.to(codec.device))
     missing = codes[flow.done_codes : flow.codes_needed]
     return run_timed(lambda: [vocoder.push(mel) for mel in flow.push(missing)], codec.device).ms
-
-
-PUSH_S = 0.4
-_WARM_UPS = 3
-_REPAIRS = 5
-_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
-"""Seconds of a sound."""
-_LOUDER = 5.0
 
 
 def sound_like_speech(seconds: float, seed: int) -> Samples:

@@ -16,6 +16,13 @@ FORMATS = (STEP, CODEC, WHOLE)
 FIRST_AUDIO, REAL_TIME = "commit_to_first_audio_ms", "real_time_factor"
 """Figures of the whole pipeline, one of each in a document."""
 _FP8 = re.compile("fp8|float8", re.IGNORECASE)
+NOT_STATED = "not stated"
+_ROWS = Path(__file__).with_name("reports.json")
+NOT_YET = "not measured yet"
+_NONE = "-"
+_TEMPLATE = Path(__file__).with_name("reports.md")
+_COLUMNS = ("", "planned", "claimed", "really timed", "our limit", "we measured", "command")
+_DOCUMENTS = ("document", "device", "weights", "precision", "torch", "commit", "rates")
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,6 @@ def figure(documents: Sequence[Document], wanted: Wanted) -> Figure | None:
     return found[0] if found else None
 
 
-NOT_STATED = "not stated"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A row of the page: what it is of, and the document's row that fills it."""
@@ -166,7 +170,6 @@ class Elsewhere(Row):
     see: str | None = None
 
 
-_ROWS = Path(__file__).with_name("reports.json")
 _R = TypeVar("_R", bound=Row)
 
 
@@ -179,12 +182,7 @@ def _rows(kind: type[_R], name: str) -> tuple[_R, ...]:
 
 LINES = _rows(Line, "lines")
 ELSEWHERE = _rows(Elsewhere, "elsewhere")
-NOT_YET = "not measured yet"
-_NONE = "-"
-_TEMPLATE = Path(__file__).with_name("reports.md")
-_COLUMNS = ("", "planned", "claimed", "really timed", "our limit", "we measured", "command")
 _ELSEWHERE = ("", "where", "figure", "ours")
-_DOCUMENTS = ("document", "device", "weights", "precision", "torch", "commit", "rates")
 
 
 def report_page(documents: Sequence[Document]) -> str:

@@ -20,6 +20,8 @@ from mosstalk.reporting.tables import Table
 _BLOCK = 1 << 24
 _MOST_READ = 8 << 30
 """Bytes after which the rate is known."""
+PARTS = ("process", "imports", "weights", "warming up", "first audio")
+_LONGEST_S = 1800
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,6 @@ def _resident(path: Path) -> tuple[int, int] | None:
         failed = look(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), found)
         del start
         return None if failed else (sum(page & 1 for page in bytes(found)), count)
-
-
-PARTS = ("process", "imports", "weights", "warming up", "first audio")
-_LONGEST_S = 1800
 
 
 @dataclass(frozen=True)

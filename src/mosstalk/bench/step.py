@@ -36,6 +36,8 @@ from mosstalk.synthesis.sizes import named_sizes
 
 _SEED = 11
 _WARM_UPS = 4
+FORMAT = "mosstalk-step-1"
+_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,6 @@ def _ask(core: EngineCore, sequence: EngineSequence, mode: Mode, steps: int, see
 
 def _rows_of(request: Request) -> list[Row]:
     return [] if request.error else list(request.reply.rows)
-
-
-FORMAT = "mosstalk-step-1"
-_GB = 1e9
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.verify.compare import Check
 
 _LOCK = ".building"
+Say = Callable[[str], None]
+_SOURCE = ".source"
+_GIB = 2**30
+_CHECK_BLOCKS = 64
+_DEFAULT = "default"
 
 
 @contextmanager
@@ -99,13 +104,6 @@ def _taken(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-Say = Callable[[str], None]
-_SOURCE = ".source"
-_GIB = 2**30
-_CHECK_BLOCKS = 64
-_DEFAULT = "default"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ _SAME_INPUT = {
     for name in names
 }
 """Products by the first one that reads the same input: k and v by q, up by gate."""
+BY_ROW = "row"
+Products = dict[str, Fp8Linear]
+"""Quantised products by name."""
+_NOTHING = 1e-30
 
 
 @dataclass
@@ -115,12 +119,6 @@ def _watching(model: LanguageModel, watched: Mapping[str, Magnitudes]) -> Iterat
     finally:
         for handle in handles:
             handle.remove()
-
-
-BY_ROW = "row"
-Products = dict[str, Fp8Linear]
-"""Quantised products by name."""
-_NOTHING = 1e-30
 
 
 def way_name(statistic: str) -> str:

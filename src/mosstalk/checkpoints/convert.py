@@ -42,6 +42,7 @@ from mosstalk.progress import Progress, progress_bar
 MANIFEST = "mosstalk.json"
 SHARD_GIB = 2.0
 """Largest shard written; with the tensors being read it bounds the memory conversion takes."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -280,9 +281,6 @@ def anonymous_bytes() -> int:
         return 0
     line = next((line for line in status.splitlines() if line.startswith("RssAnon:")), "RssAnon: 0")
     return int(line.split()[1]) * 1024
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:

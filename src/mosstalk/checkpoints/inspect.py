@@ -46,6 +46,7 @@ _PARTS = {
     "text_lm_head.": "text head",
     "audio_lm_head.": "audio head",
 }
+_SHOWN_HASH = 16
 
 
 @dataclass
@@ -256,9 +257,6 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             if hashes:
                 facts["sha256"] = sha256(path, progress)
             report.files[path.relative_to(report.folder).as_posix()] = facts
-
-
-_SHOWN_HASH = 16
 
 
 def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:

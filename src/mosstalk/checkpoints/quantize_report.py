@@ -16,6 +16,10 @@ PLUMBING = (
     "costs a model that was trained."
 )
 _BLOCK_NAMES = {"shared_block": "shared", "text_block": "text", "audio_block": "audio"}
+_PRODUCTS_NOTE = (
+    "Norm of the error over norm of what is exact, in %. Outputs are of inputs that the "
+    "unquantised model has there: no error of earlier layers is in them."
+)
 
 
 def document_of(
@@ -53,12 +57,6 @@ def tables_of(measured: Measured) -> list[Table]:
         Table("Errors by kind of product", _PRODUCTS_NOTE, columns, kinds),
         Table("Errors of every product", _PRODUCTS_NOTE, columns, every),
     ]
-
-
-_PRODUCTS_NOTE = (
-    "Norm of the error over norm of what is exact, in %. Outputs are of inputs that the "
-    "unquantised model has there: no error of earlier layers is in them."
-)
 
 
 def _heads(measured: Measured) -> Table:

@@ -18,6 +18,22 @@ from mosstalk.models.quantization import Quantization
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
 from mosstalk.plan.work import Ceilings, Load, Work, hop_work, push_work, step_work
 
+_ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
+_HALVED = ", half of those with sparsity"
+ALL = "all"
+VOICE_CODES = 85
+"""A voice of 6.8 s: 7 s, cut to whole blocks."""
+STEP, CROWD, PROMPT = Load(1, 512), Load(64, 1000), Load(1, 0, 512)
+TURN_END = Load(1, 1000, 6)
+"""Rows that are still to be read when a turn ends: its last block and what opens the reply."""
+TALK = Load(1, 1000)
+_HEARD_ROWS, _KEPT_ROWS = 20, 750
+"""400 ms of live sound after 15 s of it."""
+_FIRST_HOP_BLOCKS = 2
+"""A trimmed voice's last block sees the reply through the look-ahead, so it is decoded with it."""
+SOUND = ("hop_ms", "heard_ms")
+"""The same whatever the precision of the language model."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -36,8 +52,6 @@ class Card:
     source: str
 
 
-_ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
-_HALVED = ", half of those with sparsity"
 CARDS = {
     card.name: card
     for card in (
@@ -49,7 +63,6 @@ CARDS = {
         Card("h200", 141, 4800, 989.5, 1979, 67, f"NVIDIA H200 data sheet (SXM){_HALVED}"),
     )
 }
-ALL = "all"
 
 
 def cards(names: list[str]) -> list[Card]:
@@ -62,18 +75,6 @@ def cards(names: list[str]) -> list[Card]:
         if name != ALL and name not in CARDS:
             raise OptionError(f"--gpu {name}: choose of {', '.join((*CARDS, ALL))}")
     return list(CARDS.values()) if ALL in names else [CARDS[name] for name in names]
-
-
-VOICE_CODES = 85
-"""A voice of 6.8 s: 7 s, cut to whole blocks."""
-STEP, CROWD, PROMPT = Load(1, 512), Load(64, 1000), Load(1, 0, 512)
-TURN_END = Load(1, 1000, 6)
-"""Rows that are still to be read when a turn ends: its last block and what opens the reply."""
-TALK = Load(1, 1000)
-_HEARD_ROWS, _KEPT_ROWS = 20, 750
-"""400 ms of live sound after 15 s of it."""
-_FIRST_HOP_BLOCKS = 2
-"""A trimmed voice's last block sees the reply through the look-ahead, so it is decoded with it."""
 
 
 def _titled(title: str) -> Any:
@@ -94,8 +95,6 @@ class Limits:
 
 
 TITLES = {each.name: each.metadata["title"] for each in fields(Limits)}
-SOUND = ("hop_ms", "heard_ms")
-"""The same whatever the precision of the language model."""
 
 
 def limits_of(configs: Configs, card: Card, precision: str) -> Limits:

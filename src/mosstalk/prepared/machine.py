@@ -15,6 +15,10 @@ import torch
 
 from mosstalk.environment import stated_commit
 
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_COMPARED = ("card", "capability", "torch", "triton")
+"""What may differ from one machine to another; of these the capability and Triton decide."""
+
 
 def machine_facts(device: torch.device, weights: str) -> dict[str, str]:
     """For the head of every table and document. ``weights``: synthetic, pocket or real."""
@@ -50,11 +54,6 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
-
-
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")
-_COMPARED = ("card", "capability", "torch", "triton")
-"""What may differ from one machine to another; of these the capability and Triton decide."""
 
 
 def machine_of(device: torch.device, weights: str) -> dict[str, Any]:

@@ -9,6 +9,11 @@ from mosstalk.reporting.tables import Table
 
 _STYLE = Path(__file__).with_name("page.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+_WIDTH, _HEIGHT = 640, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 30
+_COLOURS = ("#3b82c4", "#d97706", "#2f9e64", "#c2458f", "#7c6fd6", "#a08a1a", "#cf4b3f")
+_DASHES = ("", "6 3", "2 3")
+_TICKS = 4
 
 
 def tables_page(title: str, settings: Mapping[str, Any], tables: Iterable[Table]) -> str:
@@ -66,13 +71,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
         f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items()
     )
     return f"<details><summary>Settings</summary>\n<dl>\n{items}\n</dl></details>"
-
-
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 30
-_COLOURS = ("#3b82c4", "#d97706", "#2f9e64", "#c2458f", "#7c6fd6", "#a08a1a", "#cf4b3f")
-_DASHES = ("", "6 3", "2 3")
-_TICKS = 4
 
 
 def line_chart(

@@ -17,6 +17,15 @@ from mosstalk.prepared.folder import built_engine
 from mosstalk.prepared.start import configs_of
 from mosstalk.server.ipc import WorkerOptions
 
+_GIB = 2**30
+_VOICES_S = 3.0
+"""The shortest voices that are of use: what is refused before anything is read cannot fit."""
+_SERVED = {
+    "--precision fp8": "an FP8 checkpoint (mosstalk build --precision fp8)",
+    "--voices-s": "a smaller --codec-memory",
+}
+"""A plan's settings by what a start has in their place."""
+
 
 def as_built(
     options: WorkerOptions,
@@ -46,16 +55,6 @@ def as_built(
         sound=sound,
         embeddings=embeddings or built.embeddings,
     )
-
-
-_GIB = 2**30
-_VOICES_S = 3.0
-"""The shortest voices that are of use: what is refused before anything is read cannot fit."""
-_SERVED = {
-    "--precision fp8": "an FP8 checkpoint (mosstalk build --precision fp8)",
-    "--voices-s": "a smaller --codec-memory",
-}
-"""A plan's settings by what a start has in their place."""
 
 
 def require_room(

@@ -34,6 +34,11 @@ from mosstalk.models.weights import (
 )
 from mosstalk.verify.compare import Case, Check, Comparer, pcm_from
 
+_COMPANY = 3
+"""Replies that are made beside those of a case, with other codes."""
+_PAGES = 512
+"""More than a case's replies and those beside them ever hold; the default takes gigabytes."""
+
 
 def _weights(folder: Path, stem: str) -> Store:
     """Weights of a part in a case's own folder, or below ``flow`` in a codec folder."""
@@ -242,12 +247,6 @@ def check_prompt_mel(case: Case, device: torch.device, _: Comparer) -> Iterator[
     )
     mel = vocoder_mel(pcm_from(case.tensor("pcm16")).to(device), spec)
     yield Comparer(torch.float32).tensor("mel", mel.T, case.tensor("mel"))
-
-
-_COMPANY = 3
-"""Replies that are made beside those of a case, with other codes."""
-_PAGES = 512
-"""More than a case's replies and those beside them ever hold; the default takes gigabytes."""
 
 
 def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:

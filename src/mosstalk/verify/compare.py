@@ -13,6 +13,18 @@ from mosstalk.errors import CaseError
 from mosstalk.files import read_json
 
 EXPECTED = "expected.safetensors"
+ABSOLUTE = 2e-4
+RELATIVE = 1e-5
+"""Float32 bound of a tensor: ABSOLUTE + RELATIVE x its largest expected magnitude."""
+WAVE = 1e-3
+"""Float32 bound of waves and vocoder sources."""
+LOW_PRECISION = {torch.bfloat16: 0.2, torch.float16: 0.05}
+"""In lower precision a tensor passes where ||error|| / ||expected|| is at most this.
+
+These bounds are this project's own, wide enough for rounding and far below what a wrong
+operation gives. Ids and rows are then compared and printed, but not judged: one rounding
+can turn a greedy choice, and everything after it.
+"""
 
 
 @dataclass
@@ -103,21 +115,6 @@ def read_case(folder: Path, weights: Path | None = None) -> Case:
 def pcm_from(samples: Tensor) -> Tensor:
     """16-bit samples as float32 in [-1, 1)."""
     return samples.to(torch.float32) / 32768
-
-
-ABSOLUTE = 2e-4
-RELATIVE = 1e-5
-"""Float32 bound of a tensor: ABSOLUTE + RELATIVE x its largest expected magnitude."""
-WAVE = 1e-3
-"""Float32 bound of waves and vocoder sources."""
-
-LOW_PRECISION = {torch.bfloat16: 0.2, torch.float16: 0.05}
-"""In lower precision a tensor passes where ||error|| / ||expected|| is at most this.
-
-These bounds are this project's own, wide enough for rounding and far below what a wrong
-operation gives. Ids and rows are then compared and printed, but not judged: one rounding
-can turn a greedy choice, and everything after it.
-"""
 
 
 @dataclass(frozen=True)
