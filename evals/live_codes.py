@@ -8,7 +8,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -158,7 +159,6 @@ class RepairedPush:
     ``ms``. ``ending``: nothing could be done about it before the turn was over.
     """
 
-    clip: int
     at_s: float
     to_end_s: float
     rows_again: int
@@ -169,7 +169,8 @@ class RepairedPush:
 
 @dataclass
 class LiveFigures:
-    """What live codes of some clips cost, and how many of those clips got the offline codes.
+    """What live codes of some clips cost, how many of those clips got the offline codes, and how many
+    were repaired at least once.
 
     ``push_ms`` are pushes that repaired nothing, ``finish_ms`` the clips' ends, repairs or not.
     ``rows`` counts all rows of 20 ms encoded, those of repairs too, ``ties`` the segments that
@@ -178,6 +179,7 @@ class LiveFigures:
 
     clips: int = 0
     valid: int = 0
+    repaired_clips: int = 0
     seconds: float = 0.0
     codes: int = 0
     rows: int = 0
@@ -198,14 +200,15 @@ class LiveFigures:
         return self.rows_again / needed if needed else 0.0
 
     @property
-    def repaired_clips(self) -> int:
-        """Clips with at least one repair."""
-        return len({repair.clip for repair in self.repairs})
-
-    @property
     def late_repairs(self) -> int:
         """Repairs that were left to the clip's end, when someone waits."""
         return sum(repair.ending for repair in self.repairs)
+
+
+def together(parts: Iterable[LiveFigures]) -> LiveFigures:
+    """The figures of all their clips."""
+    values = zip(*(vars(part).values() for part in parts), strict=True)
+    return LiveFigures(*(reduce(add, each) for each in values))
 
 
 def live_codes(
@@ -227,7 +230,9 @@ def live_codes(
     for clip in clips:
         sound = torch.as_tensor(clip)
         state = live.open(maximum if one_speaker else None)
+        before = len(figures.repairs)
         _hear(live, state, sound, push_samples, figures)
+        figures.repaired_clips += len(figures.repairs) > before
         maximum = state.maximum
         figures.clips += 1
         figures.valid += state.codes == live.tokenizer.encode(sound)
@@ -257,7 +262,6 @@ def _hear(
         if change.repaired:
             figures.repairs.append(
                 RepairedPush(
-                    clip=figures.clips,
                     at_s=state.seconds,
                     to_end_s=sound.shape[0] / INPUT_RATE - state.seconds,
                     rows_again=state.rows_again - again,
@@ -305,13 +309,10 @@ def repair_tables(figures: RepairFigures) -> list[Table]:
     """How often a repair was needed, at what cost, and when."""
     ways = (("knows nothing", figures.fresh), ("last turn's maximum", figures.known))
     rows = [
-        (f"{name}: {condition}", *_costs(parts))
+        (f"{name}: {condition}", *_costs(part))
         for name, way in ways
-        for condition, parts in (
-            *((key, [part]) for key, part in way.items()),
-            ("all", [*way.values()]),
-        )
-        if any(part.clips for part in parts)
+        for condition, part in (*way.items(), ("all", together(way.values())))
+        if part.clips
     ]
     return [
         Table(
@@ -322,39 +323,36 @@ def repair_tables(figures: RepairFigures) -> list[Table]:
             "with the offline codes." + "".join(f" Missing: {each}." for each in figures.missing),
             ("", "turns", "min", "repaired %", "a turn", "at end", "codes", "rows again %", "whole",
              "valid"),
-            tuple(rows),
+            rows,
         ),
         Table(
             "When live codes were repaired",
             "Share in % of all repairs that came within so many seconds of the turn's beginning, "
             "their cost in ms beside that of other pushes (median), and the latest.",
             ("", "n", *(f"{limit:g} s" for limit in WITHIN_S), "latest s", "repair ms", "push ms"),
-            tuple((name, *_times([*way.values()])) for name, way in ways),
+            [(name, *_times(together(way.values()))) for name, way in ways],
         ),
     ]  # fmt: skip
 
 
-def _costs(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
-    clips = sum(part.clips for part in parts)
-    repairs = [repair for part in parts for repair in part.repairs]
-    again, rows = sum(p.rows_again for p in parts), sum(p.rows for p in parts)
+def _costs(part: LiveFigures) -> tuple[str, ...]:
+    clips, repairs = part.clips, part.repairs
     changed = sum(repair.codes_changed for repair in repairs) / max(len(repairs), 1)
     return (
         str(clips),
-        f"{sum(part.seconds for part in parts) / 60:.1f}",
-        f"{100 * sum(part.repaired_clips for part in parts) / clips:.0f}",
+        f"{part.seconds / 60:.1f}",
+        f"{100 * part.repaired_clips / clips:.0f}",
         f"{len(repairs) / clips:.2f}",
-        str(sum(part.late_repairs for part in parts)),
+        str(part.late_repairs),
         f"{changed:.1f}",
-        f"{100 * again / max(rows - again, 1):.1f}",
-        str(sum(part.ties for part in parts)),
-        f"{sum(part.valid for part in parts)}/{clips}",
+        f"{100 * part.again_share:.1f}",
+        str(part.ties),
+        f"{part.valid}/{clips}",
     )
 
 
-def _times(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
-    repairs = [repair for part in parts for repair in part.repairs]
-    pushes = [ms for part in parts for ms in part.push_ms]
+def _times(part: LiveFigures) -> tuple[str, ...]:
+    repairs = part.repairs
     at = np.array([repair.at_s for repair in repairs])
     shares = [f"{100 * (at <= limit).mean():.0f}" if repairs else NONE for limit in WITHIN_S]
     return (
@@ -362,5 +360,5 @@ def _times(parts: Sequence[LiveFigures]) -> tuple[str, ...]:
         *shares,
         figure(at.max() if repairs else None, 1),
         figure(np.median([repair.ms for repair in repairs]) if repairs else None, 1),
-        figure(np.median(pushes) if pushes else None, 1),
+        figure(np.median(part.push_ms) if part.push_ms else None, 1),
     )
