@@ -169,8 +169,7 @@ class RepairedPush:
 
 @dataclass
 class LiveFigures:
-    """What live codes of some clips cost, how many of those clips got the offline codes, and how many
-    were repaired at least once.
+    """What live codes of some clips cost, and how many clips were repaired, or got offline codes.
 
     ``push_ms`` are pushes that repaired nothing, ``finish_ms`` the clips' ends, repairs or not.
     ``rows`` counts all rows of 20 ms encoded, those of repairs too, ``ties`` the segments that
