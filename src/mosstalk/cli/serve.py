@@ -247,7 +247,7 @@ class Serve:
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.prepared.start import as_built
+        from mosstalk.server.fitting import as_built
         from mosstalk.server.ipc import WorkerOptions
 
         voice = Path(self.voice)

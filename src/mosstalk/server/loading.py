@@ -11,9 +11,10 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.environment import faults_folder
 from mosstalk.errors import DetectorError
 from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
-from mosstalk.prepared.start import require_room, settings_named, take_kernels
+from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
+from mosstalk.server.fitting import require_room, settings_named
 from mosstalk.server.ipc import BY_HAND, WorkerInfo, WorkerOptions
 from mosstalk.server.timed_runner import Faults, TimedRunner, time_steps
 from mosstalk.session.host import Host, HostOptions
