@@ -26,14 +26,14 @@ from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
 from mosstalk.server.logs import JsonLines, LogLimiter, TextLines
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.responses import ResponseConfig, response_object
+from mosstalk.server.realtime.responses import ResponseConfig
 from mosstalk.server.realtime.server_events import (
+    BufferCleared,
     Error,
     ErrorBody,
-    InputCleared,
     ResponseEvent,
+    StatusDetails,
 )
-from mosstalk.server.realtime.server_objects import Failure, StatusDetails
 from mosstalk.server.send_queue import SendQueue, TooSlowError
 from mosstalk.server.session_metrics import SessionMetrics
 from mosstalk.server.streams import BoundedStream
@@ -332,11 +332,11 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
     session_metrics = SessionMetrics(metrics, SessionSettings(), "anyone")
     for _ in range(100):
         session_metrics.sent(Error(error=ErrorBody(code="invalid_json", message="no json")))
-        session_metrics.sent(InputCleared())
+        session_metrics.sent(BufferCleared(type="input_audio_buffer.cleared"))
     config = ResponseConfig(AudioFormat(), "default", "inf")
-    response = response_object("resp_1", ReplyMode.AUDIO, config, None, "failed")
+    response = config.response("resp_1", ReplyMode.AUDIO, None, "failed")
     session_metrics.sent(ResponseEvent(type="response.done", response=response))
-    error = Failure(type="rate_limit_error", code="rate_limit_exceeded", message="full")
+    error = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "message": "full"}
     response.status_details = StatusDetails(type="failed", error=error)
     session_metrics.sent(ResponseEvent(type="response.done", response=response))
     text = metrics.text().decode()

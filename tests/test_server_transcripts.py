@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from mosstalk.cli import app
 from mosstalk.server.captions import Captions
 from mosstalk.server.logs import LogStyle
-from mosstalk.server.realtime.g711 import encode_mu
-from mosstalk.server.realtime.protocol import Transcript
+from mosstalk.server.realtime.audio import MU_LAW, encode_g711
+from mosstalk.server.realtime.state import Transcript
 from mosstalk.server.transcriber import Transcriber
 from mosstalk.session.events import (
     AudioDelta,
@@ -78,7 +78,7 @@ def test_turns_of_every_format_are_written_down_and_items_are_not_taken_for_turn
     server: Server,
 ) -> None:
     low = soxr.resample(np.frombuffer(question(), "<i2"), RATE, 8000).astype("<i2")
-    sounds = {"audio/pcmu": encode_mu(low.tobytes()), "audio/pcm": question()}
+    sounds = {"audio/pcmu": encode_g711(low.tobytes(), MU_LAW), "audio/pcm": question()}
 
     async def main() -> None:
         async with Talker(server) as talker:

@@ -29,7 +29,8 @@ from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.metrics import CONTENT_TYPE
 from mosstalk.server.pages import INDEX, PageFiles
-from mosstalk.server.realtime.protocol import RealtimeProtocol, WireLimits
+from mosstalk.server.realtime.protocol import RealtimeProtocol
+from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.session_metrics import SessionMetrics
 
 REALTIME = "/v1/realtime"
@@ -220,18 +221,13 @@ async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connec
 
 
 def _protocol(socket: WebSocket, context: ServerContext) -> RealtimeProtocol:
-    info, limits = context.engine.ready.result(), context.limits
     return RealtimeProtocol(
-        model=context.model,
-        asked_model=socket.query_params.get("model"),
-        voices=info.voices,
-        limits=WireLimits(
-            message_bytes=limits.message_bytes,
-            audio_bytes=limits.audio_bytes,
-            text_chars=limits.text_chars,
-            tools_chars=limits.tools_chars,
-            event_bytes=limits.event_bytes,
-        ),
-        defaults=context.session_defaults,
-        transcribes=context.transcriber is not None,
+        ServedModel(
+            context.model,
+            context.engine.ready.result().voices,
+            context.session_defaults,
+            context.limits,
+            socket.query_params.get("model"),
+            context.transcriber is not None,
+        )
     )

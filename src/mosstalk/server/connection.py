@@ -18,7 +18,8 @@ from mosstalk.server.captions import Captions
 from mosstalk.server.context import LEFT_S, ServerContext
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.limits import ClientBudget
-from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
+from mosstalk.server.realtime.protocol import RealtimeProtocol
+from mosstalk.server.realtime.state import ProtocolOutput, Transcript
 from mosstalk.server.recording import Recording
 from mosstalk.server.send_queue import SendQueue, TooSlowError
 from mosstalk.server.session_metrics import SessionMetrics

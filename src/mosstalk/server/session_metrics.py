@@ -123,9 +123,11 @@ class _Sounding:
 def _error_code(event: server_events.Event) -> str | None:
     """The code of an error that a client is told, as such or as a response that failed."""
     match event:
-        case server_events.Error() | server_events.TranscriptionFailed():
-            return event.error.code
+        case server_events.Error(error=error):
+            return error.code
+        case server_events.Transcribed(error=dict(fault)):
+            return fault["code"]
         case server_events.ResponseEvent(type="response.done", response=response):
             details = response.status_details
-            return details.error.code if details and details.error else None
+            return details.error["code"] if details and details.error else None
     return None

@@ -3,14 +3,13 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import client_events
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import server_objects as shown
-from mosstalk.server.realtime.effective_session import EffectiveSession, ServedModel, opened
-from mosstalk.server.realtime.item_list import ItemList
-from mosstalk.server.realtime.items import new_id
+from mosstalk.server.realtime.items import ItemList, cut, new_id
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
+from mosstalk.server.realtime.session_config import ServedModel, SessionConfig, session_config
 from mosstalk.session.commands import Command
 
 
@@ -46,7 +45,7 @@ class ProtocolOutput:
 class PendingItem:
     """An item that the session was told to make; ``after`` is where the client wants it."""
 
-    item: shown.Item
+    item: told.Item
     after: str | None
 
 
@@ -54,50 +53,72 @@ class ProtocolState:
     """``session`` is what the session has confirmed, ``planned`` what it was last told.
 
     Attributes:
-        updates: by command id, the session object that holds once the session confirms it.
+        updates: by command id, what holds once the session confirms it.
         creations: by command id, items that are being made.
-        wishes: by command id, how a response is to be shown once it begins.
+        pending_responses: by command id, how a response is to be shown once it begins.
         responses: by response id, those that are being made.
         waiting: the client's events that have not been heard yet, and errors told in their place.
     """
 
     def __init__(self, served: ServedModel, now: Callable[[], float]) -> None:
         self.served, self.now = served, now
-        self.session = self.planned = opened(served)
-        self.session_id = ""
+        self.session = self.planned = session_config({}, served)
+        self.session_id, self.expires_at = "", 0
         self.conversation_id = new_id("conv")
-        self.expires_at = 0
         self.items = ItemList(served.limits.kept_chars)
-        self.updates: dict[str, EffectiveSession] = {}
+        self.updates: dict[str, SessionConfig] = {}
         self.creations: dict[str, PendingItem] = {}
-        self.configs: dict[str, ResponseConfig] = {}
+        self.pending_responses: dict[str, ResponseConfig] = {}
         self.responses: dict[str, ActiveResponse] = {}
         self.latest_response_id: str | None = None
-        self.waiting: deque[asked.ClientEvent | told.Error] = deque()
-        self.step = ProtocolOutput()
+        self.waiting: deque[client_events.ClientEvent | told.Error] = deque()
+        self.output = ProtocolOutput()
         self._commands = 0
 
-    def command_id(self, event: asked.Event) -> str:
+    def command_id(self, event: client_events.Event) -> str:
         """A new command's id, which carries the id of the event that it comes from."""
         self._commands += 1
         return f"{self._commands}:{event.event_id or ''}"
 
-    def take_step(self) -> ProtocolOutput:
-        """What has come together since the last time."""
-        step, self.step = self.step, ProtocolOutput()
-        return step
-
     def tell(self, *events: told.Event) -> None:
         """Pass events on to the client."""
-        self.step.events.extend(events)
+        self.output.events.extend(events)
+
+    def tell_of_item(
+        self, kind: Literal["conversation.item.added", "conversation.item.done"], item: told.Item
+    ) -> None:
+        """Tell that a listed item is there, or whole."""
+        before = self.items.before(item.id)
+        self.tell(told.ItemPlaced(type=kind, previous_item_id=before, item=item))
+
+    def tell_truncated(
+        self, item_id: str, heard_ms: int, vendor: told.Vendor | None = None
+    ) -> None:
+        """Tell that an item was cut; nothing written in it is known to have been heard."""
+        if listed := self.items.find(item_id):
+            listed.item = cut(listed.item)
+        self.tell(
+            told.ItemChanged(
+                type="conversation.item.truncated",
+                item_id=item_id,
+                content_index=0,
+                audio_end_ms=heard_ms,
+                mosstalk=vendor,
+            )
+        )
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out, and tell."""
+        self.items.remove(item_id)
+        self.tell(told.ItemChanged(type="conversation.item.deleted", item_id=item_id))
 
     def note(self, *notes: str) -> None:
         """Pass lines on to the log."""
-        self.step.notes.extend(notes)
+        self.output.notes.extend(notes)
 
-    def do(self, *commands: Command) -> None:
-        """Pass commands on to the session."""
-        self.step.commands.extend(commands)
+    def do(self, command: Command) -> None:
+        """Pass a command on to the session."""
+        self.output.commands.append(command)
 
     def is_read(self, item_id: str) -> bool | None:
         """Whether the session has an item, or is about to; None: there is no such item."""
