@@ -4,7 +4,6 @@ Clients act on the codes of errors: Pipecat ends its session on any ``error`` ev
 LiveKit passes over three, so both the code and the event that carries it are chosen with care.
 """
 
-
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import new_id, shown_item, transcribed
