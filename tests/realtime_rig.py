@@ -13,10 +13,9 @@ from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
 from mosstalk.audio.sound import Samples
-from mosstalk.server.realtime.protocol import RealtimeProtocol
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
 from mosstalk.server.realtime.server_events import SERVER_EVENT
 from mosstalk.server.realtime.session_config import ServedModel
-from mosstalk.server.realtime.state import ProtocolOutput
 from mosstalk.session.commands import (
     Command,
     CreateAudio,

@@ -9,8 +9,8 @@ from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
 from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.items import ItemList
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.server_events import Message
-from mosstalk.server.realtime.state import Transcript
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from realtime_rig import Caller, Wire, b64, caller, obeyed, response, tone
 
-from mosstalk.server.realtime.state import Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session.commands import CancelResponse, CreateResponse, Message, Sound
 from mosstalk.session.events import (
     AudioDelta,

@@ -27,7 +27,7 @@ from mosstalk.cli import app
 from mosstalk.server.captions import Captions, Transcriber
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.realtime.audio import MU_LAW, encode_g711
-from mosstalk.server.realtime.state import Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session.events import (
     AudioDelta,
     Event,

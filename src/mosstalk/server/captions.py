@@ -19,7 +19,7 @@ from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, Tran
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
 from mosstalk.server.process import start_child
-from mosstalk.server.realtime.state import Transcript
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session import commands as told
 from mosstalk.session.events import (
     AudioDelta,

@@ -20,8 +20,7 @@ from mosstalk.server.context import LEFT_S, ServerContext
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.limits import ClientBudget, Limits
 from mosstalk.server.observers import SessionMetrics, SessionObserver
-from mosstalk.server.realtime.protocol import RealtimeProtocol
-from mosstalk.server.realtime.state import ProtocolOutput, Transcript
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
 from mosstalk.server.websocket import IS_GONE
 from mosstalk.session.commands import (
     Command,

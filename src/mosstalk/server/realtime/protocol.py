@@ -4,18 +4,19 @@ Synchronous and without sockets: whoever has the socket passes on what a ``Proto
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.items import NewItem, new_item
-from mosstalk.server.realtime.responses import requested
+from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_id, new_item
+from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig, requested
 from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
-from mosstalk.server.realtime.session_config import ServedModel
+from mosstalk.server.realtime.session_config import ServedModel, SessionConfig, session_config
 from mosstalk.server.realtime.session_request import LONGEST_ID
-from mosstalk.server.realtime.state import PendingItem, ProtocolOutput, ProtocolState, Transcript
 from mosstalk.server.realtime.validation import (
     WireError,
     is_text,
@@ -24,12 +25,129 @@ from mosstalk.server.realtime.validation import (
     validate,
 )
 from mosstalk.session import commands
-from mosstalk.session.commands import ROOT
+from mosstalk.session.commands import ROOT, Command
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What someone beside the model has written down of an item's sound.
+
+    The sound lasted ``audio_s``; ``failed`` says why there is no text.
+    """
+
+    item_id: str
+    text: str = ""
+    audio_s: float = 0.0
+    failed: str | None = None
+
+
+@dataclass
+class ProtocolOutput:
+    """What one message or event leads to, each list in order.
+
+    Attributes:
+        commands: for the session.
+        events: for the client.
+        notes: lines for the log; they hold nothing that was said.
+    """
+
+    commands: list[Command] = field(default_factory=list)
+    events: list[told.Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PendingItem:
+    """An item that the session was told to make; ``after`` is where the client wants it."""
+
+    item: told.Item
+    after: str | None
+
+
+class ProtocolState:
+    """``session`` is what the session has confirmed, ``planned`` what it was last told.
+
+    Attributes:
+        updates: by command id, what holds once the session confirms it.
+        creations: by command id, items that are being made.
+        pending_responses: by command id, how a response is to be shown once it begins.
+        responses: by response id, those that are being made.
+        waiting: the client's events that have not been heard yet, and errors told in their place.
+    """
+
+    def __init__(self, served: ServedModel, now: Callable[[], float]) -> None:
+        self.served, self.now = served, now
+        self.session = self.planned = session_config({}, served)
+        self.session_id, self.expires_at = "", 0
+        self.conversation_id = new_id("conv")
+        self.items = ItemList(served.limits.kept_chars)
+        self.updates: dict[str, SessionConfig] = {}
+        self.creations: dict[str, PendingItem] = {}
+        self.pending_responses: dict[str, ResponseConfig] = {}
+        self.responses: dict[str, ActiveResponse] = {}
+        self.latest_response_id: str | None = None
+        self.waiting: deque[asked.ClientEvent | told.Error] = deque()
+        self.output = ProtocolOutput()
+        self._commands = 0
+
+    def command_id(self, event: asked.Event) -> str:
+        """A new command's id, which carries the id of the event that it comes from."""
+        self._commands += 1
+        return f"{self._commands}:{event.event_id or ''}"
+
+    def tell(self, *events: told.Event) -> None:
+        """Pass events on to the client."""
+        self.output.events.extend(events)
+
+    def tell_of_item(
+        self, kind: Literal["conversation.item.added", "conversation.item.done"], item: told.Item
+    ) -> None:
+        """Tell that a listed item is there, or whole."""
+        before = self.items.before(item.id)
+        self.tell(told.ItemPlaced(type=kind, previous_item_id=before, item=item))
+
+    def tell_truncated(
+        self, item_id: str, heard_ms: int, vendor: told.Vendor | None = None
+    ) -> None:
+        """Tell that an item was cut; nothing written in it is known to have been heard."""
+        if listed := self.items.find(item_id):
+            listed.item = cut(listed.item)
+        self.tell(
+            told.ItemChanged(
+                type="conversation.item.truncated",
+                item_id=item_id,
+                content_index=0,
+                audio_end_ms=heard_ms,
+                mosstalk=vendor,
+            )
+        )
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out, and tell."""
+        self.items.remove(item_id)
+        self.tell(told.ItemChanged(type="conversation.item.deleted", item_id=item_id))
+
+    def note(self, *notes: str) -> None:
+        """Pass lines on to the log."""
+        self.output.notes.extend(notes)
+
+    def do(self, command: Command) -> None:
+        """Pass a command on to the session."""
+        self.output.commands.append(command)
+
+    def is_read(self, item_id: str) -> bool | None:
+        """Whether the session has an item, or is about to; None: there is no such item."""
+        listed = self.items.find(item_id)
+        return listed.read if listed else self.is_coming(item_id) or None
+
+    def is_coming(self, item_id: str) -> bool:
+        """Whether the session was told to make an item and has not done it yet."""
+        return any(each.item.id == item_id for each in self.creations.values())
 
 
 class RealtimeProtocol:

@@ -4,13 +4,17 @@ Clients act on the codes of errors: Pipecat ends its session on any ``error`` ev
 LiveKit passes over three, so both the code and the event that carries it are chosen with care.
 """
 
+from typing import TYPE_CHECKING
+
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import new_id, shown_item, transcribed
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
-from mosstalk.server.realtime.state import ProtocolState, Transcript, event_id_of
 from mosstalk.session import events
 from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised
+
+if TYPE_CHECKING:
+    from mosstalk.server.realtime.protocol import ProtocolState, Transcript
 
 _INVALID, _SERVER, _BUSY = "invalid_request_error", "server_error", "rate_limit_error"
 _CODES: dict[ErrorCode, tuple[str, str, str | None]] = {
@@ -58,7 +62,7 @@ _ENDS: dict[str, str] = {
 class ServerEventEmitter:
     """Takes a session's events and passes on the client's."""
 
-    def __init__(self, state: ProtocolState) -> None:
+    def __init__(self, state: "ProtocolState") -> None:
         self._state = state
 
     def take(self, event: events.Event) -> None:
@@ -180,7 +184,7 @@ class ServerEventEmitter:
             listed.item = item
             state.tell_of_item("conversation.item.done", item)
 
-    def transcript(self, transcript: Transcript) -> None:
+    def transcript(self, transcript: "Transcript") -> None:
         """Tell what was heard in an item."""
         state, item_id = self._state, transcript.item_id
         listed = state.items.find(item_id)
@@ -233,7 +237,7 @@ class ServerEventEmitter:
             code=code,
             message=_LEADS.get(event.code, "") + event.message,
             param=param,
-            event_id=event_id_of(event.command_id),
+            event_id=command_id.partition(":")[2] or None,
             mosstalk=_retry(event),
         )
         state.tell(told.Error(error=body))
@@ -271,7 +275,7 @@ def _ms(samples: int) -> int:
     return samples * 1000 // INPUT_RATE
 
 
-def _transcription(transcript: Transcript) -> told.Event:
+def _transcription(transcript: "Transcript") -> told.Event:
     if transcript.failed is not None:
         fault = {"code": "audio_unintelligible", "message": transcript.failed, "param": None}
         error = {"type": "transcription_error"} | fault
