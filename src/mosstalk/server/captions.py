@@ -1,4 +1,4 @@
-"""Transcripts of one session's sound, both sides', fitted into what is told of it.
+"""Transcripts: Whisper in a process of its own, and what it writes down fitted into a session.
 
 A user's turn is written down when it is over, and told whenever that is done. A reply's end is
 held back for it, for a moment and only while nothing else happens: after it clients take no more.

@@ -1,4 +1,4 @@
-"""What the two processes of a server say to each other: plain values, pickled.
+"""What the processes of a server say to each other: plain values, pickled, over stream sockets.
 
 Pickle, because both ends are the same code at the same version, the socket pair between them has
 no name that a third could open, and commands and events cross exactly as they are. Nothing that

@@ -1,4 +1,4 @@
-"""What a worker loads: folders, device, detector, host."""
+"""What a worker loads: folders, device, detector, host, and a runner that times its steps."""
 
 import logging
 import time

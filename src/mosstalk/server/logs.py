@@ -1,4 +1,7 @@
-"""Log lines for people or for programs, on standard error; no sound and no words of anyone.
+"""Log lines for people or for programs, and output that never makes its writer wait.
+
+Lines hold no sound and no words of anyone. Whoever reads a server's output may stop reading: a full
+pipe would then hold up the whole process at its next line.
 
 What a line is about (a session, a response) goes into its fields: ``log.info("...",
 extra={"session": session_id})``.

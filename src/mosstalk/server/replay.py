@@ -1,4 +1,4 @@
-"""A recorded session once more: its input through a fresh session, what it tells kept.
+"""A recorded session once more: its input through a fresh session, and what is different.
 
 A command is given when the session has told what it had told before it in the recording, so that
 an answer is interrupted where it was, however fast this machine is.

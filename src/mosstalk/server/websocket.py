@@ -1,4 +1,8 @@
-"""A WebSocket as uvicorn speaks it, with limits on what its client may send.
+"""Connections and WebSockets as uvicorn speaks them, with limits on what a client may send.
+
+uvicorn bounds the head of one request (with h11) and one message. It has no limit on how long a
+request may take to arrive, and none that keeps connections which ask for nothing from taking all
+file descriptors.
 
 uvicorn parses all that has come in one go, answers any number of pings, and holds an unfinished
 message for every connection. Here a connection is read in slices, and no further while a message
@@ -8,32 +12,27 @@ whether a client is still there while nothing is read from it.
 
 import asyncio
 import logging
+import select
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from mosstalk.server.admission import DRAINING, Refusal
-from mosstalk.server.limits import Limits
-from mosstalk.server.observers import Metrics
-
-if TYPE_CHECKING:
-    from mosstalk.server.websocket import WebSocketProtocol
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
-import select
-
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from mosstalk.server.limits import TokenBucket
+from mosstalk.server.admission import DRAINING, Refusal
+from mosstalk.server.limits import Limits, TokenBucket
+from mosstalk.server.observers import Metrics
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("mosstalk.server")
 OTHER_FILES = 512
