@@ -10,7 +10,7 @@ import torch
 from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
-from mosstalk.session.encoder_worker import EncoderWorker, held_s
+from mosstalk.session.workers import EncoderWorker, held_s
 
 TOKENIZER = LIVE["goldens"].tokenizer
 
@@ -90,7 +90,7 @@ def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: EncoderWorker
 def test_the_wait_has_an_end_and_a_typed_refusal(
     narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.encoder_worker._MOST_WAIT_S", 0.05)
+    monkeypatch.setattr("mosstalk.session.workers._MOST_ENCODE_WAIT_S", 0.05)
     first, second = narrow.open(), narrow.open()
 
     async def hear() -> None:
