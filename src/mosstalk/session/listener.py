@@ -55,28 +55,18 @@ class LiveTurn:
     item_id: str = field(default_factory=partial(new_id, "item"))
     is_full: bool = False
     """It is as long as it may be, and that was said."""
-    _waiting: list[Samples] = field(default_factory=list)
+    waiting: list[Samples] = field(default_factory=list)
+    """Sound that no code was made of yet."""
 
     @property
     def samples(self) -> int:
         """How long it is."""
         return self.end - self.start
 
-    @property
-    def waiting_samples(self) -> int:
-        """Samples that no code was made of yet."""
-        return sum(map(len, self._waiting))
-
     def take(self, samples: Samples) -> None:
         """Go on by these samples."""
-        self._waiting.append(samples)
+        self.waiting.append(samples)
         self.end += len(samples)
-
-    def due(self) -> Samples:
-        """The samples that wait; they wait no longer."""
-        samples = np.concatenate([_SILENCE, *self._waiting])
-        self._waiting.clear()
-        return samples
 
 
 Heard = tuple[LiveTurn, Event | None]
@@ -95,15 +85,12 @@ class Listener:
         """Hz of pushes that do not say."""
         self._worker = worker
         self._resampler, self._clock = Resampler(self.rate), InputClock(self.rate)
-        self._rest = _SILENCE
-        """What the resamplers of earlier rates held back, at 16 kHz."""
         self._position = 0
         """The place that has been heard up to."""
         self.turn: LiveTurn | None = None
         self._maximum: float | None = None
         self._finder: _SpeechFinder | None = None
-        self._start_over(settings)
-        self._longest_samples = int(settings.durations.turn_s * INPUT_RATE)
+        self.configure(settings)
 
     @property
     def clock(self) -> int:
@@ -137,11 +124,8 @@ class Listener:
         size = rate // _SLICES_PER_S
         for start in range(0, len(samples), size):
             piece = samples[start : start + size]
-            if rate != self._resampler.rate:
-                self._rest = self._with_rest(self._resampler.flush())
-                self._resampler = Resampler(rate)
             self._clock.add(len(piece), rate)
-            heard = self._with_rest(self._resampler.push(piece))
+            heard = self._resampler.push(piece, rate)
             if len(heard):
                 self._position += len(heard)
                 finder = self._finder
@@ -160,10 +144,11 @@ class Listener:
                 raise SessionError(
                     ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
                 )
+            found = await self._finish(self.turn)
             self._finder.forget_speech()
-            return await self._finish(self.turn)
+            return found
         turn = self.turn or self._open(self._position)
-        turn.take(self._with_rest(self._resampler.flush()))
+        turn.take(self._resampler.flush())
         if turn.samples < _SHORTEST_SAMPLES:
             raise SessionError(
                 ErrorCode.COMMIT_EMPTY,
@@ -178,7 +163,7 @@ class Listener:
         if self._finder:
             self._finder.forget_speech()
         else:
-            self._with_rest(self._resampler.flush())
+            self._resampler.flush()
 
     # What the echo gate must know of; who ends turns by hand is not misled by an echo.
 
@@ -214,26 +199,26 @@ class Listener:
             gate = EchoGate() if settings.echo_gate else None
             self._finder = _SpeechFinder(found, gate, detector.start(), self._position)
 
-    def _with_rest(self, samples: Samples) -> Samples:
-        """What was held back, and these."""
-        rest, self._rest = self._rest, _SILENCE
-        return np.concatenate([rest, samples]) if len(rest) else samples
-
     def _open(self, start: int) -> LiveTurn:
         self.turn = LiveTurn(start, start, self._worker.open(self._maximum))
         return self.turn
 
+    async def _encode(self, turn: LiveTurn, *, last: bool = False) -> None:
+        """Make codes of the sound that waits; it goes on waiting if there is no memory for them."""
+        samples = np.concatenate([_SILENCE, *turn.waiting])
+        await self._worker.encode(turn.codes, samples, last=last)
+        turn.waiting.clear()
+
     async def _encode_due(self, turn: LiveTurn) -> bool:
         """Encode what waits, if it is enough to be worth a run."""
-        is_due = turn.waiting_samples >= _LISTEN_SAMPLES
+        is_due = sum(map(len, turn.waiting)) >= _LISTEN_SAMPLES
         if is_due:
-            await self._worker.encode(turn.codes, turn.due())
+            await self._encode(turn)
         return is_due
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
-        self.turn = None
-        await self._worker.encode(turn.codes, turn.due(), last=True)
-        self._maximum = turn.codes.maximum
+        await self._encode(turn, last=True)
+        self.turn, self._maximum = None, turn.codes.maximum
         return turn
 
     async def _collect(self, samples: Samples) -> AsyncIterator[Heard]:

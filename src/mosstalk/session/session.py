@@ -216,7 +216,9 @@ class Session:
                 message, arrived_s = self._inbox.popleft()
                 if isinstance(message, commands.Close):
                     return message.reason
-                if isinstance(message, Response):
+                if isinstance(message, commands.Push):
+                    await self._push(message, arrived_s)
+                elif isinstance(message, Response):
                     await self._responses.finish(message)
                 elif message:
                     await self._execute(message, arrived_s)
@@ -250,9 +252,6 @@ class Session:
             self._emit(events.Closed(reason, clock=self.clock))
 
     async def _execute(self, command: commands.Command, arrived_s: float) -> None:
-        if isinstance(command, commands.Push):
-            await self._push(command, arrived_s)
-            return
         self._timeouts.touch()
         with self._refusals(command):
             await self._handlers[type(command)](command, arrived_s)

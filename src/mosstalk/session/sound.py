@@ -54,34 +54,42 @@ def pcm_of(samples: Samples) -> bytes:
 
 
 class Resampler:
-    """A stream at ``rate`` Hz to 16 kHz; the same samples however it is cut.
+    """A stream at ``rate`` Hz, which may change, to 16 kHz; the same samples however it is cut.
 
-    They are those of ``soxr.resample`` on the whole stretch from one ``flush`` to the next.
+    They are those of ``soxr.resample`` on the whole stretch from one ``flush``, or change of the
+    rate, to the next.
     """
 
     def __init__(self, rate: int) -> None:
-        self.rate = rate
-        self._stream = self._fresh()
+        self._tune(rate)
+        self._rest = np.zeros(0, np.float32)
+        """What was held back of earlier rates, at 16 kHz."""
 
-    def push(self, samples: Samples) -> Samples:
-        """What can be given after these samples; the rest is held back."""
-        if self._stream is None:
-            return samples
-        return np.asarray(self._stream.resample_chunk(samples), np.float32)
+    def push(self, samples: Samples, rate: int | None = None) -> Samples:
+        """What can be given after samples (n,) at ``rate`` Hz, or at the one before; more later."""
+        if rate and rate != self.rate:
+            self._rest = self.flush()
+            self._tune(rate)
+        if self._stream:
+            samples = np.asarray(self._stream.resample_chunk(samples), np.float32)
+        return self._after_rest(samples)
 
     def flush(self) -> Samples:
         """What was held back; what comes next begins anew."""
-        nothing = np.zeros(0, np.float32)
-        if self._stream is None:
-            return nothing
-        rest = np.asarray(self._stream.resample_chunk(nothing, last=True), np.float32)
-        self._stream = self._fresh()
-        return rest
+        rest = np.zeros(0, np.float32)
+        if self._stream:
+            rest = np.asarray(self._stream.resample_chunk(rest, last=True), np.float32)
+        self._tune(self.rate)
+        return self._after_rest(rest)
 
-    def _fresh(self) -> soxr.ResampleStream | None:
-        if self.rate == INPUT_RATE:
-            return None
-        return soxr.ResampleStream(self.rate, INPUT_RATE, 1, dtype="float32", quality=_QUALITY)
+    def _tune(self, rate: int) -> None:
+        self.rate, self._stream = rate, None
+        if rate != INPUT_RATE:
+            self._stream = soxr.ResampleStream(rate, INPUT_RATE, 1, "float32", _QUALITY)
+
+    def _after_rest(self, samples: Samples) -> Samples:
+        rest, self._rest = self._rest, np.zeros(0, np.float32)
+        return np.concatenate([rest, samples]) if len(rest) else samples
 
 
 class InputClock:
