@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -116,13 +116,13 @@ class SessionResources:
 class ConversationState:
     """What the parts of one session share: its settings, its items, its conversation in the engine.
 
-    ``emit`` is given every event; ``settings`` have been checked by ``require_usable``.
+    ``tell`` is given every event; ``settings`` have been checked by ``require_usable``.
     """
 
     def __init__(
-        self, resources: SessionResources, settings: SessionSettings, emit: Callable[[Event], None]
+        self, resources: SessionResources, settings: SessionSettings, tell: Callable[[Event], None]
     ) -> None:
-        self.resources, self.settings, self.emit = resources, settings, emit
+        self.resources, self.settings, self._tell = resources, settings, tell
         self.listener = Listener(resources.encoder_worker, settings)
         self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, resources.clock)
         self.history = History()
@@ -142,6 +142,10 @@ class ConversationState:
         """The longest that this conversation may become."""
         longest = self.resources.context_rows
         return min(self.settings.context.rows or longest, longest)
+
+    def emit(self, event: Event) -> None:
+        """Tell an event, which gets the session's time."""
+        self._tell(replace(event, clock=self.clock))
 
     def new_conversation(self) -> EngineConversation:
         """Another conversation in the engine."""
@@ -193,7 +197,7 @@ class ConversationState:
         self.history.insert(entry, previous_item_id)
         before = self.history.before(entry)
         for kind in (ItemAdded, ItemDone):
-            self.emit(kind(entry.item, before, clock=self.clock, command_id=command_id))
+            self.emit(kind(entry.item, before, command_id=command_id))
 
     async def entry_of(self, message: Message, item_id: str) -> Entry:
         """A message as a finished item, which is not in the conversation yet.
@@ -312,4 +316,4 @@ class ConversationState:
             keep = int(context.keep * self.context_rows) - system_rows
             if dropped := self.history.drop_oldest(keep):
                 ids, rows = tuple(each.item_id for each in dropped), len(self.history.rows)
-                self.emit(ContextDropped(ids, system_rows + rows, clock=self.clock))
+                self.emit(ContextDropped(ids, system_rows + rows))

@@ -139,9 +139,9 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events have."""
+    """What all events have: when they were told, which is set as they are."""
 
-    clock: int
+    clock: int = 0
 
     @property
     def clock_ms(self) -> int:
@@ -394,9 +394,7 @@ _CODES: dict[type[MosstalkError], ErrorCode] = {
 }
 
 
-def error_event(
-    error: MosstalkError, clock: int, command: commands.Command | None = None
-) -> ErrorRaised:
+def error_event(error: MosstalkError, command: commands.Command | None = None) -> ErrorRaised:
     """The event that tells of an error which a command, if any, has met with."""
     if isinstance(error, SessionError):
         code = ErrorCode(error.code)
@@ -409,7 +407,6 @@ def error_event(
         type(command).__name__ if command else None,
         command.command_id if command else None,
         error.retry_after_s if isinstance(error, EngineFullError) else None,
-        clock=clock,
     )
 
 

@@ -111,28 +111,18 @@ class History:
         """Rows of typed instructions (role "system"), which are never dropped."""
         self.rows: list[Row] = []
         """To be read only: it grows and shrinks with the items."""
+        self.unchanged = 0
+        """How many of the first rows are as they were when an ``EngineConversation`` set this."""
         self._entries: list[Entry] = []
         self._by_id: dict[str, Entry] = {}
-        self._unchanged = 0
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def last_id(self) -> str | None:
         """Id of the last item."""
         return self._entries[-1].item_id if self._entries else None
-
-    def unchanged(self, rows: int) -> int:
-        """How many of the first ``rows`` rows are as they were when ``mark_synced`` was called."""
-        return min(rows, self._unchanged)
-
-    def mark_synced(self) -> None:
-        """Somebody knows all rows as they are now."""
-        self._unchanged = len(self.rows)
 
     def rewrite(self, entry: Entry, rows: list[Row]) -> None:
         """Give an item other rows, whether it is among these or not."""
@@ -154,7 +144,7 @@ class History:
         same = common_rows(before, after)
         if same < max(len(before), len(after)):
             self.rows[start + same : start + len(before)] = after[same:]
-            self._unchanged = min(self._unchanged, start + same)
+            self.unchanged = min(self.unchanged, start + same)
 
     def before(self, entry: Entry) -> str | None:
         """Id of the item before this one."""
@@ -254,14 +244,6 @@ class EngineConversation:
         edit = self._edit(system, history, [])
         return await self.engine.submit(self._cached, params, speech=speech, edit=edit)
 
-    async def submit_once(
-        self, rows: list[Row], params: ReplyParams, *, speech: bool
-    ) -> ReplyStream:
-        """Ask for the one reply of a conversation that is closed after it."""
-        return await self.engine.submit(
-            self._cached, params, speech=speech, edit=Edit(0, tuple(rows))
-        )
-
     async def end_reply(self, stream: ReplyStream) -> None:
         """End a reply, if it has not, and keep its rows; ``update`` may then cut them."""
         await self.engine.cancel(stream)
@@ -275,14 +257,14 @@ class EngineConversation:
     def _edit(self, system: list[Row], history: History, live: list[Row]) -> Edit | None:
         """What changes the engine's rows into these; None if nothing does."""
         if system == self._system:
-            kept = history.unchanged(self._history_rows)
+            kept = min(self._history_rows, history.unchanged)
             start, rows = len(system) + kept, history.rows[kept:] + live
             after = self._after if kept == self._history_rows else None
         else:
             start, after = common_rows(self._system, system), None
             rows = system[start:] + history.rows + live
         self._system, self._history_rows, self._after = system, len(history.rows), live
-        history.mark_synced()
+        history.unchanged = len(history.rows)
         if after is None:
             return Edit(start, tuple(rows))
         same = common_rows(after, rows)

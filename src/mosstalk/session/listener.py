@@ -16,15 +16,8 @@ from mosstalk.audio.sound import SHORTEST_MS, Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import SessionError
-from mosstalk.session.events import (
-    ErrorCode,
-    Event,
-    IdleTimeout,
-    SpeechStarted,
-    SpeechStopped,
-    error_event,
-    new_id,
-)
+from mosstalk.session import events
+from mosstalk.session.events import ErrorCode, error_event, new_id
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import InputClock, Resampler
 from mosstalk.session.workers import EncoderWorker
@@ -69,7 +62,7 @@ class LiveTurn:
         self.end += len(samples)
 
 
-Heard = tuple[LiveTurn, Event | None]
+Heard = tuple[LiveTurn, events.Event | None]
 """News of a turn: what is to be said of it, or None if it has new codes, or other ones."""
 
 
@@ -235,7 +228,7 @@ class Listener:
                 f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
                 "again once it is committed or cleared",
             )
-            yield turn, error_event(error, self.clock)
+            yield turn, error_event(error)
 
     async def _find(
         self, finder: "_SpeechFinder", samples: Samples, audible: bool
@@ -266,7 +259,7 @@ class Listener:
         origin = finder.origin
         if isinstance(found, turns.SpeechStarted):
             turn = self._open(max(origin + found.start_samples, finder.start))
-            return turn, SpeechStarted(turn.item_id, turn.start, clock=self.clock)
+            return turn, events.SpeechStarted(turn.item_id, turn.start)
         if isinstance(found, turns.SpeechStopped):
             assert self.turn, "speech that stopped had not begun"
             self.turn.take(finder.between(self.turn.end, origin + found.decided_samples))
@@ -275,12 +268,12 @@ class Listener:
         turn = self._open(max(start, finder.start))
         turn.take(finder.between(turn.end, origin + found.at_samples))
         await self._finish(turn)
-        return turn, IdleTimeout(turn.item_id, start, turn.end, clock=self.clock)
+        return turn, events.IdleTimeout(turn.item_id, start, turn.end)
 
     async def _stop(self, turn: LiveTurn, speech_end: int) -> Heard:
         await self._finish(turn)
-        wait = turn.end - speech_end
-        return turn, SpeechStopped(turn.item_id, turn.end, speech_end, wait, clock=self.clock)
+        places = turn.end, speech_end, turn.end - speech_end
+        return turn, events.SpeechStopped(turn.item_id, *places)
 
 
 @dataclass

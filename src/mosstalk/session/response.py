@@ -269,7 +269,7 @@ class Response:
         if text and not self.outcome:
             self._note_time()
             ids = self.plan.response_id, self.entry.item_id
-            self.state.emit(TextDelta(*ids, text, clock=self.state.clock))
+            self.state.emit(TextDelta(*ids, text))
 
     def _send_audio(self, samples: Samples) -> None:
         """Pass sound on; the listener hears it from now on."""
@@ -277,7 +277,7 @@ class Response:
             self._note_time()
             state, ids = self.state, (self.plan.response_id, self.entry.item_id)
             start, self.sent_samples = self.sent_samples, self.sent_samples + len(samples)
-            state.emit(AudioDelta(*ids, start, pcm_of(samples), clock=state.clock))
+            state.emit(AudioDelta(*ids, start, pcm_of(samples)))
             at_s = state.playback.sent(self.entry.item_id, len(samples) / OUTPUT_RATE)
             state.listener.played(samples, at_s)
 

@@ -11,21 +11,11 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.sampling_options import Limits
 from mosstalk.script import Script
+from mosstalk.session import events
 from mosstalk.session.commands import CreateResponse
 from mosstalk.session.conversation_state import ConversationState
-from mosstalk.session.events import (
-    ErrorCode,
-    ItemAdded,
-    ItemDone,
-    ItemStatus,
-    ItemTruncated,
-    Reason,
-    ResponseDone,
-    ResponseStarted,
-    ResponseStatus,
-    new_id,
-)
-from mosstalk.session.history import Entry
+from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
+from mosstalk.session.history import Entry, History
 from mosstalk.session.response import Outcome, Response, ResponsePlan
 from mosstalk.session.settings import Playback, ReplyMode
 
@@ -78,29 +68,24 @@ class ResponseManager:
         plan, state = await self._plan(command, committed_s, vad_wait_ms), self._state
         speech = plan.reply is ReplyMode.AUDIO
         if plan.in_conversation and command.input is None:
-            conversation = state.conversation
-            system = state.system(plan.reply, command.instructions)
-            stream = await conversation.submit(system, state.history, plan.params, speech=speech)
+            conversation, history = state.conversation, state.history
+            rows = state.system(plan.reply, command.instructions)
         else:
-            conversation = state.new_conversation()
-            stream = await conversation.submit_once(plan.prompt, plan.params, speech=speech)
+            conversation, history, rows = state.new_conversation(), History(), plan.prompt
+        stream = await conversation.submit(rows, history, plan.params, speech=speech)
         entry = Entry(
             new_id("item"), "assistant", status=ItemStatus.IN_PROGRESS,
             response_id=plan.response_id, speech=speech,
         )  # fmt: skip
         response = Response(plan, state, entry, conversation, stream, self._on_end)
         self._active[plan.response_id] = response
-        state.emit(
-            ResponseStarted(
-                plan.response_id, plan.reply, plan.in_conversation, plan.metadata,
-                clock=state.clock, command_id=command.command_id,
-            )
-        )  # fmt: skip
+        begun = plan.response_id, plan.reply, plan.in_conversation, plan.metadata
+        state.emit(events.ResponseStarted(*begun, command_id=command.command_id))
         before = None
         if plan.in_conversation:
             state.history.insert(entry)
             before = state.history.before(entry)
-        state.emit(ItemAdded(entry.item, before, plan.in_conversation, clock=state.clock))
+        state.emit(events.ItemAdded(entry.item, before, plan.in_conversation))
         response.start()
 
     async def cancel(self, response_id: str | None, reason: Reason) -> None:
@@ -165,12 +150,8 @@ class ResponseManager:
         entry.cut(-(-heard // OUTPUT_SAMPLES_PER_CODE))
         self._rewrite_item(entry)
         left_ms = entry.audio_ms or 0
-        state.emit(
-            ItemTruncated(
-                entry.item_id, min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS),
-                by_session, clock=state.clock, command_id=command_id,
-            )
-        )  # fmt: skip
+        left = min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS)
+        state.emit(events.ItemTruncated(entry.item_id, *left, by_session, command_id))
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
@@ -291,12 +272,11 @@ class ResponseManager:
         assert outcome is not None
         item, own = response.entry.item, plan.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None
-        state.emit(ItemDone(item, before, plan.in_conversation, clock=state.clock))
+        state.emit(events.ItemDone(item, before, plan.in_conversation))
         state.emit(
-            ResponseDone(
+            events.ResponseDone(
                 plan.response_id, outcome.status, outcome.reason, (item,), response.usage,
                 response.timings(), plan.in_conversation, outcome.message, plan.metadata,
-                clock=state.clock,
             )
         )  # fmt: skip
 

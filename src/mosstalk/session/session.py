@@ -94,8 +94,8 @@ class Session:
         """Commands that were carried out or refused."""
         self._on_closed = on_closed
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._emit = self._events.put_nowait
-        self._state = ConversationState(resources, settings, self._emit)
+        self._state = ConversationState(resources, settings, self._events.put_nowait)
+        self._emit = self._state.emit
         self._responses = ResponseManager(self._state, self._post)
         self._handlers: dict[type[commands.Command], _Handler] = {
             commands.Commit: self._commit,
@@ -162,7 +162,7 @@ class Session:
             event = await self._events.get()
             yield event
             if isinstance(event, events.Closed):
-                self._emit(event)  # whoever iterates again finds the end at once
+                self._events.put_nowait(event)  # whoever iterates again finds the end at once
                 return
 
     async def audio(self) -> AsyncIterator[npt.NDArray[np.int16]]:
@@ -180,7 +180,7 @@ class Session:
     def _fail(self, code: ErrorCode, why: str) -> None:
         if not self._failed:
             self._failed = True
-            self._emit(events.ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self._emit(events.ErrorRaised(code, why, fatal=True))
 
     def _post(self, message: _Message, *, first: bool = False) -> None:
         if not self._over:
@@ -192,7 +192,7 @@ class Session:
 
     async def _run(self) -> None:
         """Do what is asked until the end; then give everything back."""
-        self._emit(events.SessionOpened(self.session_id, self.settings, clock=self.clock))
+        self._emit(events.SessionOpened(self.session_id, self.settings))
         reason: str = CloseReason.ERROR
         try:
             await self._responses.prefill_ahead()
@@ -249,7 +249,7 @@ class Session:
             self._inbox.clear()
             self._state.listener.clear()
             self._on_closed(self)
-            self._emit(events.Closed(reason, clock=self.clock))
+            self._emit(events.Closed(reason))
 
     async def _execute(self, command: commands.Command, arrived_s: float) -> None:
         self._timeouts.touch()
@@ -266,7 +266,7 @@ class Session:
         except EngineStoppedError:
             raise
         except MosstalkError as error:
-            self._emit(error_event(error, self.clock, command))
+            self._emit(error_event(error, command))
 
     # Sound and turns.
 
@@ -302,7 +302,7 @@ class Session:
         if seconds:
             state.playback.skip(seconds)
             state.listener.paused(seconds)
-            self._emit(events.InputPaused(seconds, clock=self.clock))
+            self._emit(events.InputPaused(seconds))
 
     async def _follow(self, heard: Heard, arrived_s: float) -> None:
         """Tell what was heard, and do what follows from it."""
@@ -332,11 +332,11 @@ class Session:
                 await self._responses.create(commands.CreateResponse(), ended_s, vad_wait_ms)
 
     def _commit_turn(self, turn: LiveTurn, item_id: str, command_id: str | None = None) -> None:
-        state, clock = self._state, self.clock
+        state = self._state
         rows = state.prompts.turn("user", SpeechSegment(tuple(turn.codes.codes)))
         before = state.history.last_id
         state.history.require_new(item_id)
-        self._emit(events.TurnCommitted(item_id, before, clock=clock, command_id=command_id))
+        self._emit(events.TurnCommitted(item_id, before, command_id=command_id))
         length_ms = turn.samples * 1000 // INPUT_RATE
         state.add(Entry(item_id, "user", rows, audio_ms=length_ms), command_id=command_id)
 
@@ -351,7 +351,7 @@ class Session:
 
     async def _clear(self, command: commands.Clear, _: float) -> None:
         self._state.listener.clear()
-        self._emit(events.InputCleared(clock=self.clock, command_id=command.command_id))
+        self._emit(events.InputCleared(command_id=command.command_id))
         await self._responses.prefill_ahead()
 
     async def _create_item(self, command: commands.NewItem, _: float) -> None:
@@ -373,9 +373,7 @@ class Session:
         await self._responses.cancel_making(entry)
         if entry in state.history:  # the end of a response may have dropped it
             state.history.remove(entry)
-        self._emit(
-            events.ItemDeleted(entry.item_id, clock=self.clock, command_id=command.command_id)
-        )
+        self._emit(events.ItemDeleted(entry.item_id, command_id=command.command_id))
         state.prefill_soon()
 
     async def _truncate(self, command: commands.Truncate, _: float) -> None:
@@ -397,7 +395,5 @@ class Session:
         state.listener.configure(settings)
         state.settings = settings
         self._timeouts.durations = settings.durations
-        self._emit(
-            events.SettingsUpdated(settings, clock=self.clock, command_id=command.command_id)
-        )
+        self._emit(events.SettingsUpdated(settings, command_id=command.command_id))
         await self._responses.prefill_ahead()
