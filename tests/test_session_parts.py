@@ -214,7 +214,7 @@ def test_a_microphone_that_stalls_keeps_its_place_and_one_that_pauses_does_not()
     assert playback.sent("b", 1.0) == 3.0  # nothing is played: it begins with the next sample
 
 
-def test_a_life_is_measured_on_both_clocks() -> None:
+def test_timeouts_are_measured_on_both_clocks() -> None:
     heard_s, wall_s = [0.0], [0.0]
     timeouts = Timeouts(Durations(idle_s=5, longest_s=20), lambda: heard_s[0], lambda: wall_s[0])
     assert timeouts.remaining_s == 5

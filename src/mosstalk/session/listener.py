@@ -62,7 +62,7 @@ class LiveTurn:
         self.end += len(samples)
 
 
-Heard = tuple[LiveTurn, events.Event | None]
+TurnUpdate = tuple[LiveTurn, events.Event | None]
 """News of a turn: what is to be said of it, or None if it has new codes, or other ones."""
 
 
@@ -107,7 +107,7 @@ class Listener:
 
     async def hear(
         self, samples: Samples, rate: int, audible: Callable[[], bool]
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TurnUpdate]:
         """Hear samples (n,) at ``rate`` Hz; ``audible``: can the assistant be heard now?
 
         What is said of turns is ``SpeechStarted``, ``SpeechStopped`` and ``IdleTimeout``, with
@@ -214,7 +214,7 @@ class Listener:
         self.turn, self._maximum = None, turn.codes.maximum
         return turn
 
-    async def _collect(self, samples: Samples) -> AsyncIterator[Heard]:
+    async def _collect(self, samples: Samples) -> AsyncIterator[TurnUpdate]:
         """By hand: take samples (n,) into the turn while there is room in it."""
         turn = self.turn or self._open(self._position - len(samples))
         room = max(0, self._longest_samples - turn.samples)
@@ -232,7 +232,7 @@ class Listener:
 
     async def _find(
         self, finder: "_SpeechFinder", samples: Samples, audible: bool
-    ) -> AsyncIterator[Heard]:
+    ) -> AsyncIterator[TurnUpdate]:
         """Hands-free: look for turns in samples (n,), and go on with the one under way."""
         finder.add(samples)
         finder.detector.playing = audible
@@ -254,7 +254,7 @@ class Listener:
             finder.detector.reset(turn.end - finder.origin)
             yield await self._stop(turn, turn.end)
 
-    async def _decided(self, finder: "_SpeechFinder", found: turns.TurnEvent) -> Heard:
+    async def _decided(self, finder: "_SpeechFinder", found: turns.TurnEvent) -> TurnUpdate:
         """A turn that begins or ends by what the detector found."""
         origin = finder.origin
         if isinstance(found, turns.SpeechStarted):
@@ -270,7 +270,7 @@ class Listener:
         await self._finish(turn)
         return turn, events.IdleTimeout(turn.item_id, start, turn.end)
 
-    async def _stop(self, turn: LiveTurn, speech_end: int) -> Heard:
+    async def _stop(self, turn: LiveTurn, speech_end: int) -> TurnUpdate:
         await self._finish(turn)
         places = turn.end, speech_end, turn.end - speech_end
         return turn, events.SpeechStopped(turn.item_id, *places)

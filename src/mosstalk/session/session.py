@@ -22,7 +22,7 @@ from mosstalk.session import commands, events
 from mosstalk.session.conversation_state import ConversationState, SessionResources
 from mosstalk.session.events import CloseReason, ErrorCode, Event, Reason, error_event, new_id
 from mosstalk.session.history import Entry
-from mosstalk.session.listener import Heard, LiveTurn
+from mosstalk.session.listener import LiveTurn, TurnUpdate
 from mosstalk.session.response import Response
 from mosstalk.session.response_manager import ResponseManager
 from mosstalk.session.settings import Durations, SessionSettings
@@ -289,8 +289,8 @@ class Session:
                 require_rate(rate)
                 sounds.append(samples_of(each.pcm))
         audible = lambda: self._state.playback.audible_to_microphone  # noqa: E731
-        async for heard in listener.hear(np.concatenate(sounds), rate, audible):
-            await self._follow(heard, arrived_s)
+        async for update in listener.hear(np.concatenate(sounds), rate, audible):
+            await self._on_turn_update(update, arrived_s)
             if self._closing:
                 return
         self.commands_done += len(pushes)
@@ -304,9 +304,9 @@ class Session:
             state.listener.paused(seconds)
             self._emit(events.InputPaused(seconds))
 
-    async def _follow(self, heard: Heard, arrived_s: float) -> None:
+    async def _on_turn_update(self, update: TurnUpdate, arrived_s: float) -> None:
         """Tell what was heard, and do what follows from it."""
-        turn, event = heard
+        turn, event = update
         if event:
             self._emit(event)
         if isinstance(event, events.ErrorRaised):
