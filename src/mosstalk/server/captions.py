@@ -143,11 +143,7 @@ class Captions(SessionObserver):
     def on_command(self, command: told.Command) -> None:
         """Keep the user's sound."""
         if isinstance(command, told.Push):
-            rate = command.rate or self._resampler.rate
-            if rate != self._resampler.rate:
-                self._keep(self._resampler.flush())
-                self._resampler = Resampler(rate)
-            self._keep(self._resampler.push(samples_of(command.pcm)))
+            self._keep(self._resampler.push(samples_of(command.pcm), command.rate))
 
     def _keep(self, samples: Samples) -> None:
         """Add input at 16 kHz, and forget what lies further back than the longest turn."""
