@@ -211,7 +211,7 @@ def test_the_command_says_what_to_change_and_that_then_fits() -> None:
     for words in changes:
         again = run(f"{tight} {words}")
         assert again.exit_code == 0, words
-        assert "fits; mosstalk serve --max-sessions 2 --codec-memory" in again.output
+        assert "serve --model MODEL --codec CODEC --max-sessions 2 --codec-memory" in again.output
 
 
 def test_a_small_card_is_told_how_much_there_must_be() -> None:

@@ -1,47 +1,15 @@
-"""``mosstalk checkpoint inspect`` and ``convert``: progress, and what there is to say."""
+"""``mosstalk checkpoint convert``: progress, and what there is to say."""
 
-import json
 import time
 from pathlib import Path
 
 import torch
 
 from mosstalk.checkpoint.convert import Converted, convert
-from mosstalk.checkpoint.inspect import Report, inspect
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.progress import progress_bar
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_SHOWN_HASH = 16
-
-
-def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:
-    """Print what a checkpoint holds; return 1 when something is wrong with it."""
-    with progress_bar() as tell:
-        reports = inspect(folder, hashes=hashes, progress=tell)
-    if as_json:
-        print(json.dumps([report.as_dict() for report in reports], indent=2))
-    else:
-        for report in reports:
-            _print_report(report)
-    return 1 if any(report.problems for report in reports) else 0
-
-
-def _print_report(report: Report) -> None:
-    print(f"{report.folder}: {report.kind}")
-    for name, value in report.facts.items():
-        print(f"  {name:<18} {value}")
-    for name, group in [*report.groups.items(), ("total", report.total)]:
-        print(
-            f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
-            f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
-        )
-    for name, facts in report.files.items():
-        digest = str(facts.get("sha256", ""))[:_SHOWN_HASH]
-        print(f"  {name:<40} {facts['bytes']:14,} bytes  {digest}")
-    for problem in report.problems:
-        print(f"  PROBLEM {problem}")
-    print("  sound" if not report.problems else f"  {len(report.problems)} problems")
 
 
 def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:

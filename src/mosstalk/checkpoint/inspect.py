@@ -33,6 +33,7 @@ from mosstalk.progress import Progress
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""
+_SHOWN_HASH = 16
 _PARTS = {
     "model.shared_block.": "shared block",
     "model.text_block.": "text block",
@@ -254,3 +255,21 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             if hashes:
                 facts["sha256"] = sha256(path, progress)
             report.files[path.relative_to(report.folder).as_posix()] = facts
+
+
+def text_of(report: Report) -> str:
+    """What a checkpoint holds, for people."""
+    lines = [f"{report.folder}: {report.kind}"]
+    lines += [f"  {name:<18} {value}" for name, value in report.facts.items()]
+    lines += [
+        f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
+        f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
+        for name, group in [*report.groups.items(), ("total", report.total)]
+    ]
+    lines += [
+        f"  {name:<40} {facts['bytes']:14,} bytes  {str(facts.get('sha256', ''))[:_SHOWN_HASH]}"
+        for name, facts in report.files.items()
+    ]
+    lines += [f"  PROBLEM {problem}" for problem in report.problems]
+    lines.append(f"  {len(report.problems)} problems" if report.problems else "  sound")
+    return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesPage
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _VOICES_S = (7.0, 27.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchCodec:
+class BenchCodec(WritesPage):
     """Measure the codec in real time: hops to sound, live sound to codes.
 
     mosstalk bench codec --replies 1,4 --hops 50
@@ -73,8 +74,6 @@ class BenchCodec:
     dtype: opt.SoundDtype = None
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def run(self) -> None:
         """Measure, print tables, write the document and the page.
@@ -85,12 +84,10 @@ class BenchCodec:
         """
         from mosstalk.bench.codec_speed import measure_codec, memory_table
         from mosstalk.bench.html import tables_page
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
 
-        to = Outputs(self.json, self.html)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             codec, voices, weights = self._opened()
             asked = self._asked(codec)
             with progress_bar() as tell:
@@ -99,7 +96,7 @@ class BenchCodec:
             if found.memory:
                 found.tables.append(memory_table(found.memory))
             print_found(found.settings, found.tables)
-        to.write(
+        self.deliver_both(
             measured_document(
                 FORMAT,
                 found.settings,
@@ -134,6 +131,7 @@ class BenchCodec:
 
     def _asked(self, codec: "Codec") -> "Asked":
         from mosstalk.bench.codec_speed import MORE_PARTS, PARTS, Asked
+        from mosstalk.cli.measured_output import numbers
         from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
 
@@ -151,23 +149,13 @@ class BenchCodec:
         )
         return Asked(
             tuple(self.part or PARTS),
-            _numbers(self.replies, "--replies"),
+            numbers("--replies", self.replies),
             self.hops,
             min(12, self.hops),
             self.rounds,
-            _numbers(self.streams, "--streams"),
+            numbers("--streams", self.streams),
             options=DecoderOptions.of(sound, codec.device),
         )
-
-
-def _numbers(words: str, option: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in words.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise OptionError(f"{option} {words}: give numbers above 0, like 1,8,32")
-    return numbers
 
 
 def _settings(

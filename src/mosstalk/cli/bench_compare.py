@@ -2,15 +2,19 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
-from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
+
+_Document: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
+]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchCompare:
+class BenchCompare(WritesDocument):
     """Compare two checkpoints on the same sentences: words that judges heard, and that each wrote.
 
     mosstalk bench compare before.json after.json
@@ -19,29 +23,22 @@ class BenchCompare:
     compared in pairs, so that a difference is surer than the two rates are.
     """
 
-    before: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
-    after: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
-    json: opt.AsJson = False
+    before: _Document
+    after: _Document
 
     def run(self) -> None:
         """Compare, and print a table or the document."""
         from mosstalk.bench.compare import Words, comparison_table
         from mosstalk.bench.compare import compare as compared
-        from mosstalk.files import as_text
 
         first, second = Words.read(self.before), Words.read(self.after)
-        found = compared(first.said, second.said)
+        with self.printing():
+            found = compared(first.said, second.said)
         settings = {"first": first.settings, "second": second.settings}
-        if self.json:
-            rows = [asdict(row) for row in found]
-            typer.echo(
-                as_text({"format": "mosstalk-compare-1", **settings, "words": rows}), nl=False
-            )
-            return
-        for name, values in settings.items():
-            typer.echo(f"{name:<7} {', '.join(str(value) for value in values.values())}")
-        typer.echo(f"\n{comparison_table(found).as_text()}")
+        lines = [
+            f"{name:<7} {', '.join(map(str, values.values()))}" for name, values in settings.items()
+        ]
+        self.deliver(
+            {"format": "mosstalk-compare-1", **settings, "words": list(map(asdict, found))},
+            "\n".join([*lines, "", comparison_table(found).as_text(), ""]),
+        )

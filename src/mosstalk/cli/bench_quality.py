@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesPage
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SHORT_FOR_A_LONG = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchQuality:
+class BenchQuality(WritesPage):
     """Judge how a checkpoint speaks, resynthesises and writes down speech.
 
     mosstalk bench quality --model MODEL --codec CODEC --html quality.html
@@ -87,8 +88,6 @@ class BenchQuality:
     seed: opt.Seed = 0
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def __post_init__(self) -> None:
         """Refuse a number of sentences that means nothing."""
@@ -102,13 +101,11 @@ class BenchQuality:
         from mosstalk.bench.page import quality_page
         from mosstalk.bench.quality import measure_voices
         from mosstalk.bench.tables import tables_of
-        from mosstalk.cli.measured_output import Outputs, print_found
+        from mosstalk.cli.measured_output import print_found
         from mosstalk.progress import progress_bar
 
-        to = Outputs(self.json, self.html)
-        to.require()
-        wanted = self._wanted()
-        with to.text_for_people():
+        with self.printing():
+            wanted = self._wanted()
             panel = Panel()
             if self.judges:
                 with progress_bar() as tell:
@@ -119,7 +116,7 @@ class BenchQuality:
             print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
             if quality.headline:
                 print(f"\n{quality.headline}")
-        to.write(document_of(quality), partial(quality_page, quality))
+        self.deliver_both(document_of(quality), partial(quality_page, quality))
 
     def _judged(self, wanted: "Wanted", panel: "Panel") -> "Quality":
         """The checkpoint, judged."""
@@ -154,7 +151,7 @@ class BenchQuality:
     def _way(self) -> "Way":
         """The checkpoint's way to speak."""
         from mosstalk.bench.takes import Way
-        from mosstalk.cli.opening import ChosenModel, ModelRequest
+        from mosstalk.cli.reply_run import NOTICES, load_pipeline
         from mosstalk.codec.sound_request import SoundRequest
 
         sound = SoundRequest(
@@ -164,10 +161,10 @@ class BenchQuality:
             vocoder=self.vocoder,
             vocoder_folder=self.vocoder_dir,
         )
-        request = ModelRequest(self.model, self.codec, self.device, self.dtype, sound)
-        chosen = ChosenModel.of(request)
-        chosen.announce("speech")
-        pipeline = chosen.load()
+        pipeline = load_pipeline(self.model, self.codec, self.device, self.dtype, sound)
+        notice = NOTICES.get((pipeline.model.config.weights_kind, "speech"))
+        if notice:
+            print(notice)
         return Way(pipeline, pipeline.codec.voice(self.voice), self.seed)
 
     def _checkpoint_settings(self, way: "Way") -> dict[str, Any]:

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from mosstalk.cli import options as opt
+from mosstalk.cli.command import STANDARD
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BenchReport:
@@ -22,23 +25,24 @@ class BenchReport:
         list[Path] | None,
         typer.Argument(
             metavar="[DOCUMENT.json]...",
-            help="What bench step, prefill and codec wrote with --json.",
+            help="What bench step, step --prefill and codec wrote with --json.",
         ),
     ] = None
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="FILE|-", help="The page to write; - is stdout.")
-    ] = "-"
+    ] = STANDARD
+    force: opt.Force = False
 
     def run(self) -> None:
         """Write the page of the documents."""
         from mosstalk.bench.report_figures import read_document
         from mosstalk.bench.report_page import report_page
-        from mosstalk.files import STANDARD_OUTPUT, require_target, write_whole
+        from mosstalk.files import require_target, write_whole
 
-        if self.out != STANDARD_OUTPUT:
-            require_target(Path(self.out))
+        if self.out != STANDARD:
+            require_target(Path(self.out), replace=self.force)
         page = report_page([read_document(path) for path in self.documents or ()])
-        if self.out == STANDARD_OUTPUT:
-            typer.echo(page, nl=False)
+        if self.out == STANDARD:
+            print(page, end="")
         else:
             write_whole(Path(self.out), page.encode())

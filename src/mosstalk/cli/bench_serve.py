@@ -1,24 +1,27 @@
 """``mosstalk bench serve``."""
 
+import os
+import platform
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesPage
+from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.serve import Load
+    from mosstalk.bench.serve import Crowd, Load
     from mosstalk.bench.serve_clients import Pcm
-    from mosstalk.cli.measured_output import Outputs
 
 _FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchServe:
+class BenchServe(WritesPage):
     """Measure how many conversations at a time a server bears.
 
     mosstalk bench serve --at 1,2,4
@@ -106,38 +109,66 @@ class BenchServe:
     seed: Annotated[
         int, typer.Option(metavar="N", help="Of phases, gains, noise and what is said.")
     ] = 0
-    json: opt.JsonFile = None
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write one page with the curve and the tables."
-        ),
-    ] = None
 
     def run(self) -> None:
-        """Start a server unless there is one, measure, print and write."""
+        """Start a server unless there is one, measure, print and write.
+
+        Raises:
+            BenchError: the server did not start, or clients failed.
+            OptionError: ``url`` is none of a WebSocket, or ``at`` holds no numbers.
+        """
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
-        from mosstalk.cli.measured_output import Outputs
+        from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
+        from mosstalk.cli.measured_output import measured_document, numbers, print_found
 
         load = Load(
-            _crowds(self.at),
+            tuple(numbers("--at", self.at)),
             Pattern(self.heard, self.spoken, self.pause, self.frame_ms, self.hands_free),
             self.turns,
             self.seed,
             Bounds(self.most_first_audio_ms),
         )
-        to = Outputs(self.json, self.html)
-        _run(load, self.url, self.api_key, self.options or [], _speech(self.speech), to)
+        if self.url and not self.url.startswith(("ws://", "wss://")):
+            raise OptionError(
+                f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {self.url}"
+            )
+        with self.printing():
+            settings, crowds = self._measured(load)
+            print_found(settings, tables_of(crowds, load), not_measured(crowds))
+            print(f"\n{verdict(crowds, load)}")
+        document = measured_document(
+            _FORMAT,
+            settings,
+            load=asdict(load),
+            crowds=[crowd.as_values(load.bounds) for crowd in crowds],
+            verdict=verdict(crowds, load),
+            skipped=not_measured(crowds),
+        )
+        self.deliver_both(document, lambda: page_of(settings, crowds, load))
 
+    def _measured(self, load: "Load") -> "tuple[dict[str, str], list[Crowd]]":
+        """The settings, and what each crowd met, at ``url`` or at a server of our own."""
+        from mosstalk.bench.machine import commit
+        from mosstalk.bench.serve import Target, measure, served
+        from mosstalk.progress import progress_bar, status_line
 
-def _crowds(text: str) -> tuple[int, ...]:
-    from mosstalk.errors import OptionError
-
-    words = text.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise OptionError(f"--at takes numbers of conversations, such as 1,8,32, not {text!r}")
-    return tuple(map(int, words))
+        speech, options = _speech(self.speech), self.options or []
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        with ExitStack() as stack:
+            url = self.url
+            if url is None:
+                with status_line("starting the server") as status:
+                    url = stack.enter_context(served(options, status.update))
+            target = Target(url, headers)
+            settings = target.facts() | {
+                "serve options": " ".join(options) or "none",
+                "clients on": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+                "clients' commit": commit(),
+                "seed": str(load.seed),
+            }
+            with progress_bar() as tell:
+                return settings, measure(target, load, speech, tell)
 
 
 def _speech(file: Path | None) -> "Pcm":
@@ -163,53 +194,3 @@ def _speech(file: Path | None) -> "Pcm":
         for sentence in read_sentences()[:_SENTENCES]:
             sounds += [*speak(pipeline, sentence), gap]
     return np.frombuffer(pcm_of(np.concatenate(sounds)), np.int16)
-
-
-def _run(
-    load: "Load", url: str | None, key: str | None, options: list[str], speech: "Pcm", to: "Outputs"
-) -> None:
-    """Start a server unless there is one, measure, print, write.
-
-    Raises:
-        BenchError: the server did not start, or clients failed.
-        OptionError: ``url`` is none of a WebSocket.
-    """
-    import os
-    import platform
-    from contextlib import ExitStack
-
-    from mosstalk.bench.machine import commit
-    from mosstalk.bench.serve import Target, measure, served
-    from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
-    from mosstalk.cli.measured_output import measured_document, print_found
-    from mosstalk.errors import OptionError
-    from mosstalk.progress import progress_bar, status_line
-
-    if url and not url.startswith(("ws://", "wss://")):
-        raise OptionError(f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {url}")
-    to.require()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with to.text_for_people(), ExitStack() as stack:
-        if url is None:
-            with status_line("starting the server") as status:
-                url = stack.enter_context(served(options, status.update))
-        target = Target(url, headers)
-        settings = target.facts() | {
-            "serve options": " ".join(options) or "none",
-            "clients on": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-            "clients' commit": commit(),
-            "seed": str(load.seed),
-        }
-        with progress_bar() as tell:
-            crowds = measure(target, load, speech, tell)
-        print_found(settings, tables_of(crowds, load), not_measured(crowds))
-        print(f"\n{verdict(crowds, load)}")
-    document = measured_document(
-        _FORMAT,
-        settings,
-        load=asdict(load),
-        crowds=[crowd.as_values(load.bounds) for crowd in crowds],
-        verdict=verdict(crowds, load),
-        skipped=not_measured(crowds),
-    )
-    to.write(document, lambda: page_of(settings, crowds, load))

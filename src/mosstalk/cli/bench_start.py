@@ -1,17 +1,19 @@
 """``mosstalk bench start``: from nothing to the first sound."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
 
 FORMAT = "mosstalk-starts-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchStart:
+class BenchStart(WritesDocument):
     """Measure how long a built folder takes from nothing to the first sound.
 
     mosstalk bench start engine
@@ -22,10 +24,11 @@ class BenchStart:
     the disk gave them.
     """
 
-    folder: opt.BuiltFolder
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
+    ]
     runs: Annotated[int, typer.Option(metavar="N", min=1, help="Start N times.")] = 2
     device: opt.Device = "auto"
-    json: opt.JsonFile = None
 
     def run(self) -> None:
         """Measure, print a table, write the document.
@@ -36,21 +39,19 @@ class BenchStart:
         """
         from mosstalk.bench.machine import machine_facts
         from mosstalk.bench.starts import measure_starts
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.prepared.folder import BuiltEngine
         from mosstalk.progress import progress_bar
         from mosstalk.runtime.device import pick_device
 
-        to = Outputs(self.json)
-        to.require()
-        engine = BuiltEngine.read(self.folder)
-        settings = machine_facts(pick_device(self.device), str(engine.values["weights"]))
-        settings |= {"precision": str(engine.values["precision"])}
-        with to.text_for_people():
+        with self.printing():
+            engine = BuiltEngine.read(self.folder)
+            settings = machine_facts(pick_device(self.device), str(engine.values["weights"]))
+            settings |= {"precision": str(engine.values["precision"])}
             with progress_bar() as tell:
                 found = measure_starts(engine, self.device, self.runs, tell)
             print_found(settings, [found.table()], width=10)
-        to.write(
+        self.deliver(
             measured_document(
                 FORMAT,
                 settings,

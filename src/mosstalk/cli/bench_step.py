@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of
+from mosstalk.cli.command import WritesPage, one_of
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchStep:
+class BenchStep(WritesPage):
     """Measure the engine's steps: one row of every session, drawn and read back.
 
     mosstalk bench step --at 1x512,8x512
@@ -35,7 +36,13 @@ class BenchStep:
     kept.
     """
 
-    model: opt.ModelAlone = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the language model, or pocket or synthetic. Default: the default "
+            "model's."
+        ),
+    ] = None
     random_weights: Annotated[
         str | None,
         typer.Option(
@@ -99,8 +106,6 @@ class BenchStep:
     ] = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything heavy is imported."""
@@ -119,13 +124,11 @@ class BenchStep:
         """
         from mosstalk.bench.html import tables_page
         from mosstalk.bench.step import FORMAT, measure, open_model
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
 
         asked = self._asked()
-        to = Outputs(self.json, self.html)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             model, ids = open_model(
                 self.model, self.random_weights, self.device, self.dtype, self.precision
             )
@@ -133,7 +136,7 @@ class BenchStep:
             with progress_bar() as tell:
                 found = measure(model, ids, asked, weights, tell)
             print_found(found.settings, found.tables)
-        to.write(
+        self.deliver_both(
             measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
             partial(tables_page, "mosstalk steps", found.settings, found.tables),
         )

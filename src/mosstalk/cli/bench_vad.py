@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchVad:
+class BenchVad(WritesDocument):
     """Measure the detectors of speech: what they find, how soon, at what cost.
 
     mosstalk bench vad --clips 20 --calls 10
@@ -39,7 +39,6 @@ class BenchVad:
             help="Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0
         ),
     ] = 6
-    json: opt.JsonFile = None
 
     def run(self) -> None:
         """Measure detectors; print tables, and write the document.
@@ -48,13 +47,11 @@ class BenchVad:
             DetectorError: a detector that was asked for, or every one, is not installed.
         """
         from mosstalk.bench.vad_results import FORMAT, measure_detectors
-        from mosstalk.cli.measured_output import Outputs, print_found
+        from mosstalk.cli.measured_output import print_found
         from mosstalk.progress import progress_bar
 
-        to = Outputs(self.json)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             with progress_bar() as tell:
                 results = measure_detectors(self.detectors or (), self.clips, self.calls, tell)
             print_found(results.settings, results.tables(), results.skipped, width=12)
-        to.write({"format": FORMAT, **asdict(results)})
+        self.deliver({"format": FORMAT, **asdict(results)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of
+from mosstalk.cli.command import WritesPage, one_of
 
 if TYPE_CHECKING:
     from mosstalk.models.quantization import Quantization
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Quantize:
+class Quantize(WritesPage):
     """Write a checkpoint whose products are in 8 bits, and say what that costs.
 
     mosstalk checkpoint quantize MOSS-Speech MOSS-Speech-FP8 --html fp8.html
@@ -76,16 +76,6 @@ class Quantize:
     ] = "largest"
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    json: Annotated[
-        str | None,
-        typer.Option(
-            "--json", metavar="FILE|-", help="Measure, and write every figure; - is stdout."
-        ),
-    ] = None
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Measure, and write one page with charts."),
-    ] = None
 
     def run(self) -> None:
         """Quantise a model's folder, or one that holds model and codec; print and report.
@@ -93,24 +83,21 @@ class Quantize:
         Raises:
             OptionError: a word that means nothing.
         """
-        from mosstalk.cli.measured_output import Outputs
         from mosstalk.progress import progress_bar
         from mosstalk.quantize.make import Request, quantize
         from mosstalk.quantize.report import document_of, page_of
 
         record = self._record()
-        to = Outputs(self.json, self.html)
-        to.require()
         request = Request(
             self.folder, self.out, record, self.calibrate, self.statistic, self.device, self.dtype,
-            to.wanted,
+            bool(self.json or self.html),
         )  # fmt: skip
-        with to.text_for_people():
+        with self.printing():
             with progress_bar() as tell:
                 found, written = quantize(request, tell)
             self._print(found, written)
         if found.measured:
-            to.write(
+            self.deliver_both(
                 document_of(found.record, found.settings, found.measured),
                 partial(page_of, found.settings, found.measured),
             )
@@ -133,14 +120,14 @@ class Quantize:
         return Quantization(self.blocks, activations)
 
     def _print(self, found: "Found", written: "Written") -> None:
-        from mosstalk.cli.measured_output import print_settings, print_tables
+        from mosstalk.cli.measured_output import print_found
         from mosstalk.quantize.report import PLUMBING, tables_of
 
-        print_settings(found.settings, width=14)
+        print_found(found.settings, (), width=14)
         if found.measured:
             if found.settings["weights"] == "synthetic":
                 print(PLUMBING)
-            print_tables(tables_of(found.measured)[:2])
+            print_found({}, tables_of(found.measured)[:2])
             print()
         before, after = (size / 2**20 for size in (written.bytes_before, written.bytes_after))
         print(

@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
 from mosstalk.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Doctor:
+class Doctor(WritesDocument):
     """Look at this machine: what is there, what is missing, and what then does not run.
 
-    mosstalk doctor --json
+    mosstalk doctor --json doctor.json
 
     mosstalk doctor --report report.json --cases tests/goldens/hift
 
@@ -28,7 +29,6 @@ class Doctor:
     the last part of their names. The options below it are for it alone.
     """
 
-    json: opt.AsJson = False
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write a report to send to this file.")
     ] = None
@@ -40,7 +40,6 @@ class Doctor:
     codec: opt.Codec = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    force: opt.Force = False
 
     def __post_init__(self) -> None:
         """Refuse two documents at once."""
@@ -58,8 +57,8 @@ class Doctor:
             print(write_report(self.report, wanted, force=self.force))
             return 0
         from mosstalk.diagnostics.doctor import examine, printed
-        from mosstalk.files import as_text
 
-        diagnosis = examine()
-        print(as_text(diagnosis.as_dict()) if self.json else printed(diagnosis), end="")
+        with self.printing():
+            diagnosis = examine()
+        self.deliver(diagnosis.as_dict(), printed(diagnosis))
         return diagnosis.exit_code

@@ -5,8 +5,6 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mosstalk.verify.paths import ComputePath
-
 DTYPES_HELP = "float32, bfloat16, float16 or float64"
 EMBEDDINGS_HELP = (
     "Where the table of text embeddings is: in the GPU's memory, or in the host's, which saves the "
@@ -14,22 +12,6 @@ EMBEDDINGS_HELP = (
 )
 _CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
 
-Speech: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option(help="A spoken turn: any sound file libsndfile reads. May be repeated."),
-]
-Text: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="A typed turn. May be repeated and mixed with speech.")
-]
-ReplyKind: TypeAlias = Annotated[str, typer.Option(help="Kind of the answers: speech or text.")]
-Out: TypeAlias = Annotated[
-    Path,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Where a spoken answer goes: .wav, .flac or .ogg; with several turns OUT-1, OUT-2 ...",
-    ),
-]
 Model: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -47,44 +29,41 @@ CodecAlone: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Folder of the codec, or pocket or synthetic. Default: the default model's."),
 ]
-ModelAlone: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the language model, or pocket or synthetic. Default: the default model's."
-    ),
-]
 VoiceName: TypeAlias = Annotated[
     str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
 ]
-System: TypeAlias = Annotated[
-    str | None, typer.Option(help="System prompt; '' for none. Default: the public demo's.")
-]
-TaskSystem: TypeAlias = Annotated[
-    str | None, typer.Option(help="System prompt; '' for none. Default: this task's own.")
-]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(help=f"0 takes the likeliest id. {_CHECKPOINTS.format('0.6')}")
+    float | None,
+    typer.Option(
+        help="Sampling temperature; 0 is greedy: the likeliest token each time. "
+        f"{_CHECKPOINTS.format('0.6')}"
+    ),
 ]
 TopK: TypeAlias = Annotated[
     int | None,
-    typer.Option(help=f"Draw among the K likeliest ids; 0 is off. {_CHECKPOINTS.format('20')}"),
+    typer.Option(help=f"Sample from the K likeliest tokens; 0 is off. {_CHECKPOINTS.format('20')}"),
 ]
 TopP: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="Nucleus sampling: draw among the likeliest ids that hold mass P; 1 is off. "
+        help="Nucleus sampling: sample from the likeliest tokens that together have probability "
+        "P; 1 is off. "
         f"{_CHECKPOINTS.format('0.95')}"
     ),
 ]
 RepetitionPenalty: TypeAlias = Annotated[
-    float | None, typer.Option(help=f"1 is off. {_CHECKPOINTS.format('1.1')}")
+    float | None,
+    typer.Option(
+        help="Makes tokens that were drawn before less likely; 1 is off. "
+        f"{_CHECKPOINTS.format('1.1')}"
+    ),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Same seed, same answers.")]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Of the sampling: same seed, same answers.")]
 MaxRows: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="Longest reply in rows; a row of speech is 80 ms. Default: the checkpoint's, else "
-        "1024."
+        help="Longest reply in rows: a row is 80 ms of speech, or a token of text. Default: the "
+        "checkpoint's, else 1024."
     ),
 ]
 ReplyScript: TypeAlias = Annotated[
@@ -93,9 +72,6 @@ ReplyScript: TypeAlias = Annotated[
         help="Force mode changes and length, e.g. speech:75 or text:8,speech:20: random weights "
         "never end by themselves. All other draws stay real."
     ),
-]
-ShowRows: TypeAlias = Annotated[
-    bool, typer.Option("--show-rows", help="Print step, mode, text id and audio id of every row.")
 ]
 Channel: TypeAlias = Annotated[
     int | None, typer.Option(help="Which channel to hear, from 1. Default: mix up to two.")
@@ -109,57 +85,6 @@ ModelDtype: TypeAlias = Annotated[
         help=f"Of the language model: {DTYPES_HELP}. Default: float32 on a CPU, as stored on a GPU."
     ),
 ]
-CaseFolders: TypeAlias = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a case.json.")
-]
-CaseDtype: TypeAlias = Annotated[str, typer.Option(help=f"Compute in {DTYPES_HELP}.")]
-CaseWeights: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--weights",
-        help="Read every case's weights from this folder: a model's, a codec's, or one that "
-        "holds model/ and codec/. Default: where the case has or names them.",
-    ),
-]
-VerifiedPath: TypeAlias = Annotated[
-    ComputePath,
-    typer.Option(
-        "--path", help="Which way of computing: the plain reference, or the engine that serves."
-    ),
-]
-NewFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A new folder; gets OUT/model and OUT/codec.")
-]
-Size: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
-        "tiny,hidden_size=256,flow.input_size=96. Default: tiny."
-    ),
-]
-WeightsSeed: TypeAlias = Annotated[int, typer.Option(help="Same seed and sizes, same weights.")]
-WeightsDtype: TypeAlias = Annotated[
-    str, typer.Option(help="Of the language model: bfloat16, float16 or float32.")
-]
-TokenizerFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="A tokenizer.json to use instead of a byte-level one.")
-]
-CheckpointFolder: TypeAlias = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR", help="A model folder, a codec folder, or one that holds model/ and codec/."
-    ),
-]
-ConvertedFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A new folder for the converted checkpoint.")
-]
-ConvertDtype: TypeAlias = Annotated[
-    str, typer.Option(help="bf16, fp16 or fp32, of the language model; the codec keeps its own.")
-]
-Hashes: TypeAlias = Annotated[
-    bool, typer.Option("--hashes/--no-hashes", help="Read every byte for SHA-256 sums.")
-]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one json document.")]
 TraceFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -168,16 +93,20 @@ TraceFile: TypeAlias = Annotated[
         "chrome://tracing; also after Ctrl-C.",
     ),
 ]
-ReportFile: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="OUT.json", help="The file to write.")
+Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Quiet: TypeAlias = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no notes, warnings or progress.")
 ]
-ReportCases: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option("--cases", help="Golden case folders to verify and report on; may be repeated."),
+Stats: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--stats",
+        help="Also show what was heard, how replies ended, the time of every stage, the time to "
+        "the first sound, the real-time factor and the peak memory.",
+    ),
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
-ShardGib: TypeAlias = Annotated[
-    float, typer.Option(help="Largest file written, in GiB; memory taken grows with it.")
+System: TypeAlias = Annotated[
+    str | None, typer.Option(help="System prompt; '' for none. Default: this command's own.")
 ]
 FlowContext: TypeAlias = Annotated[
     float | None,
@@ -209,11 +138,9 @@ Vocoder: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="hift|bigvgan",
-        help="The vocoder, which makes sound of mels: hift, the checkpoint's own, or bigvgan, "
-        "NVIDIA's BigVGAN-v2. That one cannot be given the model's codes: a code is a choice "
-        "among thousands of sounds, which the flow turns into a mel in a voice; and its own mels "
-        "differ from the flow's, so a fitted linear map stands between, and sound comes 0.5 s "
-        "later.",
+        help="The vocoder, which turns mel spectrograms into sound: hift, the checkpoint's own, or "
+        "bigvgan, NVIDIA's BigVGAN-v2. A fitted linear map gives that one the mels that it was "
+        "trained on; its sound comes 0.5 s later.",
     ),
 ]
 VocoderDir: TypeAlias = Annotated[
@@ -245,12 +172,14 @@ BatchInvariant: TypeAlias = Annotated[
 ]
 JsonFile: TypeAlias = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE|-", help="Write every figure as json; - is stdout."),
+    typer.Option(
+        "--json",
+        metavar="FILE|-",
+        help="Write everything as one JSON document to FILE; - is stdout, as is --json alone at "
+        "the end.",
+    ),
 ]
 HtmlFile: TypeAlias = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Write one page with tables and sound to play."),
-]
-BuiltFolder: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
 ]

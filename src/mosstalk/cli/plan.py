@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of
+from mosstalk.cli.command import WritesDocument, one_of
+from mosstalk.environment import this_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PlanMemory:
+class PlanMemory(WritesDocument):
     """Say what fits into a GPU, or what a card could do at best; no GPU is needed.
 
     mosstalk plan --gpu-memory 24GiB --precision fp8
@@ -78,7 +79,6 @@ class PlanMemory:
             "sizes."
         ),
     ] = None
-    json: opt.AsJson = False
 
     def run(self) -> int:
         """Print what is asked for; 1 where it does not fit.
@@ -88,7 +88,6 @@ class PlanMemory:
             DeviceError: FP8 for a card without it.
             ConfigError, CheckpointError: see ``Configs.of``.
         """
-        from mosstalk.files import as_text
         from mosstalk.plan.cards import cards
         from mosstalk.plan.make import plan_of
         from mosstalk.plan.report import best_of, document_of, printed
@@ -97,15 +96,16 @@ class PlanMemory:
         self._check()
         chosen = cards(self.gpu or [])
         memory = memory_of(self.gpu_memory) if self.gpu_memory else None
-        configs = Configs.of(self.model, self.codec)
+        with self.printing():
+            configs = Configs.of(self.model, self.codec)
         published = self.model is None and self.codec is None
         plan = plan_of(configs, self._wish(configs, memory)) if memory else None
         best = best_of(configs, chosen, self.precision)
-        if self.json:
-            weights = configs.model.weights_kind if self.model else "none"
-            print(as_text(document_of(weights, plan, best, published=published)), end="")
-        else:
-            print(printed(plan, chosen, best, published=published))
+        weights = configs.model.weights_kind if self.model else "none"
+        self.deliver(
+            document_of(weights, plan, best, published=published),
+            printed(plan, chosen, best, self._serve(), published=published) + "\n",
+        )
         return 0 if plan is None or plan.fits else 1
 
     def _check(self) -> None:
@@ -119,6 +119,16 @@ class PlanMemory:
             raise OptionError(
                 "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"
             )
+
+    def _serve(self) -> str:
+        """The command that serves the model of which the plan is."""
+        from mosstalk.prepared.default_models import NAMES
+        from mosstalk.prepared.folder import is_built
+
+        command = f"{this_command()} serve"
+        if self.model and (str(self.model) in NAMES or is_built(self.model)):
+            return f"{command} --model {self.model}"
+        return f"{command} --model {self.model or 'MODEL'} --codec {self.codec or 'CODEC'}"
 
     def _wish(self, configs: "Configs", memory: int) -> "Wish":
         from mosstalk.plan.fit import Wish

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import require_server
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.serve import require_server
 
 if TYPE_CHECKING:
     from mosstalk.server.loading import Loaded
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Replay:
+class Replay(WritesDocument):
     """Give a recorded session's input to a fresh one, and say what is different.
 
     mosstalk replay recordings/20260101T120000Z-sess_1 --live
@@ -42,21 +43,19 @@ class Replay:
             "--live", help="At the pace of then, so that times can be compared. Default: at once."
         ),
     ] = False
-    json: opt.AsJson = False
 
     def run(self) -> int:
         """Replay, print what differs; the exit code."""
         require_server()
         import asyncio
 
-        from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
         from mosstalk.server.comparison import compare
         from mosstalk.server.loading import load
         from mosstalk.server.messages import BY_HAND, WorkerOptions
         from mosstalk.server.replay import read_recording
 
-        with human_text_on_stderr(self.json):
+        with self.printing():
             recorded = read_recording(self.folder)
             worker = recorded.facts["worker"]
             options = WorkerOptions(
@@ -75,8 +74,7 @@ class Replay:
             if not self.live:
                 print("Times are those of a session that hears everything at once; see --live.")
             print("\n".join(comparison.lines()))
-        if self.json:
-            print(as_text(comparison.as_dict()), end="")
+        self.deliver(comparison.as_dict())
         return 0 if comparison.same or not comparison.drawn_alike else 1
 
 

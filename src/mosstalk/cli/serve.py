@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of, require_server
+from mosstalk.cli.command import fail, one_of
+from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
+_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 _LEVELS = ("debug", "info", "warning", "error")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
@@ -321,6 +324,15 @@ class Serve:
                 )
         names = {host_name(name) for name in (*(self.allowed_host or ()), self.host)}
         return frozenset(names - {""})
+
+
+def require_server() -> None:
+    """End with exit code 2 and a hint where what a server needs is not installed."""
+    if sys.platform == "win32":
+        fail("a server needs Linux or macOS; on Windows run it in WSL")
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
 
 
 def shown(options: "ServeOptions") -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """``mosstalk verify``: golden cases, each tensor's error beside its bound."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
 from mosstalk.verify.paths import ComputePath
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Verify:
+class Verify(WritesDocument):
     """Run golden cases and print each tensor's largest error beside its bound.
 
     mosstalk verify tests/goldens/* --device cuda
@@ -25,28 +28,38 @@ class Verify:
     and all of them in one batch, and codec cases through what serves people:
     replies that join and leave a batch, sound as it arrives.
 
-    With --json one document on stdout has every comparison; the text goes
-    to stderr.
+    The document of --json has every comparison.
 
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
 
-    folders: opt.CaseFolders
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a case.json.")
+    ]
     device: opt.Device = "cpu"
-    dtype: opt.CaseDtype = "float32"
-    weights: opt.CaseWeights = None
-    path: opt.VerifiedPath = ComputePath.REFERENCE
-    json: opt.AsJson = False
+    dtype: Annotated[str, typer.Option(help=f"Compute in {opt.DTYPES_HELP}.")] = "float32"
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            help="Read every case's weights from this folder: a model's, a codec's, or one that "
+            "holds model/ and codec/. Default: where the case has or names them.",
+        ),
+    ] = None
+    path: Annotated[
+        ComputePath,
+        typer.Option(
+            "--path", help="Which way of computing: the plain reference, or the engine that serves."
+        ),
+    ] = ComputePath.REFERENCE
 
     def run(self) -> int:
         """Judge every case; the exit code."""
-        from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.runtime.device import pick_device, pick_dtype
         from mosstalk.verify.run import judge_cases
 
-        with human_text_on_stderr(self.json):
+        with self.printing():
             where = pick_device(self.device), pick_dtype(self.dtype)
             verdict = judge_cases(self.folders, *where, self.weights, path=self.path)
-        if self.json:
-            typer.echo(as_text(verdict.as_dict()), nl=False)
+        self.deliver(verdict.as_dict())
         return verdict.exit_code

