@@ -149,8 +149,8 @@ class BenchServe(WritesPage):
 
     def _measured(self, load: "Load") -> "tuple[dict[str, str], list[Crowd]]":
         """The settings, and what each crowd met, at ``url`` or at a server of our own."""
-        from mosstalk.bench.machine import commit
         from mosstalk.bench.serve import Target, measure, served
+        from mosstalk.prepared.machine import commit
         from mosstalk.progress import progress_bar, status_line
 
         speech, options = _speech(self.speech), self.options or []
@@ -182,13 +182,13 @@ def _speech(file: Path | None) -> "Pcm":
 
     if file is not None:
         return np.frombuffer(pcm_of(read_audio(file, RATE).samples), np.int16)
-    from mosstalk.bench.sentences import read_sentences
     from mosstalk.offline.pipeline import Pipeline
     from mosstalk.offline.tasks import speak
     from mosstalk.prepared.default_models import default_model
+    from mosstalk.reporting.sentences import read_sentences
 
     with status_line("reading sentences aloud, for the users to say"):
-        pipeline = Pipeline.load(*default_model())
+        pipeline = Pipeline.load(*default_model(), device="cpu")
         gap = np.zeros(RATE // 2, np.float32)
         sounds = []
         for sentence in read_sentences()[:_SENTENCES]:

@@ -96,8 +96,7 @@ class BuildEngine(WritesDocument):
             OutputError: OUT exists.
             Others as ``Build.run``.
         """
-        from mosstalk.build.leftovers import at_work, clear_leftovers
-        from mosstalk.build.make import Build
+        from mosstalk.build.make import Build, at_work, clear_leftovers
         from mosstalk.files import new_folder
         from mosstalk.progress import progress_bar
 

@@ -46,7 +46,7 @@ class Synthesize:
 
     def run(self) -> None:
         """Write it, and print what it is."""
-        from mosstalk.synthesis.command import run_synthesize
+        from mosstalk.synthesis.write import run_synthesize
 
         run_synthesize(self.out, self.size or ["tiny"], self.seed, self.dtype, self.tokenizer)
 
@@ -97,7 +97,7 @@ class Inspect(WritesDocument):
         return int(problems)
 
     def _checkpoint(self, tell: "Progress") -> "Found":
-        from mosstalk.checkpoint.inspect import inspect, text_of
+        from mosstalk.checkpoints.inspect import inspect, text_of
         from mosstalk.prepared.default_models import NAMES, chosen_model
 
         folder = self.folder
@@ -149,7 +149,7 @@ class Convert:
 
     def run(self) -> None:
         """Write it, and print what was done."""
-        from mosstalk.checkpoint.commands import run_convert
+        from mosstalk.checkpoints.convert import run_convert
 
         run_convert(self.folder, self.out, self.dtype, self.shard_gib)
 

@@ -11,9 +11,8 @@ from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesPage, one_of
 
 if TYPE_CHECKING:
+    from mosstalk.checkpoints.quantize import Found, Written
     from mosstalk.models.quantization import Quantization
-    from mosstalk.quantize.make import Found
-    from mosstalk.quantize.write import Written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,9 +82,9 @@ class Quantize(WritesPage):
         Raises:
             OptionError: a word that means nothing.
         """
+        from mosstalk.checkpoints.quantize import Request, quantize
+        from mosstalk.checkpoints.quantize_report import document_of, page_of
         from mosstalk.progress import progress_bar
-        from mosstalk.quantize.make import Request, quantize
-        from mosstalk.quantize.report import document_of, page_of
 
         record = self._record()
         request = Request(
@@ -120,8 +119,8 @@ class Quantize(WritesPage):
         return Quantization(self.blocks, activations)
 
     def _print(self, found: "Found", written: "Written") -> None:
+        from mosstalk.checkpoints.quantize_report import PLUMBING, tables_of
         from mosstalk.cli.measured_output import print_found
-        from mosstalk.quantize.report import PLUMBING, tables_of
 
         print_found(found.settings, (), width=14)
         if found.measured:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.tables import Table
+    from mosstalk.reporting.tables import Table
 
 
 def measured_document(name: str, settings: Mapping[str, str], **figures: Any) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Replay(WritesDocument):
 
         from mosstalk.progress import loading
         from mosstalk.server.comparison import compare
+        from mosstalk.server.ipc import BY_HAND, WorkerOptions
         from mosstalk.server.loading import load
-        from mosstalk.server.messages import BY_HAND, WorkerOptions
         from mosstalk.server.replay import read_recording
 
         with self.printing():

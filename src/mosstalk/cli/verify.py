@@ -8,7 +8,7 @@ import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 
 
 @dataclass(frozen=True, eq=False, repr=False)
