@@ -37,14 +37,7 @@ class BenchCodec(WritesPage):
     """
 
     codec: opt.CodecAlone = None
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes, made on the device, in "
-            "place of --codec.",
-        ),
-    ] = None
+    random_weights: opt.RandomWeights = None
     voice: opt.VoiceName = "default"
     part: Annotated[
         list[str] | None,

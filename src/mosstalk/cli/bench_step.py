@@ -1,5 +1,6 @@
 """``mosstalk bench step``: speed of the engine's steps, and of prompts."""
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesPage, one_of
+from mosstalk.cli.command import WritesPage
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,15 +44,7 @@ class BenchStep(WritesPage):
             "model's."
         ),
     ] = None
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--random-weights",
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes, made on the device, in "
-            "place of --model.",
-        ),
-    ] = None
+    random_weights: opt.RandomWeights = None
     at: Annotated[
         str,
         typer.Option(metavar="NxROWS,...", help="So many sessions, each with so many rows."),
@@ -109,9 +102,6 @@ class BenchStep(WritesPage):
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything heavy is imported."""
-        if self.mode not in ("audio", "text"):
-            raise OptionError(f"--mode {self.mode}: choose of audio, text")
-        one_of("--precision", self.precision or "bf16", "bf16", "fp8")
         if self.prefill and self.errors:
             raise OptionError("--errors compares steps; leave it or --prefill out")
 
@@ -148,7 +138,7 @@ class BenchStep(WritesPage):
         return Measurement(
             self.random_weights or str(self.model or "the default model's"),
             EngineOptions(graphs=self.graphs, batch_invariant=self.batch_invariant),
-            self._prompts() if self.prefill else self._steps(),
+            self._loads(),
             self.runs if self.prefill else self.steps,
             self.prefill,
             tuple(self.baseline or ()),
@@ -156,38 +146,26 @@ class BenchStep(WritesPage):
             self.precision == "fp8",
         )
 
-    def _steps(self) -> "list[Load]":
-        """``SESSIONS x ROWS``: ``1x512,64x1000``."""
+    def _loads(self) -> "list[Load]":
+        """What is measured: ``SESSIONSxROWS,...`` of steps, ``ROWS[+KEPT],...`` of prompts.
+
+        Raises:
+            OptionError: ``at`` or ``rows`` says something else, or there is no session or row.
+        """
         from mosstalk.conversation import Mode
         from mosstalk.plan.work import Load
 
+        option, words, pattern, example = "--at", self.at, r"(\d+)x(\d+)", "1x512,64x1000"
+        if self.prefill:
+            option, words = "--rows", self.rows
+            pattern, example = r"(\d+)(?:\+(\d+))?", "512,6+1000"
+        found = [re.fullmatch(pattern, part, re.ASCII) for part in words.split(",")]
+        pairs = [(int(each[1]), int(each[2] or 0)) for each in found if each]
+        if len(pairs) < len(found):
+            raise OptionError(f"{option} {words}: give something like {example}")
+        if min(first for first, _ in pairs) < 1:
+            raise OptionError(f"{option} {words}: there must be at least one")
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
-        pairs = _pairs("--at", self.at, self.at, "x", "1x512,64x1000")
-        return [Load(*pair, mode=mode) for pair in pairs]
-
-    def _prompts(self) -> "list[Load]":
-        """``ROWS[+KEPT]``: ``512,6+1000``."""
-        from mosstalk.conversation import Mode
-        from mosstalk.plan.work import Load
-
-        mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
-        whole = ",".join(part if "+" in part else f"{part}+0" for part in self.rows.split(","))
-        pairs = _pairs("--rows", self.rows, whole, "+", "512,6+1000")
-        return [Load(1, kept, new, mode) for new, kept in pairs]
-
-
-def _pairs(
-    option: str, given: str, words: str, between: str, example: str
-) -> list[tuple[int, int]]:
-    """The pairs of numbers in ``words``, which ``option`` was ``given`` as.
-
-    Raises:
-        OptionError: there are others.
-    """
-    parts = [part.split(between) for part in words.split(",")]
-    if not all(len(part) == 2 and all(word.isdecimal() for word in part) for part in parts):
-        raise OptionError(f"{option} {given}: give something like {example}")
-    pairs = [(int(first), int(second)) for first, second in parts]
-    if min(first for first, _ in pairs) < 1:
-        raise OptionError(f"{option} {given}: there must be at least one")
-    return pairs
+        if self.prefill:
+            return [Load(1, kept, new, mode) for new, kept in pairs]
+        return [Load(sessions, rows, mode=mode) for sessions, rows in pairs]

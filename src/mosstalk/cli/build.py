@@ -69,14 +69,7 @@ class BuildEngine(WritesDocument):
     voices_s: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
     ] = 40.0
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes in place of MODEL and "
-            "CODEC, to measure with.",
-        ),
-    ] = None
+    random_weights: opt.RandomWeights = None
     tune: Annotated[
         bool,
         typer.Option(

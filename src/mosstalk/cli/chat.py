@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import one_of
 from mosstalk.cli.replies import STDOUT, SpeaksReplies
 from mosstalk.errors import TextError
 
@@ -60,7 +59,6 @@ class ChatCommand(SpeaksReplies):
         """
         from mosstalk.cli.reply_run import reply_run
 
-        one_of("--reply", self.reply, "speech", "text")
         # A written answer leaves no sound, unless the model speaks after all.
         outs = self.sounds(len(self.turns()) or 1, replace=self.reply == "text")
         with reply_run(self) as run:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesPage, one_of
+from mosstalk.cli.command import WritesPage
+from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.checkpoints.quantize import Found, Written
@@ -103,19 +104,11 @@ class Quantize(WritesPage):
 
     def _record(self) -> "Quantization":
         """What the config will say, but for what is known later."""
-        from mosstalk.models.quantization import (
-            ACTIVATIONS,
-            BLOCKS,
-            SCHEMES,
-            STATISTICS,
-            Quantization,
-        )
+        from mosstalk.models.quantization import SCHEMES, Quantization
 
-        one_of("--scheme", self.scheme, *SCHEMES)
-        one_of("--blocks", self.blocks, *BLOCKS)
-        one_of("--statistic", self.statistic, *STATISTICS)
+        if self.scheme not in SCHEMES:
+            raise OptionError(f"--scheme must be {' or '.join(SCHEMES)}, not {self.scheme!r}")
         activations = self.activations or ("calibrated" if self.calibrate else "row")
-        one_of("--activations", activations, *ACTIVATIONS)
         return Quantization(self.blocks, activations)
 
     def _print(self, found: "Found", written: "Written") -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from mosstalk.files import as_text, require_target, write_document, write_whole
 
 STANDARD = "-"
 """In place of a file's name: standard input or output."""
+_CHOICES = re.compile(r"[a-z0-9.]+(\|[a-z0-9.]+)+")
+"""The metavar of an option that takes one of a few words."""
 _SHOWN_LAST = ("stats", "trace", "html", "json", "force", "quiet")
 
 
@@ -28,8 +31,8 @@ class Options(Protocol):
     """A command: its fields are options and arguments, its docstring is what ``--help`` says.
 
     Each field is ``Annotated`` with a ``typer.Option`` or ``typer.Argument``. Values that cannot
-    be meant are refused with OptionError by ``run`` or, where others of them suffice to tell, by
-    ``__post_init__``.
+    be meant are refused with OptionError: words beside those of a metavar such as ``bf16|fp8`` for
+    all commands alike, others by ``run`` or, before anything heavy is imported, ``__post_init__``.
     """
 
     def run(self) -> int | None:
@@ -125,6 +128,8 @@ def add_command(app: typer.Typer, name: str, options: type[Options]) -> None:
 
     def command(*, quiet: bool, **given: Any) -> None:
         with reported(), _silent() if quiet else nullcontext():
+            for each in fields:
+                _check_choice(each, given.get(each.name))
             code = options(**given).run()
         if code is not None:
             raise typer.Exit(code)
@@ -140,6 +145,20 @@ def add_command(app: typer.Typer, name: str, options: type[Options]) -> None:
     fields.sort(key=lambda each: place.get(each.name, 0))
     command.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
     app.command(name, cls=_Command, help=options.__doc__)(command)
+
+
+def _check_choice(option: inspect.Parameter, given: Any) -> None:
+    """Raise OptionError for a word that is none of those in the option's metavar, ``bf16|fp8``."""
+    info: Any = next(iter(getattr(option.annotation, "__metadata__", ())), None)
+    metavar = getattr(info, "metavar", None) or ""
+    if _CHOICES.fullmatch(metavar) and given is not None:
+        # Within Annotated typer takes an option's first name for its default.
+        names = [each for each in (info.default, *(info.param_decls or ())) if each is not ...]
+        name = next(iter(names), f"--{option.name.replace('_', '-')}")
+        choices = metavar.split("|")
+        for word in given if isinstance(given, list) else [given]:
+            if word not in choices:
+                raise OptionError(f"{name} must be {' or '.join(choices)}, not {word!r}")
 
 
 def add_moved(app: typer.Typer, path: str, now: str) -> None:
@@ -204,10 +223,3 @@ def fail(message: str) -> None:
     """Print an error as one line and end with exit code 2."""
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     raise typer.Exit(2)
-
-
-def one_of(option: str, value: str, *choices: str) -> str:
-    """Return ``value`` if it is one of ``choices``; raise OptionError otherwise."""
-    if value not in choices:
-        raise OptionError(f"{option} must be {' or '.join(choices)}, not {value!r}")
-    return value

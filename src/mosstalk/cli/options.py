@@ -158,6 +158,15 @@ CodecMemory: TypeAlias = Annotated[
         "all sessions and 40 s of voices; in benchmarks 8192.",
     ),
 ]
+RandomWeights: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--random-weights",
+        metavar="full|tiny",
+        help="Measure with random weights of the published (full) or of tiny sizes, made on the "
+        "device, in place of a checkpoint's.",
+    ),
+]
 Graphs: TypeAlias = Annotated[
     bool, typer.Option(help="Replay CUDA graphs, or launch kernel by kernel.")
 ]

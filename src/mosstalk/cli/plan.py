@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesDocument, one_of
+from mosstalk.cli.command import WritesDocument
 from mosstalk.environment import this_command
 from mosstalk.errors import OptionError
 
@@ -80,6 +80,13 @@ class PlanMemory(WritesDocument):
         ),
     ] = None
 
+    def __post_init__(self) -> None:
+        """Refuse to say something of nothing."""
+        if not self.gpu_memory and not self.gpu:
+            raise OptionError(
+                "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"
+            )
+
     def run(self) -> int:
         """Print what is asked for; 1 where it does not fit.
 
@@ -93,7 +100,6 @@ class PlanMemory(WritesDocument):
         from mosstalk.plan.report import best_of, document_of, printed
         from mosstalk.prepared.start import configs_of
 
-        self._check()
         chosen = cards(self.gpu or [])
         memory = memory_of(self.gpu_memory) if self.gpu_memory else None
         with self.printing():
@@ -107,18 +113,6 @@ class PlanMemory(WritesDocument):
             printed(plan, chosen, best, self._serve(), published=published) + "\n",
         )
         return 0 if plan is None or plan.fits else 1
-
-    def _check(self) -> None:
-        from mosstalk.plan.fit import PLACES
-        from mosstalk.plan.sizes import PRECISIONS
-
-        if self.precision not in (None, *PRECISIONS):
-            raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
-        one_of("--embeddings", self.embeddings, *PLACES)
-        if not self.gpu_memory and not self.gpu:
-            raise OptionError(
-                "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"
-            )
 
     def _serve(self) -> str:
         """The command that serves the model of which the plan is."""

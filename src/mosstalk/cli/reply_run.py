@@ -63,12 +63,10 @@ def load_pipeline(
     folders = chosen_model(model, codec)
     device = pick_device(device_name)
     built = take_kernels(model, device)
-    default = "float32" if device.type == "cpu" else None
-    dtype = pick_dtype(name) if (name := dtype_name or default) else None
     with loading() as (_, tell):
         pipeline = Pipeline.load(
-            *folders, device=device, dtype=dtype, progress=tell, sound=sound,
-            embeddings=built.embeddings if built else "device",
+            *folders, device=device, dtype=pick_dtype(dtype_name) if dtype_name else "auto",
+            progress=tell, sound=sound, embeddings=built.embeddings if built else "device",
         )  # fmt: skip
     parts = pipeline.codec
     fit_threads(device, (pipeline.model, parts.tokenizer, parts.flow, parts.vocoder))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import fail, one_of
+from mosstalk.cli.command import fail
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
@@ -28,7 +28,6 @@ _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
 _PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
-_LEVELS = ("debug", "info", "warning", "error")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -77,7 +76,7 @@ class Serve:
     vad: Annotated[
         str,
         typer.Option(
-            "--vad", help="Who finds speech: auto, silero, webrtc, or none (push to talk)."
+            metavar="auto|silero|webrtc|none", help="Who finds speech; none: push to talk."
         ),
     ] = "auto"
     echo_gate: Annotated[
@@ -178,8 +177,12 @@ class Serve:
             "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
         ),
     ] = None
-    log_format: Annotated[str, typer.Option(help="Log lines as text or json.")] = "text"
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
+    log_format: Annotated[
+        str, typer.Option(metavar="text|json", help="How log lines are written.")
+    ] = "text"
+    log_level: Annotated[
+        str, typer.Option(metavar="debug|info|warning|error", help="The least that is logged.")
+    ] = "info"
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print what would be served as json, and end.")
     ] = False
@@ -192,7 +195,10 @@ class Serve:
 
         options = self.options()
         if self.print_config:
-            print(json.dumps(shown(options), indent=1, default=str))
+            sets = {"origins": sorted(options.origins), "hosts": sorted(options.hosts)}
+            # Of keys only how many there are.
+            document = asdict(options) | sets | {"keys": len(options.keys)}
+            print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
             _say(
@@ -213,7 +219,6 @@ class Serve:
         from mosstalk.server.transcriber import require_transcriber
 
         require_pair(self.model, self.codec)
-        self._check_words()
         if self.transcriber:
             require_transcriber(self.transcriber)
         for name in ("drain_timeout", "watchdog", "max_sessions"):
@@ -237,16 +242,6 @@ class Serve:
             transcriber=self.transcriber,
             log=log,
         )
-
-    def _check_words(self) -> None:
-        from mosstalk.plan.fit import PLACES
-        from mosstalk.server.ipc import BY_HAND
-
-        one_of("--vad", self.vad, "auto", "silero", "webrtc", BY_HAND)
-        if self.embeddings:
-            one_of("--embeddings", self.embeddings, *PLACES)
-        one_of("--log-format", self.log_format, "text", "json")
-        one_of("--log-level", self.log_level, *_LEVELS)
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.codec.sound_request import SoundRequest
@@ -335,15 +330,6 @@ def require_server() -> None:
         fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
 
 
-def shown(options: "ServeOptions") -> dict[str, Any]:
-    """The options as a document; of keys only how many there are."""
-    document = asdict(options)
-    document["keys"] = len(options.keys)
-    document["origins"] = sorted(options.origins)
-    document["hosts"] = sorted(options.hosts)
-    return document
-
-
 def _limits(given: list[str]) -> "Limits":
     from mosstalk.server.limits import Limits
 
@@ -363,60 +349,42 @@ def _limits(given: list[str]) -> "Limits":
 
 
 def _reports(options: "ServeOptions") -> "Reports":
+    """What is said of a server as it starts: of what takes long, a line now and then."""
+    from mosstalk.server.auth import is_loopback
     from mosstalk.server.front import Reports
 
-    names: list[str] = []
+    port, part, said_s = "", "", 0.0
 
     def listening(url: str) -> None:
-        names.append(url)
+        nonlocal port
+        port = url.rpartition(":")[2]
         _say(f"listening on {url}; loading the models")
+
+    def loading(state: "Loading") -> None:
+        nonlocal part, said_s
+        if state.what != part:
+            _say(f"{state.what} ({state.total} tensors)")
+        elif time.monotonic() - said_s > _SAY_EVERY_S:
+            _say(f"{state.what}: {state.done} of {state.total} tensors")
+        else:
+            return
+        part, said_s = state.what, time.monotonic()
 
     def ready(facts: "WorkerInfo") -> None:
         _say(f"ready: {facts.model} ({facts.weights_kind} weights) on {facts.device}")
-        for line in _where(names[0], options):
-            _say(line)
+        _say(f"talk in a browser   http://localhost:{port}/")
+        _say(f"Realtime clients    ws://localhost:{port}/v1/realtime")
+        if not is_loopback(options.host):
+            _say(
+                "From other machines a browser lends its microphone to https pages only: put a "
+                "proxy with a certificate before this, or forward the port: ssh -L "
+                f"{port}:localhost:{port} THIS-MACHINE"
+            )
 
     def failed(failure: "Failed") -> None:
         print(f"error: {' '.join(failure.message.split())}", file=sys.stderr, flush=True)
 
-    return Reports(listening, _Progress(), ready, failed)
-
-
-def _where(url: str, options: "ServeOptions") -> list[str]:
-    """Where to go, and what a browser asks for there."""
-    from mosstalk.server.auth import is_loopback
-
-    port = url.rpartition(":")[2]
-    here = f"http://localhost:{port}"
-    lines = [
-        f"talk in a browser   {here}/",
-        f"Realtime clients    ws://localhost:{port}/v1/realtime",
-    ]
-    if is_loopback(options.host):
-        return lines
-    return [
-        *lines,
-        "From other machines a browser lends its microphone to https pages only: put a proxy with "
-        "a certificate before this, or forward the port: ssh -L "
-        f"{port}:localhost:{port} THIS-MACHINE",
-    ]
-
-
-class _Progress:
-    """Says what is being loaded: a line for each part, and more if it takes long."""
-
-    def __init__(self) -> None:
-        self._last, self._said_s = "", 0.0
-
-    def __call__(self, loading: "Loading") -> None:
-        now_s = time.monotonic()
-        if loading.what != self._last:
-            _say(f"{loading.what} ({loading.total} tensors)")
-        elif now_s - self._said_s > _SAY_EVERY_S:
-            _say(f"{loading.what}: {loading.done} of {loading.total} tensors")
-        else:
-            return
-        self._last, self._said_s = loading.what, now_s
+    return Reports(listening, loading, ready, failed)
 
 
 def _say(line: str) -> None:

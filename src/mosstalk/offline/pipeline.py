@@ -241,6 +241,7 @@ class Chat:
         self,
         *,
         speech: bool = True,
+        task: str = "chat",
         options: SamplingOptions | None = None,
         limits: Limits | None = None,
         script: Script | None = None,
@@ -248,9 +249,10 @@ class Chat:
     ) -> "Answer":
         """Begin the answer to what was said; iterate over it for sound.
 
-        ``options`` and ``limits`` None are the checkpoint's for conversations.
+        ``options`` and ``limits`` None are the checkpoint's for ``task``, one of
+        ``offline.defaults.TASKS``.
         """
-        chosen = self.pipeline.defaults.of("chat")
+        chosen = self.pipeline.defaults.of(task)
         timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
         self.conversation.open_reply(speech)
         ask = ReplyParams(
@@ -338,7 +340,7 @@ class Answer:
 
     def _open_stream(self) -> DecoderStream:
         chat = self.chat
-        return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
+        return chat.pipeline.open_stream(chat.voice, self.generation.ask.options.seed)
 
     def _timed_steps(self) -> Iterator[Step]:
         self.generation.begin()
