@@ -5,12 +5,11 @@ import platform
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument, WritesPage
+from mosstalk.cli.options import argument, option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -56,36 +55,25 @@ class BenchQuality(WritesPage):
     flow_context: opt.FlowContext = None
     flow_steps: opt.FlowSteps = None
     codec_dtype: opt.SoundDtype = None
-    sentences: Annotated[
-        Path | None,
-        typer.Option(help="A text file, one sentence a line. Default: a hundred held-out ones."),
-    ] = None
-    limit: Annotated[
-        int, typer.Option(help="Take the first N sentences; 0 takes all.", metavar="N")
-    ] = 40
-    recordings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The teacher's recordings: sound files and a transcripts.txt (name, tab, words). "
-            "Default: festival reads the sentences on the spot.",
-        ),
-    ] = None
-    people: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="More people to write down: a folder like --recordings."),
-    ] = None
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VOICE",
-            help="Also judge this voice of another program, e.g. flite-slt. May be repeated.",
-        ),
-    ] = None
-    judges: Annotated[
-        bool,
-        typer.Option("--judges", help="Judge the teacher, --beside and noise; no checkpoint."),
-    ] = False
+    sentences: Path | None = option(
+        None, "A text file, one sentence a line. Default: a hundred held-out ones."
+    )
+    limit: int = option(40, "Take the first N sentences; 0 takes all.", metavar="N")
+    recordings: Path | None = option(
+        None,
+        "The teacher's recordings: sound files and a transcripts.txt (name, tab, words). "
+        "Default: festival reads the sentences on the spot.",
+        metavar="DIR",
+    )
+    people: Path | None = option(
+        None, "More people to write down: a folder like --recordings.", metavar="DIR"
+    )
+    beside: list[str] | None = option(
+        None,
+        "Also judge this voice of another program, e.g. flite-slt. May be repeated.",
+        metavar="VOICE",
+    )
+    judges: bool = option(False, "Judge the teacher, --beside and noise; no checkpoint.")
     seed: opt.Seed = 0
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
@@ -233,23 +221,16 @@ class BenchVad(WritesDocument):
     named and left out.
     """
 
-    detectors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            metavar="silero|webrtc",
-            help="Measure this detector alone. May be repeated. Default: all that are installed.",
-        ),
-    ] = None
-    clips: Annotated[
-        int, typer.Option(help="Take N clips of each speaker.", metavar="N", min=1)
-    ] = 12
-    calls: Annotated[
-        int,
-        typer.Option(
-            help="Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0
-        ),
-    ] = 6
+    detectors: list[str] | None = option(
+        None,
+        "Measure this detector alone. May be repeated. Default: all that are installed.",
+        "--detector",
+        metavar="silero|webrtc",
+    )
+    clips: int = option(12, "Take N clips of each speaker.", metavar="N", min=1)
+    calls: int = option(
+        6, "Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0
+    )
 
     def run(self) -> None:
         """Measure detectors; print tables, and write the document.
@@ -278,12 +259,8 @@ class BenchCompare(WritesDocument):
     compared in pairs, so that a difference is surer than the two rates are.
     """
 
-    before: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
-    after: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
+    before: Path = argument("What bench quality wrote with --json.", metavar="DOCUMENT.json")
+    after: Path = argument("What bench quality wrote with --json.", metavar="DOCUMENT.json")
 
     def run(self) -> None:
         """Compare, and print a table or the document."""

@@ -265,15 +265,11 @@ def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
 
 def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "must be bf16 or fp8, not" in refused(
-        build(tiny, out, "--precision", "int4")
-    )
+    assert "must be bf16 or fp8, not" in refused(build(tiny, out, "--precision", "int4"))
     assert "give MODEL CODEC OUT" in refused(command("build", tiny.model, out))
     random = command("build", tiny.model, tiny.codec, out, "--random-weights", "tiny")
     assert "in place of MODEL and CODEC" in refused(random)
-    assert "must be full or tiny" in refused(
-        command("build", out, "--random-weights", "huge")
-    )
+    assert "must be full or tiny" in refused(command("build", out, "--random-weights", "huge"))
     assert "no such folder" in refused(command("build", tmp_path / "x", tiny.codec, out))
     assert "no such folder" in refused(command("build", tiny.model, tmp_path / "x", out))
     words = ("--max-rows", "20000", "--device", "cpu")

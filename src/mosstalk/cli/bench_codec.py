@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesPage
 from mosstalk.cli.evals import from_evals
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,27 +38,17 @@ class BenchCodec(WritesPage):
     codec: opt.CodecAlone = None
     random_weights: opt.RandomWeights = None
     voice: opt.VoiceName = "default"
-    part: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Measure this part alone: decode, recompute, encode, memory; curves (errors of a "
-            "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
-            " minutes of speech). May be repeated.",
-        ),
-    ] = None
-    replies: Annotated[
-        str, typer.Option(help="How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
-    ] = "1,2,4,8"
-    hops: Annotated[
-        int, typer.Option(help="Hops of one reply alone; several have 12.", metavar="N", min=2)
-    ] = 50
-    streams: Annotated[
-        str, typer.Option(help="How many live streams at once, e.g. 1,64.", metavar="N,N,...")
-    ] = "1,8"
-    rounds: Annotated[
-        int, typer.Option(help="Walk through all hops N times.", metavar="N", min=1)
-    ] = 3
+    part: list[str] | None = option(
+        None,
+        "Measure this part alone: decode, recompute, encode, memory; curves (errors of a "
+        "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
+        " minutes of speech). May be repeated.",
+        metavar="NAME",
+    )
+    replies: str = option("1,2,4,8", "How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
+    hops: int = option(50, "Hops of one reply alone; several have 12.", metavar="N", min=2)
+    streams: str = option("1,8", "How many live streams at once, e.g. 1,64.", metavar="N,N,...")
+    rounds: int = option(3, "Walk through all hops N times.", metavar="N", min=1)
     flow_context: opt.FlowContext = None
     flow_steps: opt.FlowSteps = None
     memory: opt.CodecMemory = None

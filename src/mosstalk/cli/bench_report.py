@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import STANDARD
+from mosstalk.cli.options import argument, option
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,16 +19,12 @@ class BenchReport:
     "not measured yet". A document with a run that was not valid is refused.
     """
 
-    documents: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DOCUMENT.json]...",
-            help="What bench step, step --prefill and codec wrote with --json.",
-        ),
-    ] = None
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FILE|-", help="The page to write; - is stdout.")
-    ] = STANDARD
+    documents: list[Path] | None = argument(
+        "What bench step, step --prefill and codec wrote with --json.",
+        metavar="[DOCUMENT.json]...",
+        default=None,
+    )
+    out: str = option(STANDARD, "The page to write; - is stdout.", "--out", "-o", metavar="FILE|-")
     force: opt.Force = False
 
     def run(self) -> None:

@@ -5,11 +5,10 @@ import platform
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli.command import WritesPage
+from mosstalk.cli.options import argument, option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -44,71 +43,40 @@ class BenchServe(WritesPage):
     broke is named.
     """
 
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- OPTIONS OF SERVE",
-            help="What follows -- goes to the mosstalk serve that is started.",
-            show_default=False,
-        ),
-    ] = None
-    at: Annotated[
-        str, typer.Option("--at", metavar="N,N,...", help="How many conversations at a time.")
-    ] = "1,2,4"
-    turns: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Turns of each conversation, the first included."),
-    ] = 4
-    heard: Annotated[
-        float, typer.Option("--heard", metavar="S", min=0.2, help="Length of what a user says.")
-    ] = 4.0
-    spoken: Annotated[
-        float,
-        typer.Option("--spoken", metavar="S", min=0.2, help="Longest answer that is asked for."),
-    ] = 6.0
-    pause: Annotated[
-        float,
-        typer.Option("--pause", metavar="S", min=0.0, help="From an answer to the next turn."),
-    ] = 0.5
-    frame_ms: Annotated[
-        int, typer.Option(metavar="MS", min=10, max=1000, help="Length of a microphone's frame.")
-    ] = 20
-    hands_free: Annotated[
-        bool,
-        typer.Option(
-            "--hands-free", help="Let the server find where turns end. Default: clients commit."
-        ),
-    ] = False
-    speech: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What users say: a sound file with speech, longer than a turn. Default: sentences "
-            "that the small model reads aloud beforehand.",
-        ),
-    ] = None
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ws://HOST:PORT/v1/realtime",
-            help="Any server of the Realtime protocol that runs already. Default: one is started.",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None, typer.Option(help="A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
-    ] = None
-    most_first_audio_ms: Annotated[
-        float,
-        typer.Option(
-            "--most-first-audio-ms",
-            metavar="MS",
-            help="The 95th percentile from the commit (hands-free: from the server's decision) to "
-            "first audio that still counts as served.",
-        ),
-    ] = 400.0
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of phases, gains, noise and what is said.")
-    ] = 0
+    options: list[str] | None = argument(
+        "What follows -- goes to the mosstalk serve that is started.",
+        metavar="-- OPTIONS OF SERVE",
+        show_default=False,
+        default=None,
+    )
+    at: str = option("1,2,4", "How many conversations at a time.", metavar="N,N,...")
+    turns: int = option(4, "Turns of each conversation, the first included.", metavar="N", min=1)
+    heard: float = option(4.0, "Length of what a user says.", metavar="S", min=0.2)
+    spoken: float = option(6.0, "Longest answer that is asked for.", metavar="S", min=0.2)
+    pause: float = option(0.5, "From an answer to the next turn.", metavar="S", min=0.0)
+    frame_ms: int = option(20, "Length of a microphone's frame.", metavar="MS", min=10, max=1000)
+    hands_free: bool = option(
+        False, "Let the server find where turns end. Default: clients commit."
+    )
+    speech: Path | None = option(
+        None,
+        "What users say: a sound file with speech, longer than a turn. Default: sentences "
+        "that the small model reads aloud beforehand.",
+        metavar="FILE",
+    )
+    url: str | None = option(
+        None,
+        "Any server of the Realtime protocol that runs already. Default: one is started.",
+        metavar="ws://HOST:PORT/v1/realtime",
+    )
+    api_key: str | None = option(None, "A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
+    most_first_audio_ms: float = option(
+        400.0,
+        "The 95th percentile from the commit (hands-free: from the server's decision) to "
+        "first audio that still counts as served.",
+        metavar="MS",
+    )
+    seed: int = option(0, "Of phases, gains, noise and what is said.", metavar="N")
 
     def run(self) -> None:
         """Start a server unless there is one, measure, print and write.

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 
 FORMAT = "mosstalk-starts-1"
 
@@ -24,10 +22,8 @@ class BenchStart(WritesDocument):
     the disk gave them.
     """
 
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder that mosstalk build made.")
-    ]
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Start N times.")] = 2
+    folder: Path = argument("A folder that mosstalk build made.", metavar="DIR")
+    runs: int = option(2, "Start N times.", metavar="N", min=1)
     device: opt.Device = "auto"
 
     def run(self) -> None:

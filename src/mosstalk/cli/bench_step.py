@@ -4,12 +4,11 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesPage
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,66 +36,44 @@ class BenchStep(WritesPage):
     kept.
     """
 
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the language model, or pocket or synthetic. Default: the default "
-            "model's."
-        ),
-    ] = None
+    model: Path | None = option(
+        None, "Folder of the language model, or pocket or synthetic. Default: the default model's."
+    )
     random_weights: opt.RandomWeights = None
-    at: Annotated[
-        str,
-        typer.Option(metavar="NxROWS,...", help="So many sessions, each with so many rows."),
-    ] = "1x512,8x512"
-    mode: Annotated[
-        str, typer.Option(metavar="audio|text", help="Whether replies are speech or text.")
-    ] = "audio"
-    steps: Annotated[int, typer.Option(help="Time N steps.", metavar="N", min=2)] = 50
-    prefill: Annotated[
-        bool,
-        typer.Option("--prefill", help="Measure prompts, --rows and --runs, in place of steps."),
-    ] = False
-    rows: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS[+KEPT],...",
-            help="With --prefill: new rows, and after how many that have been read before.",
-        ),
-    ] = "512,6+1000"
-    runs: Annotated[
-        int, typer.Option(help="With --prefill: time each N times.", metavar="N", min=2)
-    ] = 10
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--baseline",
-            metavar="NAME",
-            help="Measure the same work by other means too: graph (plain torch operations in a "
-            "CUDA graph), compile (torch.compile over a cache that lies still) or "
-            "transformers (its Qwen3 layers, one operation after another). May be repeated.",
-        ),
-    ] = None
-    errors: Annotated[
-        int,
-        typer.Option(
-            "--errors",
-            metavar="ROWS",
-            min=0,
-            help="Also compare the logits of a conversation of so many rows with float32's, beside "
-            "plain torch's. Takes a copy of the model in float32.",
-        ),
-    ] = 0
+    at: str = option(
+        "1x512,8x512", "So many sessions, each with so many rows.", metavar="NxROWS,..."
+    )
+    mode: str = option("audio", "Whether replies are speech or text.", metavar="audio|text")
+    steps: int = option(50, "Time N steps.", metavar="N", min=2)
+    prefill: bool = option(False, "Measure prompts, --rows and --runs, in place of steps.")
+    rows: str = option(
+        "512,6+1000",
+        "With --prefill: new rows, and after how many that have been read before.",
+        metavar="ROWS[+KEPT],...",
+    )
+    runs: int = option(10, "With --prefill: time each N times.", metavar="N", min=2)
+    baseline: list[str] | None = option(
+        None,
+        "Measure the same work by other means too: graph (plain torch operations in a "
+        "CUDA graph), compile (torch.compile over a cache that lies still) or "
+        "transformers (its Qwen3 layers, one operation after another). May be repeated.",
+        metavar="NAME",
+    )
+    errors: int = option(
+        0,
+        "Also compare the logits of a conversation of so many rows with float32's, beside "
+        "plain torch's. Takes a copy of the model in float32.",
+        metavar="ROWS",
+        min=0,
+    )
     batch_invariant: opt.BatchInvariant = False
     graphs: opt.Graphs = True
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bf16|fp8",
-            help="fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
-            "Default: as the model is.",
-        ),
-    ] = None
+    precision: str | None = option(
+        None,
+        "fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
+        "Default: as the model is.",
+        metavar="bf16|fp8",
+    )
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
 

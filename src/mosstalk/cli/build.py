@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 from mosstalk.environment import this_command
 from mosstalk.errors import CheckpointError, OptionError, OutputError
 
@@ -43,41 +42,29 @@ class BuildEngine(WritesDocument):
     the host and of the GPU; the time of every step goes to stderr.
     """
 
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="MODEL CODEC OUT",
-            help="The model's and the codec's folders, or pocket or synthetic for both, and a new "
-            "folder. With --random-weights OUT alone.",
-        ),
-    ]
-    precision: Annotated[
-        str, typer.Option(metavar="bf16|fp8", help="Of the language model; fp8: its shared block.")
-    ] = "bf16"
-    max_sessions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Sessions that talk at once.")
-    ] = 64
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Rows of the longest conversation, 12.5 a second. Default: 8192, or the model's "
-            "context where that is less.",
-        ),
-    ] = None
-    voices_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
-    ] = 40.0
+    folders: list[Path] = argument(
+        "The model's and the codec's folders, or pocket or synthetic for both, and a new "
+        "folder. With --random-weights OUT alone.",
+        metavar="MODEL CODEC OUT",
+    )
+    precision: str = option(
+        "bf16", "Of the language model; fp8: its shared block.", metavar="bf16|fp8"
+    )
+    max_sessions: int = option(64, "Sessions that talk at once.", metavar="N", min=1)
+    max_rows: int | None = option(
+        None,
+        "Rows of the longest conversation, 12.5 a second. Default: 8192, or the model's "
+        "context where that is less.",
+        metavar="N",
+        min=1,
+    )
+    voices_s: float = option(40.0, "Length of all voices together.", metavar="SECONDS", min=0.0)
     random_weights: opt.RandomWeights = None
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune/--no-tune",
-            help="Time divisions of the language model's products on this GPU, and keep those that "
-            "are faster than the package's own.",
-        ),
-    ] = True
+    tune: bool = option(
+        True,
+        "Time divisions of the language model's products on this GPU, and keep those that "
+        "are faster than the package's own.",
+    )
     embeddings: opt.Embeddings = "device"
     device: opt.Device = "auto"
 

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.options import option
 from mosstalk.cli.replies import STDOUT, SpeaksReplies
 from mosstalk.errors import TextError
 
@@ -30,25 +31,14 @@ class ChatCommand(SpeaksReplies):
     """
 
     context: typer.Context
-    speech: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A spoken turn: any sound file that libsndfile reads; - is standard input. May be "
-            "repeated."
-        ),
-    ] = None
-    text: Annotated[
-        list[str] | None, typer.Option(help="A typed turn. May be repeated and mixed with speech.")
-    ] = None
-    reply: Annotated[
-        str, typer.Option(metavar="speech|text", help="Whether answers are spoken or written.")
-    ] = "speech"
-    show_rows: Annotated[
-        bool,
-        typer.Option(
-            "--show-rows", help="Print step, mode, text token and audio token of every row."
-        ),
-    ] = False
+    speech: list[Path] | None = option(
+        None,
+        "A spoken turn: any sound file that libsndfile reads; - is standard input. May be "
+        "repeated.",
+    )
+    text: list[str] | None = option(None, "A typed turn. May be repeated and mixed with speech.")
+    reply: str = option("speech", "Whether answers are spoken or written.", metavar="speech|text")
+    show_rows: bool = option(False, "Print step, mode, text token and audio token of every row.")
     channel: opt.Channel = None
     usual_out: ClassVar[Path] = Path("answer.wav")
 

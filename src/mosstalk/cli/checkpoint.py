@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
 from mosstalk.cli.checkpoint_quantize import Quantize
 from mosstalk.cli.command import WritesDocument, add_command
+from mosstalk.cli.options import argument, option
 
 if TYPE_CHECKING:
     from mosstalk.progress import Progress
@@ -26,23 +27,15 @@ class Synthesize:
     exactness on real shapes. A full one takes 20 GiB, codec included.
     """
 
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new folder; gets OUT/model and OUT/codec.")
-    ]
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
-            "tiny,hidden_size=256,flow.input_size=96. Default: tiny."
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option(help="Same seed and sizes, same weights.")] = 0
-    dtype: Annotated[
-        str, typer.Option(help="Of the language model: bfloat16, float16 or float32.")
-    ] = "bfloat16"
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json to use instead of a byte-level one.")
-    ] = None
+    out: Path = argument("A new folder; gets OUT/model and OUT/codec.", metavar="OUT")
+    size: list[str] | None = option(
+        None,
+        "tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
+        "tiny,hidden_size=256,flow.input_size=96. Default: tiny.",
+    )
+    seed: int = option(0, "Same seed and sizes, same weights.")
+    dtype: str = option("bfloat16", "Of the language model: bfloat16, float16 or float32.")
+    tokenizer: Path | None = option(None, "A tokenizer.json to use instead of a byte-level one.")
 
     def run(self) -> None:
         """Write it, and print what it is."""
@@ -63,21 +56,14 @@ class Inspect(WritesDocument):
     Exit code 1: it has problems. 2: it is no checkpoint at all.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A model folder, a codec folder, one that holds model/ and codec/, one that "
-            "mosstalk build made; or pocket or synthetic.",
-        ),
-    ]
-    hashes: Annotated[
-        bool | None,
-        typer.Option(
-            "--hashes/--no-hashes",
-            help="Read every byte for SHA-256 sums. Default: yes, but of a built folder no.",
-        ),
-    ] = None
+    folder: Path = argument(
+        "A model folder, a codec folder, one that holds model/ and codec/, one that "
+        "mosstalk build made; or pocket or synthetic.",
+        metavar="DIR",
+    )
+    hashes: bool | None = option(
+        None, "Read every byte for SHA-256 sums. Default: yes, but of a built folder no."
+    )
 
     def run(self) -> int:
         """Print what the folder holds; 1 when something is wrong with it.
@@ -129,23 +115,14 @@ class Convert:
     One shard is in memory at a time. Killed, it goes on where it stopped.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A model folder, a codec folder, or one that holds model/ and codec/.",
-        ),
-    ]
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new folder for the converted checkpoint.")
-    ]
-    dtype: Annotated[
-        str,
-        typer.Option(help="bf16, fp16 or fp32, of the language model; the codec keeps its own."),
-    ] = "bf16"
-    shard_gib: Annotated[
-        float, typer.Option(help="Largest file written, in GiB; memory taken grows with it.")
-    ] = 2.0
+    folder: Path = argument(
+        "A model folder, a codec folder, or one that holds model/ and codec/.", metavar="DIR"
+    )
+    out: Path = argument("A new folder for the converted checkpoint.", metavar="OUT")
+    dtype: str = option(
+        "bf16", "bf16, fp16 or fp32, of the language model; the codec keeps its own."
+    )
+    shard_gib: float = option(2.0, "Largest file written, in GiB; memory taken grows with it.")
 
     def run(self) -> None:
         """Write it, and print what was done."""

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesPage
+from mosstalk.cli.options import argument, option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,51 +28,34 @@ class Quantize(WritesPage):
     in memory while it writes; OUT is there whole or not at all.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A model folder, published or converted; one that holds model/ and codec/; or "
-            "pocket or synthetic.",
-        ),
-    ]
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new folder for the quantised checkpoint.")
-    ]
-    scheme: Annotated[
-        str, typer.Option(help="fp8: E4M3, with a float32 scale for each output channel.")
-    ] = "fp8"
-    blocks: Annotated[
-        str,
-        typer.Option(
-            metavar="shared|all", help="The shared block's products, or both modality blocks' too."
-        ),
-    ] = "shared"
-    activations: Annotated[
-        str | None,
-        typer.Option(
-            metavar="row|calibrated",
-            help="Scale a product's input row by row as it comes, or by one number found "
-            "beforehand. Default: calibrated with --calibrate, else row.",
-        ),
-    ] = None
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibrate",
-            metavar="PROMPTS.jsonl",
-            help="Conversations to calibrate and measure on, one a line; every tenth is measured "
-            "on. Default, where any are needed: 600 made with the model itself.",
-        ),
-    ] = None
-    statistic: Annotated[
-        str,
-        typer.Option(
-            metavar="largest|p99.99",
-            help="What a calibrated scale is made of: the largest magnitude, or that of all but 1 "
-            "in 10,000.",
-        ),
-    ] = "largest"
+    folder: Path = argument(
+        "A model folder, published or converted; one that holds model/ and codec/; or "
+        "pocket or synthetic.",
+        metavar="DIR",
+    )
+    out: Path = argument("A new folder for the quantised checkpoint.", metavar="OUT")
+    scheme: str = option("fp8", "fp8: E4M3, with a float32 scale for each output channel.")
+    blocks: str = option(
+        "shared", "The shared block's products, or both modality blocks' too.", metavar="shared|all"
+    )
+    activations: str | None = option(
+        None,
+        "Scale a product's input row by row as it comes, or by one number found "
+        "beforehand. Default: calibrated with --calibrate, else row.",
+        metavar="row|calibrated",
+    )
+    calibrate: Path | None = option(
+        None,
+        "Conversations to calibrate and measure on, one a line; every tenth is measured "
+        "on. Default, where any are needed: 600 made with the model itself.",
+        metavar="PROMPTS.jsonl",
+    )
+    statistic: str = option(
+        "largest",
+        "What a calibrated scale is made of: the largest magnitude, or that of all but 1 "
+        "in 10,000.",
+        metavar="largest|p99.99",
+    )
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
 

@@ -7,10 +7,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -30,10 +31,13 @@ _SHOWN_LAST = ("stats", "trace", "html", "json", "force", "quiet")
 class Options(Protocol):
     """A command: its fields are options and arguments, its docstring is what ``--help`` says.
 
-    Each field is ``Annotated`` with a ``typer.Option`` or ``typer.Argument``. Values that cannot
-    be meant are refused with OptionError: words beside those of a metavar such as ``bf16|fp8`` for
-    all commands alike, others by ``run`` or, before anything heavy is imported, ``__post_init__``.
+    Each field is an ``option`` or an ``argument``, or of a type in ``cli.options``. What cannot be
+    meant is refused with OptionError: words beside those of a metavar such as ``bf16|fp8`` for all
+    commands alike, other values by ``run`` or, before anything heavy is imported,
+    ``__post_init__``.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def run(self) -> int | None:
         """Do what was asked for; the exit code, None for 0."""
@@ -137,24 +141,28 @@ def add_command(app: typer.Typer, name: str, options: type[Options]) -> None:
     silence = inspect.Parameter(
         "quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=opt.Quiet
     )
-    fields = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in (*inspect.signature(options).parameters.values(), silence)
-    ]
+    fields = [*map(partial(_parameter, options), inspect.signature(options).parameters), silence]
     place = {name: number for number, name in enumerate(_SHOWN_LAST, 1)}
     fields.sort(key=lambda each: place.get(each.name, 0))
     command.__signature__ = inspect.Signature(fields)  # type: ignore[attr-defined]
     app.command(name, cls=_Command, help=options.__doc__)(command)
 
 
+def _parameter(options: type[Options], name: str) -> inspect.Parameter:
+    """A field of a command as typer reads it."""
+    spec = inspect.signature(options).parameters[name]
+    info = options.__dataclass_fields__[name].metadata.get(opt.INFO)
+    if info and info.default is False and not info.param_decls:
+        info.param_decls = (f"--{name.replace('_', '-')}",)  # without a --no- beside it
+    return spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+
+
 def _check_choice(option: inspect.Parameter, given: Any) -> None:
     """Raise OptionError for a word that is none of those in the option's metavar, ``bf16|fp8``."""
-    info: Any = next(iter(getattr(option.annotation, "__metadata__", ())), None)
+    info: Any = next(iter(getattr(option.annotation, "__metadata__", ())), option.default)
     metavar = getattr(info, "metavar", None) or ""
     if _CHOICES.fullmatch(metavar) and given is not None:
-        # Within Annotated typer takes an option's first name for its default.
-        names = [each for each in (info.default, *(info.param_decls or ())) if each is not ...]
-        name = next(iter(names), f"--{option.name.replace('_', '-')}")
+        name = next(iter(info.param_decls or ()), f"--{option.name.replace('_', '-')}")
         choices = metavar.split("|")
         for word in given if isinstance(given, list) else [given]:
             if word not in choices:

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 
@@ -29,13 +27,10 @@ class Doctor(WritesDocument):
     the last part of their names. The options below it are for it alone.
     """
 
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write a report to send to this file.")
-    ] = None
-    cases: Annotated[
-        list[Path] | None,
-        typer.Option(help="Golden case folders to verify and report on; may be repeated."),
-    ] = None
+    report: Path | None = option(None, "Write a report to send to this file.", metavar="FILE.json")
+    cases: list[Path] | None = option(
+        None, "Golden case folders to verify and report on; may be repeated."
+    )
     model: opt.Model = None
     codec: opt.Codec = None
     device: opt.Device = "auto"

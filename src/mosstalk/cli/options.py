@@ -1,7 +1,8 @@
 """Options of the command line, each with the help that ``--help`` prints."""
 
+from dataclasses import MISSING, field
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -10,7 +11,24 @@ EMBEDDINGS_HELP = (
     "Where the table of text embeddings is: in the GPU's memory, or in the host's, which saves the "
     "published model 1.16 GiB of the GPU's."
 )
+INFO = "typer"
+"""In a field's metadata: what typer shall know of it."""
 _CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
+
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """A field of a command: an option, its default, its help, and what else ``typer.Option`` takes.
+
+    Without ``names`` it is called as the field is. One that is False by default is a flag.
+    """
+    return field(default=default, metadata={INFO: typer.Option(default, *names, help=help, **more)})
+
+
+def argument(help: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field of a command: an argument, its help, and what else ``typer.Argument`` takes."""
+    given = ... if default is MISSING else default
+    return field(default=default, metadata={INFO: typer.Argument(given, help=help, **more)})
+
 
 Model: TypeAlias = Annotated[
     Path | None,

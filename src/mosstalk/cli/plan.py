@@ -3,12 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import option
 from mosstalk.environment import this_command
 from mosstalk.errors import OptionError
 
@@ -35,50 +34,32 @@ class PlanMemory(WritesDocument):
     2: wrong input.
     """
 
-    gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, e.g. 24GiB or 80GB.")
-    ] = None
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CARD",
-            help="rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be "
-            "repeated.",
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bf16|fp8",
-            help="Of the language model's trunk. Default: bf16, or as the --model folder was "
-            "quantised; with --gpu both.",
-        ),
-    ] = None
-    max_sessions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Sessions that talk at once.")
-    ] = 1
-    max_rows: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Rows of the longest conversation, 12.5 a second."),
-    ] = 8192
-    voices_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
-    ] = 7.0
+    gpu_memory: str | None = option(None, "Memory of the GPU, e.g. 24GiB or 80GB.", metavar="SIZE")
+    gpu: list[str] | None = option(
+        None,
+        "rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be repeated.",
+        metavar="CARD",
+    )
+    precision: str | None = option(
+        None,
+        "Of the language model's trunk. Default: bf16, or as the --model folder was "
+        "quantised; with --gpu both.",
+        metavar="bf16|fp8",
+    )
+    max_sessions: int = option(1, "Sessions that talk at once.", metavar="N", min=1)
+    max_rows: int = option(
+        8192, "Rows of the longest conversation, 12.5 a second.", metavar="N", min=1
+    )
+    voices_s: float = option(7.0, "Length of all voices together.", metavar="SECONDS", min=0.0)
     embeddings: opt.Embeddings = "device"
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the language model, or pocket or synthetic. Default: the published "
-            "model's sizes."
-        ),
-    ] = None
-    codec: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the codec, or pocket or synthetic. Default: the published codec's "
-            "sizes."
-        ),
-    ] = None
+    model: Path | None = option(
+        None,
+        "Folder of the language model, or pocket or synthetic. Default: the published "
+        "model's sizes.",
+    )
+    codec: Path | None = option(
+        None, "Folder of the codec, or pocket or synthetic. Default: the published codec's sizes."
+    )
 
     def __post_init__(self) -> None:
         """Refuse to say something of nothing."""

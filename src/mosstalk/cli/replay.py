@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 from mosstalk.cli.serve import require_server
 
 if TYPE_CHECKING:
@@ -29,20 +28,14 @@ class Replay(WritesDocument):
     Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A session's folder, as serve --record makes them."),
-    ]
+    folder: Path = argument("A session's folder, as serve --record makes them.", metavar="DIR")
     model: opt.Model = None
     codec: opt.Codec = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live", help="At the pace of then, so that times can be compared. Default: at once."
-        ),
-    ] = False
+    live: bool = option(
+        False, "At the pace of then, so that times can be compared. Default: at once."
+    )
 
     def run(self) -> int:
         """Replay, print what differs; the exit code."""

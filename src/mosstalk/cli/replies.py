@@ -3,12 +3,11 @@
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import STANDARD, WritesDocument
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -60,16 +59,14 @@ class SpeaksReplies(DrawsReplies):
     """
 
     usual_out: ClassVar[Path]
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE|-",
-            help="Where the sound goes: .wav, .flac or .ogg; - is stdout, as wav. Of several "
-            "answers each has a number in its name. Default: a new file in this folder.",
-        ),
-    ] = None
+    out: Path | None = option(
+        None,
+        "Where the sound goes: .wav, .flac or .ogg; - is stdout, as wav. Of several "
+        "answers each has a number in its name. Default: a new file in this folder.",
+        "--out",
+        "-o",
+        metavar="FILE|-",
+    )
     voice: opt.VoiceName = "default"
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None

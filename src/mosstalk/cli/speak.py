@@ -3,11 +3,10 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-import typer
+from typing import TYPE_CHECKING, ClassVar
 
 from mosstalk.cli.command import STANDARD
+from mosstalk.cli.options import argument, option
 from mosstalk.cli.replies import SpeaksReplies
 from mosstalk.errors import OptionError, TextError
 
@@ -40,12 +39,8 @@ class Speak(SpeaksReplies):
     Exit code 1: the model ended its replies without a sound. 2: wrong input.
     """
 
-    text: Annotated[
-        str | None, typer.Argument(help="What to read aloud; - reads standard input.")
-    ] = None
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Read this text file (UTF-8) aloud instead.")
-    ] = None
+    text: str | None = argument("What to read aloud; - reads standard input.", default=None)
+    file: Path | None = option(None, "Read this text file (UTF-8) aloud instead.")
     usual_out: ClassVar[Path] = Path("spoken.wav")
 
     def run(self) -> int:

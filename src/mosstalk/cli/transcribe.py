@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.options import argument
 from mosstalk.cli.replies import DrawsReplies
 
 if TYPE_CHECKING:
@@ -33,12 +32,9 @@ class Transcribe(DrawsReplies):
     How much of it is right depends on the model: see its card.
     """
 
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...", help="Sound files that libsndfile reads; - is standard input."
-        ),
-    ]
+    files: list[Path] = argument(
+        "Sound files that libsndfile reads; - is standard input.", metavar="FILE..."
+    )
     channel: opt.Channel = None
 
     def run(self) -> None:

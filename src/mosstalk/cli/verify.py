@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 from mosstalk.verify import ComputePath
 
 
@@ -33,25 +31,18 @@ class Verify(WritesDocument):
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
 
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders that hold a case.json.")
-    ]
+    folders: list[Path] = argument("Folders that hold a case.json.", metavar="DIR...")
     device: opt.Device = "cpu"
-    dtype: Annotated[str, typer.Option(help=f"Compute in {opt.DTYPES_HELP}.")] = "float32"
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights",
-            help="Read every case's weights from this folder: a model's, a codec's, or one that "
-            "holds model/ and codec/. Default: where the case has or names them.",
-        ),
-    ] = None
-    path: Annotated[
-        ComputePath,
-        typer.Option(
-            "--path", help="Which way of computing: the plain reference, or the engine that serves."
-        ),
-    ] = ComputePath.REFERENCE
+    dtype: str = option("float32", f"Compute in {opt.DTYPES_HELP}.")
+    weights: Path | None = option(
+        None,
+        "Read every case's weights from this folder: a model's, a codec's, or one that "
+        "holds model/ and codec/. Default: where the case has or names them.",
+    )
+    path: ComputePath = option(
+        ComputePath.REFERENCE,
+        "Which way of computing: the plain reference, or the engine that serves.",
+    )
 
     def run(self) -> int:
         """Judge every case; the exit code."""

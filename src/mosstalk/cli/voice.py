@@ -4,12 +4,13 @@ import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument, add_command
+from mosstalk.cli.options import argument, option
 from mosstalk.constants import CODE_MS
 from mosstalk.environment import this_command
 from mosstalk.errors import CheckpointError, OutputError, VoiceError
@@ -44,20 +45,16 @@ class Create:
     A voice made from someone's speech needs that person's permission.
     """
 
-    name: Annotated[str, typer.Argument(help="The new voice's name, such as ada.")]
-    sample: Annotated[
-        Path, typer.Argument(help="1 to 30 s of one person speaking; best 3 to 15 s.")
-    ]
+    name: str = argument("The new voice's name, such as ada.")
+    sample: Path = argument("1 to 30 s of one person speaking; best 3 to 15 s.")
     codec: opt.CodecAlone = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
-            "ships with mosstalk: NAME.safetensors here.",
-        ),
-    ] = None
+    out: Path | None = option(
+        None,
+        "Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
+        "ships with mosstalk: NAME.safetensors here.",
+        "--out",
+        "-o",
+    )
     channel: opt.Channel = None
     device: opt.Device = "auto"
     force: opt.Force = False
@@ -141,7 +138,7 @@ class Inspect(WritesDocument):
     Exit code 1: it was made for another codec. 2: it cannot be read.
     """
 
-    voice: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A voice, or a voice file.")]
+    voice: str = argument("A voice, or a voice file.", metavar="NAME|FILE")
     codec: opt.CodecAlone = None
 
     def run(self) -> int:
