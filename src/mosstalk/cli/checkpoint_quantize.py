@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mosstalk.models.quantization import Quantization
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Quantize(WritesPage):
     """Write a checkpoint whose products are in 8 bits, and say what that costs.
 
@@ -58,6 +58,10 @@ class Quantize(WritesPage):
     )
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
+    json: str | None = option(
+        None, "Measure, and write every figure as JSON; - is stdout.", metavar="FILE|-"
+    )
+    html: Path | None = option(None, "Measure, and write one page with charts.", metavar="FILE")
 
     def run(self) -> None:
         """Quantise a model's folder, or one that holds model and codec; print and report.
