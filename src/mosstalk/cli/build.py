@@ -15,7 +15,7 @@ from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
 from mosstalk.cli.options import argument, option
 from mosstalk.environment import this_command
-from mosstalk.errors import CheckpointError, OptionError, OutputError
+from mosstalk.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from mosstalk.build.make import BuildRequest
@@ -82,8 +82,6 @@ class BuildEngine(WritesDocument):
 
         out = self.folders[-1]
         request = self._request()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise OutputError(f"{out}: exists already; remove it or choose another name")
         clear_leftovers(out)
         with (
             self.printing(),

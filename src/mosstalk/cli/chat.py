@@ -102,7 +102,7 @@ class ChatCommand(SpeaksReplies):
             name = "standard output" if out == STDOUT else sound.written
             run.note(f"{name}: {answer.audio_s:.2f} s of sound{run.label}")
         run.stat(f"  ended    {ended(answer)}{run.label}")
-        run.show_profile(answer.chat.pipeline, answer.timings, answer.audio_s)
+        run.show_profile(answer.timings, answer.audio_s)
 
     def _said(self, answer: "Answer", written: Path | None) -> dict[str, Any]:
         """An answer and its figures; where asked for, (mode, text id, audio id) of every row."""

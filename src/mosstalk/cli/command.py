@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.options import option
 from mosstalk.environment import this_command
 from mosstalk.errors import AudioWarning, MosstalkError, OptionError
 from mosstalk.files import as_text, require_target, write_document, write_whole
@@ -50,7 +51,12 @@ class WritesDocument:
     Its text for people goes to stdout, or to stderr where something else is written there.
     """
 
-    json: opt.JsonFile = None
+    json: str | None = option(
+        None,
+        "Write everything as one JSON document to FILE; - is stdout, as is --json alone at "
+        "the end.",
+        metavar="FILE|-",
+    )
     force: opt.Force = False
 
     def outputs(self) -> list[Path]:
@@ -87,7 +93,9 @@ class WritesDocument:
 class WritesPage(WritesDocument):
     """A command that can also leave one page of HTML."""
 
-    html: opt.HtmlFile = None
+    html: Path | None = option(
+        None, "Write one page with tables and sound to play.", metavar="FILE"
+    )
 
     def outputs(self) -> list[Path]:
         """The document's file and the page."""

@@ -13,7 +13,6 @@ EMBEDDINGS_HELP = (
 )
 INFO = "typer"
 """In a field's metadata: what typer shall know of it."""
-_CHECKPOINTS = "Default: the checkpoint's, else the public demo's {}."
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -50,40 +49,7 @@ CodecAlone: TypeAlias = Annotated[
 VoiceName: TypeAlias = Annotated[
     str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
 ]
-Temperature: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        help="Sampling temperature; 0 is greedy: the likeliest token each time. "
-        f"{_CHECKPOINTS.format('0.6')}"
-    ),
-]
-TopK: TypeAlias = Annotated[
-    int | None,
-    typer.Option(help=f"Sample from the K likeliest tokens; 0 is off. {_CHECKPOINTS.format('20')}"),
-]
-TopP: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        help="Nucleus sampling: sample from the likeliest tokens that together have probability "
-        "P; 1 is off. "
-        f"{_CHECKPOINTS.format('0.95')}"
-    ),
-]
-RepetitionPenalty: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        help="Makes tokens that were drawn before less likely; 1 is off. "
-        f"{_CHECKPOINTS.format('1.1')}"
-    ),
-]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Of the sampling: same seed, same answers.")]
-MaxRows: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="Longest reply in rows: a row is 80 ms of speech, or a token of text. Default: the "
-        "checkpoint's, else 1024."
-    ),
-]
 ReplyScript: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -103,28 +69,9 @@ ModelDtype: TypeAlias = Annotated[
         help=f"Of the language model: {DTYPES_HELP}. Default: float32 on a CPU, as stored on a GPU."
     ),
 ]
-TraceFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        help="Write the time of every stage run as a Chrome trace, for ui.perfetto.dev or "
-        "chrome://tracing; also after Ctrl-C.",
-    ),
-]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no notes, warnings or progress.")
-]
-Stats: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--stats",
-        help="Also show what was heard, how replies ended, the time of every stage, the time to "
-        "the first sound, the real-time factor and the peak memory.",
-    ),
-]
-System: TypeAlias = Annotated[
-    str | None, typer.Option(help="System prompt; '' for none. Default: this command's own.")
 ]
 FlowContext: TypeAlias = Annotated[
     float | None,
@@ -196,17 +143,4 @@ BatchInvariant: TypeAlias = Annotated[
         help="Compute every row in the same order of sums whoever shares its step, so that replies "
         "are the same alone and in company in 16 bit too. Slower; in float32 it is always so.",
     ),
-]
-JsonFile: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="FILE|-",
-        help="Write everything as one JSON document to FILE; - is stdout, as is --json alone at "
-        "the end.",
-    ),
-]
-HtmlFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Write one page with tables and sound to play."),
 ]

@@ -22,18 +22,41 @@ class DrawsReplies(WritesDocument):
 
     model: opt.Model = None
     codec: opt.Codec = None
-    system: opt.System = None
-    temperature: opt.Temperature = None
-    top_k: opt.TopK = None
-    top_p: opt.TopP = None
-    repetition_penalty: opt.RepetitionPenalty = None
+    system: str | None = option(None, "System prompt; '' for none. Default: this command's own.")
+    temperature: float | None = option(
+        None,
+        "Of the sampling; 0 is greedy: the likeliest token. Default: the checkpoint's, else 0.6.",
+    )
+    top_k: int | None = option(
+        None, "Sample from the K likeliest tokens; 0 is off. Default: the checkpoint's, else 20."
+    )
+    top_p: float | None = option(
+        None,
+        "Nucleus sampling: from the likeliest tokens that together have probability P; 1 is off. "
+        "Default: the checkpoint's, else 0.95.",
+    )
+    repetition_penalty: float | None = option(
+        None, "Against tokens drawn before; 1 is off. Default: the checkpoint's, else 1.1."
+    )
     seed: opt.Seed = 0
-    max_rows: opt.MaxRows = None
+    max_rows: int | None = option(
+        None,
+        "Longest reply in rows: a row is 80 ms of speech, or a token of text. Default: the "
+        "checkpoint's, else 1024.",
+    )
     script: opt.ReplyScript = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    stats: opt.Stats = False
-    trace: opt.TraceFile = None
+    stats: bool = option(
+        False,
+        "Also show what was heard, how replies ended, the time of every stage, the time to "
+        "the first sound, the real-time factor and the peak memory.",
+    )
+    trace: Path | None = option(
+        None,
+        "Write the time of every stage run as a Chrome trace, for ui.perfetto.dev or "
+        "chrome://tracing; also after Ctrl-C.",
+    )
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before a model is read."""

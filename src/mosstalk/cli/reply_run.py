@@ -86,7 +86,8 @@ class ReplyRun:
     """What a run draws with, and what it leaves for its document, its trace and people.
 
     ``about`` says what computed it and how, and is empty until the model is loaded. ``stdout`` is
-    where sound goes that is asked for there. ``drawn``: how answers are drawn, as arguments.
+    where sound goes that is asked for there. ``drawn``: how answers are drawn, as
+    arguments; ``pipeline``: with what, once it is loaded.
     """
 
     asked: DrawsReplies
@@ -98,6 +99,7 @@ class ReplyRun:
     timings: list[TurnTimings] = field(default_factory=list)
     drawn: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+    pipeline: Pipeline = field(init=False)
     _notice: str = ""
 
     def load(self, task: str, reply: str, about: dict[str, Any]) -> Pipeline:
@@ -107,7 +109,7 @@ class ReplyRun:
         never end a reply: without a script they get one.
         """
         asked = self.asked
-        pipeline = load_pipeline(
+        self.pipeline = pipeline = load_pipeline(
             asked.model, asked.codec, asked.device, asked.dtype, asked.sound_request()
         )
         kind = pipeline.model.config.weights_kind
@@ -153,9 +155,7 @@ class ReplyRun:
         """What to add to a line about a reply whose length was forced."""
         return f"; scripted {self.script}: mode changes and length forced" if self.script else ""
 
-    def show_profile(
-        self, pipeline: Pipeline, timings: TurnTimings, audio_s: float, of: str = ""
-    ) -> None:
+    def show_profile(self, timings: TurnTimings, audio_s: float, of: str = "") -> None:
         """Show the time of every stage with its share, the speed, the memory, and what computed.
 
         ``audio_s``: seconds of sound that the real-time factor is of, and ``of`` names.
@@ -173,7 +173,7 @@ class ReplyRun:
         factor = timings.real_time_factor(audio_s)
         if factor is not None:
             self.stat(f"  real-time factor {factor:.3f} {of}(all stages {timings.total_ms:.0f} ms)")
-        model, about = pipeline.model, self.about
+        model, about = self.pipeline.model, self.about
         peaks = [f"{size:.0f} MiB {where}" for where, size in peak_memory_mib(model.device).items()]
         drawn = ", ".join(f"{name} {value}" for name, value in about["sampling"].items())
         self.stat(f"  peak memory {', '.join(peaks)}")

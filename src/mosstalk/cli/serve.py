@@ -89,9 +89,7 @@ class Serve:
         None, "Memory for K and V. Default: what a GPU has left; on a CPU 0.25."
     )
     system: str | None = option(None, "Instructions of sessions that bring none; '' for none.")
-    temperature: float | None = option(
-        None, "Of sessions that choose none; 0 takes the likeliest id."
-    )
+    temperature: float | None = option(None, "Of sessions that choose none; 0 is greedy.")
     seed: int | None = option(None, "Same seed, same answers. Default: another one each time.")
     script: opt.ReplyScript = None
     max_reply_s: float = option(60.0, "Longest spoken reply in seconds.")

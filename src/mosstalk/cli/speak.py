@@ -13,7 +13,6 @@ from mosstalk.errors import OptionError, TextError
 if TYPE_CHECKING:
     from mosstalk.cli.reply_run import ReplyRun, Sound
     from mosstalk.models.voices import Voice
-    from mosstalk.offline.pipeline import Pipeline
 
 _SHOWN = 60
 """Characters of a piece that are shown beside its figures."""
@@ -73,27 +72,21 @@ class Speak(SpeaksReplies):
                 with sound:
                     for number, piece in enumerate(pieces, 1):
                         place = f"piece {number} of {len(pieces)}"
-                        self._read(run, pipeline, voice, piece, place, sound)
+                        self._read(run, voice, piece, place, sound)
             finally:
                 run.results["out"] = str(sound.written) if sound.written else None
-            self._conclude(run, pipeline)
+            self._conclude(run)
         return 0 if run.results["out"] else 1
 
     def _read(
-        self,
-        run: "ReplyRun",
-        pipeline: "Pipeline",
-        voice: "Voice",
-        piece: str,
-        place: str,
-        sound: "Sound",
+        self, run: "ReplyRun", voice: "Voice", piece: str, place: str, sound: "Sound"
     ) -> None:
         from mosstalk.cli.reply_run import ended
         from mosstalk.diagnostics.figures import answer_figures
         from mosstalk.offline.tasks import speak
 
         answer = speak(
-            pipeline, piece, voice=voice, system=self.system, as_written=True, **run.drawn
+            run.pipeline, piece, voice=voice, system=self.system, as_written=True, **run.drawn
         )
         try:
             run.play(answer, place, sound)
@@ -104,7 +97,7 @@ class Speak(SpeaksReplies):
         shown = piece if len(piece) <= _SHOWN else f"{piece[: _SHOWN - 3]}..."
         run.stat(f"  read     {shown!r}: {answer.audio_s:.2f} s, {ended(answer)}")
 
-    def _conclude(self, run: "ReplyRun", pipeline: "Pipeline") -> None:
+    def _conclude(self, run: "ReplyRun") -> None:
         """Show where the sound is, or that there is none, and the figures of all pieces."""
         from mosstalk.runtime.timing import TurnTimings
 
@@ -117,7 +110,7 @@ class Speak(SpeaksReplies):
                 "NOTHING was spoken: the model ended its replies without a sound, no file was "
                 f"written; try another --seed{run.label}"
             )
-        run.show_profile(pipeline, TurnTimings.together(run.timings), audio_s)
+        run.show_profile(TurnTimings.together(run.timings), audio_s)
 
 
 def read_text(text: str | None, file: Path | None) -> str:

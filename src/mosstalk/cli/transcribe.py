@@ -11,7 +11,6 @@ from mosstalk.cli.replies import DrawsReplies
 if TYPE_CHECKING:
     from mosstalk.audio.sound import Recording, Samples
     from mosstalk.cli.reply_run import ReplyRun
-    from mosstalk.offline.pipeline import Pipeline
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,20 +46,18 @@ class Transcribe(DrawsReplies):
 
         with reply_run(self) as run:
             recordings = [read_sound(path, self.channel) for path in self.files]
-            pipeline = run.load("transcribe", "text", {"task": "transcribe"})
+            run.load("transcribe", "text", {"task": "transcribe"})
             files = run.results["files"] = list[dict[str, Any]]()
             for path, recording in zip(self.files, recordings, strict=True):
                 files.append({"file": str(path), **about(recording), "text": "", "pieces": []})
-                self._write_down(run, pipeline, recording, files[-1])
+                self._write_down(run, recording, files[-1])
             if run.timings:
                 heard_s = sum(file["seconds"] for file in files)
                 run.stat(f"\nwrote down {heard_s:.2f} s of sound{run.label}")
                 whole = TurnTimings.together(run.timings)
-                run.show_profile(pipeline, whole, heard_s, "of what was heard ")
+                run.show_profile(whole, heard_s, "of what was heard ")
 
-    def _write_down(
-        self, run: "ReplyRun", pipeline: "Pipeline", recording: "Recording", file: dict[str, Any]
-    ) -> None:
+    def _write_down(self, run: "ReplyRun", recording: "Recording", file: dict[str, Any]) -> None:
         import numpy as np
 
         from mosstalk.audio.sound import SILENCE_PEAK
@@ -83,17 +80,12 @@ class Transcribe(DrawsReplies):
                 found = {"start_s": start, "end_s": end}
                 file["pieces"].append(found)
                 place = f"{file['file']}: piece {number} of {len(pieces)}"
-                how = self._write_piece(run, pipeline, piece, place, file)
+                how = self._write_piece(run, piece, place, file)
                 run.stat(f"  {span}  {how}")
             start = end
 
     def _write_piece(
-        self,
-        run: "ReplyRun",
-        pipeline: "Pipeline",
-        piece: "Samples",
-        place: str,
-        file: dict[str, Any],
+        self, run: "ReplyRun", piece: "Samples", place: str, file: dict[str, Any]
     ) -> str:
         """Print the text of a piece, whose document is the file's last; how its reply ended."""
         from mosstalk.cli.reply_run import ended, plain_line
@@ -102,7 +94,7 @@ class Transcribe(DrawsReplies):
         from mosstalk.progress import status_line
 
         with status_line(place):
-            answer = transcribe(pipeline, piece, system=self.system, **run.drawn)
+            answer = transcribe(run.pipeline, piece, system=self.system, **run.drawn)
         try:
             run.play(answer, place)  # the sound of a reply that speaks after all is not wanted
         finally:

@@ -1,6 +1,8 @@
 """``mosstalk voice``: making voices and looking at them."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +85,8 @@ class Create:
             status.update("making the voice")
             made = make_voice(codec, sample, self.name)
         if out is None:
-            _make_folder(path.parent)
+            with _or_refused(path.parent, "made"):
+                path.parent.mkdir(exist_ok=True)
         save_voice(made.voice, path)
         _print_made(made, path)
         self._print_use(str(out or self.name))
@@ -98,11 +101,9 @@ class Create:
     def _print_use(self, voice: str) -> None:
         from mosstalk.prepared.default_models import NAMES
 
-        where = ""
-        if self.codec:
-            codec = str(self.codec)
-            named = codec in NAMES
-            where = f"--model {codec} " if named else f"--model MODEL --codec {shlex.quote(codec)} "
+        codec = shlex.quote(str(self.codec or ""))
+        where = f"--model {codec} " if codec in NAMES else f"--model MODEL --codec {codec} "
+        where = where if self.codec else ""
         print(f"try: {this_command()} chat {where}--text hello --voice {shlex.quote(voice)}")
 
 
@@ -199,17 +200,16 @@ def _complete_synthetic(folder: Path) -> None:
     path = folder / "flow" / X_VECTOR_FILE
     if not path.exists():
         size = read_flow_config(folder, STREAMING_FLOW).spk_embed_dim
-        try:
+        with _or_refused(path, "written"):
             write_x_vector_model(path, size, seed=0)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _make_folder(folder: Path) -> None:
+@contextmanager
+def _or_refused(path: Path, done: str) -> Iterator[None]:
     try:
-        folder.mkdir(exist_ok=True)
+        yield
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror or error})") from None
+        raise OutputError(f"{path}: cannot be {done} ({error.strerror or error})") from None
 
 
 def _print_made(made: "MadeVoice", path: Path) -> None:
