@@ -30,9 +30,7 @@ def test_a_sound_machine_exits_0_and_names_the_next_command(mosstalk: Run) -> No
 
     assert (run.returncode, run.stderr) == (0, "")
     assert "Runs here: the main job in float32 on the CPU" in run.stdout
-    assert (
-        run.stdout.splitlines()[-1] == f"Next: {this_command()} chat --text hello --out answer.wav"
-    )
+    assert run.stdout.splitlines()[-1] == f"Next: {this_command()} chat --text hello"
 
 
 def test_the_next_command_runs(mosstalk: Run, tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesPage
 from mosstalk.cli.options import argument, option
-from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.checkpoints.quantize import Found, Written
-    from mosstalk.models.quantization import Quantization
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -34,7 +32,9 @@ class Quantize(WritesPage):
         metavar="DIR",
     )
     out: Path = argument("A new folder for the quantised checkpoint.", metavar="OUT")
-    scheme: str = option("fp8", "fp8: E4M3, with a float32 scale for each output channel.")
+    scheme: str = option(
+        "fp8", "fp8: E4M3, with a float32 scale for each output channel.", metavar="fp8"
+    )
     blocks: str = option(
         "shared", "The shared block's products, or both modality blocks' too.", metavar="shared|all"
     )
@@ -71,12 +71,13 @@ class Quantize(WritesPage):
         """
         from mosstalk.checkpoints.quantize import Request, quantize
         from mosstalk.checkpoints.quantize_report import document_of, page_of
+        from mosstalk.models.quantization import Quantization
         from mosstalk.progress import progress_bar
 
-        record = self._record()
+        activations = self.activations or ("calibrated" if self.calibrate else "row")
         request = Request(
-            self.folder, self.out, record, self.calibrate, self.statistic, self.device, self.dtype,
-            bool(self.json or self.html),
+            self.folder, self.out, Quantization(self.blocks, activations), self.calibrate,
+            self.statistic, self.device, self.dtype, bool(self.json or self.html),
         )  # fmt: skip
         with self.printing():
             with progress_bar() as tell:
@@ -87,15 +88,6 @@ class Quantize(WritesPage):
                 document_of(found.record, found.settings, found.measured),
                 partial(page_of, found.settings, found.measured),
             )
-
-    def _record(self) -> "Quantization":
-        """What the config will say, but for what is known later."""
-        from mosstalk.models.quantization import SCHEMES, Quantization
-
-        if self.scheme not in SCHEMES:
-            raise OptionError(f"--scheme must be {' or '.join(SCHEMES)}, not {self.scheme!r}")
-        activations = self.activations or ("calibrated" if self.calibrate else "row")
-        return Quantization(self.blocks, activations)
 
     def _print(self, found: "Found", written: "Written") -> None:
         from mosstalk.checkpoints.quantize_report import PLUMBING, tables_of

@@ -24,7 +24,7 @@ from mosstalk.files import as_text, require_target, write_document, write_whole
 
 STANDARD = "-"
 """In place of a file's name: standard input or output."""
-_CHOICES = re.compile(r"[a-z0-9.]+(\|[a-z0-9.]+)+")
+_CHOICES = re.compile(r"[a-z0-9.]+(\|[a-z0-9.]+)*")
 """The metavar of an option that takes one of a few words."""
 _SHOWN_LAST = ("stats", "trace", "html", "json", "force", "quiet")
 

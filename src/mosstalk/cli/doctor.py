@@ -24,7 +24,8 @@ class Doctor(WritesDocument):
     what is in it: doctor's facts, verify's results on the given cases, the
     times of one scripted turn, package versions, and hashes of config files.
     It holds no sound, no text that you typed, no weights, and of folders only
-    the last part of their names. The options below it are for it alone.
+    the last part of their names. Of the options
+    --cases, --model, --codec, --device and --dtype are for it alone.
     """
 
     report: Path | None = option(None, "Write a report to send to this file.", metavar="FILE.json")

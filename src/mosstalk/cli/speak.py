@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, ClassVar
 
 from mosstalk.cli.command import STANDARD
@@ -13,9 +14,6 @@ from mosstalk.errors import OptionError, TextError
 if TYPE_CHECKING:
     from mosstalk.cli.reply_run import ReplyRun, Sound
     from mosstalk.models.voices import Voice
-
-_SHOWN = 60
-"""Characters of a piece that are shown beside its figures."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,7 +92,7 @@ class Speak(SpeaksReplies):
             said = {"text": piece, "codes": answer.codes}
             run.results["pieces"].append(said | answer_figures(answer))
             run.results["audio_s"] += answer.audio_s
-        shown = piece if len(piece) <= _SHOWN else f"{piece[: _SHOWN - 3]}..."
+        shown = shorten(piece, 60, placeholder=" ...")
         run.stat(f"  read     {shown!r}: {answer.audio_s:.2f} s, {ended(answer)}")
 
     def _conclude(self, run: "ReplyRun") -> None:

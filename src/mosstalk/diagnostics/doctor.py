@@ -342,7 +342,7 @@ def full_size_bytes() -> tuple[int, int, int]:
 
 def _next_command(broken: list[Finding]) -> str:
     if not broken:
-        return f"{this_command()} chat --text hello --out answer.wav"
+        return f"{this_command()} chat --text hello"
     if any(thing.name == "cache folder" for thing in broken):
         return f"MOSSTALK_CACHE=FOLDER {this_command()} doctor"
     packages = ["soundfile" if thing.name == "libsndfile" else thing.name for thing in broken]

@@ -72,19 +72,18 @@ class Choices:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a checkpoint chose: for everything, and by the name of a task.
+    """What a checkpoint chose, by the name of a task.
 
     ``text``: what it asks of text that it reads aloud.
     """
 
-    everywhere: Choices = field(default_factory=Choices)
     tasks: Mapping[str, Choices] = field(default_factory=dict)
     text: TextRules = field(default_factory=TextRules)
 
     def of(self, task: str) -> Choices:
         """The choices for one of ``TASKS``."""
         assert task in TASKS, task
-        return self.tasks.get(task, self.everywhere)
+        return self.tasks.get(task, Choices())
 
 
 def read_defaults(folder: Path) -> Defaults:
@@ -106,7 +105,7 @@ def read_defaults(folder: Path) -> Defaults:
     for task, each in readers.items():
         tasks[task] = _choices(common | _values(each), each.where)
         _refuse_unknown(each, (*_KINDS, *sorted(each.used - set(_KINDS))))
-    return Defaults(_choices(common, reader.where), tasks, text)
+    return Defaults(tasks, text)
 
 
 def _text_rules(reader: Reader) -> TextRules:
