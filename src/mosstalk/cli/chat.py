@@ -86,7 +86,8 @@ class ChatCommand(SpeaksReplies):
 
     def _answer(self, run: "ReplyRun", answer: "Answer", out: Path) -> None:
         """Draw an answer; leave its sound, its text and what is said of it."""
-        from mosstalk.cli.reply_run import Sound, ended, plain_line
+        from mosstalk.cli.reply_run import Sound, plain_line
+        from mosstalk.diagnostics.figures import answer_figures
 
         turns = run.results["turns"]
         sound = Sound(run, out)
@@ -95,25 +96,19 @@ class ChatCommand(SpeaksReplies):
                 what = "the answer" if len(self.turns()) == 1 else f"answer {len(turns)}"
                 run.play(answer, what, sound)
         finally:
-            turns[-1] |= self._said(answer, sound.written)
+            turns[-1] |= {"codes": answer.codes, "text": answer.text, "out": sound.name}
+            if self.show_rows:
+                grid = zip(answer.reply.modes, answer.reply.rows, strict=True)
+                turns[-1]["rows"] = [[mode.name.lower(), *row] for mode, row in grid]
+            turns[-1] |= answer_figures(answer)
         if answer.text:
             print(plain_line(answer.text), flush=True)
-        if sound.written:
-            name = "standard output" if out == STDOUT else sound.written
+        if sound.name:
+            name = "standard output" if out == STDOUT else sound.name
             run.note(f"{name}: {answer.audio_s:.2f} s of sound{run.label}")
-        run.stat(f"  ended    {ended(answer)}{run.label}")
+        ended = f"{answer.reply.finish_reason} after {answer.steps} steps"
+        run.stat(f"  ended    {ended}{run.label}")
         run.show_profile(answer.timings, answer.audio_s)
-
-    def _said(self, answer: "Answer", written: Path | None) -> dict[str, Any]:
-        """An answer and its figures; where asked for, (mode, text id, audio id) of every row."""
-        from mosstalk.diagnostics.figures import answer_figures
-
-        out = str(written) if written else None
-        said: dict[str, Any] = {"codes": answer.codes, "text": answer.text, "out": out}
-        if self.show_rows:
-            grid = zip(answer.reply.modes, answer.reply.rows, strict=True)
-            said["rows"] = [[mode.name.lower(), *row] for mode, row in grid]
-        return said | answer_figures(answer)
 
 
 def _take_turn(

@@ -3,17 +3,12 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import WritesDocument
 from mosstalk.cli.options import option
 from mosstalk.environment import this_command
 from mosstalk.errors import OptionError
-
-if TYPE_CHECKING:
-    from mosstalk.plan.fit import Wish
-    from mosstalk.plan.sizes import Configs
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
@@ -76,7 +71,7 @@ class PlanMemory(WritesDocument):
             DeviceError: FP8 for a card without it.
             ConfigError, CheckpointError: see ``configs_of``.
         """
-        from mosstalk.plan.fit import plan_of
+        from mosstalk.plan.fit import Wish, plan_of
         from mosstalk.plan.limits import cards
         from mosstalk.plan.report import best_of, document_of, printed
         from mosstalk.prepared.start import configs_of
@@ -86,7 +81,12 @@ class PlanMemory(WritesDocument):
         with self.printing():
             configs = configs_of(self.model, self.codec)
         published = self.model is None and self.codec is None
-        plan = plan_of(configs, self._wish(configs, memory)) if memory else None
+        quantized = "quantization" in configs.model.extra
+        wish = Wish(
+            memory or 0, self.precision or ("fp8" if quantized else "bf16"), self.max_sessions,
+            self.max_rows, self.voices_s, self.embeddings,
+        )  # fmt: skip
+        plan = plan_of(configs, wish) if memory else None
         best = best_of(configs, chosen, self.precision)
         weights = configs.model.weights_kind if self.model else "none"
         self.deliver(
@@ -104,15 +104,6 @@ class PlanMemory(WritesDocument):
         if self.model and (str(self.model) in NAMES or is_built(self.model)):
             return f"{command} --model {self.model}"
         return f"{command} --model {self.model or 'MODEL'} --codec {self.codec or 'CODEC'}"
-
-    def _wish(self, configs: "Configs", memory: int) -> "Wish":
-        from mosstalk.plan.fit import Wish
-
-        quantized = "quantization" in configs.model.extra
-        precision = self.precision or ("fp8" if quantized else "bf16")
-        return Wish(
-            memory, precision, self.max_sessions, self.max_rows, self.voices_s, self.embeddings
-        )
 
 
 def memory_of(words: str) -> int:

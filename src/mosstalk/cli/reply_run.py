@@ -18,6 +18,7 @@ from mosstalk.audio.sound import (
     output_format,
     read_audio,
 )
+from mosstalk.cli.command import STANDARD
 from mosstalk.cli.replies import STDOUT, DrawsReplies
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
@@ -224,13 +225,13 @@ class Sound:
     """Where a reply's sound goes: stdout, or a file that begins to exist with its first samples.
 
     As a context it renames the file at the end, keeps its part on Ctrl-C, else deletes that.
-    ``written`` is what there is then.
+    ``name`` is that of what there is then, None for nothing.
     """
 
     def __init__(self, run: ReplyRun, path: Path) -> None:
         self.run, self.path = run, path
         self.writer: AudioWriter | WavStream | None = None
-        self.written: Path | None = None
+        self.name: str | None = None
 
     def write(self, samples: Samples) -> None:
         """Append samples (n,) at 24 kHz.
@@ -255,19 +256,14 @@ class Sound:
         if isinstance(self.writer, AudioWriter):
             if kind is None:
                 self.writer.close()
-                self.written = self.path
+                self.name = str(self.path)
             elif kind is KeyboardInterrupt:
-                self.written = self.writer.abandon()
-                self.run.note(f"interrupted: what was spoken so far is in {self.written}")
+                self.name = str(self.writer.abandon())
+                self.run.note(f"interrupted: what was spoken so far is in {self.name}")
             else:
                 self.writer.discard()
         elif self.writer:
-            self.written = STDOUT
-
-
-def ended(answer: Answer) -> str:
-    """How a reply ended."""
-    return f"{answer.reply.finish_reason} after {answer.steps} steps"
+            self.name = STANDARD
 
 
 def plain_line(text: str) -> str:

@@ -72,14 +72,13 @@ class Speak(SpeaksReplies):
                         place = f"piece {number} of {len(pieces)}"
                         self._read(run, voice, piece, place, sound)
             finally:
-                run.results["out"] = str(sound.written) if sound.written else None
+                run.results["out"] = sound.name
             self._conclude(run)
         return 0 if run.results["out"] else 1
 
     def _read(
         self, run: "ReplyRun", voice: "Voice", piece: str, place: str, sound: "Sound"
     ) -> None:
-        from mosstalk.cli.reply_run import ended
         from mosstalk.diagnostics.figures import answer_figures
         from mosstalk.offline.tasks import speak
 
@@ -93,7 +92,8 @@ class Speak(SpeaksReplies):
             run.results["pieces"].append(said | answer_figures(answer))
             run.results["audio_s"] += answer.audio_s
         shown = shorten(piece, 60, placeholder=" ...")
-        run.stat(f"  read     {shown!r}: {answer.audio_s:.2f} s, {ended(answer)}")
+        ended = f"{answer.reply.finish_reason} after {answer.steps} steps"
+        run.stat(f"  read     {shown!r}: {answer.audio_s:.2f} s, {ended}")
 
     def _conclude(self, run: "ReplyRun") -> None:
         """Show where the sound is, or that there is none, and the figures of all pieces."""

@@ -77,18 +77,22 @@ class Transcribe(DrawsReplies):
             if np.abs(piece).max() < SILENCE_PEAK:
                 run.stat(f"  {span}  silent, left out")
             else:
-                found = {"start_s": start, "end_s": end}
-                file["pieces"].append(found)
+                part = {"start_s": start, "end_s": end}
                 place = f"{file['file']}: piece {number} of {len(pieces)}"
-                how = self._write_piece(run, piece, place, file)
+                how = self._write_piece(run, piece, place, file, part)
                 run.stat(f"  {span}  {how}")
             start = end
 
     def _write_piece(
-        self, run: "ReplyRun", piece: "Samples", place: str, file: dict[str, Any]
+        self,
+        run: "ReplyRun",
+        piece: "Samples",
+        place: str,
+        file: dict[str, Any],
+        part: dict[str, Any],
     ) -> str:
-        """Print the text of a piece, whose document is the file's last; how its reply ended."""
-        from mosstalk.cli.reply_run import ended, plain_line
+        """Print the text of a piece, and add ``part`` of the document; how its reply ended."""
+        from mosstalk.cli.reply_run import plain_line
         from mosstalk.diagnostics.figures import answer_figures
         from mosstalk.offline.tasks import transcribe
         from mosstalk.progress import status_line
@@ -99,12 +103,13 @@ class Transcribe(DrawsReplies):
             run.play(answer, place)  # the sound of a reply that speaks after all is not wanted
         finally:
             line = plain_line(answer.text)
-            file["pieces"][-1] |= {"text": answer.text} | answer_figures(answer)
+            file["pieces"].append(part | {"text": answer.text} | answer_figures(answer))
             file["text"] = f"{file['text']} {line}".strip()
         if not self.takes_stdout():
             name = f"{file['file']}: " if len(self.files) > 1 else ""
             print(f"{name}{line}", flush=True)
-        return f"{ended(answer)}{'' if line else ', no words'}"
+        ended = f"{answer.reply.finish_reason} after {answer.steps} steps"
+        return ended if line else f"{ended}, no words"
 
 
 def about(recording: "Recording") -> dict[str, Any]:
