@@ -134,7 +134,7 @@ class Crowd:
 @pytest.mark.parametrize(
     ("seed", "deferral", "late"),
     [
-        pytest.param(n, n < 5, n < 3, marks=[] if n in (0, 3, 5) else [pytest.mark.slow])
+        pytest.param(n, n < 5, n < 3, marks=[] if n in (0, 5) else [pytest.mark.slow])
         for n in range(7)
     ],
 )
