@@ -140,9 +140,9 @@ def test_the_answer_is_24_khz_mono_1920_samples_a_code(main_job: MainJob) -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
-    main_job: MainJob, process: Run, tmp_path: Path
+    main_job: MainJob, mosstalk: Run, tmp_path: Path
 ) -> None:
-    again = process("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
+    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
     assert again.returncode == 0
     assert (tmp_path / "answer.wav").read_bytes() == main_job.answer.read_bytes()
 
@@ -344,6 +344,8 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
     assert (tmp_path / "answer.wav").read_bytes() == b"older"
 
 
+# Slow: a process of its own; an interrupted one leaves it as well, as shown above.
+@pytest.mark.slow
 def test_a_killed_chat_leaves_the_older_answer(cache_folder: Path, tmp_path: Path) -> None:
     with speaking(tmp_path, cache_folder, rows=40) as process:
         process.kill()

@@ -1,6 +1,7 @@
 """``mosstalk verify --path fast`` on codec cases: batches of replies and live sound."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -36,10 +37,21 @@ PAIRS = [
 def test_cases_pass_in_batches_and_live(folder: Path, dtype: torch.dtype, device: str) -> None:
     found = run_case(folder, pick_device(device), dtype, ComputePath.FAST)
     assert [check.name for check in found if not check.passed] == []
+    if folder.name.startswith("flow"):
+        require_both_streams({check.name for check in found})
     words = {"flow": ("paged.", "together."), "hift": ("fast.",), "speech": ("live tokens",)}
     for word in words[folder.name.split("-")[0]]:
         if device == "cpu" or word != "paged.":
             assert any(word in check.name for check in found)
+
+
+def require_both_streams(names: set[str]) -> None:
+    """Check that every hop was computed by the stream that recomputes and by the one that keeps."""
+    hops = {name for name in names if re.search(r"(hop\d+|final_streaming)\.mel", name)}
+    kept = {name for name in hops if "fast." in name}
+    recomputed = {name for name in hops if not re.search(r"fast|paged", name)}
+    assert recomputed == {name.replace("fast.", "") for name in kept}
+    assert recomputed
 
 
 @pytest.mark.parametrize("folder", CASES[2:], ids=lambda path: path.name)

@@ -106,7 +106,7 @@ def test_a_model_that_ships_is_the_default_of_every_task_and_nothing_is_forced(
 
 
 def test_the_synthetic_model_is_there_by_its_name(shipped: Run) -> None:
-    found = document(shipped("speak", "Hi.", "--json", *SYNTHETIC))
+    found = document(shipped("speak", "Hi.", "--json", "--max-rows", "6", *SYNTHETIC))
     assert (found["weights"], found["script"]) == ("synthetic", "speech:75")
 
 

@@ -4,8 +4,8 @@ import copy
 
 import numpy as np
 import pytest
-from conftest import QUESTION, ROOT
-from hypothesis import given, settings
+from conftest import QUESTION, ROOT, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.audio.sound import Samples, read_audio
@@ -152,7 +152,7 @@ def test_no_path_is_learned_from_a_voice() -> None:
     assert len(found) - len(after) < 0.4 * 16_000 / 512
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=60),
     ahead=st.integers(0, 40_000),

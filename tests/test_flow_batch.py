@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
@@ -55,7 +56,7 @@ def alone(flow: BatchedFlow, voice: Voice, pieces: list[list[int]]) -> list[Tens
 
 
 @BOTH
-@settings(max_examples=8)
+@examples(8)
 @given(pieces=sliced(30), prompt=st.integers(0, 33))
 def test_hops_are_those_of_the_recomputing_stream(
     paged: bool, pieces: list[list[int]], prompt: int

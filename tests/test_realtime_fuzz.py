@@ -33,7 +33,10 @@ def server(cache_folder: Path, folder: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize(("seed", "count"), [(1, 400), (2, 200)])
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [pytest.param(1, 400, marks=pytest.mark.slow), (2, 200)],  # slow: as those below
+)
 def test_any_events_in_any_order_are_served_or_refused_by_name(
     server: Server, folder: Path, seed: int, count: int
 ) -> None:

@@ -245,7 +245,11 @@ def test_a_turn_that_is_too_long_is_answered_as_it_is() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("echo_gate", [True, False])
+@pytest.mark.parametrize(
+    # Slow: that the gate is what does it, ``test_session_echo`` shows by switching it.
+    "echo_gate",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_the_echo_of_a_reply_does_not_end_it_but_a_user_does(echo_gate: bool) -> None:
     settings = replace(HANDS_FREE, echo_gate=echo_gate, script="speech:60")
 

@@ -111,10 +111,8 @@ def test_sound_at_any_rate_in_any_pieces_is_the_same_turn() -> None:
                 heard = soxr.resample(at(rate), rate, 16_000, quality="HQ").astype(np.float32)
                 expected = Offline()
                 expected.chat.hear(heard)
-                sound, _ = expected.answer()
-                settings = SessionSettings(
-                    input_rate=rate, turn_detection=None, sampling=BY_HAND.sampling
-                )
+                sound, _ = expected.answer(limits=Limits(9))
+                settings = replace(BY_HAND, input_rate=rate, limits=ReplyLimits(rows=9))
                 async with await here.open(settings) as session:
                     client = Client(session)
                     client.say(at(rate)[:333], piece=7)
@@ -300,7 +298,7 @@ def test_settings_change_what_comes_after_them() -> None:
 
 
 def test_four_at_once_answer_as_each_would_alone() -> None:
-    settings = replace(BY_HAND, limits=ReplyLimits(rows=16))
+    settings = replace(BY_HAND, limits=ReplyLimits(rows=9))
     turns = [
         [speech(QUESTION), speech(SENTENCE)[:20_000]],
         [speech(SENTENCE), speech(QUESTION)[:25_000]],
@@ -320,7 +318,7 @@ def test_four_at_once_answer_as_each_would_alone() -> None:
                 offline = Offline()
                 for turn, sound in zip(spoken, sounds, strict=True):
                     offline.chat.hear(turn)
-                    assert offline.answer(limits=Limits(16))[0] == sound
+                    assert offline.answer(limits=Limits(9))[0] == sound
                 assert client.rows == offline.rows
                 await client.session.close()
             require_nothing_held(here)

@@ -65,9 +65,9 @@ def shown(text: str) -> str:
 
 
 def test_text_becomes_a_sound_file_and_says_whose_weights_spoke(
-    process: Run, tmp_path: Path
+    mosstalk: Run, tmp_path: Path
 ) -> None:
-    run = process("speak", "Good morning.", "--out", "m.wav", "--script", "speech:6", *SYNTHETIC)
+    run = mosstalk("speak", "Good morning.", "--out", "m.wav", "--script", "speech:6", *SYNTHETIC)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("The weights of this model are random: what you will hear is")
     assert "read     'Good morning.': 0.48 s, stop after 8 steps" in run.stdout
@@ -184,6 +184,8 @@ def test_a_trace_has_a_turn_for_every_piece(here: Run, tmp_path: Path) -> None:
     assert turns == set(range(1, len(text_pieces(FOUR_PIECES)) + 1))
 
 
+# Slow: a process of its own; ``test_chat`` interrupts one, which ends the same way.
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "spoken.wav").write_bytes(OLDER)
     words = ("speak", FOUR_PIECES * 20, "--script", "speech:10", *SYNTHETIC)
@@ -210,8 +212,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
 # Writing down.
 
 
-def test_the_text_alone_goes_to_stdout_and_figures_aside(process: Run, pipeline: Pipeline) -> None:
-    run = process("transcribe", QUESTION, "--script", "text:9", *SYNTHETIC)
+def test_the_text_alone_goes_to_stdout_and_figures_aside(mosstalk: Run, pipeline: Pipeline) -> None:
+    run = mosstalk("transcribe", QUESTION, "--script", "text:9", *SYNTHETIC)
     assert run.returncode == 0
     text = wrote(pipeline, read_audio(QUESTION, RATE).samples, 9)
     assert run.stdout == f"{shown(text)}\n"
@@ -321,8 +323,9 @@ def test_stereo_is_heard_like_mono(here: Run, tmp_path: Path) -> None:
 def test_other_rates_are_heard_at_their_length(here: Run, tmp_path: Path, rate: int) -> None:
     wide = np.asarray(soxr.resample(speech(3), RATE, rate), np.float32)
     path = recording(tmp_path / "wide.wav", wide, rate)
-    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), "--json"))
-    found = document(here("transcribe", path, "--json"))
+    words = ("--script", "text:1", "--json")
+    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), *words))
+    found = document(here("transcribe", path, *words))
     (heard,), (file,) = plain["files"], found["files"]
     assert (file["source_rate"], file["seconds"]) == (rate, pytest.approx(3, abs=1e-3))
     rows = "rows_prefilled"

@@ -186,6 +186,8 @@ def test_the_text_for_people_goes_to_stderr(folder: Path) -> None:
     assert "trace of 2 turns -> trace.json" in text
 
 
+# Slow: a process of its own; ``test_chat`` interrupts one, which ends the same way.
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_whole_trace_and_document(cache_folder: Path, tmp_path: Path) -> None:
     words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows", "--json")
     with (
