@@ -103,6 +103,8 @@ def test_an_fp8_folder_answers_as_its_quantised_source(
     assert "is quantised" in refused(bf16)
 
 
+# Slow: one more build, without one folder.
+@pytest.mark.slow
 def test_a_codec_without_voices_is_built_as_well(tiny: Checkpoint, tmp_path: Path) -> None:
     sources = tiny.copy(tmp_path)
     shutil.rmtree(sources.codec / "voices")

@@ -47,7 +47,7 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
     # Of the golden cases a few: the others are verified without a document.
     goldens = tmp_path / "tests" / "goldens"
     goldens.mkdir(parents=True)
-    for name in ("README.md", "lm-square", "prompt-mel", "speech-tokenizer"):
+    for name in ("README.md", "lm-square", "prompt-mel"):
         (goldens / name).symlink_to(GOLDENS / name)
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     return tmp_path

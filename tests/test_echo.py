@@ -72,6 +72,8 @@ def test_a_user_who_talks_over_the_echo_is_heard(user_db: float, soon: float, la
     assert row.interrupted == 0
 
 
+# Slow: as those with headsets below, who begin sooner.
+@pytest.mark.slow
 def test_a_user_with_headphones_is_heard() -> None:
     row = measure_barge_in(DETECTOR, Setting(None, 5.0, replies=2), ASSISTANT, USER, range(4))
     assert row.soon == 1

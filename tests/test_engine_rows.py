@@ -46,7 +46,7 @@ SWITCHES = {
 switches = pytest.mark.parametrize(
     ("deferral", "share", "late"), SWITCHES.values(), ids=SWITCHES.keys()
 )
-# Slow: one switch at a time with goldens, every size and a switch of mode at every step;
+# Slow: one switch at a time with every size and a switch of mode at every step;
 # ``test_prompts_kept_aside_mixed_in_one_batch`` has each.
 all_or_none = pytest.mark.parametrize(
     ("deferral", "share", "late"),
@@ -78,7 +78,14 @@ def golden_reply(case: Case, run: dict[str, Any]) -> Reply:
 
 
 @on_every_device
-@all_or_none
+@pytest.mark.parametrize(
+    ("deferral", "share", "late"),
+    [
+        # Slow: with all switches on, ``test_engine_verify`` has the goldens alone and mixed.
+        pytest.param(*on, id=name, marks=[] if name == "none" else pytest.mark.slow)
+        for name, on in SWITCHES.items()
+    ],
+)
 @pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
 def test_golden_rows_alone_and_all_mixed(
     folder: Path, device: str, deferral: bool, share: bool, late: bool
@@ -106,8 +113,14 @@ def test_prompts_kept_aside_mixed_in_one_batch(
 
 
 @all_or_none
-@pytest.mark.parametrize("block_rows", [1, 3, 16])
-@pytest.mark.parametrize("step_rows", [1, 7])
+@pytest.mark.parametrize(
+    ("block_rows", "step_rows"),
+    [
+        *((1, 7), (3, 1), (16, 7)),
+        # Slow: each size with each other.
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (3, 7), (16, 1))),
+    ],
+)
 def test_any_size_of_block_and_step(
     block_rows: int, step_rows: int, deferral: bool, share: bool, late: bool
 ) -> None:

@@ -141,8 +141,12 @@ def test_a_prompt_that_fills_the_context_is_refused(pipeline: Pipeline) -> None:
     assert made.cache.rows == 0
 
 
-def test_a_reply_ends_where_the_context_does(pipeline: Pipeline) -> None:
-    limit = pipeline.model.config.max_position_embeddings
+def test_a_reply_ends_where_the_context_does(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 300
+    shorter = replace(pipeline.model.config, max_position_embeddings=limit)
+    monkeypatch.setattr(pipeline.model, "config", shorter)
     conversation = Conversation(pipeline.ids, pipeline.tokenizer.encode)
     conversation.open_reply(speech=True)
     conversation.rows = conversation.rows[:1] * (limit - len(conversation.rows) - 3) + (

@@ -171,7 +171,11 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
         ),
         ("speech_tokenizer", "model.safetensors", "encoder.layers.0.fc1.weight", "pooled"),
         ("speech_tokenizer", "model.safetensors", "encoder.codebook.weight", "distances"),
-        ("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+        # Slow: a wrong weight of a flow shows as a wrong token of it does, below.
+        pytest.param(
+            *("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+            marks=pytest.mark.slow,
+        ),
         ("hift", "hift.safetensors", "conv_post.parametrizations.weight.original0", "wave"),
         ("hift", "hift.safetensors", "f0_predictor.classifier.weight", "f0"),
     ],

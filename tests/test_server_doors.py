@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import httpx
 import pytest
 from conftest import run
 from server_rig import QUICK, Server, Talker, serving
+from test_server_room import HANDSHAKE, status
 from websockets import Origin
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as dial
@@ -278,3 +283,33 @@ def test_the_page_comes_with_its_types_and_a_policy_that_permits_it(server: Serv
     assert inline is None, inline
     for path in ("/../environment.py", "/%2e%2e/app.py", "/..%2fapp.py", "/nothing.js", "/app.py"):
         assert server.get(path).status_code == 404
+
+
+def test_handshakes_under_way_when_the_server_ends_are_told_to_come_again(
+    keyless: Server,
+) -> None:
+    """The last of this server: it ends it."""
+    keyless.await_nothing_held()
+    host, port = keyless.url.removeprefix("http://").split(":")
+    os.kill(keyless.worker_id, signal.SIGSTOP)  # so that no session is opened before the signal
+    waiting = [socket.create_connection((host, int(port)), 20) for _ in range(20)]
+    try:
+        for raw in waiting:
+            raw.sendall(HANDSHAKE.encode())
+        keyless.get("/health")  # came later than they did, and has been answered
+        keyless.signal(signal.SIGTERM)
+        end_s = time.monotonic() + 20
+        while not any("draining" in str(line.get("message")) for line in keyless.logs):
+            assert time.monotonic() < end_s
+        with socket.create_connection((host, int(port)), 20) as late:
+            late.sendall(HANDSHAKE.encode())
+            assert status(late) in (503, 0)
+        os.kill(keyless.worker_id, signal.SIGCONT)
+        statuses = Counter(map(status, waiting))
+    finally:
+        os.kill(keyless.worker_id, signal.SIGCONT)
+        for raw in waiting:
+            raw.close()
+    print(f"20 handshakes during SIGTERM: {dict(statuses)}")
+    assert statuses == {503: 20}
+    assert keyless.wait(20) == 0

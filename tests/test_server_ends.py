@@ -114,8 +114,10 @@ def test_a_reply_that_is_not_finite_ends_alone(server: Server, faults: Path) -> 
     assert counted == 1
 
 
-def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(cache_folder: Path) -> None:
-    async def main(server: Server) -> None:
+def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(server: Server) -> None:
+    """The last of the server that the tests above share: it ends it."""
+
+    async def main() -> None:
         async with Talker(server) as idle, Talker(server) as talker:
             await begin(talker)
             server.signal(signal.SIGTERM)
@@ -130,14 +132,16 @@ def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(cache_folder: Pa
             assert len(talker.pcm()) == CODES * 1920 * 2
             assert (await talker.closed())[0] == 1012
 
-    with serving(*LONG, cache=cache_folder) as server:
-        run(main(server))
-        assert server.wait() == 0
-        assert [line["reason"] for line in server.logged("session closed")] == ["drain", "drain"]
+    server.await_nothing_held()
+    run(main())
+    assert server.wait() == 0
+    reasons = [line["reason"] for line in server.logged("session closed")]
+    assert reasons[-2:] == ["drain", "drain"]
 
 
-# Slow: a second signal needs one more server; it cuts as a short drain does.
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
+# Slow: two more servers, to be cut short; the one above shows what is told to clients.
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
 def test_an_answer_that_takes_longer_than_the_drain_is_cut_and_so_is_all_at_a_second_signal(
     again: bool, cache_folder: Path
 ) -> None:

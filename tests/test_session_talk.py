@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import soxr
 from conftest import run
 from session_rig import (
@@ -101,6 +102,8 @@ def test_by_the_time_of_the_commit_all_but_the_last_block_has_been_read() -> Non
     run(main())
 
 
+# Slow: two talks and what they should be; ``test_realtime_talk`` speaks at both rates.
+@pytest.mark.slow
 def test_sound_at_any_rate_in_any_pieces_is_the_same_turn() -> None:
     def at(rate: int) -> Samples:
         return soxr.resample(speech(QUESTION), 16_000, rate, quality="VHQ").astype(np.float32)
@@ -374,7 +377,7 @@ def test_what_a_session_computed_with_is_freed_without_a_search_for_cycles() -> 
             before = held()
             gc.disable()
             try:
-                for _ in range(3):
+                for _ in range(2):
                     await talk(here)
                 assert held() == before
             finally:

@@ -146,6 +146,7 @@ def test_text_comes_as_a_word_from_standard_input_or_from_a_file(here: Run, tmp_
     assert word == stdin == file != other
 
 
+@pytest.mark.slow  # ``test_chat`` has what is in them
 @pytest.mark.parametrize("suffix", [".flac", ".ogg"])
 def test_other_formats_are_written(here: Run, tmp_path: Path, suffix: str) -> None:
     run = here("speak", "Hi.", "--script", "speech:4", "--out", f"a{suffix}")
@@ -319,7 +320,11 @@ def test_stereo_is_heard_like_mono(here: Run, tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize(
+    # Slow: other rates are resampled by the same library, whose results ``test_audio`` has.
+    "rate",
+    [8_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (24_000, 44_100, 48_000))],
+)
 def test_other_rates_are_heard_at_their_length(here: Run, tmp_path: Path, rate: int) -> None:
     wide = np.asarray(soxr.resample(speech(3), RATE, rate), np.float32)
     path = recording(tmp_path / "wide.wav", wide, rate)
@@ -348,6 +353,8 @@ def test_writing_down_needs_no_voice_and_reading_aloud_does(
 # As the checkpoint wants it.
 
 
+# Slow: six commands; the library's tasks, which they run, are shown to below.
+@pytest.mark.slow
 def test_every_task_is_drawn_as_the_checkpoint_says_for_it(
     here: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:

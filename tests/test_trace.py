@@ -14,7 +14,9 @@ import pytest
 import soundfile
 import torch
 from conftest import QUESTION, SYNTHETIC, Run, command_environment, refused
+from typer.testing import CliRunner
 
+from mosstalk.cli import app
 from mosstalk.diagnostics.trace import chrome_trace
 from mosstalk.runtime.timing import TurnTimings
 
@@ -28,14 +30,11 @@ def folder(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("traced")
     words = ("chat", "--speech", str(QUESTION), "--text", "and now?", "--json", "--show-rows")
     more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3", *SYNTHETIC)
-    run = subprocess.run(
-        [sys.executable, "-m", "mosstalk.cli", *words, *more],
-        cwd=folder,
-        env=command_environment(cache_folder),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    with contextlib.chdir(folder):
+        run = CliRunner().invoke(
+            app, [*words, *more], env=command_environment(cache_folder), catch_exceptions=False
+        )
+    assert run.exit_code == 0, run.stderr
     (folder / "stdout").write_text(run.stdout)
     (folder / "stderr").write_text(run.stderr)
     return folder
