@@ -421,5 +421,5 @@ def test_make_falls_back_to_the_python_that_can_refuse(tmp_path: Path) -> None:
 
 def test_make_lists_its_targets() -> None:
     listing = make(Path(os.environ["PATH"])).stdout
-    for target in ("setup", "demo", "test", "test-all", "lint", "format", "clean"):
+    for target in ("setup", "demo", "talk", "test", "test-all", "lint", "format", "clean"):
         assert f"make {target} " in listing

@@ -8,7 +8,7 @@ import pytest
 from conftest import Checkpoint
 
 from mosstalk import Limits, Pipeline, SamplingOptions
-from mosstalk.checkpoint.convert import convert
+from mosstalk.checkpoints.convert import convert
 from mosstalk.errors import ConfigError
 from mosstalk.offline.defaults import FILE, TASKS, Choices, Defaults, read_defaults
 from mosstalk.runtime.device import pick_dtype
@@ -112,7 +112,7 @@ def test_a_conversation_is_drawn_as_its_checkpoint_says(tiny: Checkpoint, tmp_pa
     model = tmp_path / "model"
     shutil.copytree(tiny.model, model)
     (model / FILE).write_text(json.dumps({"do_sample": False, "max_new_tokens": 6}))
-    chat = Pipeline.load(model, tiny.codec).chat(speech=False)
+    chat = Pipeline.load(model, tiny.codec, device="cpu").chat(speech=False)
     chat.read("hi")
     answer = chat.answer(speech=False)
     assert answer.generation.options.temperature == 0

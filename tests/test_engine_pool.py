@@ -166,8 +166,8 @@ def test_short_requests_leave_nothing_behind() -> None:
 
     async def main() -> None:
         async with engine:
-            samples = await soak(engine, new_conversation, 150)
-            assert len(samples) == 6
+            samples = await soak(engine, new_conversation, 160)
+            assert len(samples) == 20
         require_idle(core)
 
     asyncio.run(main())

@@ -11,14 +11,13 @@ from conftest import Checkpoint, Run
 from typer.testing import CliRunner
 
 from mosstalk import Pipeline
+from mosstalk.checkpoints.prompts import Speaker, lay_out, read_prompts, sentences
 from mosstalk.cli import app
 from mosstalk.conversation import SpecialIds, TextSegment, Turn
 from mosstalk.errors import OptionError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.defaults import Choices
-from mosstalk.quantize.default_prompts import Speaker, sentences
-from mosstalk.quantize.prompts import lay_out, read_prompts
 
 CPU = torch.device("cpu")
 
@@ -76,7 +75,7 @@ def test_the_command_calibrates_measures_and_writes_a_report(
     assert "<script" not in page
     assert "These weights are random" in page
     assert "default-src 'none'" in page
-    pipeline = Pipeline.load(out / "model", out / "codec")
+    pipeline = Pipeline.load(out / "model", out / "codec", device="cpu")
     chat = pipeline.chat(speech=False)
     chat.read("hello")
     list(chat.answer(speech=False, limits=Choices(max_new_rows=3).limits()))
