@@ -144,7 +144,12 @@ def with_fast(core: EngineCore, options: LayerOptions) -> EngineCore:
     return core
 
 
-@pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder",
+    # Slow: one model is enough here; ``test_engine_verify`` has the other.
+    [CASES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in CASES[1:])],
+    ids=lambda path: path.name,
+)
 def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
     case, model, ids = golden(folder, "cpu")
     runs = case.get("runs")

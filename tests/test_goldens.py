@@ -170,14 +170,26 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
             "prefill_audio_logits",
         ),
         ("speech_tokenizer", "model.safetensors", "encoder.layers.0.fc1.weight", "pooled"),
-        ("speech_tokenizer", "model.safetensors", "encoder.codebook.weight", "distances"),
-        # Slow: a wrong weight of a flow shows as a wrong token of it does, below.
+        pytest.param(
+            "speech_tokenizer",
+            "model.safetensors",
+            "encoder.codebook.weight",
+            "distances",
+            marks=pytest.mark.slow,
+        ),
+        # Slow: a flow's wrong weight shows as its wrong token does, below; second weights.
         pytest.param(
             *("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
             marks=pytest.mark.slow,
         ),
         ("hift", "hift.safetensors", "conv_post.parametrizations.weight.original0", "wave"),
-        ("hift", "hift.safetensors", "f0_predictor.classifier.weight", "f0"),
+        pytest.param(
+            "hift",
+            "hift.safetensors",
+            "f0_predictor.classifier.weight",
+            "f0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_weight_two_percent_off_is_found_and_named(

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from conftest import run
-from server_rig import QUICK, Server, Talker, serving
+from server_rig import QUICK, Server, Talker, ask, serving
 from test_server_room import HANDSHAKE, status
 from websockets import Origin
 from websockets.exceptions import InvalidStatus
@@ -175,7 +174,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
     keyless: Server, method: str
 ) -> None:
     def asked(path: str) -> httpx.Response:
-        return httpx.request(method, f"{keyless.url}{path}", timeout=30)
+        return ask(method, f"{keyless.url}{path}")
 
     def check(answer: httpx.Response, status: int, code: str) -> None:
         assert answer.status_code == status
@@ -226,7 +225,7 @@ def test_every_answer_forbids_browsers_to_guess_its_type(server: Server, keyless
         keyless.get("/", headers=tag),
         keyless.get("/", headers={"Host": "attacker.example"}),
         server.get("/v1/models", headers={}),
-        httpx.post(f"{keyless.url}/health"),
+        ask("POST", f"{keyless.url}/health"),
     ]
     assert {answer.status_code for answer in answers} == {200, 304, 401, 403, 404, 405, 426}
     for answer in answers:
@@ -298,9 +297,9 @@ def test_handshakes_under_way_when_the_server_ends_are_told_to_come_again(
             raw.sendall(HANDSHAKE.encode())
         keyless.get("/health")  # came later than they did, and has been answered
         keyless.signal(signal.SIGTERM)
-        end_s = time.monotonic() + 20
-        while not any("draining" in str(line.get("message")) for line in keyless.logs):
-            assert time.monotonic() < end_s
+        keyless.await_log(
+            lambda: any("draining" in str(line.get("message")) for line in keyless.logs)
+        )
         with socket.create_connection((host, int(port)), 20) as late:
             late.sendall(HANDSHAKE.encode())
             assert status(late) in (503, 0)
