@@ -153,7 +153,11 @@ def test_another_seed_gives_another_answer(chat: Run, tmp_path: Path) -> None:
     assert (tmp_path / "0.wav").read_bytes() != (tmp_path / "1.wav").read_bytes()
 
 
-@pytest.mark.parametrize(("suffix", "subtype"), [(".flac", "PCM_16"), (".ogg", "VORBIS")])
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    # Slow: one other format is enough here.
+    [pytest.param(".flac", "PCM_16", marks=pytest.mark.slow), (".ogg", "VORBIS")],
+)
 def test_other_formats_hold_the_same_sound(
     chat: Run, tmp_path: Path, suffix: str, subtype: str
 ) -> None:

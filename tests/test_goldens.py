@@ -24,7 +24,16 @@ CPU = torch.device("cpu")
 CASES = sorted(path.parent for path in GOLDENS.glob("*/case.json"))
 EXPECTED = "expected.safetensors"
 
-each_case = pytest.mark.parametrize("folder", CASES, ids=[path.name for path in CASES])
+# Slow: the second flow; one is enough for what ``verify`` does with it.
+each_case = pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(
+            path, id=path.name, marks=[pytest.mark.slow] if path.name == "flow-tails" else []
+        )
+        for path in CASES
+    ],
+)
 
 
 def component_of(folder: Path) -> str:
@@ -82,11 +91,12 @@ def out_of_bounds(text: str) -> list[str]:
 
 
 def is_slow(folder: Path, dtype: torch.dtype) -> bool:
-    """Every comparison counts in float32; of the other precisions, HiFT's have all that is theirs.
+    """The second flow, and other precisions than float32, in which every comparison counts.
 
-    The fast path's tests have language models in bfloat16, and codecs in float16.
+    HiFT is here in all of them; the fast path's tests have language models in bfloat16, and
+    codecs in float16.
     """
-    return dtype != torch.float32 and folder.name != "hift"
+    return folder.name == "flow-tails" or (dtype != torch.float32 and folder.name != "hift")
 
 
 PRECISIONS = [
