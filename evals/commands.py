@@ -100,8 +100,7 @@ class BenchQuality:
         """Judge; print tables, and write the document and the page."""
         from evals.judges import Panel
         from evals.quality import document_of, measure_voices
-        from evals.quality_page import quality_page
-        from evals.quality_tables import tables_of
+        from evals.quality_page import quality_page, tables_of
         from mosstalk.cli.measured_output import Outputs, print_found
         from mosstalk.progress import progress_bar
 

@@ -33,7 +33,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.device import pick_device
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.verify.compare import Case, read_case
-from mosstalk.verify.language_model import special_ids
+from mosstalk.verify.language_model import case_ids
 
 CASES = sorted(path.parent for path in GOLDENS.glob("lm-*/case.json"))
 SWITCHES = {
@@ -60,7 +60,7 @@ all_or_none = pytest.mark.parametrize(
 def golden(folder: Path, device: str) -> tuple[Case, LanguageModel, SpecialIds]:
     case = read_case(folder)
     model = load_language_model(case.weights, device=pick_device(device), dtype=torch.float32)
-    return case, model, special_ids(model, case.get("stop_token_ids"))
+    return case, model, case_ids(case, model)
 
 
 def golden_task(case: Case, run: dict[str, Any]) -> Task:

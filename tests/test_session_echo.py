@@ -21,7 +21,7 @@ from session_rig import (
 from evals.vad_clips import clip_of
 from mosstalk.audio.sound import Samples
 from mosstalk.server.ipc import WorkerInfo
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.observers import Metrics
 from mosstalk.server.recording import Recorder, Recording
 from mosstalk.server.replay import play, read_recording
 from mosstalk.session.commands import Push, Truncate, UpdateSettings
@@ -177,7 +177,7 @@ def test_a_replay_hears_after_a_pause_what_was_heard_then(tmp_path: Path) -> Non
     def say(client: Client, kept: Recording, samples: Samples) -> None:
         for start in range(0, len(samples), 1600):
             push = Push(pcm_of(samples[start : start + 1600]))
-            kept.told(push)
+            kept.on_command(push)
             client.do(push)
 
     async def main() -> None:
@@ -188,10 +188,10 @@ def test_a_replay_hears_after_a_pause_what_was_heard_then(tmp_path: Path) -> Non
                 say(client, kept, np.concatenate([speech(path), silence(0.8)]))
                 await client.wait(ResponseDone)
                 for event in client.events[recorded_events:]:
-                    kept.heard(event)
+                    kept.on_event(event)
                 recorded_events = len(client.events)
                 wall.seconds += 5.0
-        kept.ended("client", None)
+        kept.on_close("client", None)
         recorder.stop()
         assert len(client.all(InputPaused)) == 1
         (folder,) = tmp_path.iterdir()

@@ -36,6 +36,8 @@ from mosstalk.synthesis.sizes import named_sizes
 
 _SEED = 11
 _WARM_UPS = 4
+FORMAT = "mosstalk-step-1"
+_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,6 @@ def _ask(core: EngineCore, sequence: EngineSequence, mode: Mode, steps: int, see
 
 def _rows_of(request: Request) -> list[Row]:
     return [] if request.error else list(request.reply.rows)
-
-
-FORMAT = "mosstalk-step-1"
-_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -279,7 +277,9 @@ def _measured(
         for place, name in enumerate(asked.baselines, 1):
             tell(f"{load.name}, {name}", ways * number + place, ways * len(asked.loads))
             rows.append((load, measure_baseline(name, model, load, asked.runs)))
-    limited = [(load, _limited(row, subject, load, ceilings)) for load, row in rows]
+    limited = [
+        (load, replace(row, limit_ms=ceilings.limit_ms(subject.work(load)))) for load, row in rows
+    ]
     title = "Prompts, to their reply's first row" if asked.prompts else "Steps"
     note = f"Logits of other means need be but within {APART:.0%} of an untimed run's."
     shown = note if asked.baselines else ""
@@ -291,11 +291,6 @@ def _measured(
         table, found.errors = error_table(model, ids, asked.options, against, subject.precision)
         found.tables.append(table)
     return found
-
-
-def _limited(row: Timed, subject: Subject, load: Load, ceilings: Ceilings) -> Timed:
-    limit = ceilings.limit_ms(subject.work(load))
-    return Timed(row.name, row.cold_ms, row.warm_ups, row.runs_ms, row.wrong, limit)
 
 
 def _rates(subject: Subject, rows: Sequence[tuple[Load, Timed]], asked: Measurement) -> Table:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ _PARTS = {
     "text_lm_head.": "text head",
     "audio_lm_head.": "audio head",
 }
+_SHOWN_HASH = 16
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Group:
 
     def add(self, shape: tuple[int, ...], dtype: str) -> None:
         """Count one tensor."""
-        elements = torch.Size(shape).numel()
+        elements = prod(shape)
         self.tensors += 1
         self.parameters += elements
         self.bytes += elements * getattr(torch, dtype).itemsize
@@ -255,9 +257,6 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             if hashes:
                 facts["sha256"] = sha256(path, progress)
             report.files[path.relative_to(report.folder).as_posix()] = facts
-
-
-_SHOWN_HASH = 16
 
 
 def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:

@@ -51,10 +51,9 @@ class Replay:
 
         from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
-        from mosstalk.server.comparison import compare
         from mosstalk.server.ipc import BY_HAND, WorkerOptions
         from mosstalk.server.loading import load
-        from mosstalk.server.replay import read_recording
+        from mosstalk.server.replay import compare, read_recording
 
         with human_text_on_stderr(self.json):
             recorded = read_recording(self.folder)

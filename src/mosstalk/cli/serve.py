@@ -184,7 +184,7 @@ class Serve:
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
         require_server()
-        from mosstalk.server.auth import is_loopback
+        from mosstalk.server.admission import is_loopback
         from mosstalk.server.front import serve
 
         options = self.options()
@@ -205,9 +205,9 @@ class Serve:
             ConfigError, OptionError: they mean nothing.
         """
         from mosstalk.prepared.default_models import require_pair
+        from mosstalk.server.captions import require_transcriber
         from mosstalk.server.front import ServeOptions
         from mosstalk.server.logs import LogStyle
-        from mosstalk.server.transcriber import require_transcriber
 
         require_pair(self.model, self.codec)
         self._check_words()
@@ -247,7 +247,7 @@ class Serve:
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.prepared.start import as_built
+        from mosstalk.server.fitting import as_built
         from mosstalk.server.ipc import WorkerOptions
 
         voice = Path(self.voice)
@@ -292,7 +292,7 @@ class Serve:
 
     def _keys(self) -> tuple[str, ...]:
         from mosstalk.environment import api_keys
-        from mosstalk.server.auth import read_keys
+        from mosstalk.server.admission import read_keys
 
         given = [key.strip() for key in self.api_key or ()]
         if not all(given):
@@ -311,7 +311,7 @@ class Serve:
 
     def _hosts(self) -> frozenset[str]:
         """The names in ``--allowed-host``, and the one to listen on, if it is one."""
-        from mosstalk.server.auth import ANY, host_name
+        from mosstalk.server.admission import ANY, host_name
 
         for name in self.allowed_host or ():
             if name != ANY and not _HOST_NAME.fullmatch(name):
@@ -372,7 +372,7 @@ def _reports(options: "ServeOptions") -> "Reports":
 
 def _where(url: str, options: "ServeOptions") -> list[str]:
     """Where to go, and what a browser asks for there."""
-    from mosstalk.server.auth import is_loopback
+    from mosstalk.server.admission import is_loopback
 
     port = url.rpartition(":")[2]
     here = f"http://localhost:{port}"

@@ -83,14 +83,11 @@ def _plan_tables(plan: Plan, *, published: bool) -> list[Table]:
             (f"sessions of {wish.rows:,} rows each", f"{plan.full_sessions:,}"),
         ),
     )
-    return [kept, fits, *([_peaks_table(plan)] if published else [])]
-
-
-def _peaks_table(plan: Plan) -> Table:
-    """The plan's need beside what others stated and what was measured."""
-    mine = (f"this plan, a conversation of {plan.wish.rows:,} rows", _gib(plan.needed_bytes), "")
-    lines = [mine, *(_peak_line(peak) for peak in measured().peaks)]
-    return Table("Beside it", "GiB, each on its own device.", ("", "GiB", ""), tuple(lines))
+    if not published:
+        return [kept, fits]
+    mine = (f"this plan, a conversation of {wish.rows:,} rows", _gib(plan.needed_bytes), "")
+    lines = [mine, *map(_peak_line, measured().peaks)]
+    return [kept, fits, Table("Beside it", "GiB, each on its own device.", ("", "GiB", ""), lines)]
 
 
 def _peak_line(peak: Peak) -> tuple[str, str, str]:
