@@ -437,5 +437,7 @@ def test_an_option_without_a_meaning_is_refused(
     assert_says(refuse("--text", "hi", *words), said)
 
 
+# Slow: a process of its own; ``test_voice_create`` refuses in one as well.
+@pytest.mark.slow
 def test_a_process_ends_with_one_line_and_exit_code_2(process: Run, tmp_path: Path) -> None:
     assert "none.wav: no such file" in refusal(process, tmp_path, "--speech", "none.wav")

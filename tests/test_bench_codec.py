@@ -45,6 +45,8 @@ def test_it_measures_hops_pushes_and_memory_of_random_weights(
         assert "weights" in place
 
 
+# Slow: a measurement in small, for one line of it.
+@pytest.mark.slow
 def test_fewer_steps_are_said_in_its_settings(mosstalk: Run) -> None:
     options = ("--part", "memory", "--flow-steps", "4", "--flow-context", "2", "--json", "-")
     run = mosstalk("bench", "codec", *SMALL, *options)

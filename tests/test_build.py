@@ -81,6 +81,9 @@ def test_a_built_folder_answers_as_its_sources(built: Path, here: Run, tiny: Che
     assert len(found) > 0
 
 
+# Slow: a second build and a second quantised model; that a folder answers as its sources is
+# above.
+@pytest.mark.slow
 def test_an_fp8_folder_answers_as_its_quantised_source(
     here: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:
@@ -99,6 +102,8 @@ def test_an_fp8_folder_answers_as_its_quantised_source(
     assert "is quantised" in refused(bf16)
 
 
+# Slow: one more build, without one folder.
+@pytest.mark.slow
 def test_a_codec_without_voices_is_built_as_well(tiny: Checkpoint, tmp_path: Path) -> None:
     sources = tiny.copy(tmp_path)
     shutil.rmtree(sources.codec / "voices")
@@ -127,6 +132,8 @@ def begun(tiny: Checkpoint, out: Path) -> "subprocess.Popen[bytes]":
     )
 
 
+# Slow: two processes; ``test_synthesize`` ends one mid way, through the same folder of a maker.
+@pytest.mark.slow
 def test_ended_mid_way_a_build_leaves_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("terminated", "killed")]
     for folder in folders:
@@ -318,6 +325,8 @@ def test_a_decoder_in_16_bit_is_held_to_its_spectrum(pipeline: Pipeline) -> None
         require(check_codec(decoder, codec, voice, shifted, torch.bfloat16))
 
 
+# Slow: starts processes; how starts are added up is ``test_bench_command``'s.
+@pytest.mark.slow
 def test_a_start_is_timed_beside_the_disk(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "starts.json"
     words = ("--device", "cpu", "--runs", "1", "--json", target)

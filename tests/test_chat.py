@@ -140,9 +140,9 @@ def test_the_answer_is_24_khz_mono_1920_samples_a_code(main_job: MainJob) -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
-    main_job: MainJob, process: Run, tmp_path: Path
+    main_job: MainJob, mosstalk: Run, tmp_path: Path
 ) -> None:
-    again = process("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
+    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
     assert again.returncode == 0
     assert (tmp_path / "answer.wav").read_bytes() == main_job.answer.read_bytes()
 
@@ -153,7 +153,11 @@ def test_another_seed_gives_another_answer(chat: Run, tmp_path: Path) -> None:
     assert (tmp_path / "0.wav").read_bytes() != (tmp_path / "1.wav").read_bytes()
 
 
-@pytest.mark.parametrize(("suffix", "subtype"), [(".flac", "PCM_16"), (".ogg", "VORBIS")])
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    # Slow: one other format is enough here.
+    [pytest.param(".flac", "PCM_16", marks=pytest.mark.slow), (".ogg", "VORBIS")],
+)
 def test_other_formats_hold_the_same_sound(
     chat: Run, tmp_path: Path, suffix: str, subtype: str
 ) -> None:
@@ -349,6 +353,8 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
     assert (tmp_path / "answer.wav").read_bytes() == b"older"
 
 
+# Slow: a process of its own; an interrupted one leaves it as well, as shown above.
+@pytest.mark.slow
 def test_a_killed_chat_leaves_the_older_answer(cache_folder: Path, tmp_path: Path) -> None:
     with speaking(tmp_path, cache_folder, rows=40) as process:
         process.kill()

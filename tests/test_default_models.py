@@ -106,7 +106,7 @@ def test_a_model_that_ships_is_the_default_of_every_task_and_nothing_is_forced(
 
 
 def test_the_synthetic_model_is_there_by_its_name(shipped: Run) -> None:
-    found = document(shipped("speak", "Hi.", "--json", "--force", *SYNTHETIC))
+    found = document(shipped("speak", "Hi.", "--json", "--force", "--max-rows", "6", *SYNTHETIC))
     assert (found["weights"], found["script"]) == ("synthetic", "speech:75")
 
 
@@ -132,6 +132,8 @@ def test_with_a_model_that_ships_no_cache_is_needed(shipped: Run) -> None:
     assert shipped("speak", "Hi.", "--max-rows", "6", "--force", cache=nowhere).returncode == 0
 
 
+# Slow: a process with a package that nobody publishes, one without weights.
+@pytest.mark.slow
 def test_without_one_the_synthetic_model_is_the_default(bare: Run) -> None:
     found = document(bare("speak", "Hi.", "--json", "--script", "speech:5"))
     assert found["weights"] == "synthetic"

@@ -98,9 +98,10 @@ def run_with(package: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
     ("package", "name", "lost"),
     [
         ("soxr", "soxr", "chat does not run"),
-        ("soundfile", "libsndfile", "chat does not run"),
         ("torch", "torch", "no model runs"),
-        ("tokenizers", "tokenizers", "no model runs"),
+        # Slow: a process that imports torch each; they are looked at as soxr is.
+        pytest.param(*("soundfile", "libsndfile", "chat does not run"), marks=pytest.mark.slow),
+        pytest.param(*("tokenizers", "tokenizers", "no model runs"), marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_package_is_a_finding_and_no_traceback(
@@ -121,6 +122,8 @@ def test_a_broken_package_is_a_finding_and_no_traceback(
     assert document["next_command"].endswith(f"pip install --force-reinstall {package}")
 
 
+# Slow: a process; each broken package alone is shown above.
+@pytest.mark.slow
 def test_everything_that_is_broken_is_in_the_next_command(
     cache_folder: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +136,8 @@ def test_everything_that_is_broken_is_in_the_next_command(
     assert document["next_command"].endswith("--force-reinstall soundfile soxr")
 
 
+# Slow: a process; that none of them is imported is shown above.
+@pytest.mark.slow
 def test_a_broken_optional_package_changes_no_exit_code(cache_folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "onnxruntime.py"
     broken.write_text("raise OSError('never imported')\n")
@@ -140,16 +145,11 @@ def test_a_broken_optional_package_changes_no_exit_code(cache_folder: Path, tmp_
     assert run_with(broken, cache_folder).returncode == 0
 
 
-def test_a_cache_folder_that_cannot_be_is_a_finding(cache_folder: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "mosstalk.cli", "doctor"],
-        env=command_environment(Path("/proc/no-cache")),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert cache_folder.is_dir()
+def test_a_cache_folder_that_cannot_be_is_a_finding(
+    mosstalk: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOSSTALK_CACHE", "/proc/no-cache")
+    run = mosstalk("doctor")
     assert "cannot be used  cache folder" in run.stdout
     # The model that ships needs no cache: without one, only the synthetic model is lost.
     needed = shipped_model() is None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Checkpoint
-from hypothesis import given, settings
+from conftest import Checkpoint, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
@@ -153,7 +153,7 @@ WISHES = st.builds(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES, more=st.integers(1, 2**36))
 def test_more_memory_never_fits_fewer(published: Configs, wish: Wish, more: int) -> None:
     plan = plan_of(published, wish)
@@ -165,7 +165,7 @@ def test_more_memory_never_fits_fewer(published: Configs, wish: Wish, more: int)
     assert crowded.rows <= plan.rows
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES)
 def test_what_fits_is_within_the_memory(published: Configs, wish: Wish) -> None:
     plan = plan_of(published, wish)
@@ -186,7 +186,7 @@ def changed(wish: Wish, words: str) -> Wish:
     return replace(wish, **{fields.get(name, name): names[name](value) for name, value in found})
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES)
 def test_whatever_is_advised_fits(published: Configs, wish: Wish) -> None:
     plan = plan_of(published, wish)

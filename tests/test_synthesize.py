@@ -217,6 +217,8 @@ def writing(folder: Path, cache: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+# Slow: a process of its own; that one killed leaves nothing is shown below.
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(cache_folder: Path, tmp_path: Path) -> None:
     with writing(tmp_path, cache_folder) as process:
         process.send_signal(signal.SIGINT)

@@ -65,10 +65,10 @@ def shown(text: str) -> str:
 
 
 def test_text_becomes_a_sound_file_and_says_whose_weights_spoke(
-    process: Run, tmp_path: Path
+    mosstalk: Run, tmp_path: Path
 ) -> None:
     words = ("Good morning.", "--out", "m.wav", "--script", "speech:6", "--stats")
-    run = process("speak", *words, *SYNTHETIC)
+    run = mosstalk("speak", *words, *SYNTHETIC)
     assert (run.returncode, run.stdout) == (0, "")
     assert run.stderr.startswith("The weights of this model are random: what you will hear is")
     assert "read     'Good morning.': 0.48 s, stop after 8 steps" in run.stderr
@@ -146,6 +146,7 @@ def test_text_comes_as_a_word_from_standard_input_or_from_a_file(here: Run, tmp_
     assert word == stdin == file != other
 
 
+@pytest.mark.slow  # ``test_chat`` has what is in them
 @pytest.mark.parametrize("suffix", [".flac", ".ogg"])
 def test_other_formats_are_written(here: Run, tmp_path: Path, suffix: str) -> None:
     run = here("speak", "Hi.", "--script", "speech:4", "--out", f"a{suffix}")
@@ -185,6 +186,8 @@ def test_a_trace_has_a_turn_for_every_piece(here: Run, tmp_path: Path) -> None:
     assert turns == set(range(1, len(text_pieces(FOUR_PIECES)) + 1))
 
 
+# Slow: a process of its own; ``test_chat`` interrupts one, which ends the same way.
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "spoken.wav").write_bytes(OLDER)
     asked = ("--script", "speech:10", "--force", "--stats")
@@ -319,12 +322,17 @@ def test_stereo_is_heard_like_mono(here: Run, tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize(
+    # Slow: other rates are resampled by the same library, whose results ``test_audio`` has.
+    "rate",
+    [8_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (24_000, 44_100, 48_000))],
+)
 def test_other_rates_are_heard_at_their_length(here: Run, tmp_path: Path, rate: int) -> None:
     wide = np.asarray(soxr.resample(speech(3), RATE, rate), np.float32)
     path = recording(tmp_path / "wide.wav", wide, rate)
-    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), "--json"))
-    found = document(here("transcribe", path, "--json"))
+    words = ("--script", "text:1", "--json")
+    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), *words))
+    found = document(here("transcribe", path, *words))
     (heard,), (file,) = plain["files"], found["files"]
     assert (file["source_rate"], file["seconds"]) == (rate, pytest.approx(3, abs=1e-3))
     rows = "rows_prefilled"
@@ -347,6 +355,8 @@ def test_writing_down_needs_no_voice_and_reading_aloud_does(
 # As the checkpoint wants it.
 
 
+# Slow: six commands; the library's tasks, which they run, are shown to below.
+@pytest.mark.slow
 def test_every_task_is_drawn_as_the_checkpoint_says_for_it(
     here: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:

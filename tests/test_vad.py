@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import QUESTION, ROOT
-from hypothesis import given, settings
+from conftest import QUESTION, ROOT, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.vad import measure_alarm, measure_found
@@ -101,7 +101,7 @@ def test_frames_lie_side_by_side_and_wait_until_they_are_whole(detector: Detecto
 
 
 @BOTH
-@settings(max_examples=25)
+@examples(25)
 @given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40))
 def test_sound_in_any_pieces_gives_the_same_probabilities(
     detector: Detector, sizes: list[int]

@@ -175,7 +175,11 @@ def without(packages: set[str], folder: Path, cache: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("package", ["onnxruntime", "kaldi_native_fbank"])
+@pytest.mark.parametrize(
+    # Slow: one more process, for a package that is asked for at the same place.
+    "package",
+    ["onnxruntime", pytest.param("kaldi_native_fbank", marks=pytest.mark.slow)],
+)
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     package: str, tiny: Checkpoint, tmp_path: Path
 ) -> None:
@@ -190,6 +194,8 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     assert hashes(copy.codec) == before
 
 
+# Slow: two processes without onnx; what a missing package does is shown above.
+@pytest.mark.slow
 def test_a_synthetic_codec_written_without_onnx_is_completed_when_onnx_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
