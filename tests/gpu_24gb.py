@@ -27,8 +27,7 @@ from session_rig import QUESTION, RATE, Client, speech
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.bench.machine import machine_facts
-from mosstalk.bench.report_figures import WHOLE
+from mosstalk.bench.report import WHOLE
 from mosstalk.build.peaks import Peaks, host_peak_bytes
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
@@ -41,13 +40,13 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.files import write_document
 from mosstalk.models.checkpoint import empty_model
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.quantization import Quantization, replace_product
+from mosstalk.models.quantization import Quantization, replace_linear
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import save_voice
 from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
-from mosstalk.plan.fit import Wish
-from mosstalk.plan.make import plan_of
+from mosstalk.plan.fit import Wish, plan_of
 from mosstalk.plan.sizes import Configs
+from mosstalk.prepared.machine import machine_facts
 from mosstalk.runtime.device import pick_device
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone
@@ -126,10 +125,10 @@ def random_model(sizes: Sizes, device: torch.device, precision: str) -> Language
     config = LanguageModelConfig.from_dict(sizes.model)
     model = empty_model(config).eval().requires_grad_(requires_grad=False)
     if record:
-        for name in record.products(config):
+        for name in record.linears(config):
             shape = model.get_submodule(name).get_parameter("weight")
             weight = Fp8Weight.of(drawn(f"{name}.weight", shape, device, dtype))
-            replace_product(model, name, Fp8Linear.holding(weight))
+            replace_linear(model, name, Fp8Linear.holding(weight))
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
             owner, _, leaf = name.rpartition(".")

@@ -4,7 +4,7 @@
 
 Keys and values are cold: those of as many layers as outgrow the cache, in turn. ``alone`` is a
 kernel among its like; ``after`` is what it adds behind one that reads 50 MB of weights, as the
-product before it in a step does. Constants for the kernels' files come last.
+matmul before it in a step does. Constants for the kernels' files come last.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BRAIN = torch.bfloat16
 BOUND = 1.6e-2
 COLD_BYTES = 250_000_000
 WEIGHT_NUMBERS = 4096 * WIDTH
-"""Of the product before attention."""
+"""Of the matmul before attention."""
 REPLAYS = 10
 PROCESSES = 14
 BEST = 6
@@ -209,7 +209,7 @@ def repeated(launches: list[Launch], least: int = 24) -> list[Launch]:
 
 
 class Weights(NamedTuple):
-    """What stands for the products' weights, and the time of reading it alone."""
+    """What stands for the matmuls' weights, and the time of reading it alone."""
 
     launches: list[Launch]
     us: float

@@ -1,7 +1,7 @@
-"""Checks, times and tunes the language model's products in FP8: ``gpu_lm_linear.py --fp8``.
+"""Checks, times and tunes the language model's matmuls in FP8: ``gpu_lm_linear.py --fp8``.
 
-Claims against ``model.fp8`` at the published sizes; then divisions, one product at a time with
-cold weights, the best few then within all products of 36 layers, rows rounded by their own
+Claims against ``model.fp8`` at the published sizes; then divisions, one matmul at a time with
+cold weights, the best few then within all matmuls of 36 layers, rows rounded by their own
 kernel as in a step. A table for ``FP8_TILES`` of ``ops/linear_tiles.py`` comes last.
 """
 
@@ -55,8 +55,8 @@ MANY_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Product:
-    """One product of a layer, all but its weights; rows are rounded by ``rounded``."""
+class Matmul:
+    """One matmul of a layer, all but its weights; rows are rounded by ``rounded``."""
 
     kind: Kind
     x: Tensor
@@ -68,7 +68,7 @@ class Product:
     workspace: Workspace
 
     @classmethod
-    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: Workspace) -> "Product":
+    def of(cls, kind: Kind, rows: int, draw: Draw, workspace: Workspace) -> "Matmul":
         columns, channels = SHAPES[kind]
         normed = kind in ("normed", "gated")
         return cls(
@@ -86,11 +86,11 @@ class Product:
     def how(self) -> dict[str, Any]:
         return {"residual": self.residual, "gated": self.kind == "gated"}
 
-    def rounded(self, fixed: Tensor | None = None) -> "Product":
+    def rounded(self, fixed: Tensor | None = None) -> "Matmul":
         fp8_rows(self.x, self.gain, EPS, self.q, self.scale, fixed=fixed)
         return self
 
-    def first(self, rows: int) -> "Product":
+    def first(self, rows: int) -> "Matmul":
         """Of the first so many rows alone, rounded anew."""
         return replace(
             self,
@@ -133,7 +133,7 @@ def undrawn_weight(kind: Kind, device: torch.device) -> Fp8Weight:
 
 
 def bytes_of(kind: Kind) -> int:
-    """Bytes of one product's weights and scales."""
+    """Bytes of one matmul's weights and scales."""
     wide, channels = weight_shape(kind)
     return (channels + 4) * wide
 
@@ -144,33 +144,33 @@ def compile_some(tries: list[Try]) -> list[str]:
     draw, workspace = undrawn(device), workspace_on(device)
 
     def compile_one(one: Try) -> None:
-        product = Product.of(one.kind, one.divided.tile.rows, draw, workspace)
-        product.planned(undrawn_weight(one.kind, device), one.divided).compile()
+        matmul = Matmul.of(one.kind, one.divided.tile.rows, draw, workspace)
+        matmul.planned(undrawn_weight(one.kind, device), one.divided).compile()
 
     return compiled(tries, compile_one)
 
 
 def claims(draw: Draw, workspace: Workspace) -> None:
-    """Rows and products against their references; rows against their company; a library's."""
+    """Rows and matmuls against their references; rows against their company; a library's."""
     cases = [
         (kind, rows, inv) for kind in KINDS for rows in (1, 8, 32, 64) for inv in (False, True)
     ]
     weights = {kind: weight_of(kind, draw) for kind in KINDS}
     with compiled_together():
         for kind, rows, invariant in cases:
-            product = Product.of(kind, rows, draw, workspace)
-            product.rounded().run(weights[kind], invariant=invariant)
-            product.rounded(product.scale[0])
+            matmul = Matmul.of(kind, rows, draw, workspace)
+            matmul.rounded().run(weights[kind], invariant=invariant)
+            matmul.rounded(matmul.scale[0])
         for kind in KINDS:
-            Product.of(kind, 200, draw, workspace).rounded().run(weights[kind], invariant=True)
+            Matmul.of(kind, 200, draw, workspace).rounded().run(weights[kind], invariant=True)
     say("compiled for claims")
     wrong, worst = 0, dict.fromkeys(KINDS, 0.0)
     for kind, rows, invariant in cases:
-        product = Product.of(kind, rows, draw, workspace)
-        wrong += wrong_rows(product)
-        product.rounded()
-        expected = product.expected(weights[kind])
-        error = relative(product.run(weights[kind], invariant=invariant), expected)
+        matmul = Matmul.of(kind, rows, draw, workspace)
+        wrong += wrong_rows(matmul)
+        matmul.rounded()
+        expected = matmul.expected(weights[kind])
+        error = relative(matmul.run(weights[kind], invariant=invariant), expected)
         worst[kind] = max(worst[kind], error)
         if not error <= BOUND:
             wrong += 1
@@ -180,54 +180,54 @@ def claims(draw: Draw, workspace: Workspace) -> None:
         wrong += wrong_library(kind, weights[kind], draw, workspace)
     wrong += int(workspace.counters.count_nonzero())
     found = ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
-    say(f"{len(cases)} products checked, {wrong} wrong; furthest off: {found}; bound {BOUND}")
+    say(f"{len(cases)} matmuls checked, {wrong} wrong; furthest off: {found}; bound {BOUND}")
 
 
-def wrong_rows(product: Product) -> int:
+def wrong_rows(matmul: Matmul) -> int:
     """Whether rows are rounded otherwise than the reference does it, alone or by a number."""
     wrong = 0
-    for fixed in (None, torch.tensor(0.004, device=product.x.device)):
-        q, scale = torch.empty_like(product.q), torch.empty_like(product.scale)
-        fp8_rows.reference(product.x, product.gain, EPS, q, scale, fixed=fixed)
-        product.rounded(fixed)
-        share = float((product.q.float() != q.float()).float().mean())
-        limit = ROUNDED_OTHERWISE if product.gain is not None else 0.0
-        if share > limit or not torch.allclose(product.scale, scale, rtol=2**-7, atol=0):
+    for fixed in (None, torch.tensor(0.004, device=matmul.x.device)):
+        q, scale = torch.empty_like(matmul.q), torch.empty_like(matmul.scale)
+        fp8_rows.reference(matmul.x, matmul.gain, EPS, q, scale, fixed=fixed)
+        matmul.rounded(fixed)
+        share = float((matmul.q.float() != q.float()).float().mean())
+        limit = ROUNDED_OTHERWISE if matmul.gain is not None else 0.0
+        if share > limit or not torch.allclose(matmul.scale, scale, rtol=2**-7, atol=0):
             wrong += 1
-            say(f"WRONG rows of {product.kind}, fixed {fixed is not None}: {share:.1e} differ")
+            say(f"WRONG rows of {matmul.kind}, fixed {fixed is not None}: {share:.1e} differ")
     return wrong
 
 
 def company(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
     """How many numbers of rows change an invariant row's bits."""
-    product = Product.of(kind, 200, draw, workspace).rounded()
-    whole = product.run(weight, invariant=True).clone()
-    wrong = wrong_in_company(product, weight, whole)
+    matmul = Matmul.of(kind, 200, draw, workspace).rounded()
+    whole = matmul.run(weight, invariant=True).clone()
+    wrong = wrong_in_company(matmul, weight, whole)
     if wrong:
         say(f"WRONG {kind}: rows depend on company in {wrong} cases")
     return wrong
 
 
 def wrong_library(kind: Kind, weight: Fp8Weight, draw: Draw, workspace: Workspace) -> int:
-    """Whether a library's product of many rows is wrong; prints its time, and bfloat16's."""
+    """Whether a library's matmul of many rows is wrong; prints its time, and bfloat16's."""
     if not library_takes(weight, BRAIN):
-        say(f"WRONG {kind}: torch has no product of scaled rows here")
+        say(f"WRONG {kind}: torch has no matmul of scaled rows here")
         return 1
-    product = Product.of(kind, MANY_ROWS, draw, workspace).rounded()
-    out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=product.x.device)
-    expected = fp8_linear.reference(product.q, product.scale, weight, torch.empty_like(out))
-    error = relative(fp8_library(product.q, product.scale, weight, out), expected)
+    matmul = Matmul.of(kind, MANY_ROWS, draw, workspace).rounded()
+    out = torch.empty(MANY_ROWS, len(weight.q), dtype=BRAIN, device=matmul.x.device)
+    expected = fp8_linear.reference(matmul.q, matmul.scale, weight, torch.empty_like(out))
+    error = relative(fp8_library(matmul.q, matmul.scale, weight, out), expected)
     wide = weight.dequantized().to(BRAIN)
     several = 8
-    ours = milliseconds([lambda: fp8_library(product.q, product.scale, weight, out)] * several)
-    rows = milliseconds([lambda: product.rounded()] * several)
-    plain = milliseconds([lambda: torch.mm(product.x, wide.t(), out=out)] * several)
+    ours = milliseconds([lambda: fp8_library(matmul.q, matmul.scale, weight, out)] * several)
+    rows = milliseconds([lambda: matmul.rounded()] * several)
+    plain = milliseconds([lambda: torch.mm(matmul.x, wide.t(), out=out)] * several)
     say(
         f"{MANY_ROWS} rows {kind}: {1000 * ours / several:.1f} us, rounding rows "
         f"{1000 * rows / several:.1f} us; in bfloat16 {1000 * plain / several:.1f} us; {error:.1e}"
     )
     if error > 2 * BOUND:
-        say(f"WRONG {kind}: torch's product is {error:.1e} off")
+        say(f"WRONG {kind}: torch's matmul is {error:.1e} off")
     return int(error > 2 * BOUND)
 
 
@@ -235,9 +235,9 @@ def sweep(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> dict[Kind, li
     """The best divisions of each kind, best first."""
     best: dict[Kind, list[Division]] = {}
     for kind in KINDS:
-        product = Product.of(kind, rows, bench.draw, bench.workspace).rounded()
-        rounding = 1000 * milliseconds([product.rounded] * 20) / 20
-        found = bench.best(tries, product)
+        matmul = Matmul.of(kind, rows, bench.draw, bench.workspace).rounded()
+        rounding = 1000 * milliseconds([matmul.rounded] * 20) / 20
+        found = bench.best(tries, matmul)
         say(f"rows {rows} {kind} {SHAPES[kind]}, {len(found)} tried; rounding {rounding:.2f} us")
         for taken, divided in [*found[:5], *found[-1:]]:
             print(f"    {bench.shown(taken, kind)}  {written(divided)}")
@@ -246,7 +246,7 @@ def sweep(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> dict[Kind, li
 
 
 class Chain:
-    """All products of a step one after another, without attention, each with its own weights."""
+    """All matmuls of a step one after another, without attention, each with its own weights."""
 
     def __init__(self, rows: int, bench: Bench[Fp8Weight]) -> None:
         draw, device = bench.draw, bench.workspace.sums.device
@@ -299,7 +299,7 @@ def chained(rows: int, tries: list[Try], bench: Bench[Fp8Weight]) -> Table:
     alone = timed(chosen, rounds=False)
     say(
         f"rows {rows} x {LAYERS} layers: {least:.3f} ms ({100 * limit / least:.1f} % of copy), "
-        f"products alone {alone:.3f}, without dependent launches {without:.3f}, "
+        f"matmuls alone {alone:.3f}, without dependent launches {without:.3f}, "
         f"invariant {fixed:.3f}; limit {limit:.3f} ms"
     )
     return chosen

@@ -1,9 +1,9 @@
-"""Checks, times and tunes the language model's products on this machine's GPU.
+"""Checks, times and tunes the language model's matmuls on this machine's GPU.
 
     python tests/gpu_lm_linear.py [--rows 1,8,32,64] [--claims 0] [--fp8]
 
-Weights are cold: those of all layers in turn. Divisions are tried one product at a time, the
-best few then within a whole step's products; tables for ``ops/linear_tiles.py`` come last.
+Weights are cold: those of all layers in turn. Divisions are tried one matmul at a time, the
+best few then within a whole step's matmuls; tables for ``ops/linear_tiles.py`` come last.
 """
 
 import argparse
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import torch.nn.functional as F
-from lm_layers import EPS, LAYERS, SHAPES, Chain, Draw, Product, Weights, bytes_of, weight_of
+from lm_layers import EPS, LAYERS, SHAPES, Chain, Draw, Matmul, Weights, bytes_of, weight_of
 from lm_timing import (
     BEST,
     Bench,
@@ -55,14 +55,14 @@ def compile_some(tries: list[Try]) -> list[str]:
     draw, workspace = undrawn(device), workspace_on(device)
 
     def compile_one(one: Try) -> None:
-        product = Product.of(one.kind, one.divided.tile.rows, BRAIN, draw, workspace)
-        product.compile_divided(weight_of(one.kind, BRAIN, draw), one.divided)
+        matmul = Matmul.of(one.kind, one.divided.tile.rows, BRAIN, draw, workspace)
+        matmul.compile_divided(weight_of(one.kind, BRAIN, draw), one.divided)
 
     return compiled(tries, compile_one)
 
 
 def claims(draw: Draw, workspace: Workspace) -> None:
-    """Every product against its reference in three precisions; rows against their company."""
+    """Every matmul against its reference in three precisions; rows against their company."""
     cases = [
         (dtype, kind, rows, invariant)
         for dtype in BOUND
@@ -72,14 +72,14 @@ def claims(draw: Draw, workspace: Workspace) -> None:
     ]
     with compiled_together():
         for dtype, kind, rows, invariant in cases:
-            product = Product.of(kind, rows, dtype, draw, workspace)
-            product.run(weight_of(kind, dtype, draw), invariant=invariant)
+            matmul = Matmul.of(kind, rows, dtype, draw, workspace)
+            matmul.run(weight_of(kind, dtype, draw), invariant=invariant)
     say("compiled for claims")
     wrong = 0
     for dtype, kind, rows, invariant in cases:
         weight = weight_of(kind, dtype, draw)
-        product = Product.of(kind, rows, dtype, draw, workspace)
-        error = relative(product.run(weight, invariant=invariant), product.expected(weight))
+        matmul = Matmul.of(kind, rows, dtype, draw, workspace)
+        error = relative(matmul.run(weight, invariant=invariant), matmul.expected(weight))
         if not error <= BOUND[dtype]:
             wrong += 1
             say(f"WRONG {kind} {dtype} {rows} invariant {invariant}: {error:.2e}")
@@ -88,16 +88,16 @@ def claims(draw: Draw, workspace: Workspace) -> None:
             wrong += company(kind, weight_of(kind, dtype, draw), draw, workspace)
         wrong += others(dtype, draw, bound)
     wrong += int(workspace.counters.count_nonzero())
-    say(f"{len(cases)} products checked, {wrong} wrong")
+    say(f"{len(cases)} matmuls checked, {wrong} wrong")
 
 
 def company(kind: Kind, weight: Tensor, draw: Draw, workspace: Workspace) -> int:
     """How many numbers of rows change an invariant row's bits, or lets NaN in."""
-    product = Product.of(kind, 200, weight.dtype, draw, workspace)
-    whole = product.run(weight, invariant=True).clone()
-    wrong = wrong_in_company(product, weight, whole)
-    product.x[1::2] = float("nan")
-    wrong += not torch.equal(product.run(weight, invariant=True)[::2], whole[::2])
+    matmul = Matmul.of(kind, 200, weight.dtype, draw, workspace)
+    whole = matmul.run(weight, invariant=True).clone()
+    wrong = wrong_in_company(matmul, weight, whole)
+    matmul.x[1::2] = float("nan")
+    wrong += not torch.equal(matmul.run(weight, invariant=True)[::2], whole[::2])
     if wrong:
         say(f"WRONG {kind} {weight.dtype}: rows depend on company in {wrong} cases")
     return wrong
@@ -122,10 +122,10 @@ def tile_rows_matter(draw: Draw, workspace: Workspace) -> None:
     """Whether invariant divisions give the same bits if only their tiles' rows differ."""
 
     def found(kind: Kind) -> list[Tensor]:
-        product = Product.of(kind, 16, BRAIN, draw, workspace)
+        matmul = Matmul.of(kind, 16, BRAIN, draw, workspace)
         weight, base = weight_of(kind, BRAIN, draw), linear_tiles.INVARIANT[kind]
         divisions = [replace(base, tile=replace(base.tile, rows=rows)) for rows in (64, 16, 32)]
-        return [product.run_divided(weight, divided).clone() for divided in divisions]
+        return [matmul.run_divided(weight, divided).clone() for divided in divisions]
 
     with compiled_together():
         for kind in KINDS:
@@ -140,12 +140,12 @@ def sweep(rows: int, tries: list[Try], bench: Bench[Tensor]) -> dict[Kind, list[
     """The best divisions of each kind, best first."""
     best: dict[Kind, list[Division]] = {}
     for kind in KINDS:
-        product = Product.of(kind, rows, BRAIN, bench.draw, bench.workspace)
-        found = bench.best(tries, product)
-        library = bench.product_us(kind, partial(F.linear, product.x))
+        matmul = Matmul.of(kind, rows, BRAIN, bench.draw, bench.workspace)
+        found = bench.best(tries, matmul)
+        library = bench.matmul_us(kind, partial(F.linear, matmul.x))
         say(
             f"rows {rows} {kind} {SHAPES[kind]}, {len(found)} tried; "
-            f"torch's product alone {bench.shown(library, kind)}"
+            f"torch's matmul alone {bench.shown(library, kind)}"
         )
         for taken, divided in [*found[:6], *found[-1:]]:
             print(f"    {bench.shown(taken, kind)}  {written(divided)}")

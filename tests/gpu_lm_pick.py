@@ -1,4 +1,4 @@
-"""Checks, times and tunes the kernels that draw ids on this machine's GPU.
+"""Checks, times and tunes the kernels that draw tokens on this machine's GPU.
 
 ``python tests/gpu_lm_pick.py``. The claims run first, in processes of their own, while the
 sweep's candidates are compiled; tables for ``topk_candidates`` and ``sampling`` come last.
@@ -21,7 +21,7 @@ from lm_pick_cases import AUDIO_IDS, EOSP, TEXT_IDS, Draws, draws
 
 from mosstalk.ops import sampling
 from mosstalk.ops.launch import Launch, compiled_together
-from mosstalk.ops.sampling import ModeIds, update_modes
+from mosstalk.ops.sampling import ModeTokens, update_modes
 from mosstalk.ops.sampling_parts import AUDIO, HELD, TEXT, DrawState
 from mosstalk.ops.tiles import Tile
 from mosstalk.runtime.device import pick_device
@@ -57,7 +57,7 @@ def spoken(vocabulary: int, rows: int, dtype: torch.dtype = torch.bfloat16, seed
     audio = vocabulary == AUDIO_IDS
     return draws(
         rows, vocabulary, dtype, DEVICE, channel=AUDIO if audio else TEXT,
-        last_id=EOSP if audio else None, seed=seed, spread=3.0,
+        last_token=EOSP if audio else None, seed=seed, spread=3.0,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def check(vocabulary: int, rows: int, dtype: torch.dtype, seed: int) -> None:
     expected = case.expected()
     before = replace(case, state=DrawState(case.state.seen.clone()))
     case.pick()
-    differing = (case.ids != expected).nonzero()[:, 0]
+    differing = (case.tokens != expected).nonzero()[:, 0]
     wrong = 0
     for row in differing.tolist():
         one = before.rows(torch.tensor([row], device=DEVICE))
@@ -85,7 +85,7 @@ def check(vocabulary: int, rows: int, dtype: torch.dtype, seed: int) -> None:
             state=DrawState(one.state.seen.cpu()),
             settings=type(one.settings)(**settings),
         )
-        wrong += int(alone.expected()[0]) != int(case.ids[row])
+        wrong += int(alone.expected()[0]) != int(case.tokens[row])
     verdict = "WRONG" if wrong else "right"
     print(
         f"{vocabulary:7} {str(dtype)[6:]:9} {rows} rows: {verdict}, {wrong} differ from the CPU, "
@@ -122,7 +122,7 @@ def eagerly(runs: Callable[[], object]) -> float:
 def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
     """One pair of tiles for any size."""
     before = sampling.CANDIDATE_TILES, sampling.SAMPLE_TILES
-    sampling.CANDIDATE_TILES = {sampling.ANY_IDS: Tile(1, chunk, HELD, first_warps, 1)}
+    sampling.CANDIDATE_TILES = {sampling.ANY_TOKENS: Tile(1, chunk, HELD, first_warps, 1)}
     sampling.SAMPLE_TILES = {sampling.ANY_KEYS: Tile(1, 1024, HELD, second_warps, 1)}
     try:
         yield
@@ -133,8 +133,8 @@ def tiles(chunk: int, first_warps: int, second_warps: int) -> Iterator[None]:
 def launches(case: Draws) -> tuple[Launch, ...]:
     """The two kernels with the tiles that are set, over room of their own."""
     return sampling.sample.launches(
-        case.logits, case.state, case.settings, case.ids, case.bad,
-        channel=case.channel, last_id=case.last_id,
+        case.logits, case.state, case.settings, case.tokens, case.bad,
+        channel=case.channel, last_token=case.last_token,
     )  # fmt: skip
 
 
@@ -208,9 +208,9 @@ def beside(cases: dict[tuple[int, int], Draws]) -> None:
     mode = torch.ones(len(case.state.seen), dtype=torch.int8, device=DEVICE)
     state = replace(case.state, mode=mode)
     bad = torch.zeros(64, 2, dtype=torch.bool, device=DEVICE)
-    stop, ids = torch.tensor([3, 4], device=DEVICE), ModeIds(5, EOSP, 6, 512)
+    stop, tokens = torch.tensor([3, 4], device=DEVICE), ModeTokens(5, EOSP, 6, 512)
     settled = microseconds(
-        lambda: update_modes(state, case.settings.slots, bad, stop, ids, put_off=True)
+        lambda: update_modes(state, case.settings.slots, bad, stop, tokens, put_off=True)
     )
     print(f"update_modes of 64 rows: {settled:.2f} us")
 

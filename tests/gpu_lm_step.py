@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mosstalk.bench.ceilings import Ceilings, measure_ceilings
-from mosstalk.bench.step_work import Load, step_work
+from mosstalk.bench.timed import measure_ceilings
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import LayerOptions, Layers
@@ -34,8 +33,9 @@ from mosstalk.engine.step_plan import Layout, QuerySpan
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.ops.sampling_parts import AUDIO
+from mosstalk.plan.work import Ceilings, Load, step_work
 from mosstalk.runtime.device import pick_device
-from mosstalk.synthesis.direct_language import random_language_model
+from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
 
 BLOCK_ROWS = 16
@@ -98,7 +98,7 @@ def main() -> None:
         say(f"quantising: {record.scheme}, {record.blocks}, by {record.activations}")
         # Rows are normed or nearly so: 0.02 reaches 9.
         scale = torch.tensor(0.02, device=device)
-        names = record.products(model.config)
+        names = record.linears(model.config)
         quantize_in_place(model, record, {name: scale.clone() for name in names})
     ceilings = measure_ceilings(device, dtype, fp8=record is not None)
     kind = "" if record is None else f" in {record.scheme}, {record.blocks}"

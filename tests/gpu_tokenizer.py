@@ -1,7 +1,7 @@
 """Measure live codes on a GPU, at full size with random weights: python tests/gpu_tokenizer.py
 
 Live against offline codes alone and in company, graphs against steps without them, errors of
-products, milliseconds for 400 ms of sound, memory, the kernels that take the time, and tiles.
+matmuls, milliseconds for 400 ms of sound, memory, the kernels that take the time, and tiles.
 ``--small`` runs it with a small tokenizer; without a GPU, it only shows that the script works.
 ``--no-sweep`` leaves out the search for better tiles.
 """
@@ -289,8 +289,8 @@ def other_pushes(tokenizer: SpeechTokenizer) -> None:
               f"turn: {1000 * (time.perf_counter() - repaired):.1f} ms")  # fmt: skip
 
 
-def products(tokenizer: SpeechTokenizer) -> None:
-    """Relative errors of products against float64: of a card's float32, and of the kernel's."""
+def matmuls(tokenizer: SpeechTokenizer) -> None:
+    """Relative errors of matmuls against float64: of a card's float32, and of the kernel's."""
     generator = torch.Generator(DEVICE).manual_seed(1)
     layer = tokenizer.encoder.layers[0]
     assert isinstance(layer, EncoderLayer)
@@ -389,7 +389,7 @@ def trials() -> Iterator[tuple[str, Callable[[int], Launch]]]:
                     yield (
                         f"{rows:4} rows {channels:4} to {columns:4}: {tile}, {count} splits, "
                         f"{'halves' if split else 'whole'}",
-                        product_trial(rows, channels, columns, tile, count, split=split),
+                        matmul_trial(rows, channels, columns, tile, count, split=split),
                     )
     for streams, seen, splits in ((64, 500, (1,)), (1, 1400, (8, 16))):
         for tile in KEYS:
@@ -398,7 +398,7 @@ def trials() -> Iterator[tuple[str, Callable[[int], Launch]]]:
                 yield name, attention_trial(streams, seen, tile, count)
 
 
-def product_trial(
+def matmul_trial(
     rows: int, channels: int, columns: int, tile: Tile, splits: int, *, split: bool
 ) -> Callable[[int], Launch]:
     weights = drawn(LAYERS, columns, channels)
@@ -523,7 +523,7 @@ def main() -> None:
     if sweeps:
         compile_first()
     tokenizer = random_tokenizer()
-    sections = [warm_up, correctness, pushes, memory, kernels, products, leads,
+    sections = [warm_up, correctness, pushes, memory, kernels, matmuls, leads,
                 graphs_equal_steps, other_pushes]  # fmt: skip
     for section in [*sections, sweep] if sweeps else sections:
         begun = time.perf_counter()

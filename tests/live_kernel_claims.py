@@ -86,7 +86,7 @@ def test_the_kernels_halves_are_those_of_torch(rand: Rand) -> None:
     assert torch.equal(found.low, again.low)
 
 
-# Norms and products.
+# Norms and matmuls.
 
 
 @either
@@ -108,7 +108,7 @@ def test_norm_equals_its_reference(rand: Rand, channels: int, *, split: bool) ->
     ("rows", "channels", "columns"),
     [(1, 16, 16), (20, 640, 70), (32, 400, 64), (33, 128, 64), (70, 40, 130), (161, 96, 140)],
 )
-def test_a_product_equals_its_reference(
+def test_a_matmul_equals_its_reference(
     rand: Rand, rows: int, channels: int, columns: int, activation: Activation,
     precision: Precision, *, split: bool,
 ) -> None:  # fmt: skip
@@ -145,7 +145,7 @@ def test_queries_keys_and_values_go_where_they_belong(rand: Rand, rows: int) -> 
     assert torch.equal(found == kept[0], exact == kept[0])
 
 
-def test_products_share_a_workspace_and_leave_it_as_it_was(rand: Rand) -> None:
+def test_matmuls_share_a_workspace_and_leave_it_as_it_was(rand: Rand) -> None:
     workspace = Workspace(100_000, DEVICE)
     x, weights = rand(20, 640), [rand(96, 640), rand(40, 640)]
 

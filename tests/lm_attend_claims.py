@@ -57,8 +57,8 @@ class Heads:
     channels: int
 
     @property
-    def products(self) -> int:
-        """Numbers of a row's products."""
+    def qkv_width(self) -> int:
+        """Numbers of a row's queries, keys and values."""
         return (self.queries + 2 * self.keys) * self.channels
 
 
@@ -184,7 +184,7 @@ def test_rotary_table_is_the_networks() -> None:
 def test_rope_kv(rand: Draw, dtype: torch.dtype, heads: Heads) -> None:
     gains = ((1 + 0.3 * rand(heads.channels)).to(dtype), rand(heads.channels, dtype=dtype))
     angles = rotary_table(POSITIONS, heads.channels, THETA, DEVICE)
-    qkv = rand(5, heads.products + 16, dtype=dtype)[:, : heads.products]
+    qkv = rand(5, heads.qkv_width + 16, dtype=dtype)[:, : heads.qkv_width]
     qkv[3] = float("nan")
     positions = ints([0, 7, 1000, 0, 2047])
     for kind in (torch.int32, torch.int64):
@@ -206,7 +206,7 @@ def test_rope_kv_twin_is_the_network(rand: Draw) -> None:
     norms = [RMSNorm(16, EPS).to(DEVICE), RMSNorm(16, EPS).to(DEVICE)]
     for norm in norms:
         norm.weight.data = rand(16)
-    qkv = rand(3, heads.products)
+    qkv = rand(3, heads.qkv_width)
     store, out = [torch.empty(3, 2, 16, device=DEVICE) for _ in range(2)], rand(3, 64)
     rope_kv.reference(
         qkv, (norms[0].weight.data, norms[1].weight.data), EPS, rotary_table(99, 16, THETA, DEVICE),
@@ -228,7 +228,7 @@ LENGTHS = [1, 70, 0, 33, 200, 2]
 def test_attention_decode(rand: Draw, dtype: torch.dtype, heads: Heads, block_rows: int) -> None:
     layer = Layer.of(rand, heads, dtype, LENGTHS, block_rows)
     other = layer.copy()
-    qkv = rand(len(LENGTHS), heads.products + 32, dtype=dtype)[:, : heads.products]
+    qkv = rand(len(LENGTHS), heads.qkv_width + 32, dtype=dtype)[:, : heads.qkv_width]
     qkv[LENGTHS.index(0)] = float("nan")
     found = layer.attend(qkv, LENGTHS, 200)
     expected = other.attend(qkv, LENGTHS, 200, reference=True)
@@ -242,7 +242,7 @@ def test_attention_decode(rand: Draw, dtype: torch.dtype, heads: Heads, block_ro
 def test_attention_decode_does_not_depend_on_company(rand: Draw, dtype: torch.dtype) -> None:
     heads = SIZES[-1]
     layer = Layer.of(rand, heads, dtype, LENGTHS, 4)
-    qkv = rand(len(LENGTHS), heads.products, dtype=dtype)
+    qkv = rand(len(LENGTHS), heads.qkv_width, dtype=dtype)
     together = layer.copy().attend(qkv, LENGTHS, 500)
     for item, length in enumerate(LENGTHS):
         alone = layer.copy().only([item]).attend(qkv[item : item + 1], [length], max(1, length))
@@ -262,7 +262,7 @@ def test_attention_decode_does_not_depend_on_company(rand: Draw, dtype: torch.dt
 def test_launches_of_any_sizes_share_their_work(rand: Draw, dtype: torch.dtype) -> None:
     heads, lengths = SIZES[-1], [140, 130, 2, 135]
     layer = Layer.of(rand, heads, dtype, lengths, 16)
-    qkv = rand(4, heads.products, dtype=dtype)
+    qkv = rand(4, heads.qkv_width, dtype=dtype)
     q = rand(40, heads.queries * heads.channels, dtype=dtype)
     shape = (heads.queries, heads.keys, heads.channels)
     lines = packed([Stretch(0, 40)], lengths, padding=0)
@@ -291,7 +291,7 @@ def test_attention_decode_in_every_way(
         monkeypatch.setattr(by_rows, name, value)
     lengths = [1, 33, 34, 400]
     layer = Layer.of(rand, SIZES[-1], dtype, lengths, 4)
-    qkv = rand(len(lengths), SIZES[-1].products, dtype=dtype)
+    qkv = rand(len(lengths), SIZES[-1].qkv_width, dtype=dtype)
     expected = layer.copy().attend(qkv, lengths, 400, reference=True)
     same(layer.attend(qkv, lengths, 400), expected, dtype)
 

@@ -1,4 +1,4 @@
-"""What rows and products in FP8 must do: what ``model.fp8`` says of them.
+"""What rows and matmuls in FP8 must do: what ``model.fp8`` says of them.
 
 ``test_lm_fp8.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/lm_fp8_claims.py`` runs the compiled kernels on it.
@@ -145,7 +145,7 @@ def test_a_rows_numbers_do_not_depend_on_its_company(
         (70, 96, 40),
     ],
 )
-def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: bool) -> None:
+def test_matmuls(rand: Rand, rows: int, channels: int, columns: int, gated: bool) -> None:
     q, scale, weight, residual = operands(rand, rows, channels, columns, gated)
     for beside in (None, apart(residual)):
         how: dict[str, Any] = {"residual": beside, "gated": gated}
@@ -160,7 +160,7 @@ def test_products(rand: Rand, rows: int, channels: int, columns: int, gated: boo
 
 @every_dtype
 @pytest.mark.parametrize("rows", [1, 6])
-def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> None:
+def test_matmuls_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> None:
     q, scale, weight, stream = operands(rand, rows, 96, 64, False)
     stream = stream.to(dtype)
     expected = fp8_linear.reference(q, scale, weight, torch.empty_like(stream), residual=stream)
@@ -169,7 +169,7 @@ def test_products_add_in_place(rand: Rand, dtype: torch.dtype, rows: int) -> Non
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_products_take_numbers_at_odd_places(rand: Rand, rows: int) -> None:
+def test_matmuls_take_numbers_at_odd_places(rand: Rand, rows: int) -> None:
     _, scale, weight, _ = operands(rand, rows, 80, 64, False)
     place = plain_rows(rand(1, rows * 80 + 1))[0][0, 1:].view(rows, 80)
     expected = fp8_linear.reference(place, scale, weight, unwritten(rows, 64))
@@ -177,7 +177,7 @@ def test_products_take_numbers_at_odd_places(rand: Rand, rows: int) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_products_keep_a_row_whatever_its_company(rand: Rand, gated: bool) -> None:
+def test_matmuls_keep_a_row_whatever_its_company(rand: Rand, gated: bool) -> None:
     q, scale, weight, residual = operands(rand, 130, 256, 40, gated)
 
     def found(rows: slice) -> Tensor:
@@ -212,7 +212,7 @@ def test_splits_of_channels_make_the_whole(rand: Rand, gated: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normed", "plain", "gated", "deep"])
-def test_products_are_the_same_by_every_division(rand: Rand, kind: Kind) -> None:
+def test_matmuls_are_the_same_by_every_division(rand: Rand, kind: Kind) -> None:
     gated = kind == "gated"
     q, scale, weight, residual = operands(rand, 1, 200, 40, gated)
     how: dict[str, Any] = {"residual": None if kind == "normed" else residual, "gated": gated}
@@ -253,7 +253,7 @@ def test_every_number_of_rows_has_a_division() -> None:
 def test_layers_by_kernels_read_what_plain_layers_read(activations: str, invariant: bool) -> None:
     model = wild_model(str(DEVICE), config=SMALL)
     record = Quantization("all", activations)
-    scales = {name: torch.tensor(0.01, device=DEVICE) for name in record.products(SMALL)}
+    scales = {name: torch.tensor(0.01, device=DEVICE) for name in record.linears(SMALL)}
     quantize_in_place(model, record, scales)
     expected = Scene.of(model, [(13, 33), (0, 5), (30, 31), (9, 10)])
     found = expected.own()
@@ -268,7 +268,7 @@ if not interprets():
     @pytest.mark.parametrize(
         ("rows", "channels", "columns"), [(65, 512, 1024), (200, 1040, 528), (576, 4096, 6144)]
     )
-    def test_a_librarys_product_is_the_same(
+    def test_a_librarys_matmul_is_the_same(
         rand: Rand, rows: int, channels: int, columns: int
     ) -> None:
         q, scale, weight, _ = operands(rand, rows, channels, columns, False)

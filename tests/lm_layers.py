@@ -1,4 +1,4 @@
-"""Layers of the language model at the published sizes, for what times and compiles products."""
+"""Layers of the language model at the published sizes, for what times and compiles matmuls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ SHAPES: dict[Kind, tuple[int, int]] = {
 
 
 @dataclass(frozen=True)
-class Product:
-    """One product of a layer, all but its weights."""
+class Matmul:
+    """One matmul of a layer, all but its weights."""
 
     kind: Kind
     x: Tensor
@@ -38,7 +38,7 @@ class Product:
     @classmethod
     def of(
         cls, kind: Kind, rows: int, dtype: torch.dtype, draw: Draw, workspace: Workspace
-    ) -> "Product":
+    ) -> "Matmul":
         """With rows and gain drawn."""
         columns, channels = SHAPES[kind]
         normed = kind in ("normed", "gated")
@@ -51,7 +51,7 @@ class Product:
             workspace,
         )
 
-    def first(self, rows: int) -> "Product":
+    def first(self, rows: int) -> "Matmul":
         """Of the first so many rows alone, written elsewhere."""
         return replace(
             self,
@@ -97,19 +97,19 @@ class Product:
 
 
 def weight_shape(kind: Kind) -> tuple[int, int]:
-    """Rows of one product's weights, and channels."""
+    """Rows of one matmul's weights, and channels."""
     columns, channels = SHAPES[kind]
     return columns * (2 if kind == "gated" else 1), channels
 
 
 def weight_of(kind: Kind, dtype: torch.dtype, draw: Draw) -> Tensor:
-    """Weights of one product."""
+    """Weights of one matmul."""
     wide, channels = weight_shape(kind)
     return draw(wide, channels, dtype=dtype).mul_(channels**-0.5)
 
 
 def bytes_of(kind: Kind) -> int:
-    """Bytes of one product's weights in 16 bit."""
+    """Bytes of one matmul's weights in 16 bit."""
     wide, channels = weight_shape(kind)
     return 2 * channels * wide
 
@@ -118,7 +118,7 @@ Weights = dict[Kind, list[Tensor]]
 
 
 class Chain:
-    """All products of a step one after another, without attention, each with its own weights."""
+    """All matmuls of a step one after another, without attention, each with its own weights."""
 
     def __init__(self, rows: int, weights: Weights, draw: Draw, workspace: Workspace) -> None:
         dtype = weights["normed"][0].dtype

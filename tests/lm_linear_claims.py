@@ -1,4 +1,4 @@
-"""What the language model's products, norms and gates must do: the same as their references.
+"""What the language model's matmuls, norms and gates must do: the same as their references.
 
 ``test_lm_linear.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/lm_linear_claims.py`` runs the compiled kernels on it.

@@ -1,4 +1,4 @@
-"""Draws for what compiles, checks and times the kernels that pick ids."""
+"""Draws for what compiles, checks and times the kernels that pick tokens."""
 
 from dataclasses import dataclass, replace
 
@@ -20,16 +20,16 @@ class Draws:
     logits: Tensor
     state: DrawState
     settings: DrawSettings
-    ids: Tensor
+    tokens: Tensor
     bad: Tensor
     channel: int
-    last_id: int | None
+    last_token: int | None
 
     def pick(self, *, masked: bool = False) -> None:
         """Call the public function."""
         sample(
-            self.logits, self.state, self.settings, self.ids, self.bad, channel=self.channel,
-            last_id=self.last_id, masked=masked,
+            self.logits, self.state, self.settings, self.tokens, self.bad, channel=self.channel,
+            last_token=self.last_token, masked=masked,
         )  # fmt: skip
 
     def rows(self, chosen: Tensor) -> "Draws":
@@ -40,14 +40,16 @@ class Draws:
             logits=self.logits[chosen],
             state=copied(self.state),
             settings=DrawSettings(**settings),
-            ids=self.ids[chosen],
+            tokens=self.tokens[chosen],
             bad=self.bad[chosen],
         )
 
     def expected(self) -> Tensor:
-        """The ids of the engine's own draws on the general path."""
+        """The tokens of the engine's own draws on the general path."""
         seen = self.state.seen
-        return draw(self.logits, seen, self.settings, self.channel, last_id=self.last_id).ids
+        return draw(
+            self.logits, seen, self.settings, self.channel, last_token=self.last_token
+        ).tokens
 
 
 def copied(state: DrawState) -> DrawState:
@@ -66,7 +68,7 @@ def draws(
     device: torch.device,
     *,
     channel: int = AUDIO,
-    last_id: int | None = None,
+    last_token: int | None = None,
     seed: int = 0,
     spread: float = 2.0,
 ) -> Draws:
@@ -102,5 +104,5 @@ def draws(
         torch.full((rows,), -9, device=device),
         torch.ones(rows, dtype=torch.bool, device=device),
         channel,
-        last_id,
+        last_token,
     )

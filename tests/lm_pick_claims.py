@@ -1,4 +1,4 @@
-"""What the kernels that draw ids must do: the same as the general path, bit for bit.
+"""What the kernels that draw tokens must do: the same as the general path, bit for bit.
 
 ``test_lm_pick.py`` runs this file in a process of its own, in which Triton is an interpreter;
 with a GPU, ``pytest tests/lm_pick_claims.py`` runs the compiled kernels on it.
@@ -16,7 +16,7 @@ from mosstalk.conversation import Mode, SpecialIds, next_mode
 from mosstalk.numerics.rng import gumbel, gumbel_rows
 from mosstalk.ops import sampling
 from mosstalk.ops.launch import interprets, runs, tl, triton
-from mosstalk.ops.sampling import ModeIds, sample, update_modes
+from mosstalk.ops.sampling import ModeTokens, sample, update_modes
 from mosstalk.ops.sampling_parts import (
     AUDIO,
     BAD_KEY,
@@ -43,12 +43,14 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that a small vocabulary has several of."""
-    monkeypatch.setattr(sampling, "CANDIDATE_TILES", {sampling.ANY_IDS: Tile(1, HELD, HELD, 1, 1)})
+    monkeypatch.setattr(
+        sampling, "CANDIDATE_TILES", {sampling.ANY_TOKENS: Tile(1, HELD, HELD, 1, 1)}
+    )
     monkeypatch.setattr(sampling, "SAMPLE_TILES", {sampling.ANY_KEYS: Tile(1, HELD, HELD, 4, 1)})
 
 
 def small(dtype: torch.dtype, rows: int = ROWS, **how: float) -> Draws:
-    case = draws(rows, SMALL, dtype, DEVICE, last_id=SMALL - 20, seed=int(how.get("seed", 0)))
+    case = draws(rows, SMALL, dtype, DEVICE, last_token=SMALL - 20, seed=int(how.get("seed", 0)))
     return replace(case, logits=case.logits * how.get("by", 1.0))
 
 
@@ -67,7 +69,7 @@ def on_cpu(case: Draws) -> Draws:
         logits=case.logits.cpu(),
         state=DrawState(case.state.seen.cpu(), latest, mode),
         settings=DrawSettings(**settings),
-        ids=case.ids.cpu(),
+        tokens=case.tokens.cpu(),
         bad=case.bad.cpu(),
     )
 
@@ -76,24 +78,24 @@ def reference(case: Draws, *, masked: bool = False) -> Draws:
     """What the reference writes, from a copy on the CPU."""
     apart = replace(on_cpu(case), state=copied(on_cpu(case).state))
     sample.reference(
-        apart.logits, apart.state, apart.settings, apart.ids, apart.bad,
-        channel=apart.channel, last_id=apart.last_id, masked=masked,
+        apart.logits, apart.state, apart.settings, apart.tokens, apart.bad,
+        channel=apart.channel, last_token=apart.last_token, masked=masked,
     )  # fmt: skip
     return apart
 
 
 def drawn_alike(case: Draws, *, masked: bool = False) -> Tensor:
-    """Draw, check all that is written against the reference, and return the ids."""
+    """Draw, check all that is written against the reference, and return the tokens."""
     expected = reference(case, masked=masked)
     case.pick(masked=masked)
     found = on_cpu(case)
-    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.bad.tolist() == expected.bad.tolist()
     assert torch.equal(found.state.seen, expected.state.seen)
     assert found.state.latest is not None
     assert expected.state.latest is not None
     assert torch.equal(found.state.latest, expected.state.latest)
-    return found.ids
+    return found.tokens
 
 
 def test_kernels_run_here() -> None:
@@ -101,33 +103,33 @@ def test_kernels_run_here() -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gumbel(seed, step, ids, out, CHANNEL: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gumbel(seed, step, tokens, out, CHANNEL: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.arange(0, SIZE)
-    noise = gumbel_at(tl.load(seed), tl.load(step), tl.load(ids + place), CHANNEL)
+    noise = gumbel_at(tl.load(seed), tl.load(step), tl.load(tokens + place), CHANNEL)
     tl.store(out + place, noise)
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 1), (-1, 4999), ((1 << 62) + 12345, 77)])
 @pytest.mark.parametrize("channel", [TEXT, AUDIO])
 def test_noise_is_that_of_the_reference(seed: int, step: int, channel: int) -> None:
-    ids = torch.randint(0, TEXT_IDS, (256,), generator=torch.Generator().manual_seed(step))
+    tokens = torch.randint(0, TEXT_IDS, (256,), generator=torch.Generator().manual_seed(step))
     out = torch.zeros(256, dtype=torch.float64, device=DEVICE)
     given = (torch.tensor([value], device=DEVICE) for value in (seed, step))
-    _gumbel[(1,)](*given, ids.int().to(DEVICE), out, channel, 256)
-    expected = gumbel(seed, channel, step, ids)
+    _gumbel[(1,)](*given, tokens.int().to(DEVICE), out, channel, 256)
+    expected = gumbel(seed, channel, step, tokens)
     assert torch.allclose(out.cpu(), expected, rtol=1e-12, atol=1e-12)
 
 
 @every_dtype
 @pytest.mark.usefixtures("small_chunks")
-def test_the_best_ids_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> None:
+def test_the_best_tokens_of_each_chunk_are_kept_in_order(dtype: torch.dtype) -> None:
     case = small(dtype)
     case.logits[0] = case.logits[0].round()
     case.logits[1, 70] = float("nan")
     case.logits[2, SMALL - 1] = float("inf")
     case.logits[3, ::2] *= 0.0
     room = sampling.sample_workspace(ROWS, SMALL, DEVICE)
-    how = {"last_id": SMALL - 20}
+    how = {"last_token": SMALL - 20}
     sampling.topk_candidates.plan(
         case.logits, case.state, case.settings, room, channel=AUDIO, masked=False, **how
     ).run()
@@ -167,11 +169,11 @@ def test_equal_logits_are_all_counted_however_many(dtype: torch.dtype, levels: i
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_of_ids_that_are_not_held_top_p_cuts_neither_too_many_nor_too_few() -> None:
+def test_of_tokens_that_are_not_held_top_p_cuts_neither_too_many_nor_too_few() -> None:
     kept = SMALL - SMALL // 20
     every_step = torch.arange(1, 5000)
     noise = gumbel_rows(torch.full_like(every_step, 11), AUDIO, every_step, SMALL)
-    # Steps at which the first id that is cut, the last and the first one not held would win.
+    # Steps at which the first token that is cut, the last and the first one not held would win.
     wins = {id_: noise[:, : max(kept, id_ + 1)].argmax(dim=1) for id_ in (kept, kept - 1, HELD)}
     steps = torch.cat([every_step[won == id_][:2] for id_, won in wins.items()])
     case = draws(len(steps), SMALL, torch.float32, DEVICE)
@@ -185,7 +187,7 @@ def test_of_ids_that_are_not_held_top_p_cuts_neither_too_many_nor_too_few() -> N
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_of_twenty_equal_ids_top_p_cuts_the_last() -> None:
+def test_of_twenty_equal_tokens_top_p_cuts_the_last() -> None:
     case = everybody(small(torch.float32), forced=FREE, temperature=1, top_k=20, penalty=1)
     logits = torch.full_like(case.logits, -5)
     logits[:, 100:120] = 3
@@ -199,7 +201,7 @@ def test_of_twenty_equal_ids_top_p_cuts_the_last() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_greedy_takes_the_lowest_of_equal_ids_and_zero_has_no_sign() -> None:
+def test_greedy_takes_the_lowest_of_equal_tokens_and_zero_has_no_sign() -> None:
     case = everybody(small(torch.float32), forced=FREE, temperature=0, penalty=1)
     logits = torch.full_like(case.logits, -1)
     logits[:, 200], logits[:, 130], logits[:, 140] = 0.0, -0.0, 0.0
@@ -224,7 +226,7 @@ def test_a_vocabulary_smaller_than_what_is_held(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_chunks")
 def test_a_logit_that_is_not_finite_makes_its_row_bad_alone(dtype: torch.dtype) -> None:
     case = everybody(small(dtype, rows=6), forced=FREE)
-    whole = reference(case).ids
+    whole = reference(case).tokens
     case.logits[1, 3] = float("nan")
     case.logits[2, SMALL - 1] = float("inf")
     case.logits[4, 100] = -float("inf")
@@ -246,7 +248,7 @@ def test_rows_of_nobody_and_of_other_modes_write_nothing() -> None:
     modes = [AUDIO, TEXT, TEXT, ENDED, TEXT, AUDIO, AUDIO, AUDIO]
     state = replace(case.state, mode=torch.tensor(modes, dtype=torch.int8, device=DEVICE))
     case = replace(case, state=state)
-    unmasked = drawn_alike(replace(case, state=copied(state), ids=case.ids.clone()))
+    unmasked = drawn_alike(replace(case, state=copied(state), tokens=case.tokens.clone()))
     assert [int(i) for i in unmasked[[0, 1, 4]]] == [-9, NOT_DRAWN, -9]
     found = drawn_alike(replace(case, state=copied(state)), masked=True)
     assert found[:2].tolist() == [-9, NOT_DRAWN]
@@ -264,20 +266,20 @@ def test_a_row_draws_the_same_alone_and_in_company(dtype: torch.dtype) -> None:
     for row in range(4):
         one = case.rows(torch.tensor([row], device=DEVICE))
         one.pick()
-        alone += one.ids.tolist()
+        alone += one.tokens.tolist()
     case.pick()
-    assert case.ids.tolist() == alone
+    assert case.tokens.tolist() == alone
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_logits_and_results_may_lie_apart() -> None:
     case = small(torch.float32, rows=4, seed=9)
-    expected = reference(case).ids
+    expected = reference(case).tokens
     wide = torch.full((4, SMALL + 11), float("nan"), device=DEVICE)
     wide[:, 4 : 4 + SMALL] = case.logits
     both = torch.full((4, 2), -9, device=DEVICE)
     bad = torch.ones(4, 2, dtype=torch.bool, device=DEVICE)
-    case = replace(case, logits=wide[:, 4 : 4 + SMALL], ids=both[:, 1], bad=bad[:, 1])
+    case = replace(case, logits=wide[:, 4 : 4 + SMALL], tokens=both[:, 1], bad=bad[:, 1])
     case.pick()
     assert both[:, 1].tolist() == expected.tolist()
     assert (both[:, 0] == -9).all()
@@ -300,7 +302,7 @@ def test_kernels_take_greedy_rows_and_small_top_k() -> None:
 
 def test_the_audio_channel_at_its_published_size() -> None:
     rows = 1 if interprets() else 500
-    case = draws(rows, AUDIO_IDS, torch.float16, DEVICE, last_id=EOSP, seed=2)
+    case = draws(rows, AUDIO_IDS, torch.float16, DEVICE, last_token=EOSP, seed=2)
     expected = on_cpu(case).expected()
     assert drawn_alike(case).tolist() == expected.tolist()
 
@@ -316,7 +318,7 @@ IDS = SpecialIds(
     endoftext=1, im_start=0, im_end=2, sosp=3, modality_pad=4, eosp=6, audio_pad=5,
     stop=frozenset((1, 2)),
 )  # fmt: skip
-MODE_IDS = ModeIds(sosp=3, eosp=6, modality_pad=4, audio_pad=5)
+MODE_IDS = ModeTokens(sosp=3, eosp=6, modality_pad=4, audio_pad=5)
 
 
 def settled(

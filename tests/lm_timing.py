@@ -1,4 +1,4 @@
-"""How divisions of the language model's products are tried, timed and chosen on a GPU.
+"""How divisions of the language model's matmuls are tried, timed and chosen on a GPU.
 
 For ``gpu_lm_linear.py`` and ``gpu_lm_fp8.py``, whose weights differ.
 """
@@ -32,7 +32,7 @@ Table = dict[Kind, Division]
 
 
 class Try(NamedTuple):
-    """A division of one kind of product."""
+    """A division of one kind of matmul."""
 
     kind: Kind
     divided: Division
@@ -80,10 +80,10 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def wrong_in_company(product: Any, weight: object, whole: Tensor) -> int:
+def wrong_in_company(matmul: Any, weight: object, whole: Tensor) -> int:
     """How many numbers of rows change an invariant row's bits; ``whole`` is of all rows."""
     return sum(
-        not torch.equal(product.first(rows).run(weight, invariant=True), whole[:rows])
+        not torch.equal(matmul.first(rows).run(weight, invariant=True), whole[:rows])
         for rows in (1, 3, 16, 64, 65, 130)
     )
 
@@ -117,7 +117,7 @@ def copied_gb_per_s(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Bench(Generic[Weight]):
-    """What all sections use; a product may be ``bound`` off."""
+    """What all sections use; a matmul may be ``bound`` off."""
 
     weights: dict[Kind, list[Weight]]
     draw: Draw
@@ -126,30 +126,30 @@ class Bench(Generic[Weight]):
     bytes_of: Callable[[Kind], int]
     bound: float
 
-    def product_us(self, kind: Kind, run: Callable[[Weight], object]) -> float:
-        """Time of one of a kind's products, of all layers' weights in turn."""
+    def matmul_us(self, kind: Kind, run: Callable[[Weight], object]) -> float:
+        """Time of one of a kind's matmuls, of all layers' weights in turn."""
         weights = self.weights[kind]
         count = max(8, min(len(weights), TIMED_BYTES // self.bytes_of(kind)))
         return 1000 * milliseconds([partial(run, weight) for weight in weights[:count]]) / count
 
-    def tried(self, one: Try, product: Any) -> list[tuple[float, Division]]:
+    def tried(self, one: Try, matmul: Any) -> list[tuple[float, Division]]:
         """Its time in microseconds, if it is right."""
         kind, divided = one
         weight = self.weights[kind][0]
         try:
-            error = relative(product.run_divided(weight, divided), product.expected(weight))
+            error = relative(matmul.run_divided(weight, divided), matmul.expected(weight))
             if error <= self.bound:
-                run = partial(product.run_divided, divided=divided)
-                return [(self.product_us(kind, run), divided)]
+                run = partial(matmul.run_divided, divided=divided)
+                return [(self.matmul_us(kind, run), divided)]
             say(f"WRONG {kind} {divided}: {error:.1e}")
         except Exception as fault:
             say(f"{kind} {divided}: {type(fault).__name__} {str(fault)[:100]}")
         return []
 
-    def best(self, tries: list[Try], product: Any) -> list[tuple[float, Division]]:
-        """All divisions of the product's kind that are right, with their times, best first."""
-        of_kind = [one for one in tries if one.kind == product.kind]
-        found = [pair for one in of_kind for pair in self.tried(one, product)]
+    def best(self, tries: list[Try], matmul: Any) -> list[tuple[float, Division]]:
+        """All divisions of the matmul's kind that are right, with their times, best first."""
+        of_kind = [one for one in tries if one.kind == matmul.kind]
+        found = [pair for one in of_kind for pair in self.tried(one, matmul)]
         return sorted(found, key=lambda pair: pair[0])
 
     def shown(self, us: float, kind: Kind) -> str:
@@ -157,7 +157,7 @@ class Bench(Generic[Weight]):
         return f"{us:7.2f} us {rate:5.0f} GB/s {100 * rate / self.copy:5.1f} %"
 
     def limit_ms(self, layers: int) -> float:
-        """What the weights of all products of ``layers`` layers take at the rate of a copy."""
+        """What the weights of all matmuls of ``layers`` layers take at the rate of a copy."""
         return sum(self.bytes_of(kind) for kind in KINDS) * layers / self.copy / 1e6
 
 

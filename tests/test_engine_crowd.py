@@ -207,7 +207,7 @@ def test_put_off_draws_are_not_in_the_penalty_of_a_reply_that_resumes() -> None:
     for _ in range(3):
         core.step()
     core.runner.begin(late)
-    assert core.runner.penalised_ids(late) == ({PAD, 1, 2, 3}, {3, 4, EOSP})
+    assert core.runner.penalised_tokens(late) == ({PAD, 1, 2, 3}, {3, 4, EOSP})
 
 
 def test_a_reply_cancelled_in_line_keeps_what_it_said() -> None:

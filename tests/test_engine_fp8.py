@@ -39,7 +39,7 @@ def quantised(
 ) -> LanguageModel:
     model = wild_model(device, dtype, config=config)
     record = Quantization(blocks, activations)
-    names = record.products(model.config)
+    names = record.linears(model.config)
     # Products of one input have one scale; no two inputs have the same.
     inputs = {name: name.rsplit(".", 1)[0] + str(name.endswith(("o_proj", "down_proj")))
               for name in names}  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_truncated_reply_leaves_nothing_in_the_penalty() -> None:
     assert len(gone) > 5
     again = submit(core, talk, PENALISED)
     core.step()
-    state = core.runner.penalised_ids(again)[1]
+    state = core.runner.penalised_tokens(again)[1]
     assert state.isdisjoint(gone - {again.reply.rows[0][1]})
     assert state >= {kept, SILENT, EOSP}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mosstalk.conversation import Row
-from mosstalk.engine.block_pool import BlockPool, embedded_id
+from mosstalk.engine.block_pool import BlockPool, embedded_token
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
@@ -107,7 +107,7 @@ class Driver:
 
     def advance(self, sequence: Sequence, part: Part, end: int) -> None:
         rows = sequence.rows + self.unseen.get(id(sequence), [])
-        beginning = tuple(embedded_id(row, PAD) for row in rows[:end])
+        beginning = tuple(embedded_token(row, PAD) for row in rows[:end])
         for row in range(end):
             block, inside = divmod(row, BLOCK_ROWS)
             place = sequence.table[block] * BLOCK_ROWS + inside

@@ -1,4 +1,4 @@
-"""The language model's products compile for three cards, at the published sizes, without a card."""
+"""The language model's matmuls compile for three cards, at the published sizes, without a card."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +32,8 @@ from mosstalk.ops.linear_tiles import (
 WITHOUT_FP8 = 80
 
 
-def product(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
-    """One product of a layer as it would be launched."""
+def matmul(kind: Kind, divided: Division, dtype: torch.dtype) -> Launch:
+    """One matmul of a layer as it would be launched."""
     columns, channels = SHAPES[kind]
     rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
     workspace = Workspace(1 << 26, torch.device("meta"))
@@ -61,17 +61,17 @@ def launches(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
     yield "gate", linear.gate_up.plan(wide, x)
     for kind in SHAPES:
         if dtype == torch.float32:
-            yield f"{kind} exact", product(kind, EXACT, dtype)
+            yield f"{kind} exact", matmul(kind, EXACT, dtype)
             continue
         for divided in {*TILES[kind].values(), INVARIANT[kind]}:
-            yield f"{kind} {divided}", product(kind, divided, dtype)
+            yield f"{kind} {divided}", matmul(kind, divided, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("capability", SHARED_KIB)
-def test_products_fit_the_card(dtype: torch.dtype, capability: int, tmp_path: Path) -> None:
+def test_matmuls_fit_the_card(dtype: torch.dtype, capability: int, tmp_path: Path) -> None:
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(tmp_path / "cache")
         for name, launch in launches(dtype):
@@ -82,8 +82,8 @@ def test_products_fit_the_card(dtype: torch.dtype, capability: int, tmp_path: Pa
             assert found["STACK"] + found["LOCAL"] <= MOST_SPILLED_BYTES, (name, found)
 
 
-def fp8_product(kind: Kind, divided: Division) -> Launch:
-    """One product of a layer in FP8 as it would be launched, in a model in bfloat16."""
+def fp8_matmul(kind: Kind, divided: Division) -> Launch:
+    """One matmul of a layer in FP8 as it would be launched, in a model in bfloat16."""
     columns, channels = SHAPES[kind]
     rows, normed = 1 if divided.one else divided.tile.rows, kind in ("normed", "gated")
     wide = columns * (2 if kind == "gated" else 1)
@@ -100,7 +100,7 @@ def fp8_product(kind: Kind, divided: Division) -> Launch:
 
 
 def fp8_launches() -> Iterator[tuple[str, Launch]]:
-    """Every product in FP8, and what rounds its rows."""
+    """Every matmul in FP8, and what rounds its rows."""
     for channels in sorted({channels for _, channels in SHAPES.values()}):
         for rows in (1, 512):
             x = undrawn(rows, channels, dtype=torch.bfloat16)
@@ -111,13 +111,13 @@ def fp8_launches() -> Iterator[tuple[str, Launch]]:
                 yield f"{rows} rows of {channels}, normed {gain is not None}", plan
     for kind in SHAPES:
         for divided in dict.fromkeys((*FP8_TILES[kind].values(), FP8_INVARIANT[kind])):
-            yield f"{kind} {divided}", fp8_product(kind, divided)
+            yield f"{kind} {divided}", fp8_matmul(kind, divided)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("capability", [card for card in SHARED_KIB if card > WITHOUT_FP8])
-def test_products_in_fp8_fit_the_card_and_are_its_own(capability: int, tmp_path: Path) -> None:
+def test_matmuls_in_fp8_fit_the_card_and_are_its_own(capability: int, tmp_path: Path) -> None:
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(tmp_path / "cache")
         for name, launch in fp8_launches():

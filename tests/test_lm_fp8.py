@@ -1,6 +1,6 @@
-"""Products in FP8 keep what ``lm_fp8_claims.py`` says, interpreted or compiled.
+"""Matmuls in FP8 keep what ``lm_fp8_claims.py`` says, interpreted or compiled.
 
-Here, too: where no kernel runs, the references are the model's own product in FP8.
+Here, too: where no kernel runs, the references are the model's own matmul in FP8.
 """
 
 from pathlib import Path
@@ -30,21 +30,21 @@ def test_compiled_kernels_equal_their_references(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_twins_are_the_models_own_product(dtype: torch.dtype, calibrated: bool) -> None:
+def test_twins_are_the_models_own_matmul(dtype: torch.dtype, calibrated: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, gain, weight = (
         torch.randn(*size, generator=generator).to(dtype) for size in ((5, 64), (64,), (48, 64))
     )
     fixed = torch.tensor(0.005) if calibrated else None
-    norm, product = RMSNorm(64, 1e-6).to(dtype), Fp8Linear.holding(Fp8Weight.of(weight), fixed)
+    norm, matmul = RMSNorm(64, 1e-6).to(dtype), Fp8Linear.holding(Fp8Weight.of(weight), fixed)
     norm.weight.data = gain
     q, scale = torch.empty(5, 64, dtype=E4M3), torch.empty(5)
     with torch.inference_mode():
         fp8_rows(x, gain, 1e-6, q, scale, fixed=fixed)
-        found = fp8_linear(q, scale, product.value, torch.empty(5, 48, dtype=dtype))
-        assert torch.equal(found, product(norm(x)))
+        found = fp8_linear(q, scale, matmul.value, torch.empty(5, 48, dtype=dtype))
+        assert torch.equal(found, matmul(norm(x)))
 
 
-def test_a_processor_has_no_librarys_product() -> None:
+def test_a_processor_has_no_librarys_matmul() -> None:
     weight = Fp8Weight.of(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
     assert not library_takes(weight, torch.bfloat16)

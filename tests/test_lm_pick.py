@@ -36,24 +36,24 @@ def test_compiled_kernels_draw_as_the_reference_and_the_engine_do(tmp_path: Path
 def drawn_by_reference(case: Draws) -> Draws:
     """The same draws, made by the reference."""
     found = replace(
-        case, state=copied(case.state), ids=case.ids.clone(), bad=torch.ones_like(case.bad)
+        case, state=copied(case.state), tokens=case.tokens.clone(), bad=torch.ones_like(case.bad)
     )
     sample.reference(
-        found.logits, found.state, found.settings, found.ids, found.bad,
-        channel=found.channel, last_id=found.last_id,
+        found.logits, found.state, found.settings, found.tokens, found.bad,
+        channel=found.channel, last_token=found.last_token,
     )  # fmt: skip
     return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_reference_draws_what_the_engine_draws_for_any_top_k(dtype: torch.dtype) -> None:
-    case = draws(ROWS, VOCABULARY, dtype, CPU, last_id=VOCABULARY - 9)
+    case = draws(ROWS, VOCABULARY, dtype, CPU, last_token=VOCABULARY - 9)
     top_k = case.settings.top_k.clone()
     top_k[::3] = 0
     top_k[1::3] *= 4
     case = replace(case, settings=replace(case.settings, top_k=top_k))
     found = drawn_by_reference(case)
-    assert found.ids.tolist() == case.expected().tolist()
+    assert found.tokens.tolist() == case.expected().tolist()
     assert not found.bad.any()
 
 
@@ -68,8 +68,8 @@ def test_the_reference_remembers_what_it_drew_and_nothing_else() -> None:
     seen, latest = case.state.seen.clone(), torch.full((ROWS + 2, 2), -7)
     for row in range(2, ROWS):
         if row % 4:
-            seen[slots[row], found.ids[row]] = True
-            latest[slots[row], case.channel] = found.ids[row]
+            seen[slots[row], found.tokens[row]] = True
+            latest[slots[row], case.channel] = found.tokens[row]
     assert torch.equal(found.state.seen, seen)
     assert found.state.latest is not None
     assert torch.equal(found.state.latest, latest)
@@ -82,7 +82,7 @@ def test_where_nobody_draws_the_reference_writes_nothing() -> None:
     never = torch.full_like(case.settings.never, FREE)
     case = replace(case, settings=replace(case.settings, slots=nobody, never=never))
     found = drawn_by_reference(case)
-    assert (found.ids == -9).all()
+    assert (found.tokens == -9).all()
     assert torch.equal(found.state.seen, case.state.seen)
     assert found.state.latest is not None
     assert (found.state.latest == -7).all()

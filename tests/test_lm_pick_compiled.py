@@ -1,4 +1,4 @@
-"""The kernels that draw ids compile for three cards, at the published sizes, without a card."""
+"""The kernels that draw tokens compile for three cards, at the published sizes, without a card."""
 
 from pathlib import Path
 
@@ -22,15 +22,15 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
     mode = torch.zeros(len(case.state.seen), dtype=torch.int8)
     state = DrawState(case.state.seen, case.state.latest, mode)
     best, pick = sampling.sample.launches(
-        case.logits, state, case.settings, case.ids, case.bad,
-        channel=channel, last_id=vocabulary - 1, masked=True,
+        case.logits, state, case.settings, case.tokens, case.bad,
+        channel=channel, last_token=vocabulary - 1, masked=True,
     )  # fmt: skip
     settle = sampling.update_modes.plan(
         state,
         case.settings.slots,
         torch.zeros(2, 2, dtype=torch.bool),
         torch.tensor([3, 5]),
-        sampling.ModeIds(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
+        sampling.ModeTokens(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
         put_off=True,
     )
     return {"topk_candidates": best, "sampling": pick, "update_modes": settle}

@@ -12,8 +12,9 @@ from conftest import GOLDENS, Checkpoint
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from mosstalk.checkpoint.convert import convert
-from mosstalk.checkpoint.inspect import inspect
+from mosstalk.checkpoints.convert import convert
+from mosstalk.checkpoints.inspect import inspect
+from mosstalk.checkpoints.quantize import Source, Writer
 from mosstalk.cli import app
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, ConfigError, MosstalkError
@@ -21,8 +22,7 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear
-from mosstalk.quantize.write import Source, Writer
-from mosstalk.verify.case import Case
+from mosstalk.verify.compare import Case
 
 CPU = torch.device("cpu")
 GOLDEN_BOUND = 0.15
@@ -39,7 +39,7 @@ def command(*words: str | Path) -> Any:
 def write(source: Path, out: Path, record: Quantization, shard_gib: float = 2.0) -> Path:
     out.mkdir()
     opened = Source.open(source)
-    scales = {name: torch.tensor(0.02) for name in record.products(opened.config)}
+    scales = {name: torch.tensor(0.02) for name in record.linears(opened.config)}
     Writer(opened, record, opened.hashes(), scales, shard_gib=shard_gib).write(out)
     return out
 
@@ -130,7 +130,7 @@ def test_a_written_model_loads_as_the_one_quantised_in_memory(
         write(source, tmp_path / "out", record, shard_gib=0.0005), device=CPU, dtype=torch.float32
     )
     meant = load_language_model(tiny.model, device=CPU, dtype=torch.float32)
-    scales = {name: torch.tensor(0.02) for name in record.products(meant.config)}
+    scales = {name: torch.tensor(0.02) for name in record.linears(meant.config)}
     quantize_in_place(meant, record, scales)
     found, wanted = loaded.state_dict(), meant.state_dict()
     assert list(found) == list(wanted)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mosstalk.bench.charts import line_chart
+from mosstalk.checkpoints.calibrate import Magnitudes
 from mosstalk.errors import DeviceError
 from mosstalk.numerics.fp8 import (
     E4M3,
@@ -16,11 +16,11 @@ from mosstalk.numerics.fp8 import (
     Fp8Linear,
     Fp8Weight,
     fp8_by,
-    fp8_product,
+    fp8_matmul,
     fp8_rows,
     require_fp8,
 )
-from mosstalk.quantize.calibrate import Magnitudes
+from mosstalk.reporting.html import line_chart
 
 ROUNDED_TWICE = 1 + 2**-20
 """Dividing by a scale and multiplying by it round too, in float32."""
@@ -76,7 +76,7 @@ def test_beyond_a_fixed_scale_numbers_are_clipped() -> None:
 def test_a_product_is_that_of_the_numbers_that_8_bits_stand_for() -> None:
     weight = Fp8Weight.of(normal(24, 96))
     q, scale = fp8_rows(normal(3, 5, 96, seed=1))
-    found = fp8_product(q, scale, weight)
+    found = fp8_matmul(q, scale, weight)
     exact = (q.double() * scale.double()[..., None]) @ weight.dequantized().double().T
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
 

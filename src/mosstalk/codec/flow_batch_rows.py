@@ -119,7 +119,7 @@ class RowFlow(BlockFlow[RowState]):
         states = [work.kept for work in works]
         masks = [seen_mask(state.keys.rows, frames, block, self.device) for state in states]
         keys = [state.place(frames, block, self.limit) for state in states]
-        # Without company (R, C), which makes one product of two branches.
+        # Without company (R, C), which makes one matmul of two branches.
         read = given[0] if len(works) == 1 else given
         self._estimator.integrate(EstimatorBuffers(read, read), RowFrames(states, keys, masks))
         return list(given[:, :frames, :bins].clone())

@@ -35,7 +35,7 @@ class FlowOptions:
     ``context_s`` bounds what a reply sees of itself besides its voice, in seconds, rounded up
     to whole blocks, the newest included; None keeps all and is exact. ``steps``: Euler steps,
     None as many as the flow's config says. ``dtype``: float32, or float16 or bfloat16 for the
-    estimator's products, keys and values on a GPU. ``pages`` bounds the blocks kept of replies
+    estimator's matmuls, keys and values on a GPU. ``pages`` bounds the blocks kept of replies
     and voices; None as many as ``memory_mib`` holds, and where that is None too and a reply's
     history is bounded, as many as ``replies`` at once and 40 s of voices need. ``graphs`` off runs
     kernel by kernel. ``max_items`` bounds the blocks of a pass, ``lanes`` the passes at the same

@@ -1,4 +1,4 @@
-"""The flow's weights as its kernels read them: products in one dtype, all else float32.
+"""The flow's weights as its kernels read them: matmuls in one dtype, all else float32.
 
 C channels of a layer, steps Euler steps.
 """

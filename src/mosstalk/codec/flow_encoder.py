@@ -45,8 +45,8 @@ class _Input:
     """``InputLayer`` on rows (R, C)."""
 
     def __init__(self, layer: InputLayer) -> None:
-        product, norm = layer.out.children()
-        self._linear = packed(Linear.of(product), torch.float32)
+        projection, norm = layer.out.children()
+        self._linear = packed(Linear.of(projection), torch.float32)
         self._norm, self._scale = plain(norm), layer.scale
 
     def __call__(self, x: Tensor) -> Tensor:

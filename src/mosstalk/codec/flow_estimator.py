@@ -1,7 +1,7 @@
 """The flow's estimator on new frames, wherever what the frames before them left is kept.
 
 Shapes: R rows, one for each (guidance branch, item, frame), or (I, R, C) where each of I replies
-has products of its own; C channels. The Euler steps' times are fixed, so what they add is too.
+has matmuls of its own; C channels. The Euler steps' times are fixed, so what they add is too.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class EstimatorBuffers:
 
     ``given`` is the estimator's input: x, mu, speaker, condition; in the end its first columns
     are the mel. ``entry``, ``both``, ``active``, ``query``, ``mixed`` and ``wide`` are what
-    products read, in their dtype: ``entry`` is ``given`` again, ``both`` the up stage's input, the
+    matmuls read, in their dtype: ``entry`` is ``given`` again, ``both`` the up stage's input, the
     stream in its first half and the down stage's output in its second. ``raw``, ``stream`` and
     ``velocity`` are float32. Those that are None are made anew wherever they are written.
     """
@@ -96,7 +96,7 @@ class Estimator:
     """Euler steps over new frames."""
 
     def __init__(self, flow: ConditionalFlow, dtype: torch.dtype) -> None:
-        """Pack the weights of ``flow``, those of products in ``dtype``."""
+        """Pack the weights of ``flow``, those of matmuls in ``dtype``."""
         times = flow.times(flow.estimator.final_proj.weight.device)
         self.weights = EstimatorWeights.of(flow.estimator, times[:-1], dtype)
         self._durations: list[float] = times.diff().tolist()
@@ -166,5 +166,5 @@ class _Step:
         return linear_add(x, wide, *block.narrow, out)
 
     def _normed(self, x: Tensor, norm: Norm) -> tuple[Tensor, Norm | None]:
-        """What a product reads of the stream, and the norm that it still has to take of it."""
+        """What a matmul reads of the stream, and the norm that it still has to take of it."""
         return (norm_act(x, norm, self.rooms.active), None) if self.apart else (x, norm)

@@ -31,7 +31,7 @@ SPEAKERS = 1024
 def buckets_for(most: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Numbers of items that a pass may have.
 
-    In float32 a reply's frames must not depend on its company, and products of other sizes
+    In float32 a reply's frames must not depend on its company, and matmuls of other sizes
     round otherwise: there is one size.
     """
     if dtype == torch.float32:

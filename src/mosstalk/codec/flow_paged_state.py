@@ -25,7 +25,7 @@ from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import norm_qkv
 
 _TILE = 512
-"""Distances in one product. Products of other sizes round otherwise, and how many distances
+"""Distances in one matmul. Matmuls of other sizes round otherwise, and how many distances
 a pass covers depends on its longest reply: tiles of one size keep the others' bits."""
 _FEW = 8
 """Items for whose scores of distances there is room twice."""
@@ -41,7 +41,7 @@ def splits_for(items: int) -> int:
 
 
 class _Distances:
-    """What an encoder block's attention needs besides its weights' products."""
+    """What an encoder block's attention needs besides its weights' matmuls."""
 
     def __init__(self, block: nn.Module) -> None:
         assert isinstance(block, EncoderBlock)

@@ -26,7 +26,7 @@ _SMALLEST_CHUNK = 2
 class PageLayout:
     """Sizes of a page of a flow with ``steps`` Euler steps.
 
-    ``dtype`` is that of the estimator's products, so of the keys, the values and the
+    ``dtype`` is that of the estimator's matmuls, so of the keys, the values and the
     convolutions' inputs that it keeps; the encoder's are float32.
     """
 

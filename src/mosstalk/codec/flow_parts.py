@@ -1,7 +1,7 @@
 """Weights of the flow's layers, arranged for the few rows that a hop has.
 
-Channels lie last. Calling a torch module costs as much as a small product, and a convolution
-of few rows twice as much as the product it is; a hop has some five hundred of them. Shapes:
+Channels lie last. Calling a torch module costs as much as a small matmul, and a convolution
+of few rows twice as much as the matmul it is; a hop has some five hundred of them. Shapes:
 B sequences, T rows, C channels, k the kernel.
 """
 

@@ -1,6 +1,6 @@
 """What the flow's networks keep on a CPU: each reply's rows side by side, unpadded.
 
-Gathering pages would cost more than the products. Products are computed reply by reply: of other
+Gathering pages would cost more than the matmuls. Matmuls are computed reply by reply: of other
 sizes they would round otherwise, and a reply's frames must not depend on its company. Norms,
 activations and windows are shared work. Shapes: I replies, B = 2 I sequences (reply, guidance
 branch), T new rows, S all rows, L layers, H heads, d channels of a head, C channels.
@@ -190,7 +190,7 @@ class _Distances(NamedTuple):
 
 
 class _Relative:
-    """What an encoder block's attention needs besides its weights' products."""
+    """What an encoder block's attention needs besides its weights' matmuls."""
 
     def __init__(self, block: nn.Module) -> None:
         assert isinstance(block, EncoderBlock)

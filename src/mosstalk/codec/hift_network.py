@@ -1,6 +1,6 @@
 """HiFT's convolutions for batches of calls, with everything between them in fused steps.
 
-The same arithmetic as ``hift.HiftVocoder`` on weights converted once. The products of the
+The same arithmetic as ``hift.HiftVocoder`` on weights converted once. The matmuls of the
 middle may run in 16 bit; what decides phases (the first and the last convolution, the STFT
 and its inverse) stays float32. Shapes: B calls, T mel frames, N = 480 T samples, M = N / 4 + 1
 spectrum frames.

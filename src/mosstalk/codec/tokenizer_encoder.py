@@ -194,7 +194,7 @@ class LiveEncoder:
 
     def _convolve(self, conv: nn.Conv1d, x: Tensor, step: int) -> Tensor:
         """Rows (..., T, inputs) to (..., rows, outputs) after GELU, unpadded."""
-        # As a product, because a convolution is prepared anew for every length that it meets.
+        # As a matmul, because a convolution is prepared anew for every length that it meets.
         window = x.unfold(-2, conv.kernel_size[0], step).flatten(-2)
         bias = conv.bias
         assert bias is not None

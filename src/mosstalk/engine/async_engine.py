@@ -63,7 +63,7 @@ class ReplyStream:
     """A reply under way: iterate for ``NewRow``s; at the end ``reply`` is whole.
 
     Iteration raises what ended the request early: ``PoisonedError``, ``EngineStoppedError``.
-    The audio id of a text row may stand as ``audio_pad`` unless whole rows were asked for.
+    The audio token of a text row may stand as ``audio_pad`` unless whole rows were asked for.
     """
 
     talk: CachedConversation
@@ -156,7 +156,7 @@ class AsyncEngine:
         The conversation must have no reply that is open.
 
         Raises:
-            EngineInputError: a row has an id that the model does not know.
+            EngineInputError: a row has a token that the model does not know.
         """
 
         def job() -> None:
@@ -178,7 +178,7 @@ class AsyncEngine:
         A reply that nobody reads goes on to its end; ``close`` ends it with its conversation.
 
         Raises:
-            EngineInputError: a row has an id that the model does not know.
+            EngineInputError: a row has a token that the model does not know.
             ContextLengthError, EngineFullError: it cannot run ever, or not now; the
                 conversation is as it was after the edit.
             EngineStoppedError: the engine has ended.

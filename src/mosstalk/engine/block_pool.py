@@ -17,8 +17,8 @@ ROOT: Digest = b""
 _DIGEST_BYTES = 16
 
 
-def embedded_id(row: Row, modality_pad: int) -> int:
-    """What a row is embedded as: its text id, or minus one minus its audio id under the pad."""
+def embedded_token(row: Row, modality_pad: int) -> int:
+    """What a row is embedded as: its text token, or -1 - its audio token under the pad."""
     text, audio = row
     return -1 - audio if text == modality_pad else text
 
@@ -27,7 +27,7 @@ def block_digest(parent: Digest, rows: Sequence[Row], modality_pad: int) -> Dige
     """Digest of a block's rows and of all rows before them; equal only for equal K and V."""
     hasher = hashlib.blake2b(parent, digest_size=_DIGEST_BYTES)
     for row in rows:
-        hasher.update(embedded_id(row, modality_pad).to_bytes(8, "little", signed=True))
+        hasher.update(embedded_token(row, modality_pad).to_bytes(8, "little", signed=True))
     return hasher.digest()
 
 

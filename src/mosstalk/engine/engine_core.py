@@ -118,7 +118,7 @@ class EngineCore:
     def batch_invariant(self) -> bool:
         """Whether a row's sums are in one order whoever shares its step; see ``Layers``.
 
-        Without kernels a product of few rows may still differ in last bits from one of more.
+        Without kernels a matmul of few rows may still differ in last bits from one of more.
         """
         return self.runner.layers.invariant
 
@@ -139,11 +139,11 @@ class EngineCore:
         """Ask for a reply to the sequence's rows.
 
         Raises:
-            EngineInputError: a row has an id that the model has no embedding of.
+            EngineInputError: a row has a token that the model has no embedding of.
             ContextLengthError, EngineFullError: see ``Scheduler.submit``.
         """
         ask = ask or ReplyParams()
-        self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        self._require_known_tokens(sequence.rows[sequence.read[Part.TRUNK] :])
         if not sequence.unread:  # it was read ahead, and the next row is drawn from its last one
             sequence.free_from(len(sequence.rows) - 1)
         longest = min(self.model.config.max_position_embeddings, self.pool.size * self.pool.rows)
@@ -161,9 +161,9 @@ class EngineCore:
         One that has outgrown the model's context is left unread: no reply can follow its rows.
 
         Raises:
-            EngineInputError: a row has an id that the model has no embedding of.
+            EngineInputError: a row has a token that the model has no embedding of.
         """
-        self._require_known_ids(sequence.rows[sequence.read[Part.TRUNK] :])
+        self._require_known_tokens(sequence.rows[sequence.read[Part.TRUNK] :])
         if len(sequence.rows) <= self.model.config.max_position_embeddings:
             self.scheduler.prefill_ahead(sequence)
         else:
@@ -315,7 +315,7 @@ class EngineCore:
         if late.mode is Mode.AUDIO or not request.halts_late:
             return False
         if request.sequence.rows[-1][0] == self.ids.modality_pad:
-            # It is embedded by its audio id, which had not been drawn when it was read.
+            # It is embedded by its audio token, which had not been drawn when it was read.
             request.sequence.free_from(len(request.sequence.rows) - 1)
         return True
 
@@ -338,8 +338,8 @@ class EngineCore:
         self._begun.pop(request.number, None)
         self.scheduler.done(request)
 
-    def _require_known_ids(self, rows: list[Row]) -> None:
-        """On a GPU an unknown id would take down every conversation, not just this one."""
+    def _require_known_tokens(self, rows: list[Row]) -> None:
+        """On a GPU an unknown token would take down every conversation, not just this one."""
         config = self.model.config
         for text, audio in rows:
             if not (0 <= text < config.vocab_size and 0 <= audio < config.audio_vocab_size):

@@ -3,7 +3,7 @@
 On a GPU that runs kernels a pass is padded to one of a few sizes, and captured once as a graph;
 elsewhere it has exactly the rows that there are, and is computed by the operations' references.
 
-Letters: N packed rows, W of them wanted, C hidden_size, V ids of a channel, H query heads,
+Letters: N packed rows, W of them wanted, C hidden_size, V tokens of a channel, H query heads,
 G key/value heads, D head_dim, I intermediate_size.
 """
 
@@ -43,7 +43,7 @@ from mosstalk.ops.sampling_parts import AUDIO
 from mosstalk.runtime.graphs import STEPPING, Graphs
 
 NOT_SEEN = -1
-"""Text id of a row that the host has not seen yet: its audio id is the slot that drew it."""
+"""Text token of a row that the host has not seen yet: its audio token is the slot that drew it."""
 _CAPABLE_SINCE = (8, 0)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -83,11 +83,11 @@ class Layers:
 
     ``invariant``: a row's sums are taken in the same order whoever shares its pass. With kernels
     no bit of a row then depends on the others. Without, that is so of attention and norms; a
-    float32 product is as its library has it, and MKL's of few rows (up to 3 on the processors
+    float32 matmul is as its library has it, and MKL's of few rows (up to 3 on the processors
     tried) may differ from one of more in a row's last bits.
 
     Raises:
-        CheckpointError: products of one input are quantised differently.
+        CheckpointError: matmuls of one input are quantised differently.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ def _count(stretches: list[QuerySpan]) -> int:
 
 @dataclass(frozen=True)
 class LayerBuffers:
-    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), products
+    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), matmuls'
     ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
     product ``inner`` (N, I), and what was ``asked`` for (N, C).
     """
@@ -277,7 +277,7 @@ class LayerBuffers:
 
     @property
     def between(self) -> ScratchBuffers:
-        """Those that products need for themselves."""
+        """Those that matmuls need for themselves."""
         return ScratchBuffers(self.normed, self.gates)
 
     @property
@@ -315,7 +315,7 @@ class LayerPass:
         self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, limits, store, invariant=invariant)
         layers = [layer for stack in self._stacks.values() for layer in stack.layers]
-        self._products = Linears(
+        self._linears = Linears(
             layers, self._eps, limits.rows, invariant=invariant, kernels=not limits.exact
         )
 
@@ -328,7 +328,7 @@ class LayerPass:
     def fixed_bytes(self) -> int:
         """Memory of rooms and tables."""
         own = self.rooms.nbytes + self._angles.nbytes + self._work.nbytes
-        return own + self._products.fixed_bytes
+        return own + self._linears.fixed_bytes
 
     def run(self, part: Part, inputs: PassInputs) -> None:
         """Read the pass's rows with a part.
@@ -356,7 +356,7 @@ class LayerPass:
         self, layer: LayerWeights, number: int, rooms: LayerBuffers, inputs: PassInputs
     ) -> None:
         room = rooms.between
-        self._products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
+        self._linears.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
         size = inputs.size
         keys, values = self._store.keys[number], self._store.values[number]
         turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
@@ -377,12 +377,12 @@ class LayerPass:
                 rooms.query, keys, values, inputs.block_tables, inputs.tiles, rooms.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        self._products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
+        self._linears.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
 
     def _mlp(self, layer: LayerWeights, rooms: LayerBuffers) -> None:
         room = rooms.between
-        self._products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
-        self._products.added(rooms.inner, layer.down, rooms.hidden, room)
+        self._linears.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
+        self._linears.added(rooms.inner, layer.down, rooms.hidden, room)
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""A layer's matrices as a step reads them, and the products of rows with them.
+"""A layer's matrices as a step reads them, and what multiplies rows with them.
 
 q, k and v are in one matrix, gate and up in one; precision and number of rows say what multiplies.
 
@@ -65,9 +65,9 @@ class LayerWeights:
         is left as it is.
 
         Raises:
-            CheckpointError: products of one input are quantised differently.
+            CheckpointError: linear layers of one input are quantised differently.
         """
-        qkv, mixed, gate_up, down = (_matrix(products) for products in _products(layer))
+        qkv, mixed, gate_up, down = (_matrix(linears) for linears in _by_input(layer))
         attention = layer.self_attn
         return cls(
             qkv,
@@ -111,7 +111,7 @@ def packed_stacks(backbone: Backbone) -> dict[Part, StackWeights]:
     """The three stacks of a network, packed in place, one layer after the other.
 
     Raises:
-        CheckpointError: products of one input are quantised differently.
+        CheckpointError: linear layers of one input are quantised differently.
     """
     stacks: tuple[tuple[Part, Block, RMSNorm | None], ...] = (
         (Part.TRUNK, backbone.shared_block, None),
@@ -136,11 +136,11 @@ def _decoder(layer: nn.Module) -> DecoderLayer:
     return layer
 
 
-Products = tuple[nn.Module, ...]
+SameInput = tuple[nn.Module, ...]
 
 
-def _products(layer: DecoderLayer) -> tuple[Products, Products, Products, Products]:
-    """A layer's products, those of one input together."""
+def _by_input(layer: DecoderLayer) -> tuple[SameInput, SameInput, SameInput, SameInput]:
+    """A layer's linear layers, those of one input together."""
     attention, mlp = layer.self_attn, layer.mlp
     return (
         (attention.q_proj, attention.k_proj, attention.v_proj),
@@ -150,36 +150,36 @@ def _products(layer: DecoderLayer) -> tuple[Products, Products, Products, Produc
     )
 
 
-def _alike(products: Products) -> bool:
+def _alike(linears: SameInput) -> bool:
     """Whether none are quantised, or all are and round their input by one scale, or by rows."""
-    quantised = [product for product in products if isinstance(product, Fp8Linear)]
-    if len(quantised) < len(products):
+    quantised = [linear for linear in linears if isinstance(linear, Fp8Linear)]
+    if len(quantised) < len(linears):
         return not quantised
-    first, *others = (product.input_scale for product in quantised)
+    first, *others = (linear.input_scale for linear in quantised)
     if first is None:
         return all(scale is None for scale in others)
     return all(scale is not None and torch.equal(first, scale) for scale in others)
 
 
-def _matrix(products: Products) -> Matrix:
-    """Products of one input as one matrix, of whose rows their weights become views."""
-    if not _alike(products):
+def _matrix(linears: SameInput) -> Matrix:
+    """Linear layers of one input as one matrix, of whose rows their weights become views."""
+    if not _alike(linears):
         raise CheckpointError(
-            "products of one input (q, k, v; gate, up) are quantised with different input "
+            "linear layers of one input (q, k, v; gate, up) are quantised with different input "
             "scales; quantise the checkpoint again with: mosstalk checkpoint quantize"
         )
-    if not isinstance(products[0], Fp8Linear):
-        return _joined(products, "weight")
-    scale = products[0].input_scale
+    if not isinstance(linears[0], Fp8Linear):
+        return _joined(linears, "weight")
+    scale = linears[0].input_scale
     return Fp8Matrix(
-        Fp8Weight(_joined(products, "weight"), _joined(products, "weight_scale")),
+        Fp8Weight(_joined(linears, "weight"), _joined(linears, "weight_scale")),
         None if scale is None else scale.detach(),
     )
 
 
-def _joined(products: Products, name: str) -> Tensor:
+def _joined(linears: SameInput, name: str) -> Tensor:
     """Parameters of that name one after another in one tensor, of which they become views."""
-    parameters = [product.get_parameter(name) for product in products]
+    parameters = [linear.get_parameter(name) for linear in linears]
     whole = _already_joined([parameter.detach() for parameter in parameters])
     if whole is not None:
         return whole
@@ -211,16 +211,16 @@ def _already_joined(tensors: list[Tensor]) -> Tensor | None:
     return first.as_strided(shape, first.stride())
 
 
-# Products of rows with them.
+# What multiplies rows with them.
 
 
 Shape = tuple[Kind, int, torch.dtype, int]
-"""What a product is, how many columns it writes, in what its weights are, and its most rows."""
+"""What a matmul is, how many columns it writes, in what its weights are, and its most rows."""
 
 
 @dataclass(frozen=True)
 class ScratchBuffers:
-    """Room for what is between a product and its input: rows normed (N, C), and gates (N, 2I)."""
+    """Room for what is between a matmul and its input: rows normed (N, C), and gates (N, 2I)."""
 
     normed: Tensor
     gates: Tensor
@@ -352,7 +352,7 @@ class Linears:
         return q, scale
 
     def _shapes(self, layer: LayerWeights, rows: int) -> Iterator[Shape]:
-        """Of a layer's products, with how many rows its kernels are given at most."""
+        """Of a layer's linear layers, with how many rows its kernels are given at most."""
         normed = (layer.qkv, layer.gate_up)
         for matrix in layer.matrices:
             weight = matrix.weight.q if isinstance(matrix, Fp8Matrix) else matrix
@@ -365,7 +365,7 @@ class Linears:
 def _most_sums(
     kind: Kind, columns: int, dtype: torch.dtype, most_rows: int, *, invariant: bool
 ) -> int:
-    """How many sums programs of a product leave one another at most."""
+    """How many sums programs of a matmul leave one another at most."""
     counts = range(1, most_rows + 1)
     most = 0
     for divided, rows in {division(kind, n, dtype, invariant=invariant): n for n in counts}.items():

@@ -76,7 +76,7 @@ def largest_step(
     """A step of full size: ``slots`` single rows and ``step_rows`` rows of a prompt.
 
     They lie at the end of the longest contexts, a modality block catches up, and everyone has
-    a text id sampled: that vocabulary is the larger one.
+    a text token sampled: that vocabulary is the larger one.
     """
     rows = context_rows or model.config.max_position_embeddings
     limits = options.limits

@@ -30,7 +30,7 @@ from mosstalk.engine.sampler import (
     Drawn,
     Slots,
     draw_rows,
-    few_ids,
+    few_tokens,
 )
 from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
@@ -42,8 +42,8 @@ from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
-_KNOWN_IDS = 4096
-"""Of a conversation's ids so many at a time are marked as seen."""
+_KNOWN_TOKENS = 4096
+"""Of a conversation's tokens so many at a time are marked as seen."""
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
 
 
@@ -58,9 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class InFlightStep:
-    """A step that was launched: its draws, and where their ids will be on the host.
+    """A step that was launched: its draws, and where their tokens will be on the host.
 
-    ``found`` (R, 3) int64: text and audio ids, NOT_DRAWN where none was drawn, and whether the
+    ``found`` (R, 3) int64: text and audio tokens, NOT_DRAWN where none was drawn, and whether the
     logits were not finite. It is there once ``done`` has come; on a CPU at once. ``launched_s``
     is of ``time.perf_counter``; ``part`` says whose rows the step reads.
     """
@@ -113,8 +113,8 @@ class ModelRunner:
         self.steps = 0
         self._slots = Slots.allocate(config, ids, slots, model.device)
         self._draws = DrawInputs(slots, ids, model.device)
-        known = Field((_KNOWN_IDS,), "int64", "ids")
-        self._known = DeviceInputs({"ids": known}, model.device)
+        known = Field((_KNOWN_TOKENS,), "int64", "tokens")
+        self._known = DeviceInputs({"tokens": known}, model.device)
         self._layer_options = layers
         self.layers = Layers(model, self.store, self._slots.latest, layers)
 
@@ -138,19 +138,20 @@ class ModelRunner:
         put_off = {due.place for due in request.deferred_draws}
         rows = request.sequence.rows
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
-        for seen, ids in zip(self._slots.seen, ([row[TEXT] for row in rows], audio), strict=True):
-            self._mark(seen[request.slot], np.array(ids, np.int64))
+        text = [row[TEXT] for row in rows]
+        for seen, tokens in zip(self._slots.seen, (text, audio), strict=True):
+            self._mark(seen[request.slot], np.array(tokens, np.int64))
 
-    def _mark(self, seen: Tensor, ids: NDArray[np.int64]) -> None:
-        """Have ``seen`` (V,) be True at ``ids`` (n,) alone."""
+    def _mark(self, seen: Tensor, tokens: NDArray[np.int64]) -> None:
+        """Have ``seen`` (V,) be True at ``tokens`` (n,) alone."""
         seen.zero_()
-        for first in range(0, len(ids), _KNOWN_IDS):
-            part = ids[first : first + _KNOWN_IDS]
-            self._known.fill({"ids": part}, made_for=self.steps, step=self.steps)
-            seen.index_fill_(0, self._known["ids"][: len(part)], True)
+        for first in range(0, len(tokens), _KNOWN_TOKENS):
+            part = tokens[first : first + _KNOWN_TOKENS]
+            self._known.fill({"tokens": part}, made_for=self.steps, step=self.steps)
+            seen.index_fill_(0, self._known["tokens"][: len(part)], True)
 
-    def penalised_ids(self, request: Request) -> tuple[set[int], set[int]]:
-        """Text and audio ids that the repetition penalty of a running request counts as seen."""
+    def penalised_tokens(self, request: Request) -> tuple[set[int], set[int]]:
+        """Text and audio tokens that the repetition penalty of a running request counts as seen."""
         text, audio = (
             set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in self._slots.seen
         )
@@ -190,7 +191,7 @@ class ModelRunner:
                 # With deferral a block was asked for no other outputs than these.
                 outputs = hidden if self.deferral else hidden[chosen]
                 drawn = self._draw(draws[chosen], channel, outputs)
-                found[chosen, channel] = drawn.ids
+                found[chosen, channel] = drawn.tokens
                 found[chosen, 2] |= drawn.bad
         for draw in draws:
             draw.request.sequence.pending += 1
@@ -256,7 +257,7 @@ class ModelRunner:
         for number, due in enumerate(dues):
             draws = [Draw(request, due.step, due.rule, due.place, Mode.TEXT)]
             found.append(self._draw(draws, AUDIO, hidden[number : number + 1]))
-        request.resolve_deferred(torch.cat([each.ids for each in found]).tolist())
+        request.resolve_deferred(torch.cat([each.tokens for each in found]).tolist())
         return bool(torch.cat([each.bad for each in found]).any())
 
     def _due(self, work: Work, part: Part) -> _Due:
@@ -326,7 +327,7 @@ class ModelRunner:
             masked=any(draw.late for draw in draws),
             completes=draws[0].mode is _MODES[channel],
             greedy_only=all(each.request.options.temperature == 0 for each in draws),
-            few_only=few_ids(draws),
+            few_only=few_tokens(draws),
         )
 
 

@@ -53,7 +53,7 @@ class Request:
 
     ``asked_s`` and ``due_s`` are on the engine's clock; ``due_s`` is when the listener runs
     out of sound if no row comes, and moves on by 80 ms with every row. With ``whole_rows``
-    no row is handed out before its audio id is drawn; a reply that ends before its time, in
+    no row is handed out before its audio token is drawn; a reply that ends before its time, in
     line or by an error, may still end with ``audio_pad`` for draws that were put off. One in the
     ``background`` gets what others leave: all that it needs is due ``BACKGROUND_S`` later.
     """
@@ -159,13 +159,13 @@ class Request:
         return bool(rows) and (rows[-1][0] in self.ids.stop or len(rows) >= self.most_rows)
 
     def add(self, row: Row) -> None:
-        """Append a drawn row; a put-off audio id stands as ``audio_pad`` until it is made up."""
+        """Append a drawn row; a put-off audio token stands as ``audio_pad`` until it is made up."""
         self.reply.rows.append(row)
         self.reply.modes.append(self.mode)
         self.sequence.rows.append(row)
 
     def resolve_deferred(self, codes: list[int]) -> None:
-        """Fill in the put-off audio ids, the oldest first."""
+        """Fill in the put-off audio tokens, the oldest first."""
         for due, code in zip(self.deferred_draws, codes, strict=True):
             row = (self.sequence.rows[due.place][0], code)
             self.sequence.rows[due.place] = row

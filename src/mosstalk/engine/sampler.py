@@ -1,7 +1,7 @@
 """Draws, penalties, modes and the stop test of many replies at once, on the device.
 
 The arithmetic is ``mosstalk.models.sampling``'s, row by row; draw k of channel c is a pure
-function of (seed, c, k). Letters: R rows, V ids of the channel.
+function of (seed, c, k). Letters: R rows, V tokens of the channel.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from mosstalk.errors import EngineInputError
 from mosstalk.models.sampling import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
-from mosstalk.ops.sampling import ModeIds, sample, update_modes
+from mosstalk.ops.sampling import ModeTokens, sample, update_modes
 from mosstalk.ops.sampling_parts import (
     AUDIO,
     ENDED,
@@ -43,9 +43,9 @@ from mosstalk.script import StepRule
 class Slots:
     """State of replies that a step changes without the host.
 
-    ``seen`` of each channel (slots, V) bool: ids that its penalty counts. ``latest`` (slots, 2)
+    ``seen`` of each channel (slots, V) bool: tokens that its penalty counts. ``latest`` (slots, 2)
     int64: the row drawn last. ``mode`` (slots,) int8: TEXT, AUDIO or ENDED, what comes after
-    that row. ``halts`` (n,) int64: text ids after which nothing can be drawn before the host has
+    that row. ``halts`` (n,) int64: text tokens after which nothing can be drawn before the host has
     seen them: those that end a reply, and modality_pad, whose row depends on a put-off draw.
     """
 
@@ -81,13 +81,13 @@ class Slots:
         """
         text = DrawState(self.seen[TEXT], self.latest, self.mode)
         whole = torch.where((drawn < 0) & ~bad[:, channel], -1, at)
-        special = ModeIds(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
+        special = ModeTokens(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
         update_modes(text, whole, bad, self.halts, special, put_off=True)
 
 
 _FURTHER_SPECIALS = 6
-"""More ids than those that stop a reply: sosp, eosp, the pads, and room."""
-_MOST_IDS = 1 << 32
+"""More tokens than those that stop a reply: sosp, eosp, the pads, and room."""
+_MOST_TOKENS = 1 << 32
 """More than any vocabulary: a larger top_k is none."""
 
 
@@ -138,8 +138,8 @@ class DrawInputs:
         if width > room:
             raise EngineInputError(f"input 'never' has {width} ids a draw, must be at most {room}")
         never = np.full((len(draws), room), FREE)
-        for line, ids in zip(never, nevers, strict=True):
-            line[: len(ids)] = sorted(ids)
+        for line, tokens in zip(never, nevers, strict=True):
+            line[: len(tokens)] = sorted(tokens)
         values = draw_values(draws, channel) | {"never": never}
         self._inputs.fill(values, made_for=step, step=step)
         found = {name: tensor[: len(draws)] for name, tensor in self._inputs.tensors.items()}
@@ -147,14 +147,14 @@ class DrawInputs:
 
 
 def draw_values(draws: list[Draw], channel: int) -> dict[str, NDArray[Any]]:
-    """What each draw is made by, (R,) by name; which ids it must not draw is told apart."""
+    """What each draw is made by, (R,) by name; which tokens it must not draw is told apart."""
     options = [draw.request.options for draw in draws]
     whole = {
         "slots": [draw.request.slot for draw in draws],
         "steps": [draw.step for draw in draws],
         "seeds": [_signed(o.seed) for o in options],
         "forced": [_forced(draw.rule, channel) for draw in draws],
-        "top_k": [min(o.top_k, _MOST_IDS) for o in options],
+        "top_k": [min(o.top_k, _MOST_TOKENS) for o in options],
     }
     real = {
         "temperature": [o.temperature for o in options],
@@ -186,7 +186,7 @@ def _never(draw: Draw, channel: int, ids: SpecialIds) -> set[int]:
     return {*draw.rule.never_audio, *([ids.eosp] if early else [])}
 
 
-def few_ids(draws: list[Draw]) -> bool:
+def few_tokens(draws: list[Draw]) -> bool:
     """Whether the kernels can make these draws: each greedy, or of a small top-k."""
     options = (draw.request.options for draw in draws)
     return all(few(each.temperature, each.top_k) for each in options)
@@ -194,9 +194,9 @@ def few_ids(draws: list[Draw]) -> bool:
 
 @dataclass(frozen=True)
 class Drawn:
-    """``ids`` (R,) int64 and ``bad`` (R,): whether a row's logits were not finite."""
+    """``tokens`` (R,) int64 and ``bad`` (R,): whether a row's logits were not finite."""
 
-    ids: Tensor
+    tokens: Tensor
     bad: Tensor
 
 
@@ -212,12 +212,12 @@ def draw_rows(
     greedy_only: bool = False,
     few_only: bool = False,
 ) -> Drawn:
-    """Draw an id for each row of raw ``logits`` (R, V), in the model's dtype; remember it.
+    """Draw a token for each row of raw ``logits`` (R, V), in the model's dtype; remember it.
 
     Late rows, which there are if ``masked``, draw nothing where their slot's mode is not
-    ``channel``: their id is NOT_DRAWN, and nothing of the slot changes. ``completes`` says that
-    the drawn id makes its slot's row complete, which then settles the slot's mode. A slot may
-    have one row. ``few_only``: ``few_ids`` holds, so that kernels can draw where there are any.
+    ``channel``: their token is NOT_DRAWN, and nothing of the slot changes. ``completes`` says that
+    the drawn token makes its slot's row complete, which then settles the slot's mode. A slot may
+    have one row. ``few_only``: ``few_tokens`` holds, so that kernels can draw where there are any.
     Nothing waits for the device.
     """
     at, late = inputs["slots"], inputs["late"]
@@ -227,25 +227,25 @@ def draw_rows(
         # What the host knows of its slots is set; the rest is what the row before left.
         slots.mode[at] = torch.where(late, slots.mode[at], channel).to(slots.mode.dtype)
         state = DrawState(slots.seen[channel], slots.latest, slots.mode)
-    last_id = ids.eosp if channel == AUDIO else None
+    last_token = ids.eosp if channel == AUDIO else None
     bad = torch.zeros((len(at), 2), dtype=torch.bool, device=at.device)
     if few_only and runs(logits):
         chosen = torch.empty_like(at)
         sample(
             logits, state, settings, chosen, bad[:, channel],
-            channel=channel, last_id=last_id, masked=masked and completes,
+            channel=channel, last_token=last_token, masked=masked and completes,
         )  # fmt: skip
     else:
         drawn = draw(
-            logits, state.seen, settings, channel, last_id=last_id, greedy_only=greedy_only
+            logits, state.seen, settings, channel, last_token=last_token, greedy_only=greedy_only
         )
         active = ~late | (slots.mode[at] == channel)
-        chosen = torch.where(active, drawn.ids, NOT_DRAWN)
+        chosen = torch.where(active, drawn.tokens, NOT_DRAWN)
         bad[:, channel] = drawn.bad & active
-        state.seen[at, drawn.ids] |= active
+        state.seen[at, drawn.tokens] |= active
         if state.latest is not None:
             latest = state.latest[:, channel]
-            latest[at] = torch.where(active, drawn.ids, latest[at])
+            latest[at] = torch.where(active, drawn.tokens, latest[at])
     if completes:
         slots.settle(at, channel, chosen, bad, ids)
     return Drawn(chosen, bad[:, channel])
@@ -257,27 +257,28 @@ def draw(
     settings: DrawSettings,
     channel: int,
     *,
-    last_id: int | None = None,
+    last_token: int | None = None,
     greedy_only: bool = False,
 ) -> Drawn:
-    """Draw an id for each row of ``logits`` (R, V), raw.
+    """Draw a token for each row of ``logits`` (R, V), raw.
 
-    ``seen`` (slots, V) bool is the history that the penalty reads; ``last_id`` the largest id
+    ``seen`` (slots, V) bool is the history that the penalty reads; ``last_token`` the largest token
     that may be drawn; ``greedy_only`` says that no row is sampled, which saves sorting and
     noise. Nothing waits for the device.
     """
     bad = ~logits.isfinite().all(dim=1)
-    last_id = logits.shape[1] - 1 if last_id is None else last_id
-    logits = penalised(logits, seen, settings, last_id)
-    ids = logits.argmax(dim=1)
+    last_token = logits.shape[1] - 1 if last_token is None else last_token
+    logits = penalised(logits, seen, settings, last_token)
+    tokens = logits.argmax(dim=1)
     if not greedy_only:
-        ids = torch.where(settings.temperature == 0, ids, _sampled(logits, settings, channel))
+        drawn = _sampled(logits, settings, channel)
+        tokens = torch.where(settings.temperature == 0, tokens, drawn)
     forced = settings.forced
-    return Drawn(torch.where(forced == FREE, ids, forced), bad)
+    return Drawn(torch.where(forced == FREE, tokens, forced), bad)
 
 
 def _sampled(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor:
-    """An id for each row by the Gumbel-max trick, from penalised ``logits`` (R, V)."""
+    """A token for each row by the Gumbel-max trick, from penalised ``logits`` (R, V)."""
     warped = warp_rows(logits, settings.temperature, settings.top_k, settings.tail)
     noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
     return torch.where(warped > NEVER, warped.double() + noise, NEVER).argmax(dim=1)

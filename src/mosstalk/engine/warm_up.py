@@ -26,7 +26,7 @@ def warm_up(core: EngineCore) -> None:
 
 
 def warm_draws(core: EngineCore) -> None:
-    """Replies that change their mode: greedy, sampled from few ids, and sampled from all.
+    """Replies that change their mode: greedy, sampled from few tokens, and sampled from all.
 
     The last sort whole vocabularies by torch, one or several.
     """

@@ -22,7 +22,7 @@ from mosstalk.progress import Progress
 
 
 def empty_model(config: LanguageModelConfig) -> LanguageModel:
-    """The network on the meta device, with the quantised products that its config names."""
+    """The network on the meta device, with the quantised linear layers that its config names."""
     record = Quantization.of(config)
     with torch.device("meta"):
         model = LanguageModel(config)
@@ -64,7 +64,7 @@ def load_language_model(
 ) -> LanguageModel:
     """Read the model in ``folder`` onto ``device``; ``dtype`` None keeps the stored one.
 
-    The products of a quantised checkpoint stay in 8 bits and the rest is in ``dtype``.
+    The linear layers of a quantised checkpoint stay in 8 bits and the rest is in ``dtype``.
 
     Raises:
         ConfigError: the config is absent, asks for other arithmetic, or names a quantisation

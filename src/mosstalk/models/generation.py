@@ -122,7 +122,7 @@ class Generation:
         return Step(index, mode, (text, audio), raw_text, raw_audio)
 
     def _draw_audio(self, logits: Tensor, index: int, seen: set[int], rule: StepRule) -> int:
-        """Draw a code or eosp; ids above eosp are never produced, eosp not before its time."""
+        """Draw a code or eosp; tokens above eosp are never produced, eosp not before its time."""
         never = set(rule.never_audio)
         if index < self.limits.min_new_rows:
             never.add(self.ids.eosp)

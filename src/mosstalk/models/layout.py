@@ -1,7 +1,7 @@
 """Names of the language model's tensors: the published ones and this project's fused ones.
 
 The published checkpoint keeps q, k, v and gate, up apart. A converted one holds each group
-as one matrix, rows one after the other, so that a step reads it in one product.
+as one matrix, rows one after the other, so that a step reads it in one matmul.
 """
 
 from collections.abc import Iterator, Mapping

@@ -5,7 +5,7 @@
     {"version": 1, "scheme": "fp8", "blocks": "shared", "activations": "calibrated",
      "source_sha256": "...", "calibration": {"prompts": 540, "statistic": "largest"}}
 
-A product ``X`` then has ``X.weight`` in E4M3, ``X.weight_scale`` in float32 (one for each row)
+A linear layer ``X`` then has ``X.weight`` in E4M3, ``X.weight_scale`` in float32 (one for each row)
 and, where activations are calibrated, ``X.input_scale`` ().
 """
 
@@ -29,7 +29,7 @@ SCHEMES = ("fp8",)
 BLOCKS = ("shared", "all")
 """Which layers: the shared block's, or those of both modality blocks too."""
 ACTIVATIONS = ("row", "calibrated")
-"""How a product's input is scaled: each row by its largest magnitude, or by a fixed number."""
+"""How a linear layer's input is scaled: each row by its largest magnitude, or by a fixed number."""
 STATISTICS = ("largest", "p99.99")
 """What a fixed scale is made of: the largest magnitude seen, or that of all but 1 in 10,000."""
 
@@ -37,13 +37,13 @@ WEIGHT, WEIGHT_SCALE, INPUT_SCALE = "weight", "weight_scale", "input_scale"
 _FOREIGN = "quantization_config"
 """Where other programs say how they quantised."""
 _AGAIN = "quantise the checkpoint again with: mosstalk checkpoint quantize DIR OUT --scheme fp8"
-PRODUCTS = tuple(
+LINEARS = tuple(
     name.removesuffix(f".{WEIGHT}")
     for names in IN_LAYER.values()
     for name in names
     if name.endswith(f"_proj.{WEIGHT}")
 )
-"""The seven products of a layer by their published names."""
+"""The seven linear layers of a decoder layer by their published names."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class Quantization:
         how = "by row" if not self.calibrated else "by scales calibrated on {prompts} prompts"
         return f"{self.scheme} (E4M3), {where}, activations {how.format(**self.calibration)}"
 
-    def products(self, config: LanguageModelConfig) -> list[str]:
-        """Published names of the products that are quantised, without ``.weight``."""
+    def linears(self, config: LanguageModelConfig) -> list[str]:
+        """Published names of the linear layers that are quantised, without ``.weight``."""
         return [
-            f"model.{block}.layers.{layer}.{product}"
+            f"model.{block}.layers.{layer}.{linear}"
             for block, layers in blocks(config).items()
             if self.blocks == "all" or block == "shared_block"
             for layer in range(layers)
-            for product in PRODUCTS
+            for linear in LINEARS
         ]
 
 
@@ -138,11 +138,11 @@ def _one_of(reader: Reader, key: str, known: tuple[str, ...]) -> str:
 
 
 def prepare(model: LanguageModel, record: Quantization) -> None:
-    """Put ``Fp8Linear`` modules, not yet filled, in the place of the products of ``record``."""
-    for name in record.products(model.config):
-        plain = plain_product(model, name)
+    """Put ``Fp8Linear`` modules, not yet filled, in place of ``record``'s linear layers."""
+    for name in record.linears(model.config):
+        plain = plain_linear(model, name)
         with torch.device(plain.weight.device):
-            replace_product(
+            replace_linear(
                 model,
                 name,
                 Fp8Linear(plain.in_features, plain.out_features, calibrated=record.calibrated),
@@ -152,11 +152,11 @@ def prepare(model: LanguageModel, record: Quantization) -> None:
 def quantize_in_place(
     model: LanguageModel, record: Quantization, input_scales: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Quantise a loaded model's products; ``input_scales`` () by product where calibrated."""
-    for name in record.products(model.config):
+    """Quantise a loaded model's linear layers; ``input_scales`` () by name where calibrated."""
+    for name in record.linears(model.config):
         scale = (input_scales or {})[name] if record.calibrated else None
-        weight = Fp8Weight.of(plain_product(model, name).weight.detach())
-        replace_product(model, name, Fp8Linear.holding(weight, scale))
+        weight = Fp8Weight.of(plain_linear(model, name).weight.detach())
+        replace_linear(model, name, Fp8Linear.holding(weight, scale))
 
 
 def precision_of(dtype: torch.dtype, record: Quantization | None) -> str:
@@ -167,17 +167,17 @@ def precision_of(dtype: torch.dtype, record: Quantization | None) -> str:
     return f"{kind}, {'shared block' if record.blocks == 'shared' else 'all blocks'} in fp8"
 
 
-def plain_product(model: LanguageModel, name: str) -> nn.Linear:
-    """The product called ``name`` of a model that is not quantised."""
-    product = model.get_submodule(name)
-    assert isinstance(product, nn.Linear), f"{name} is quantised already"
-    return product
+def plain_linear(model: LanguageModel, name: str) -> nn.Linear:
+    """The linear layer called ``name`` of a model that is not quantised."""
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear), f"{name} is quantised already"
+    return linear
 
 
-def replace_product(model: LanguageModel, name: str, product: nn.Module) -> None:
-    """Put another module in the place of the product called ``name``."""
+def replace_linear(model: LanguageModel, name: str, linear: nn.Module) -> None:
+    """Put another module in the place of the linear layer called ``name``."""
     parent, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, product)
+    setattr(model.get_submodule(parent), leaf, linear)
 
 
 def own_dtypes(config: LanguageModelConfig, record: Quantization | None) -> dict[str, torch.dtype]:
@@ -186,7 +186,7 @@ def own_dtypes(config: LanguageModelConfig, record: Quantization | None) -> dict
         return {}
     kinds = {WEIGHT: E4M3, WEIGHT_SCALE: torch.float32}
     kinds |= {INPUT_SCALE: torch.float32} if record.calibrated else {}
-    names = record.products(config)
+    names = record.linears(config)
     return {f"{name}.{kind}": dtype for name in names for kind, dtype in kinds.items()}
 
 
@@ -211,7 +211,7 @@ def unfused_scales(
     What is absent or misshapen is left as it is, for the inventory to name.
     """
     published = dict(store)
-    for stem, parts in _fused_products(config):
+    for stem, parts in _fused_linears(config):
         rows = [shapes[f"{part}.{WEIGHT}"][0] for part in parts]
         stored = store.get(f"{stem}.{WEIGHT_SCALE}")
         if stored is not None and stored.shape == (sum(rows),):
@@ -225,7 +225,7 @@ def unfused_scales(
     return published
 
 
-def _fused_products(config: LanguageModelConfig) -> Iterator[tuple[str, list[str]]]:
+def _fused_linears(config: LanguageModelConfig) -> Iterator[tuple[str, list[str]]]:
     end = f".{WEIGHT}"
     for fused in fused_tensors(config):
         if len(fused.sources) > 1:

@@ -1,4 +1,4 @@
-"""From raw logits to one id per channel: mask, repetition penalty, warpers, draw."""
+"""From raw logits to one token per channel: mask, repetition penalty, warpers, draw."""
 
 from collections.abc import Iterable
 
@@ -18,9 +18,9 @@ NOT_FINITE = (
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Apply the repetition penalty (Keskar et al. 2019) once to each id in ``seen``.
+    """Apply the repetition penalty (Keskar et al. 2019) once to each token in ``seen``.
 
-    ``logits`` (V,) float32; ``seen`` (n,) distinct ids; negative logits are multiplied by
+    ``logits`` (V,) float32; ``seen`` (n,) distinct tokens; negative logits are multiplied by
     ``penalty``, others divided.
     """
     chosen = logits[seen]
@@ -32,7 +32,7 @@ def warp(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor
     """Temperature, then top-k (ties at the edge stay), then top-p (Holtzman et al. 2020).
 
     ``logits`` (..., V); what is cut becomes -inf. ``top_k`` 0 and ``top_p`` 1 are off. Of
-    equal logits top-p keeps the lower ids.
+    equal logits top-p keeps the lower tokens.
     """
     logits = logits / temperature
     if 0 < top_k < logits.shape[-1]:
@@ -48,9 +48,9 @@ def warp(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor
 
 
 def draw(logits: Tensor, options: SamplingOptions, channel: int, step: int) -> int:
-    """Draw an id from penalised ``logits`` (V,) as a pure function of (seed, channel, step).
+    """Draw a token from penalised ``logits`` (V,) as a pure function of (seed, channel, step).
 
-    Greedy takes the largest, ties to the lowest id. Sampling adds Gumbel noise to what the
+    Greedy takes the largest, ties to the lowest token. Sampling adds Gumbel noise to what the
     warpers leave (the Gumbel-max trick), so no sum over the vocabulary orders the result.
     """
     if not bool(logits.max() > NEVER):
@@ -58,12 +58,12 @@ def draw(logits: Tensor, options: SamplingOptions, channel: int, step: int) -> i
     if options.temperature == 0:
         return int(logits.argmax())
     warped = warp(logits, options.temperature, options.top_k, options.top_p)
-    ids = (warped > NEVER).nonzero()[:, 0]
-    noisy = warped[ids].double() + gumbel(options.seed, channel, step, ids)
-    return int(ids[noisy.argmax()])
+    tokens = (warped > NEVER).nonzero()[:, 0]
+    noisy = warped[tokens].double() + gumbel(options.seed, channel, step, tokens)
+    return int(tokens[noisy.argmax()])
 
 
-def forbid(logits: Tensor, ids: Iterable[int]) -> Tensor:
-    """Return ``logits`` (V,) with the given ids at -inf."""
-    banned = torch.tensor(sorted(ids), dtype=torch.long, device=logits.device)
+def forbid(logits: Tensor, tokens: Iterable[int]) -> Tensor:
+    """Return ``logits`` (V,) with the given tokens at -inf."""
+    banned = torch.tensor(sorted(tokens), dtype=torch.long, device=logits.device)
     return logits.index_fill(0, banned, NEVER)

@@ -44,7 +44,7 @@ class EncoderAttention(nn.Module):
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def in_one(self) -> tuple[Tensor, Tensor]:
-        """Weights (3C, C) and biases (3C,) of queries, keys and values in one product.
+        """Weights (3C, C) and biases (3C,) of queries, keys and values in one matmul.
 
         The projections' own weights become views of them, so that nothing is kept twice.
         """

@@ -1,4 +1,4 @@
-"""Products in FP8: numbers of 8 bits (E4M3) with a float32 scale to a row, in plain torch.
+"""Matmuls in FP8: numbers of 8 bits (E4M3) with a float32 scale to a row, in plain torch.
 
 E4M3 has 3 bits of mantissa and reaches from 2^-9 to 448 (Micikevicius et al. 2022, "FP8 formats
 for deep learning"; torch calls it ``float8_e4m3fn``). A product of two such numbers is exact in
@@ -66,7 +66,7 @@ class Fp8Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads of it."""
+        """Bytes that a matmul reads of it."""
         return self.q.nbytes + self.scale.nbytes
 
     def dequantized(self) -> Tensor:
@@ -74,8 +74,8 @@ class Fp8Weight:
         return self.q.float() * self.scale[:, None]
 
 
-def fp8_product(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
-    """The product of q x scale with a weight: float32 (..., N).
+def fp8_matmul(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
+    """The matmul of q x scale with a weight: float32 (..., N).
 
     ``q`` (..., K) is E4M3; ``scale`` is (...,) for rows, or () for all of them. The sum runs over
     the 8-bit numbers in float32 and is then multiplied by the row's scale and by the channel's,
@@ -85,7 +85,7 @@ def fp8_product(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
 
 
 class Fp8Linear(nn.Module):
-    """A product without bias whose weight and input are E4M3; it is what faster ones must equal.
+    """A linear layer without bias whose weight and input are E4M3: what faster ones must equal.
 
     ``weight`` (N, K) and ``weight_scale`` (N,) make an ``Fp8Weight``. Where there is an
     ``input_scale`` () inputs are rounded by it and those beyond it are clipped; else each row is
@@ -105,14 +105,14 @@ class Fp8Linear(nn.Module):
 
     @classmethod
     def holding(cls, weight: Fp8Weight, input_scale: Tensor | None = None) -> Self:
-        """The product with ``weight``; ``input_scale`` float32 () or None."""
+        """The matmul with ``weight``; ``input_scale`` float32 () or None."""
         outputs, inputs = weight.q.shape
         with torch.device("meta"):
-            product = cls(inputs, outputs, calibrated=input_scale is not None)
-        product._give("weight", weight.q)
-        product._give("weight_scale", weight.scale)
-        product._give("input_scale", input_scale)
-        return product
+            linear = cls(inputs, outputs, calibrated=input_scale is not None)
+        linear._give("weight", weight.q)
+        linear._give("weight_scale", weight.scale)
+        linear._give("input_scale", input_scale)
+        return linear
 
     @property
     def value(self) -> Fp8Weight:
@@ -125,7 +125,7 @@ class Fp8Linear(nn.Module):
             q, scale = fp8_rows(x)
         else:
             q, scale = fp8_by(x, self.input_scale), self.input_scale
-        return fp8_product(q, scale, self.value).to(x.dtype)
+        return fp8_matmul(q, scale, self.value).to(x.dtype)
 
     def _give(self, name: str, value: Tensor | None) -> None:
         kept = None if value is None else nn.Parameter(value, requires_grad=False)

@@ -46,6 +46,8 @@ from mosstalk.script import Script
 OnStep = Callable[[Step], None]
 _REPLIES = 4
 """Replies at once of one conversation: an abandoned one may not be gone yet."""
+_UNHEARD_CODES = 27
+"""For a first hop, ordinary ones and a last one."""
 _FEW_REPLIES = 64
 """Replies at once where memory follows what they need."""
 
@@ -86,7 +88,7 @@ class Pipeline:
         """What draws the rows of all replies.
 
         Raises:
-            CheckpointError: products of one input are quantised differently.
+            CheckpointError: linear layers of one input are quantised differently.
         """
         return OfflineEngine(self.model, self.ids)
 
@@ -96,9 +98,19 @@ class Pipeline:
         return str(self._decoder_options.flow.dtype).removeprefix("torch.")
 
     def prepare(self, voice: Voice) -> None:
-        """Compute what depends on the voice alone, so that no reply has to wait for it."""
-        if self.codec.block_codes is not None:
-            self.decoder.prepare(voice)
+        """Compute what depends on the voice alone, so that no reply has to wait for it.
+
+        On a GPU the first voice also speaks a few hops that nobody hears: kernels are compiled
+        and graphs captured for them here, not in the first reply.
+        """
+        if self.codec.block_codes is None:
+            return
+        begun = "decoder" in vars(self)
+        self.decoder.prepare(voice)
+        if self.codec.device.type == "cuda" and not begun:
+            stream = self.open_stream(voice)
+            stream.push([0] * _UNHEARD_CODES)
+            stream.finish()
 
     def open_stream(self, voice: Voice, seed: int = 0) -> DecoderStream:
         """A reply's way from codes to sound."""

@@ -1,4 +1,4 @@
-"""Attention of one new row an item over its pages, from the row's products to what it mixes."""
+"""Attention of one new row an item over its pages, from the row's matmuls to what it mixes."""
 
 import math
 

@@ -68,7 +68,7 @@ def conv1d(
 
     ``x`` (R, C) in any float dtype with row = (branch * items + item) * frames + frame, rows
     may lie apart; ``weight`` (N, 3 C), window rows t-2, t-1, t side by side, in the dtype of
-    the product's inputs; ``bias`` (N,); ``out`` (R, N) in any float dtype.
+    the matmul's inputs; ``bias`` (N,); ``out`` (R, N) in any float dtype.
 
     Of the ``places``, ``before_item``, ``before_page``, ``page`` and ``valid`` are (items,)
     int32, read before the kernel's turn (docs/kernels.md), and ``tails`` (pages, branches, 2,

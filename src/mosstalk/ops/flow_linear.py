@@ -1,4 +1,4 @@
-"""Products of the flow's layers, each with the norm, residual or write of pages around it."""
+"""Matmuls of the flow's layers, each with the norm, residual or write of pages around it."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ from mosstalk.ops.launch import (
     tl,
     triton,
 )
-from mosstalk.ops.parts import activate, await_turn, bias_at, mish, moments, product, times_held
+from mosstalk.ops.parts import activate, await_turn, bias_at, matmul, mish, moments, times_held
 from mosstalk.ops.tiles import SOME_ROWS, tile
 
 # A linear layer added to the stream it stands beside.
@@ -41,7 +41,7 @@ def linear_add(
     """x + a W^T + b, written into ``out``, which may be ``x`` itself; made where it is None.
 
     ``x`` (R, N) float32, ``out`` (R, N) and ``a`` (R, K) in any float dtype, ``weight`` (N, K)
-    in the dtype of the product's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
+    in the dtype of the matmul's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     (rows, channels), columns = a.shape, weight.shape[0]
@@ -109,7 +109,7 @@ def _linear_add(
             a, here, w, factor, offset, 0.0, K, False, False, ROWS, WIDTH, GROUPS
         )  # fmt: skip
     else:
-        total = product(
+        total = matmul(
             a, here, None, None, 0.0, weight, column,
             K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
@@ -156,10 +156,10 @@ def norm_linear(
 ) -> tuple[Tensor, Launch]:
     """Write act(LN(x) W^T + b) into ``out`` and return it; GELU is the exact one.
 
-    ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the product's inputs,
+    ``x`` (R, C) in any float dtype, ``weight`` (N, C) in the dtype of the matmul's inputs,
     ``bias`` (N,) float32 or the weight's dtype, ``out`` (R, N) in any float dtype, made in float32
     where it is None. Rows of ``x`` and ``out`` may lie apart; their channels may not. ``norm``
-    None leaves ``x`` as it is; ``mish``: the product's input is mish(LN(x)), as a final
+    None leaves ``x`` as it is; ``mish``: the matmul's input is mish(LN(x)), as a final
     projection has it.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32) if out is None else out
@@ -249,7 +249,7 @@ def _norm_linear(
             x, here, w, factor, offset, eps, K, NORM, MISH, ROWS, WIDTH, GROUPS
         )  # fmt: skip
     else:
-        total = product(
+        total = matmul(
             x, here, norm_weight, shift, eps, weight, column,
             K, N, NORM, MISH, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
@@ -411,7 +411,7 @@ def _norm_qkv(
             x, here[:, None], w, factor, offset, eps, K, NORM, False, ROWS, WIDTH, GROUPS
         )  # fmt: skip
     else:
-        total = product(
+        total = matmul(
             x, here[:, None], norm_weight, shift, eps, weight, column,
             K, N, NORM, False, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
@@ -459,7 +459,7 @@ def close_residual(
     """Write mish(LN(y)) + x W^T + b into ``out`` and return it.
 
     ``y`` (R, N) float32, ``x`` (R, K) in any float dtype, ``weight`` (N, K) in the dtype of the
-    product's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``, made where it is
+    matmul's inputs, ``bias`` (N,), ``out`` (R, N) float32, not ``y`` nor ``x``, made where it is
     None. Rows may lie apart, channels may not.
     """
     out = torch.empty_like(y) if out is None else out
@@ -541,7 +541,7 @@ def _close_residual(
     if AT_ONCE:
         total = times_held(x, here, w, factor, offset, 0.0, K, False, False, ROWS, WIDTH, GROUPS)
     else:
-        total = product(
+        total = matmul(
             x, here, None, None, 0.0, weight, column,
             K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip

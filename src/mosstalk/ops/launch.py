@@ -46,7 +46,7 @@ Norm = tuple[Tensor, Tensor, float]
 """Weight and bias (C,) of a LayerNorm, and its epsilon."""
 
 _SMALLEST_SIDE = 16
-"""Of a tile in a matrix product."""
+"""Of a tile in a matmul."""
 _DEPENDENT_SINCE = (9, 0)
 LINE_BYTES = 128
 """Of the card's cache."""
@@ -94,7 +94,7 @@ def runs(tensor: Tensor) -> bool:
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two that is at least ``size`` and may be a product's side."""
+    """The smallest power of two that is at least ``size`` and may be a matmul's side."""
     return max(_SMALLEST_SIDE, 1 << (size - 1).bit_length())
 
 
@@ -104,10 +104,10 @@ def ceil_div(size: int, part: int) -> int:
 
 
 def sides(size: Tile, channels: int, weight: Tensor) -> dict[str, int]:
-    """What ``parts.product`` and those beside it are compiled for.
+    """What ``parts.matmul`` and those beside it are compiled for.
 
     ``channels`` are those of a row; rows of ``weight`` may hold several windows of them.
-    AT_ONCE is 1 where all channels are in one product, whose weights can then be held before
+    AT_ONCE is 1 where all channels are in one matmul, whose weights can then be held before
     a kernel's turn; GROUPS of them are summed apart, each by its own warps.
     """
     width = power_of_two(channels)
@@ -343,7 +343,7 @@ def op(
 # Pieces that the references share, in plain torch.
 
 _ITEMS_APART = 3
-"""Dimensions of rows whose items are products of their own."""
+"""Dimensions of rows whose items are matmuls of their own."""
 
 
 def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
@@ -360,7 +360,7 @@ def normalise(x: Tensor, norm: Norm | None, *, mish: bool = False) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b, inputs rounded to the weight's dtype, sums float32, (..., N) float32.
 
-    Each item of (I, R, K) is a product of its own: products of other sizes round otherwise, and
+    Each item of (I, R, K) is a matmul of its own: matmuls of other sizes round otherwise, and
     in float32 nothing may depend on company.
     """
     if x.dtype != torch.float32 or weight.dtype != torch.float32:

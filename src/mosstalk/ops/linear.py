@@ -1,4 +1,4 @@
-"""Products of few or many rows with a norm before them, a gate, or a residual, in one kernel."""
+"""Matmuls of few or many rows with a norm before them, a gate, or a residual, in one kernel."""
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,7 @@ def silu(x):
     return x / (1.0 + tl.exp(-x))
 
 
-# SwiGLU of what one product has made, gate and up side by side.
+# SwiGLU of what one matmul has made, gate and up side by side.
 
 
 _TILE = Tile(1, 1024, 0, 4, 1)
@@ -84,7 +84,7 @@ def gate_up(y: Tensor, out: Tensor) -> tuple[Tensor, Launch]:
     """Write silu(gate) up of ``y`` (R, 2N), gate then up, into ``out`` (R, N); return it.
 
     Both in one dtype; rows may lie apart. Rounded where ``models.language_model.MLP`` is: after
-    silu and after the product.
+    silu and after the matmul.
     """
     rows, columns = out.shape
     assert y.shape == (rows, 2 * columns)
@@ -229,9 +229,9 @@ def _one_row(
             gain_first, gain_second = _parts(factor, BRAIN)
             first *= gain_first
             second *= gain_second
-        total += _product(w, first, second, BRAIN)
+        total += _matmul(w, first, second, BRAIN)
         if GATED:
-            upper += _product(u, first, second, BRAIN)
+            upper += _matmul(u, first, second, BRAIN)
         if NORM:
             squares += tl.sum(power, axis=0)
         w, u, factor, a = w_next, u_next, factor_next, a_next
@@ -276,7 +276,7 @@ def _parts(pair, BRAIN: tl.constexpr):
 
 
 @triton.jit
-def _product(w, first, second, BRAIN: tl.constexpr):
+def _matmul(w, first, second, BRAIN: tl.constexpr):
     """Sums over pairs (columns,) of weights (columns, pairs) times a row's two numbers."""
     w_first, w_second = _parts(w, BRAIN)
     return tl.sum(w_first * first[None, :] + w_second * second[None, :], axis=1)
@@ -387,7 +387,7 @@ def rms_linear(
     ``x`` (R, C), ``norm_weight`` (C,), None to leave rows as they are, and ``weight`` (N, C) in one
     dtype; ``residual`` (R, N), which may be ``out``. Rows may lie apart, channels may not. f is
     nothing, or with ``gated`` SwiGLU (Shazeer 2020): silu(x G^T) x U^T with ``weight`` (2N, C)
-    the rows of G, then of U. Sums are float32, and nothing is rounded between the products'
+    the rows of G, then of U. Sums are float32, and nothing is rounded between the matmuls'
     inputs and ``out``.
 
     With ``invariant``, and in float32, a row's bits do not depend on the other rows. Best for
@@ -404,11 +404,11 @@ def rms_linear(
         normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         launches = rms_norm.launches(x, norm_weight, eps, normed)
         x, norm_weight = normed, None
-    product = divided_linear(
+    matmul = divided_linear(
         x, norm_weight, eps, weight, out,
         residual=residual, gated=gated, divided=divided, workspace=workspace,
     )  # fmt: skip
-    launches = (*launches, product)
+    launches = (*launches, matmul)
     return out, *launches
 
 
@@ -483,7 +483,7 @@ def _rms_linear(
     BULK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Weights are the products' first side, so that few rows are the narrow one of matrix units.
+    # Weights are the matmuls' first side, so that few rows are the narrow one of matrix units.
     gdc_launch(DEPENDENT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

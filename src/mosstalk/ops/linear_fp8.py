@@ -1,4 +1,4 @@
-"""Products in FP8 (E4M3): rows are rounded, then multiplied with rounded weights."""
+"""Matmuls in FP8 (E4M3): rows are rounded, then multiplied with rounded weights."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.numerics.fp8 import E4M3, Fp8Weight, fp8_by, fp8_product
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight, fp8_by, fp8_matmul
 from mosstalk.numerics.fp8 import fp8_rows as plain_rows
 from mosstalk.ops.launch import (
     Launch,
@@ -287,9 +287,9 @@ def _one_row(
             w_next, u_next = _taken(gates, start + INNER, K, N, GATED, WHOLE, INNER)
             a_next = tl.load(q + later, mask=later < K, other=0)
         first, second, third, fourth = _four(a, SOFT)
-        total += _product(w, first, second, third, fourth, SOFT)
+        total += _matmul(w, first, second, third, fourth, SOFT)
         if GATED:
-            upper += _product(u, first, second, third, fourth, SOFT)
+            upper += _matmul(u, first, second, third, fourth, SOFT)
         w, u, a = w_next, u_next, a_next
     total = total * size * sizes
     if GATED:
@@ -349,7 +349,7 @@ def _number(word):
 
 
 @triton.jit
-def _product(w, first, second, third, fourth, SOFT: tl.constexpr):
+def _matmul(w, first, second, third, fourth, SOFT: tl.constexpr):
     """Sums over words (columns,) of weights (columns, words) times a row's four numbers."""
     w_first, w_second, w_third, w_fourth = _four(w, SOFT)
     near = w_first * first[None, :] + w_second * second[None, :]
@@ -375,7 +375,7 @@ def fp8_linear_reference(
     gated: bool = False,
 ) -> Tensor:
     """``fp8_linear`` in plain torch."""
-    y = fp8_product(q, scale, weight)
+    y = fp8_matmul(q, scale, weight)
     if gated:
         gate, up = y.chunk(2, dim=1)
         y = F.silu(gate) * up
@@ -422,7 +422,7 @@ def fp8_linear(
 
     ``q`` (R, C) in E4M3 and ``scale`` (R,), as ``fp8_rows`` leaves them; ``weight`` (N, C), its
     rows those of G, then of U where ``gated``: see ``rms_linear``, also for ``residual``,
-    ``invariant`` and ``workspace``. Sums are those of ``numerics.fp8.fp8_product``: 8-bit numbers
+    ``invariant`` and ``workspace``. Sums are those of ``numerics.fp8.fp8_matmul``: 8-bit numbers
     are added in float32, on matrix units no more than a tile's channels within the unit (of
     compute capability 9.0 those keep 13 bits of the largest); nothing else is rounded.
     """
@@ -437,7 +437,7 @@ def fp8_linear(
 
 
 def library_takes(weight: Fp8Weight, dtype: torch.dtype) -> bool:
-    """Whether torch has a product with this of rows in E4M3, all with scales, into ``dtype``.
+    """Whether torch has a matmul with this of rows in E4M3, all with scales, into ``dtype``.
 
     It has one into bfloat16, of sides that are multiples of 16, where a card has FP8.
     """
@@ -454,7 +454,7 @@ def _scales(device: torch.device) -> bool:
 
 
 def fp8_library(q: Tensor, scale: Tensor, weight: Fp8Weight, out: Tensor) -> Tensor:
-    """Write (q x scale) W^T into ``out`` (R, N), bfloat16, by torch's own product; return it.
+    """Write (q x scale) W^T into ``out`` (R, N), bfloat16, by torch's own matmul; return it.
 
     For many rows; ``library_takes`` says whether it can be.
     """

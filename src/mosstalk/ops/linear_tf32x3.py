@@ -1,4 +1,4 @@
-"""Float32 products of the speech tokenizer as three TF32 products each."""
+"""Float32 matmuls of the speech tokenizer as three TF32 matmuls each."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,7 @@ from mosstalk.ops.tiles import Tile
 
 
 Precision = Literal["tf32x3", "ieee"]
-"""How float32 products are taken: of halves in TF32 units, or by float32's own multiply-adds."""
+"""How float32 matmuls are taken: of halves in TF32 units, or by float32's own multiply-adds."""
 
 
 class Tf32x3(NamedTuple):
@@ -97,7 +97,7 @@ def tf32x3_dot(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
     if IEEE:
         if HALVES:
             b += b_low
-        product = tl.dot(a, b, input_precision="ieee")
+        dot = tl.dot(a, b, input_precision="ieee")
     else:
         a_high = upper(a)
         a_low = a - a_high
@@ -105,10 +105,10 @@ def tf32x3_dot(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
         if not HALVES:
             b_high = upper(b)
             b_low = b - b_high
-        product = tl.dot(a_low, b_high, input_precision="tf32")
-        product = tl.dot(a_high, b_low, product, input_precision="tf32")
-        product = tl.dot(a_high, b_high, product, input_precision="tf32")
-    return product
+        dot = tl.dot(a_low, b_high, input_precision="tf32")
+        dot = tl.dot(a_high, b_low, dot, input_precision="tf32")
+        dot = tl.dot(a_high, b_high, dot, input_precision="tf32")
+    return dot
 
 
 # Linear layers in float32: few rows as fast as weights arrive, many in halves on TF32 units.
@@ -147,18 +147,18 @@ DIVISIONS = {
 }
 """By the most rows that each is for."""
 EXACT = Division(Tile(64, 64, 16, 8, 2), 240)
-"""For any rows where products are float32's own."""
+"""For any rows where matmuls are float32's own."""
 
 
 def division(rows: int, precision: Precision = "tf32x3") -> Division:
-    """How a product of so many rows is divided."""
+    """How a matmul of so many rows is divided."""
     if precision == "ieee":
         return EXACT
     return next(each for limit, each in DIVISIONS.items() if rows <= limit)
 
 
 def linear_workspace() -> int:
-    """Numbers in the workspace for any product."""
+    """Numbers in the workspace for any matmul."""
     divisions = (EXACT, *DIVISIONS.values())
     return max(2 * each.programs * each.tile.rows * each.tile.columns for each in divisions)
 

@@ -1,4 +1,4 @@
-"""How products of the language model are divided among programs, and what else to try."""
+"""How matmuls of the language model are divided among programs, and what else to try."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import torch
 from mosstalk.ops.launch import LINE_BYTES, ceil_div
 from mosstalk.ops.tiles import Tile
 
-# How the language model's matrix products are divided among programs.
+# How the language model's matmuls are divided among programs.
 #
 # In 16 and 8 bit the division follows the number of rows, unless a row's bits may not depend on its
 # company; in float32 there is one for any number. Those that follow the number of rows may be
@@ -19,7 +19,7 @@ from mosstalk.ops.tiles import Tile
 
 
 Kind = Literal["normed", "gated", "plain", "deep"]
-"""Products of a layer: q, k, v; gate and up; after attention, and heads; down."""
+"""Matmuls of a layer: q, k, v; gate and up; after attention, and heads; down."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -54,13 +54,13 @@ class Division:
 
 
 FEW_ROWS = 64
-"""Above so many rows a general library's products are faster."""
+"""Above so many rows a general library's matmuls are faster."""
 DEEP_CHANNELS = 8192
 ANY_ROWS = 1 << 31
 LIMITS = (1, 16, 32, ANY_ROWS)
 """The most rows that each line of a table is for."""
 Key = tuple[torch.dtype, Kind, int]
-"""A line of the tables: in what the weights are, the kind of product, and the most rows."""
+"""A line of the tables: in what the weights are, the kind of matmul, and the most rows."""
 
 TILES: dict[Kind, dict[int, Division]] = {
     "normed": {
@@ -163,7 +163,7 @@ def use_tuned(divisions: Mapping[Key, Division]) -> None:
     To be called before a model is loaded: an engine makes room for what the tables say then, and
     keeps in a captured pass what they said when it was captured. All models of a process share
     the tables, so the last that was started decides how those before it divide what they have
-    not captured yet; where that takes more room than they made, a product makes its own.
+    not captured yet; where that takes more room than they made, a matmul makes its own.
     """
     _TUNED.clear()
     _TUNED.update(divisions)
@@ -181,7 +181,7 @@ def tuned_as(divisions: Mapping[Key, Division]) -> Iterator[None]:
 
 
 def kind_of(channels: int, *, normed: bool, gated: bool) -> Kind:
-    """What a product of rows of so many channels is."""
+    """What a matmul of rows of so many channels is."""
     if gated:
         return "gated"
     if normed:
@@ -190,7 +190,7 @@ def kind_of(channels: int, *, normed: bool, gated: bool) -> Kind:
 
 
 def division(kind: Kind, rows: int, dtype: torch.dtype, *, invariant: bool = False) -> Division:
-    """How a product of ``rows`` rows is divided, whose weights are in ``dtype``."""
+    """How a matmul of ``rows`` rows is divided, whose weights are in ``dtype``."""
     if dtype == torch.float32:
         return EXACT
     if dtype == torch.float8_e4m3fn:
@@ -218,7 +218,7 @@ def _table(dtype: torch.dtype) -> Mapping[Kind, Mapping[int, Division]]:
     return FP8_TILES if dtype == torch.float8_e4m3fn else TILES
 
 
-# Divisions of the language model's products that are tried on a card.
+# Divisions of the language model's matmuls that are tried on a card.
 #
 # ``mosstalk build`` times the first few of each list, which differ most from one another;
 # ``tests/gpu_lm_linear.py``, by which the package's own tables were found, times them all.
@@ -258,7 +258,7 @@ def _many(rows: int, sizes: Iterable[Many], *, apart: bool = False) -> list[Divi
 
 
 def _either(rows: int, sizes: Iterable[Many]) -> list[Division]:
-    """Rows normed apart and, by programs that share no channels, within the product, in turn."""
+    """Rows normed apart and, by programs that share no channels, within the matmul, in turn."""
     apart = _many(rows, sizes, apart=True)
     within = [found for found in _many(rows, sizes) if found.splits == 1]
     return [found for found in chain(*zip_longest(apart, within)) if found]

@@ -86,7 +86,7 @@ def _rms_norm(
     tl.store(out + row * out_stride + channel, found.to(out.dtype.element_ty), mask=inside)
 
 
-# A LayerNorm of rows with its activation, rounded for the products that read it.
+# A LayerNorm of rows with its activation, rounded for the matmuls that read it.
 
 
 Activation = Literal["none", "mish"]
@@ -187,7 +187,7 @@ def _norm_act(
     tl.store(out + row * out_stride + channel[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
-# LayerNorm of rows, left as the float32 products read them.
+# LayerNorm of rows, left as the float32 matmuls read them.
 
 
 _WARPS = 4

@@ -127,7 +127,7 @@ def await_turn(
     """Take what no kernel writes, then wait for the kernel before.
 
     Returns the weights and the norm's factor and offset (WIDTH,) where all channels are in one
-    product; else weights are but asked for.
+    matmul; else weights are but asked for.
     """
     gdc_launch(DEPENDENT)
     w, factor, offset = column, column, column
@@ -158,7 +158,7 @@ def times_held(
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Product in float32 of what ``await_turn`` gives and rows that ``x`` (ROWS, 1) points to."""
+    """Matmul in float32 of what ``await_turn`` gives and rows that ``x`` (ROWS, 1) points to."""
     if NORM:
         inside = here & (tl.arange(0, WIDTH) < K)[None, :]
         a = tl.load(x + tl.arange(0, WIDTH)[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -172,12 +172,12 @@ def times_held(
         a = rows_at_once(x, here, K, WIDTH, GROUPS)
         if MISH:
             a = mish(a.to(tl.float32))
-    return product_at_once(a, w, GROUPS)
+    return matmul_at_once(a, w, GROUPS)
 
 
 @triton.jit
-def product_at_once(a, w, GROUPS: tl.constexpr):
-    """Product of all channels, as ``rows_at_once`` and ``held`` give them, in float32."""
+def matmul_at_once(a, w, GROUPS: tl.constexpr):
+    """Matmul of all channels, as ``rows_at_once`` and ``held`` give them, in float32."""
     if GROUPS == 1:
         total = tl.dot(a.to(w.dtype), w, input_precision="ieee")
     else:
@@ -237,7 +237,7 @@ def weights_at(
 
 
 @triton.jit
-def product(
+def matmul(
     x,
     here,
     norm_weight,
@@ -266,7 +266,7 @@ def product(
     for start in range(0, K, INNER):
         inner = start + tl.arange(0, INNER)
         a = tl.load(x + inner[None, :], mask=here & (inner < K)[None, :], other=0.0)
-        # Left alone otherwise, so that 16-bit rows are copied straight to where products read.
+        # Left alone otherwise, so that 16-bit rows are copied straight to where matmuls read.
         if NORM or MISH:
             a = normalised(a, mean, scale, norm_weight, shift, inner, inner < K, NORM, MISH)
         w = weights_at(weight, column, inner, 0, K, N, K)

@@ -80,7 +80,7 @@ def rope_kv(
 ) -> tuple[Tensor, Launch]:
     """Write each row's query into ``out``, its key and value to its place; return ``out``.
 
-    ``qkv`` (N, (H + 2 G) D) are products of rows: H query heads, G key heads, G value heads.
+    ``qkv`` (N, (H + 2 G) D) are rows' H query heads, G key heads and G value heads.
     Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
     positions, rounded where ``models.language_model`` rounds; ``angles`` is a ``rotary_table``.
     ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,

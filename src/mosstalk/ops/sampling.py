@@ -9,7 +9,7 @@ from mosstalk.ops.launch import Launch, Plans, ceil_div, op, runs, tl, triton
 from mosstalk.ops.parts import gdc_wait
 from mosstalk.ops.sampling_parts import (
     _BAD,
-    _NO_ID,
+    _NO_TOKEN,
     AUDIO,
     BAD_KEY,
     ENDED,
@@ -22,28 +22,28 @@ from mosstalk.ops.sampling_parts import (
     DrawState,
     draws_now,
     gumbel_at,
-    id_in,
     key_of,
     largest,
     penalised,
     safe_temperature,
     safely,
     sample_reference,
+    token_in,
     value_in,
     warped_at,
 )
 from mosstalk.ops.tiles import Tile
 
-# The best ids of each chunk of a channel's vocabulary.
+# The best tokens of each chunk of a channel's vocabulary.
 
 
-FEW_IDS, ANY_IDS = 1 << 15, 1 << 31
-CANDIDATE_TILES = {FEW_IDS: Tile(1, 2048, HELD, 8, 1), ANY_IDS: Tile(1, 8192, HELD, 16, 1)}
-"""By the most ids that a tile is for: ``columns`` ids to a program, which keeps ``inner``."""
+FEW_TOKENS, ANY_TOKENS = 1 << 15, 1 << 31
+CANDIDATE_TILES = {FEW_TOKENS: Tile(1, 2048, HELD, 8, 1), ANY_TOKENS: Tile(1, 8192, HELD, 16, 1)}
+"""By the most tokens that a tile is for: ``columns`` tokens to a program, which keeps ``inner``."""
 
 
 def candidate_tile(vocabulary: int) -> Tile:
-    """The chunk for a channel of so many ids."""
+    """The chunk for a channel of so many tokens."""
     return next(tile for limit, tile in CANDIDATE_TILES.items() if vocabulary <= limit)
 
 
@@ -53,26 +53,26 @@ def topk_candidates_reference(
     settings: DrawSettings,
     best: Tensor,
     *,
-    last_id: int,
+    last_token: int,
 ) -> Tensor:
     """What the kernel writes into ``best`` where every row draws, in plain torch; return it.
 
-    ``logits`` (R, V) raw; ``best`` (R, chunks, HELD) int64: keys of each chunk's best ids after
-    mask, penalty and temperature, the largest value first, of equal ones the lowest id; BAD_KEY
+    ``logits`` (R, V) raw; ``best`` (R, chunks, HELD) int64: keys of each chunk's best tokens after
+    mask, penalty and temperature, the largest value first, of equal ones the lowest token; BAD_KEY
     first where a logit is not finite.
     """
     rows, width = logits.shape
     size = candidate_tile(width).columns
-    values = penalised(logits, state.seen, settings, last_id)
+    values = penalised(logits, state.seen, settings, last_token)
     values = values / safely(settings.temperature)[:, None]
     bits = torch.where(values == 0, 0.0, values).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ids = torch.arange(best.shape[1] * size, device=logits.device)
-    keys = torch.full((rows, len(ids)), NO_KEY >> 32, device=logits.device)
+    tokens = torch.arange(best.shape[1] * size, device=logits.device)
+    keys = torch.full((rows, len(tokens)), NO_KEY >> 32, device=logits.device)
     keys[:, :width] = ordered
-    keys = (keys << 32 | (0x7FFFFFFF - ids)).view(rows, -1, size)
+    keys = (keys << 32 | (0x7FFFFFFF - tokens)).view(rows, -1, size)
     best.copy_(keys.topk(HELD, dim=2).values)
-    finite = torch.ones(rows, len(ids), dtype=torch.bool, device=logits.device)
+    finite = torch.ones(rows, len(tokens), dtype=torch.bool, device=logits.device)
     finite[:, :width] = logits.isfinite()
     best[:, :, 0].masked_fill_(~finite.view(rows, -1, size).all(dim=2), BAD_KEY)
     return best
@@ -86,10 +86,10 @@ def topk_candidates(
     best: Tensor,
     *,
     channel: int,
-    last_id: int,
+    last_token: int,
     masked: bool,
 ) -> tuple[Tensor, Launch]:
-    """Write the best ids of each chunk of the rows that draw into ``best``; return it.
+    """Write the best tokens of each chunk of the rows that draw into ``best``; return it.
 
     ``channel`` and ``masked`` say which rows draw, as in ``sample``.
     """
@@ -114,7 +114,7 @@ def topk_candidates(
             "temperature": settings.temperature,
             "best": best,
             "nevers": settings.never.shape[1],
-            "last_id": last_id,
+            "last_token": last_token,
             "logits_stride": logits.stride(0),
             "seen_stride": state.seen.stride(0),
             "never_stride": settings.never.stride(0),
@@ -131,7 +131,7 @@ def topk_candidates(
     )
 
 
-@triton.jit(do_not_specialize=["nevers", "last_id", "never_stride"])
+@triton.jit(do_not_specialize=["nevers", "last_token", "never_stride"])
 def _topk_candidates(
     logits,
     seen,
@@ -142,7 +142,7 @@ def _topk_candidates(
     temperature,
     best,
     nevers,
-    last_id,
+    last_token,
     logits_stride,
     seen_stride,
     never_stride,
@@ -160,19 +160,19 @@ def _topk_candidates(
     divisor = safe_temperature(tl.load(temperature + row))
     factor = tl.load(penalty + row)
     if draws_now(slot, mode, CHANNEL, MODES, MASKED):
-        ids = (chunk << CHUNK_BITS) + tl.arange(0, 1 << CHUNK_BITS)
+        tokens = (chunk << CHUNK_BITS) + tl.arange(0, 1 << CHUNK_BITS)
         value, bad = warped_at(
             logits + row * logits_stride,
             seen + slot * seen_stride,
             never + row * never_stride,
             nevers,
-            ids,
-            last_id,
+            tokens,
+            last_token,
             factor,
             divisor,
             V,
         )
-        keys = largest(key_of(value, ids), CHUNK_BITS, HELD_BITS)
+        keys = largest(key_of(value, tokens), CHUNK_BITS, HELD_BITS)
         rank = tl.arange(0, 1 << HELD_BITS)
         poisoned = tl.max(bad.to(tl.int32), axis=0) != 0
         keys = tl.where(poisoned & (rank == 0), _BAD, keys)
@@ -185,13 +185,13 @@ def _topk_candidates(
 
 FEW_KEYS, ANY_KEYS = 1 << 10, 1 << 31
 SAMPLE_TILES = {FEW_KEYS: Tile(1, 1024, HELD, 8, 1), ANY_KEYS: Tile(1, 1024, HELD, 16, 1)}
-"""By the most keys that a row's chunks hold; ``columns`` ids are looked at again at once."""
+"""By the most keys that a row's chunks hold; ``columns`` tokens are looked at again at once."""
 
 _NO_KEY, _FREE, _NOT_DRAWN = tl.constexpr(NO_KEY), tl.constexpr(FREE), tl.constexpr(NOT_DRAWN)
 
 
 def sample_workspace(rows: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Room (rows, chunks, HELD) int64 for the best ids of each chunk."""
+    """Room (rows, chunks, HELD) int64 for the best tokens of each chunk."""
     chunks = ceil_div(vocabulary, candidate_tile(vocabulary).columns)
     return torch.empty(rows, chunks, HELD, dtype=torch.int64, device=device)
 
@@ -201,35 +201,35 @@ def sample(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
-    ids: Tensor,
+    tokens: Tensor,
     bad: Tensor,
     *,
     channel: int,
-    last_id: int | None = None,
+    last_token: int | None = None,
     masked: bool = False,
 ) -> Plans[None]:
-    """Draw an id for each row of ``logits`` (R, V), raw, in any float dtype; remember it.
+    """Draw a token for each row of ``logits`` (R, V), raw, in any float dtype; remember it.
 
-    The ids are those of ``models.sampling``: mask, penalty, temperature, top-k with its ties,
-    top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, id).
-    ``few`` must hold for every row, or the reference be called. Written are ``ids`` (R,) int64,
-    ``bad`` (R,) bool, whose elements may lie apart, and where an id was drawn ``state``'s seen
-    and latest. ``last_id`` is the largest id that may be drawn.
+    The tokens are those of ``models.sampling``: mask, penalty, temperature, top-k with its ties,
+    top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, token).
+    ``few`` must hold for every row, or the reference be called. Written are ``tokens`` (R,) int64,
+    ``bad`` (R,) bool, whose elements may lie apart, and where a token was drawn ``state``'s seen
+    and latest. ``last_token`` is the largest token that may be drawn.
 
-    A row of slot -1 writes nothing. A row draws nothing, and its id is NOT_DRAWN, if its slot
+    A row of slot -1 writes nothing. A row draws nothing, and its token is NOT_DRAWN, if its slot
     has ended, if it is ``masked`` and its slot's mode is not ``channel``, or if any of its V
     logits is not finite: then it is bad. Without ``state.mode`` every slot draws. A slot may
     have one row. What a row draws does not depend on the others.
     """
     rows, width = logits.shape
-    last_id = width - 1 if last_id is None else last_id
+    last_token = width - 1 if last_token is None else last_token
     best = sample_workspace(rows, width, logits.device)
     first = topk_candidates.plan(
-        logits, state, settings, best, channel=channel, last_id=last_id, masked=masked
+        logits, state, settings, best, channel=channel, last_token=last_token, masked=masked
     )
     keys = best.shape[1] * HELD
     size = next(tile for limit, tile in SAMPLE_TILES.items() if keys <= limit)
-    assert ids.shape == bad.shape == (rows,)
+    assert tokens.shape == bad.shape == (rows,)
     assert state.latest is None or state.latest.is_contiguous()
     own = ("steps", "seeds", "forced", "top_k", "tail")
     second = Launch(
@@ -239,10 +239,10 @@ def sample(
             **first.arguments,
             **{name: getattr(settings, name) for name in own},
             "latest": state.latest,
-            "ids": ids,
+            "tokens": tokens,
             "bad": bad.view(torch.uint8),
             "keys": keys,
-            "ids_stride": ids.stride(0),
+            "tokens_stride": tokens.stride(0),
             "bad_stride": bad.stride(0),
         },
         {
@@ -268,49 +268,49 @@ def _at(rank, place, values):
 
 @triton.jit
 def _ties_after(
-    logits, seen, never, nevers, last_id, penalty, divisor, edge, after,
+    logits, seen, never, nevers, last_token, penalty, divisor, edge, after,
     V: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """How many ids above ``after`` have the value ``edge``."""
+    """How many tokens above ``after`` have the value ``edge``."""
     found = tl.zeros((AGAIN,), tl.int32)
     for start in range(0, V, AGAIN):
-        ids = start + tl.arange(0, AGAIN)
-        value, _ = warped_at(logits, seen, never, nevers, ids, last_id, penalty, divisor, V)
-        found += ((value == edge) & (ids > after)).to(tl.int32)
+        tokens = start + tl.arange(0, AGAIN)
+        value, _ = warped_at(logits, seen, never, nevers, tokens, last_token, penalty, divisor, V)
+        found += ((value == edge) & (tokens > after)).to(tl.int32)
     return tl.sum(found, axis=0)
 
 
 @triton.jit
 def _best_tie_after(
-    logits, seen, never, nevers, last_id, penalty, divisor, edge, after, kept, seed, step,
+    logits, seen, never, nevers, last_token, penalty, divisor, edge, after, kept, seed, step,
     CHANNEL: tl.constexpr, V: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """The largest sum with noise among the first ``kept`` ids above ``after`` of value ``edge``.
+    """The largest sum with noise among the first ``kept`` tokens above ``after`` of value ``edge``.
 
-    Returns the sum in float64 and the id.
+    Returns the sum in float64 and the token.
     """
     before = tl.sum(tl.zeros((AGAIN,), tl.int32), axis=0)
     best = tl.full((AGAIN,), float("-inf"), tl.float64)
-    best_id = tl.full((AGAIN,), _NO_ID, tl.int32)
+    best_token = tl.full((AGAIN,), _NO_TOKEN, tl.int32)
     for start in range(0, V, AGAIN):
-        ids = start + tl.arange(0, AGAIN)
-        value, _ = warped_at(logits, seen, never, nevers, ids, last_id, penalty, divisor, V)
-        tied = ((value == edge) & (ids > after)).to(tl.int32)
+        tokens = start + tl.arange(0, AGAIN)
+        value, _ = warped_at(logits, seen, never, nevers, tokens, last_token, penalty, divisor, V)
+        tied = ((value == edge) & (tokens > after)).to(tl.int32)
         number = before + tl.cumsum(tied, axis=0)
-        noisy = value.to(tl.float64) + gumbel_at(seed, step, ids, CHANNEL)
+        noisy = value.to(tl.float64) + gumbel_at(seed, step, tokens, CHANNEL)
         better = (tied != 0) & (number <= kept) & (noisy > best)
         best = tl.where(better, noisy, best)
-        best_id = tl.where(better, ids, best_id)
+        best_token = tl.where(better, tokens, best_token)
         before += tl.sum(tied, axis=0)
     found = tl.max(best, axis=0)
-    return found, tl.min(tl.where(best == found, best_id, _NO_ID), axis=0)
+    return found, tl.min(tl.where(best == found, best_token, _NO_TOKEN), axis=0)
 
 
 @triton.jit
 def _kept(value, rank, k, tail, more):
     """What top-k and top-p keep of held values (HELD,), the largest first, and of ``more`` ties.
 
-    ``more`` ids beside them have the edge's value, all above the held ones: top-p cuts those
+    ``more`` tokens beside them have the edge's value, all above the held ones: top-p cuts those
     first. Sums are taken from the small end, in float64, and rounded to float32.
     """
     edge = _at(rank, k - 1, value)
@@ -335,7 +335,7 @@ def _kept(value, rank, k, tail, more):
     return kept & (cut == 0), more - cut_more
 
 
-@triton.jit(do_not_specialize=["nevers", "last_id", "never_stride", "keys"])
+@triton.jit(do_not_specialize=["nevers", "last_token", "never_stride", "keys"])
 def _sample(
     logits,
     seen,
@@ -346,7 +346,7 @@ def _sample(
     temperature,
     best,
     nevers,
-    last_id,
+    last_token,
     logits_stride,
     seen_stride,
     never_stride,
@@ -356,10 +356,10 @@ def _sample(
     top_k,
     tail,
     latest,
-    ids,
+    tokens,
     bad,
     keys,
-    ids_stride,
+    tokens_stride,
     bad_stride,
     V: tl.constexpr,
     AGAIN: tl.constexpr,
@@ -384,7 +384,7 @@ def _sample(
         top = tl.load(best + row * keys + place, mask=place < keys, other=_NO_KEY)
         top = largest(top, KEYS_BITS, HELD_BITS)
         rank = tl.arange(0, HELD)
-        held, value = id_in(top), value_in(top)
+        held, value = token_in(top), value_in(top)
         chosen = _at(rank, 0, held)
         damaged = tl.max(top, axis=0) == _BAD
         if (heat > 0) & (wanted == _FREE) & (damaged == 0):
@@ -395,29 +395,29 @@ def _sample(
             banned = never + row * never_stride
             if (_at(rank, HELD - 1, value) == edge) & (edge > float("-inf")):
                 more = _ties_after(
-                    x, known, banned, nevers, last_id, factor, divisor, edge, after, V, AGAIN
+                    x, known, banned, nevers, last_token, factor, divisor, edge, after, V, AGAIN
                 )
             kept, more = _kept(value, rank, k, rest, more)
             noisy = value.to(tl.float64) + gumbel_at(seed, step, held, CHANNEL)
             noisy = tl.where(kept, noisy, float("-inf"))
             sum_found = tl.max(noisy, axis=0)
-            chosen = tl.min(tl.where(noisy == sum_found, held, _NO_ID), axis=0)
+            chosen = tl.min(tl.where(noisy == sum_found, held, _NO_TOKEN), axis=0)
             if more > 0:
-                other, other_id = _best_tie_after(
-                    x, known, banned, nevers, last_id, factor, divisor, edge, after, more,
+                other, other_token = _best_tie_after(
+                    x, known, banned, nevers, last_token, factor, divisor, edge, after, more,
                     seed, step, CHANNEL, V, AGAIN,
                 )  # fmt: skip
-                chosen = tl.where(other > sum_found, other_id, chosen)
+                chosen = tl.where(other > sum_found, other_token, chosen)
         chosen = tl.where(wanted == _FREE, chosen.to(tl.int64), wanted)
         tl.store(bad + row * bad_stride, damaged.to(tl.uint8))
-        tl.store(ids + row * ids_stride, tl.where(damaged, _NOT_DRAWN, chosen))
+        tl.store(tokens + row * tokens_stride, tl.where(damaged, _NOT_DRAWN, chosen))
         if damaged == 0:
             tl.store(seen + slot * seen_stride + chosen, 1)
             if LATEST:
                 tl.store(latest + slot * 2 + CHANNEL, chosen)
     elif slot >= 0:
         tl.store(bad + row * bad_stride, 0)
-        tl.store(ids + row * ids_stride, _NOT_DRAWN)
+        tl.store(tokens + row * tokens_stride, _NOT_DRAWN)
 
 
 # What each slot draws next, from the row just drawn.
@@ -427,8 +427,8 @@ _TEXT, _AUDIO, _ENDED = tl.constexpr(TEXT), tl.constexpr(AUDIO), tl.constexpr(EN
 
 
 @dataclass(frozen=True)
-class ModeIds:
-    """Ids that change a mode, and those that stand beside another channel's ids."""
+class ModeTokens:
+    """Tokens that change a mode, and those that stand beside another channel's tokens."""
 
     sosp: int
     eosp: int
@@ -437,7 +437,7 @@ class ModeIds:
 
 
 def update_modes_reference(
-    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, put_off: bool
 ) -> None:
     """``update_modes`` in plain torch; nothing waits for the device."""
     assert text.latest is not None
@@ -453,31 +453,31 @@ def update_modes_reference(
     speaking = text.mode == AUDIO
     drawn_text, audio = text.latest[:, 0], text.latest[:, 1]
     if put_off:
-        audio = torch.where(speaking, audio, ids.audio_pad)
-    opens = ~speaking & (drawn_text == ids.sosp)
-    after = torch.where((speaking | opens) & (audio != ids.eosp), AUDIO, TEXT)
+        audio = torch.where(speaking, audio, tokens.audio_pad)
+    opens = ~speaking & (drawn_text == tokens.sosp)
+    after = torch.where((speaking | opens) & (audio != tokens.eosp), AUDIO, TEXT)
     stopped = ~speaking & torch.isin(drawn_text, stop)
     after = torch.where(stopped | damaged, ENDED, after)
-    said = torch.where(speaking, ids.modality_pad, drawn_text)
+    said = torch.where(speaking, tokens.modality_pad, drawn_text)
     row = torch.stack([said, audio], dim=1)
     text.latest.copy_(torch.where(whole[:, None], row, text.latest))
-    text.seen[:, ids.modality_pad] |= whole & speaking
+    text.seen[:, tokens.modality_pad] |= whole & speaking
     text.mode.copy_(torch.where(live, after, text.mode))
 
 
 @op(update_modes_reference, takes=lambda text: runs(text.seen))
 def update_modes(
-    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, ids: ModeIds, *, put_off: bool
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, put_off: bool
 ) -> tuple[None, Launch]:
     """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
 
     ``slots`` (R,) int64, each at most once, -1 for nobody; ``bad`` (R, 2) bool, by channel;
-    ``stop`` (n,) int64, text ids that end a reply. In AUDIO mode the row's text becomes
+    ``stop`` (n,) int64, text tokens that end a reply. In AUDIO mode the row's text becomes
     modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in an
-    AUDIO row, or in the very row that opened it, leads to TEXT. A stop id drawn in TEXT mode,
+    AUDIO row, or in the very row that opened it, leads to TEXT. A stop token drawn in TEXT mode,
     or a bad row, sets ENDED; ended slots stay as they are.
 
-    ``put_off``: TEXT rows have drawn no audio id. They get audio_pad, and a row that opens
+    ``put_off``: TEXT rows have drawn no audio token. They get audio_pad, and a row that opens
     AUDIO stays there until its draw is made up and says otherwise.
     """
     assert text.latest is not None
@@ -501,10 +501,10 @@ def update_modes(
             "seen_stride": text.seen.stride(0),
         },
         {
-            "SOSP": ids.sosp,
-            "EOSP": ids.eosp,
-            "MODALITY_PAD": ids.modality_pad,
-            "AUDIO_PAD": ids.audio_pad,
+            "SOSP": tokens.sosp,
+            "EOSP": tokens.eosp,
+            "MODALITY_PAD": tokens.modality_pad,
+            "AUDIO_PAD": tokens.audio_pad,
             "PUT_OFF": put_off,
             "ROWS": 1 << (rows - 1).bit_length(),
         },

@@ -8,25 +8,25 @@ from torch import Tensor
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import tl, triton
 
-# What the kernels that draw ids share: their inputs, and pieces inlined into them.
+# What the kernels that draw tokens share: their inputs, and pieces inlined into them.
 #
-# Letters: R rows, V ids of a channel, S slots.
+# Letters: R rows, V tokens of a channel, S slots.
 
 
 TEXT, AUDIO, ENDED = 0, 1, 2
 """Channels, which are modes too; and the mode of a slot that draws nothing more."""
 FREE = -1
-"""No id is forced, or none forbidden."""
+"""No token is forced, or none forbidden."""
 NOT_DRAWN = -2
-"""What stands for the id of a row that drew none."""
+"""What stands for the token of a row that drew none."""
 HELD = 64
 """The largest top_k whose candidates the kernels keep apart; a power of two."""
 BAD_KEY = (1 << 63) - 1
 """Above every key: in a chunk's list, that one of its logits is not finite."""
 NO_KEY = -0x7F800001 << 32
-"""The key of -inf and the largest id: below the keys of all ids there are."""
+"""The key of -inf and the largest token: below the keys of all tokens there are."""
 
-_ENDED, _BAD, _NO_ID = tl.constexpr(ENDED), tl.constexpr(BAD_KEY), tl.constexpr(0x7FFFFFFF)
+_ENDED, _BAD, _NO_TOKEN = tl.constexpr(ENDED), tl.constexpr(BAD_KEY), tl.constexpr(0x7FFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DrawState:
     """What draws read and change of each slot.
 
     ``seen`` (S, V) bool is the history that the penalty reads. ``latest`` (S, 2) int64 gets
-    drawn ids, text beside audio. ``mode`` (S,) int8 says what a slot draws: TEXT, AUDIO, ENDED.
+    drawn tokens, text beside audio. ``mode`` (S,) int8 says what a slot draws: TEXT, AUDIO, ENDED.
     """
 
     seen: Tensor
@@ -46,7 +46,7 @@ class DrawState:
 class DrawSettings:
     """How each row is drawn: (R,) int64, but ``never`` (R, n) int64 and the last three float32.
 
-    ``slots`` -1 is a row of nobody, which writes nothing. ``forced`` and ``never`` name ids, or
+    ``slots`` -1 is a row of nobody, which writes nothing. ``forced`` and ``never`` name tokens, or
     FREE. ``temperature`` 0 is greedy; ``tail`` is 1 - top_p, taken in double precision.
     """
 
@@ -81,18 +81,20 @@ def draws_now(
 
 
 @triton.jit
-def warped_at(logits, seen, never, nevers, ids, last_id, penalty, temperature, V: tl.constexpr):
-    """Logits of ``ids`` after mask, penalty and temperature, float32; which are not finite.
+def warped_at(
+    logits, seen, never, nevers, tokens, last_token, penalty, temperature, V: tl.constexpr
+):
+    """Logits of ``tokens`` after mask, penalty and temperature, float32; which are not finite.
 
     Quotients are rounded as torch rounds them; a zero has no sign, so that equal is equal in
     keys too.
     """
-    inside = ids < V
-    raw = tl.load(logits + ids, mask=inside, other=0.0).to(tl.float32)
-    known = tl.load(seen + ids, mask=inside, other=0) != 0
-    value = tl.where(ids <= last_id, raw, float("-inf"))
+    inside = tokens < V
+    raw = tl.load(logits + tokens, mask=inside, other=0.0).to(tl.float32)
+    known = tl.load(seen + tokens, mask=inside, other=0) != 0
+    value = tl.where(tokens <= last_token, raw, float("-inf"))
     for place in range(nevers):
-        value = tl.where(ids == tl.load(never + place), float("-inf"), value)
+        value = tl.where(tokens == tl.load(never + place), float("-inf"), value)
     penalised = tl.where(value < 0, value * penalty, tl.div_rn(value, penalty))
     value = tl.div_rn(tl.where(known, penalised, value), temperature)
     bad = (tl.abs(raw) < float("inf")) == 0
@@ -106,11 +108,11 @@ def safe_temperature(temperature):
 
 
 @triton.jit
-def key_of(value, ids):
-    """An int64 that orders by value, then by the lower id."""
+def key_of(value, tokens):
+    """An int64 that orders by value, then by the lower token."""
     bits = value.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - tokens).to(tl.int64)
 
 
 @triton.jit
@@ -121,16 +123,16 @@ def value_in(key):
 
 
 @triton.jit
-def id_in(key):
-    """The id that a key was made of."""
+def token_in(key):
+    """The token that a key was made of."""
     return 0x7FFFFFFF - (key & 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit
-def gumbel_at(seed, step, ids, CHANNEL: tl.constexpr):
-    """``rng.gumbel`` of ids int32, float64."""
-    zero = ids * 0
-    bits, _, _, _ = tl.philox(seed, ids, zero + step.to(tl.int32), zero + CHANNEL, zero)
+def gumbel_at(seed, step, tokens, CHANNEL: tl.constexpr):
+    """``rng.gumbel`` of tokens int32, float64."""
+    zero = tokens * 0
+    bits, _, _, _ = tl.philox(seed, tokens, zero + step.to(tl.int32), zero + CHANNEL, zero)
     uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     return -tl.log(-tl.log(uniform))
 
@@ -203,16 +205,16 @@ def sample_reference(
     logits: Tensor,
     state: DrawState,
     settings: DrawSettings,
-    ids: Tensor,
+    tokens: Tensor,
     bad: Tensor,
     *,
     channel: int,
-    last_id: int | None = None,
+    last_token: int | None = None,
     masked: bool = False,
 ) -> None:
     """``sample`` in plain torch, for any top-k; nothing waits for the device."""
-    last_id = logits.shape[1] - 1 if last_id is None else last_id
-    values = penalised(logits, state.seen, settings, last_id)
+    last_token = logits.shape[1] - 1 if last_token is None else last_token
+    values = penalised(logits, state.seen, settings, last_token)
     warped = _warped(values / safely(settings.temperature)[:, None], settings)
     noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
     noisy = torch.where(warped > _NEVER, warped.double() + noise, _NEVER)
@@ -223,7 +225,7 @@ def sample_reference(
     valid = drawing & ~damaged
     somebody = settings.slots >= 0
     bad.copy_(torch.where(somebody, damaged, bad))
-    ids.copy_(torch.where(valid, drawn, torch.where(somebody, NOT_DRAWN, ids)))
+    tokens.copy_(torch.where(valid, drawn, torch.where(somebody, NOT_DRAWN, tokens)))
     _remember(state, settings.slots, drawn, valid, channel)
 
 
@@ -232,10 +234,10 @@ def safely(temperature: Tensor) -> Tensor:
     return torch.where(temperature == 0, 1.0, temperature)
 
 
-def penalised(logits: Tensor, seen: Tensor, settings: DrawSettings, last_id: int) -> Tensor:
+def penalised(logits: Tensor, seen: Tensor, settings: DrawSettings, last_token: int) -> Tensor:
     """Logits (R, V) in float32 after mask and repetition penalty."""
     values = logits.float()
-    beyond = torch.arange(values.shape[1], device=values.device) > last_id
+    beyond = torch.arange(values.shape[1], device=values.device) > last_token
     values = values.masked_fill(beyond, _NEVER)
     padded = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
     places = torch.where(settings.never == FREE, values.shape[1], settings.never)
@@ -246,7 +248,7 @@ def penalised(logits: Tensor, seen: Tensor, settings: DrawSettings, last_id: int
 
 
 def _warped(values: Tensor, settings: DrawSettings) -> Tensor:
-    """Top-k with its ties, then top-p, which of equal values keeps the lower ids: (R, V).
+    """Top-k with its ties, then top-p, which of equal values keeps the lower tokens: (R, V).
 
     Sums are float64, rounded to float32, as the kernel's are.
     """
@@ -271,13 +273,13 @@ def _drawing(state: DrawState, slots: Tensor, channel: int, masked: bool) -> Ten
     return (slots >= 0) & ((mode == channel) if masked else (mode != ENDED))
 
 
-def _remember(state: DrawState, slots: Tensor, ids: Tensor, valid: Tensor, channel: int) -> None:
-    """Write the ids of ``valid`` rows; all others write what the first such row writes, if any."""
+def _remember(state: DrawState, slots: Tensor, tokens: Tensor, valid: Tensor, channel: int) -> None:
+    """Write the tokens of ``valid`` rows; all others write what the first such row does, if any."""
     some = valid.any()
-    rows = torch.arange(len(ids), device=ids.device)
+    rows = torch.arange(len(tokens), device=tokens.device)
     source = torch.where(valid, rows, valid.int().argmax())
-    slots, ids = slots[source].clamp(min=0), ids[source]
-    state.seen.index_put_((slots, ids), some | state.seen[slots, ids])
+    slots, tokens = slots[source].clamp(min=0), tokens[source]
+    state.seen.index_put_((slots, tokens), some | state.seen[slots, tokens])
     if state.latest is not None:
         latest = state.latest[:, channel]
-        latest.index_put_((slots,), torch.where(some, ids, latest[slots]))
+        latest.index_put_((slots,), torch.where(some, tokens, latest[slots]))

@@ -22,7 +22,7 @@ class Shares:
     """Each program takes ``least`` of an item's keys, or more where else over ``most`` would.
 
     ``least`` and what more than it is taken are multiples of ``keys``, which are in one
-    product; ``most`` is a power of two. How keys are shared follows from how many an item has
+    matmul; ``most`` is a power of two. How keys are shared follows from how many an item has
     and from nothing else. ``warps`` and ``stages`` are Triton's. ``joined``: of tiles of rows, how
     many queries' sums of all splits are joined at a time.
     """

@@ -24,7 +24,7 @@ Kernel = Literal[
 
 @dataclass(frozen=True)
 class Tile:
-    """``rows`` x ``columns`` of the output to a program, ``inner`` channels in one product.
+    """``rows`` x ``columns`` of the output to a program, ``inner`` channels in one matmul.
 
     For attention ``rows`` is the most of an item's, ``columns`` are keys and ``inner`` is
     unused; a norm alone takes whole rows. ``warps`` and ``stages`` are Triton's: threads / 32
@@ -94,14 +94,14 @@ EXACT: dict[Kernel, Tile] = {
 
 
 def tile(kernel: Kernel, rows: int, dtype: torch.dtype) -> Tile:
-    """The tile of ``kernel`` for ``rows`` rows whose products take inputs in ``dtype``."""
+    """The tile of ``kernel`` for ``rows`` rows whose matmuls take inputs in ``dtype``."""
     if dtype == torch.float32:
         return EXACT[kernel]
     return next(tile for limit, tile in TILES[kernel].items() if rows <= limit)
 
 
 def norms_apart(rows: int, dtype: torch.dtype) -> bool:
-    """Whether rows are better normalised once, by ``norm_act``, than in each product's program.
+    """Whether rows are better normalised once, by ``norm_act``, than in each matmul's program.
 
     In float32 the same for any number of rows, as tiles are.
     """
