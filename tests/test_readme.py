@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_each_line_of_code_is_a_command_of_the_set_up() -> None:
     for line in lines:
         program, *words = shlex.split(line)
         assert program in PROGRAMS
+        assert program == "make" or entry_points(name=Path(program).name), "the set-up brings it"
         if program == "make":
             assert words[0] in targets
 
