@@ -44,7 +44,7 @@ def test_type_checkers_read_the_package(tmp_path: Path) -> None:
     package = ROOT / "src" / "mosstalk"
     assert (package / "py.typed").is_file()
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert built["targets"]["wheel"]["packages"] == ["src/mosstalk"], "py.typed goes with it"
+    assert "src/mosstalk" in built["targets"]["wheel"]["packages"], "py.typed goes with it"
     program = tmp_path / "program.py"
     program.write_text("import mosstalk\n\nreveal_type(mosstalk.Pipeline.load().chat().answer)\n")
     run = subprocess.run(
