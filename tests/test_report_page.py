@@ -170,6 +170,8 @@ def test_the_command_writes_the_page_whole(tmp_path: Path) -> None:
     assert "3.71 ms" in page.read_text()
 
 
+# Slow: a measurement in small; the page's other tests have such documents as files.
+@pytest.mark.slow
 def test_a_document_of_a_real_run_is_taken(mosstalk: Run, tmp_path: Path) -> None:
     asked = ("--random-weights", "tiny", "--at", "1x512", "--steps", "2", "--dtype", "bfloat16")
     made = mosstalk("bench", "step", *asked, "--json", "step.json")
