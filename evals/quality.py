@@ -72,11 +72,11 @@ class TranscriptRow:
     own: Estimate
     judge: Estimate
     over_judge: Estimate
-    lines: tuple["Line", ...]
+    lines: tuple["TranscriptLine", ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class TranscriptLine:
     """What was said, and what the checkpoint and the judge wrote down."""
 
     said: str
@@ -356,7 +356,7 @@ def _transcript_row(
         intervals.rate(own),
         intervals.rate(judge),
         intervals.rate_difference(own, judge),
-        tuple(Line(*three) for three in zip(reading.texts, written, heard, strict=True)),
+        tuple(TranscriptLine(*three) for three in zip(reading.texts, written, heard, strict=True)),
     )
 
 

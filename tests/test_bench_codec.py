@@ -9,7 +9,7 @@ from conftest import Run, refused
 
 from mosstalk import Pipeline
 from mosstalk.bench import codec_runs
-from mosstalk.bench.codec_runs import Crowd, measure_pushes, measure_repairing, sound_like_speech
+from mosstalk.bench.codec_runs import HopLoad, measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.errors import BenchError
@@ -85,10 +85,10 @@ def test_a_run_that_was_wrong_gives_no_time() -> None:
 
 
 def test_a_crowd_is_timed_early_and_late() -> None:
-    assert Crowd.of(1, 250).stretches == {
+    assert HopLoad.of(1, 250).stretches == {
         "first": range(1, 2), "2-11": range(2, 12), "241-250": range(241, 251),
     }  # fmt: skip
-    assert Crowd.of(8, 4).stretches == {"first": range(1, 2), "2-4": range(2, 5)}
+    assert HopLoad.of(8, 4).stretches == {"first": range(1, 2), "2-4": range(2, 5)}
 
 
 def test_limits_are_measured_rates() -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mosstalk.verify.compare import Check, Comparer
-from mosstalk.verify.run import COMPONENTS, run_case, run_cases
+from mosstalk.verify.run import COMPONENTS, judge_cases, run_case
 
 CPU = torch.device("cpu")
 CASES = sorted(path.parent for path in GOLDENS.glob("*/case.json"))
@@ -159,7 +159,7 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
     edit_tensors(changed / EXPECTED, change_all)
     tensors = set(load_file(folder / EXPECTED)) & set(names)
 
-    assert run_cases([changed], CPU, torch.float32) == 1
+    assert judge_cases([changed], CPU, torch.float32).exit_code == 1
     assert tensors <= set(out_of_bounds(capsys.readouterr().out))
     assert tensors
 
@@ -213,7 +213,7 @@ def test_a_weight_two_percent_off_is_found_and_named(
     case = copy_of(smallest(component), tmp_path / "case")
     edit_tensors(case / file, scale(weight, 1.02))
 
-    assert run_cases([case], CPU, torch.float32) == 1
+    assert judge_cases([case], CPU, torch.float32).exit_code == 1
     assert any(name.endswith(found_in) for name in out_of_bounds(capsys.readouterr().out))
 
 
@@ -235,7 +235,7 @@ def test_one_other_token_row_or_sample_is_found_and_named(
     case = copy_of(smallest(component), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge(name, 500 if component == "prompt_mel" else -1))
 
-    assert run_cases([case], CPU, torch.float32) == 1
+    assert judge_cases([case], CPU, torch.float32).exit_code == 1
     assert found_in in out_of_bounds(capsys.readouterr().out)
 
 
@@ -245,7 +245,7 @@ def test_lower_precision_still_finds_a_wrong_result(dtype: torch.dtype, tmp_path
     case = copy_of(smallest("hift"), tmp_path / "case")
     edit_tensors(case / EXPECTED, scale("wave", 1.5))
 
-    assert run_cases([case], CPU, dtype) == 1
+    assert judge_cases([case], CPU, dtype).exit_code == 1
 
 
 def test_lower_precision_compares_ids_without_judging_them(
@@ -254,7 +254,7 @@ def test_lower_precision_compares_ids_without_judging_them(
     case = copy_of(smallest("speech_tokenizer"), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge("clip0.tokens", -1))
 
-    assert run_cases([case], CPU, torch.float16) == 0
+    assert judge_cases([case], CPU, torch.float16).exit_code == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if " clip0.tokens " in x)
     assert "not judged" in line
     assert "of 26 equal" in line
@@ -393,7 +393,7 @@ def test_files_that_do_not_fit_each_other_are_an_unreadable_case(
     case = copy_of(smallest(component), tmp_path / "case")
     damage(case)
 
-    assert run_cases([case], CPU, torch.float32) == 2
+    assert judge_cases([case], CPU, torch.float32).exit_code == 2
 
 
 def test_files_alone_are_no_cases(mosstalk: Run, tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_an_expected_tensor_nobody_compares_is_named(
     case = copy_of(smallest("prompt_mel"), tmp_path / "case")
     edit_tensors(case / EXPECTED, lambda tensors: tensors.update(pitch=torch.zeros(3)))
 
-    assert run_cases([case], CPU, torch.float32) == 0
+    assert judge_cases([case], CPU, torch.float32).exit_code == 0
     named = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "not com" in line]
     assert named == ["pitch"]
 

@@ -12,7 +12,7 @@ from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
 from mosstalk.bench import step
-from mosstalk.bench.codec_runs import Crowd
+from mosstalk.bench.codec_runs import HopLoad
 from mosstalk.bench.report import (
     CODEC,
     ELSEWHERE,
@@ -96,7 +96,7 @@ def test_the_page_is_what_the_command_writes_of_the_documents_at_hand() -> None:
 def test_formats_and_names_are_those_of_the_benchmarks() -> None:
     assert (STEP, CODEC) == (step.FORMAT, bench_codec.FORMAT)
     names = {Load(1, 512).name, Load(64, 1000).name, Load(1, 0, 512).name}
-    stretches = Crowd.of(1, 60).stretches
+    stretches = HopLoad.of(1, 60).stretches
     names |= {f"{n} x hop {name}" for n in (1, 32, 128) for name in stretches}
     names |= {"1 x 400 ms after 15 s"}
     for wanted in (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mosstalk.bench.codec_runs import (
-    Crowd,
+    HopLoad,
     measure_crowd,
     measure_pushes,
     measure_recomputing,
@@ -138,7 +138,7 @@ def _decoding(
         rows = list[Timed]()
         for replies in asked.replies:
             hops = asked.hops if replies == 1 else asked.crowd_hops
-            times = measure_crowd(decoder, voice, Crowd.of(replies, hops), asked.rounds, tell)
+            times = measure_crowd(decoder, voice, HopLoad.of(replies, hops), asked.rounds, tell)
             limit = _hop_limit(codec, voice, replies, asked, ceilings)
             rows += [replace(row, limit_ms=limit) for row in times]
             factor = times[1].p50_ms / (replies * hop_ms)

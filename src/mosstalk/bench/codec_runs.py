@@ -31,7 +31,7 @@ _LOUDER = 5.0
 
 
 @dataclass(frozen=True)
-class Crowd:
+class HopLoad:
     """``replies`` at once in one voice, each ``hops`` long; ``stretches`` are the hops, from 1 on,
     whose times are taken together, by what they are called.
     """
@@ -41,7 +41,7 @@ class Crowd:
     stretches: dict[str, range]
 
     @classmethod
-    def of(cls, replies: int, hops: int) -> "Crowd":
+    def of(cls, replies: int, hops: int) -> "HopLoad":
         """The first hop; the ten after it; and if there are that many, the last ten."""
         early = range(2, min(hops, 11) + 1)
         stretches = {FIRST: range(1, 2), f"{early[0]}-{early[-1]}": early}
@@ -51,7 +51,7 @@ class Crowd:
 
 
 def measure_crowd(
-    decoder: SpeechDecoder, voice: Voice, crowd: Crowd, rounds: int, tell: Progress
+    decoder: SpeechDecoder, voice: Voice, crowd: HopLoad, rounds: int, tell: Progress
 ) -> list[Timed]:
     """Each stretch's times: all replies' hops, until all of their sound is there.
 
@@ -84,18 +84,18 @@ def measure_crowd(
 
 
 def _walk(
-    decoder: SpeechDecoder, voice: Voice, crowd: Crowd, cold: list[float] | None = None
+    decoder: SpeechDecoder, voice: Voice, crowd: HopLoad, cold: list[float] | None = None
 ) -> Iterator[Run[list[Tensor]]]:
     """Hop by hop through all replies, each with codes of its own."""
     replies = [decoder.open(voice, seed) for seed in range(crowd.replies)]
     codes = _codes(decoder, crowd)
     try:
         for _ in range(crowd.hops):
-            sayings = [
+            requests = [
                 DecodeRequest(reply, own[len(reply.flow.codes) : reply.codes_needed])
                 for reply, own in zip(replies, codes, strict=True)
             ]
-            run = run_timed(lambda: _said(decoder, sayings), decoder.device)  # noqa: B023
+            run = run_timed(lambda: _decoded(decoder, requests), decoder.device)  # noqa: B023
             if cold is not None:
                 cold.append(run.ms)
             yield Run(run.ms, [sound.cpu() for sound in run.output])
@@ -104,14 +104,14 @@ def _walk(
             decoder.close(reply)
 
 
-def _said(decoder: SpeechDecoder, sayings: Sequence[DecodeRequest]) -> list[Tensor]:
+def _decoded(decoder: SpeechDecoder, requests: Sequence[DecodeRequest]) -> list[Tensor]:
     """In runs of as many hops as a server makes at once."""
     most = decoder.hops_at_once
-    runs = [sayings[start : start + most] for start in range(0, len(sayings), most)]
+    runs = [requests[start : start + most] for start in range(0, len(requests), most)]
     return [sound for run in runs for sound in decoder.decode(run)]
 
 
-def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
+def _codes(decoder: SpeechDecoder, crowd: HopLoad) -> list[list[int]]:
     config = decoder.flow.config
     longest = (crowd.hops + 2) * config.chunk_size + config.pre_lookahead_len
     random = torch.Generator().manual_seed(_SEED)

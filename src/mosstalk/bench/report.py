@@ -26,7 +26,7 @@ _DOCUMENTS = ("document", "device", "weights", "precision", "torch", "commit", "
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowKey:
     """A row of a document: its format, a pattern for its whole name and for its table's title.
 
     ``precision``: see ``Document.precision``; None is any.
@@ -71,7 +71,7 @@ class Document:
             return "fp8"
         return self.settings["precision"]
 
-    def figures(self, wanted: Wanted) -> Iterator[Figure]:
+    def figures(self, wanted: RowKey) -> Iterator[Figure]:
         """Rows that are ``wanted``."""
         if self.format != wanted.format or wanted.precision not in (None, self.precision):
             return
@@ -124,7 +124,7 @@ def _require_valid(document: Document) -> None:
                 )
 
 
-def figure(documents: Sequence[Document], wanted: Wanted) -> Figure | None:
+def figure(documents: Sequence[Document], wanted: RowKey) -> Figure | None:
     """The one figure of ``documents`` that is ``wanted``; None where there is none.
 
     Raises:
@@ -142,11 +142,11 @@ class Row:
     """A row of the page: what it is of, and the document's row that fills it."""
 
     what: str
-    wanted: Wanted | None = None
+    wanted: RowKey | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Row):
+class ReportLine(Row):
     """The reports' three words on it, and ours; ``peak`` names one of ``plan.measured``, ``whole``
     a figure of the whole pipeline.
     """
@@ -176,11 +176,11 @@ _R = TypeVar("_R", bound=Row)
 def _rows(kind: type[_R], name: str) -> tuple[_R, ...]:
     """What ``reports.json`` holds under ``name``; of the reports no more is known here."""
     rows: list[dict[str, Any]] = read_json(_ROWS)[name]
-    wanted = ({"wanted": Wanted(**row["wanted"])} if "wanted" in row else {} for row in rows)
+    wanted = ({"wanted": RowKey(**row["wanted"])} if "wanted" in row else {} for row in rows)
     return tuple(kind(**(row | each)) for row, each in zip(rows, wanted, strict=True))
 
 
-LINES = _rows(Line, "lines")
+LINES = _rows(ReportLine, "lines")
 ELSEWHERE = _rows(Elsewhere, "elsewhere")
 _ELSEWHERE = ("", "where", "figure", "ours")
 
@@ -216,7 +216,7 @@ def _require_used(document: Document) -> None:
         )
 
 
-def _line(line: Line, documents: Sequence[Document]) -> tuple[str, ...]:
+def _line(line: ReportLine, documents: Sequence[Document]) -> tuple[str, ...]:
     limit, ours = _NONE, NOT_YET
     command = f"`{line.command}`" if line.command else _NONE
     found = figure(documents, line.wanted) if line.wanted else None

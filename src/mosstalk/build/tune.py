@@ -110,7 +110,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Line:
+class TileLine:
     """All products of a line of the tables: those of the ``layers``, one of each shape with what
     its reference makes of it, and the ``heads``, which share a line of the layers'.
     """
@@ -204,7 +204,7 @@ class Tuner:
             self.found.passes[limit] = self._whole(layers, limit, generator)
         return self.found
 
-    def _lines(self, layers: list[LayerWeights], generator: torch.Generator) -> Iterator[Line]:
+    def _lines(self, layers: list[LayerWeights], generator: torch.Generator) -> Iterator[TileLine]:
         groups: dict[tuple[torch.dtype, Kind], list[Product]] = {}
         for product in (product for layer in layers for product in _products(layer)):
             groups.setdefault((product.weight.dtype, product.kind), []).append(product)
@@ -219,7 +219,7 @@ class Tuner:
 
     def _line(
         self, key: Key, products: list[Product], heads: list[Product], generator: torch.Generator
-    ) -> Line:
+    ) -> TileLine:
         candidates, drawn = few_candidates(key), dict[tuple[int, ...], Operands]()
         checks, calls = list[tuple[Operands, Call, Tensor]](), list[Call]()
         for product in products:
@@ -234,9 +234,9 @@ class Tuner:
             _operands(head, ROWS[key[2]], self.model.dtype, generator).call(head, 0.0)
             for head in heads
         ]
-        return Line(key, calls * -(-_LEAST_CALLS // len(calls)), checks, beside)
+        return TileLine(key, calls * -(-_LEAST_CALLS // len(calls)), checks, beside)
 
-    def _compile(self, lines: list[Line]) -> None:
+    def _compile(self, lines: list[TileLine]) -> None:
         if interprets():
             return
         with compiled_together(strict=False):
@@ -246,7 +246,7 @@ class Tuner:
                         for _, call, _ in line.checks:
                             call()
 
-    def _seconds(self, line: Line, divided: Division, *, heads: bool = False) -> float:
+    def _seconds(self, line: TileLine, divided: Division, *, heads: bool = False) -> float:
         """Of a product on average; infinite where it does not run here, or is wrong."""
         calls = line.layers + (line.heads if heads else [])
         with tuned_as({line.key: divided}):
@@ -264,7 +264,7 @@ class Tuner:
                 self._drop(line, divided, f"{type(fault).__name__}: {fault}")
                 return math.inf
 
-    def _drop(self, line: Line, divided: Division, why: str) -> None:
+    def _drop(self, line: TileLine, divided: Division, why: str) -> None:
         tile = divided.tile
         size = f"{tile.columns} columns, {tile.inner} channels, {tile.stages} stages"
         self.found.dropped.append(f"{line.name}: {size}: {why.splitlines()[0][:120]}")

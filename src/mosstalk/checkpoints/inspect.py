@@ -68,7 +68,7 @@ class Group:
 
 
 @dataclass
-class Report:
+class CheckpointReport:
     """What was found in one folder; ``problems`` is empty for a sound checkpoint."""
 
     folder: Path
@@ -98,7 +98,9 @@ class Report:
         return vars(self) | {"folder": str(self.folder), "groups": groups}
 
 
-def inspect(folder: Path, *, hashes: bool = True, progress: Progress | None = None) -> list[Report]:
+def inspect(
+    folder: Path, *, hashes: bool = True, progress: Progress | None = None
+) -> list[CheckpointReport]:
     """Look into a model or codec folder, or one that holds both as ``model`` and ``codec``.
 
     Raises:
@@ -123,11 +125,11 @@ def inspect(folder: Path, *, hashes: bool = True, progress: Progress | None = No
     return [report]
 
 
-def _inspect_model(folder: Path) -> Report:
+def _inspect_model(folder: Path) -> CheckpointReport:
     config = LanguageModelConfig.from_folder(folder)
     layout = config.extra.get(LAYOUT_KEY, "published")
     record = Quantization.of(config, str(folder / "config.json"))
-    report = Report(folder, "language model")
+    report = CheckpointReport(folder, "language model")
     report.facts = {
         "layers": f"{config.num_shared_layers} shared + {config.num_modality_layers} text + "
         f"{config.num_modality_layers} audio = {config.num_kv_layers} KV layers",
@@ -183,8 +185,8 @@ def differences(
     return lines
 
 
-def _inspect_codec(folder: Path) -> Report:
-    report = Report(folder, "codec")
+def _inspect_codec(folder: Path) -> CheckpointReport:
+    report = CheckpointReport(folder, "codec")
     config = SpeechTokenizerConfig.from_folder(folder)
     x_vector = folder / "flow" / "campplus.onnx"
     report.facts = {
@@ -208,7 +210,7 @@ def _inspect_codec(folder: Path) -> Report:
 
 
 def _add_part(
-    report: Report,
+    report: CheckpointReport,
     name: str,
     module: nn.Module,
     open_store: Callable[[], Store],
@@ -226,10 +228,10 @@ def _add_part(
     report.problems += [f"{name}: {line}" for line in found]
 
 
-def _inspect_reports(folder: Path) -> Report:
+def _inspect_reports(folder: Path) -> CheckpointReport:
     """The source reports' TensorRT-LLM checkpoint, which cannot be run as it is."""
     store = open_safetensors(folder / REPORTS_FILE)
-    report = Report(folder, "TensorRT-LLM checkpoint of the source reports")
+    report = CheckpointReport(folder, "TensorRT-LLM checkpoint of the source reports")
     report.groups = _grouped(store, lambda _: REPORTS_FILE)
     layers = {name.rpartition(".attention.")[0] for name in store if ".attention." in name}
     norms = [
@@ -250,7 +252,7 @@ def _inspect_reports(folder: Path) -> Report:
     return report
 
 
-def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
+def _add_files(report: CheckpointReport, hashes: bool, progress: Progress | None) -> None:
     for path in sorted(report.folder.rglob("*")):
         if path.is_file():
             facts: dict[str, Any] = {"bytes": path.stat().st_size}
@@ -259,7 +261,7 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             report.files[path.relative_to(report.folder).as_posix()] = facts
 
 
-def text_of(report: Report) -> str:
+def text_of(report: CheckpointReport) -> str:
     """What a checkpoint holds, for people."""
     lines = [f"{report.folder}: {report.kind}"]
     lines += [f"  {name:<18} {value}" for name, value in report.facts.items()]

@@ -49,7 +49,7 @@ def check_language_model_fast(
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
     runs: list[dict[str, Any]] = case.get("runs")
-    asked = [Asked.of(case, run) for run in runs]
+    asked = [RunSettings.of(case, run) for run in runs]
     room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
     options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
     engine = _Engine(EngineCore(model, case_ids(case, model), options))
@@ -65,7 +65,7 @@ def case_ids(case: Case, model: LanguageModel) -> SpecialIds:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunSettings:
     """What a run of a case asks for: ``stem`` begins the names of its tensors."""
 
     stem: str
@@ -74,7 +74,7 @@ class Asked:
     limits: Limits
 
     @classmethod
-    def of(cls, case: Case, run: dict[str, Any]) -> "Asked":
+    def of(cls, case: Case, run: dict[str, Any]) -> "RunSettings":
         """Read a run's prompt and settings."""
         return cls(
             f"{run['prompt']}.{run['run']}",
@@ -107,7 +107,7 @@ class _Network:
             found.append(self.model(grid, cache, last_only=True))
         return Logits(torch.cat([s.text[0] for s in found]), torch.cat([s.audio[0] for s in found]))
 
-    def replies(self, asked: list[Asked]) -> list[Reply]:
+    def replies(self, asked: list[RunSettings]) -> list[Reply]:
         """Replies to what was asked."""
         model, made = self.model, list[Reply]()
         for each in asked:
@@ -147,7 +147,7 @@ class _Engine:
         text, audio = (torch.cat([step[head][-1:] for step in found]) for head in (0, 1))
         return Logits(text, audio)
 
-    def replies(self, asked: list[Asked]) -> list[Reply]:
+    def replies(self, asked: list[RunSettings]) -> list[Reply]:
         """One arrives at each step."""
         requests = []
         for each in asked:
@@ -173,7 +173,7 @@ def _check(case: Case, by: _Network | _Engine, compare: Comparer) -> Iterator[Ch
                 if case.wants(name):
                     yield compare.tensor(name, found, case.tensor(name))
     for run in runs:
-        asked = Asked.of(case, run)
+        asked = RunSettings.of(case, run)
         yield from compare_reply(case, run, by.replies([asked])[0], compare)
         if case.has(f"{asked.stem}.text_logits"):
             steps = len(case.tensor(f"{asked.stem}.text_logits"))
