@@ -47,7 +47,7 @@ def tell(
     for each in processes.values():
         os.kill(each, number)
     written = [folder / f"{name}-{each}" for each in processes.values()]
-    server.await_metrics(lambda _: all(path.exists() for path in written))
+    server.await_log(lambda: all(path.exists() for path in written))
 
 
 def files(path: Path) -> set[str]:
