@@ -117,8 +117,16 @@ def end_first(talk: CachedConversation, request: Request, *heard_ms: float) -> N
         talk.truncate(each)
 
 
-@pytest.mark.parametrize("how", [cut, end_first])
-@pytest.mark.parametrize("ask", [SPEECH, MIXED, LONG], ids=["speech", "mixed", "length"])
+@pytest.mark.parametrize(
+    ("how", "ask"),
+    [
+        *((cut, ask) for ask in (SPEECH, MIXED, LONG)),
+        (end_first, SPEECH),
+        # Slow: ended first, they are cut as a reply in speech is.
+        *(pytest.param(end_first, ask, marks=pytest.mark.slow) for ask in (MIXED, LONG)),
+    ],
+    ids=["cut-speech", "cut-mixed", "cut-length", "ended-speech", "ended-mixed", "ended-length"],
+)
 @pytest.mark.parametrize(
     ("heard_ms", "codes"),
     [

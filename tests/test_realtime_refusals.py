@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
@@ -339,7 +340,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 FIELDS = st.sampled_from([*KEYS, "item_id", "previous_item_id", "audio_end_ms", "content_index"])
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     kind=st.sampled_from(CLIENT_EVENTS),
     more=st.dictionaries(FIELDS, JSON, max_size=4),

@@ -233,7 +233,11 @@ def test_the_format_may_change_from_turn_to_turn_and_within_one() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("kind", [MU_LAW, A_LAW])
+@pytest.mark.parametrize(
+    # Slow: the other law; ``test_realtime_audio`` has the samples of both.
+    "kind",
+    [MU_LAW, pytest.param(A_LAW, marks=pytest.mark.slow)],
+)
 def test_a_telephone_is_heard_and_answered(kind: str) -> None:
     async def main() -> None:
         async with call(defaults=replace(BY_HAND, input_rate=24_000)) as client:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mosstalk.bench.step_baselines import APART, measure_baseline
+from mosstalk.bench.step_baselines import APART, measure_baseline, require_baseline
 from mosstalk.bench.step_errors import Reference, error_table, reference_of
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.collector import lasting_objects_spared
@@ -238,8 +238,11 @@ def measure(
     """Time what is asked for; ``weights``: their kind, for the settings.
 
     Raises:
+        OptionError: a baseline that there is not, or not on this device.
         BenchError: a run whose rows were not right; no time is told.
     """
+    for name in asked.baselines:
+        require_baseline(name, model.device)
     against = reference_of(model, ids, asked.error_rows) if asked.error_rows else None
     subject = Subject(model, ids, _quantized(model, asked))
     with lasting_objects_spared():

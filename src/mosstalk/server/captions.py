@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, TranscriptionRequest
 from mosstalk.server.logs import LogStyle
@@ -35,7 +36,7 @@ from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
-INSTALL = "pip install 'mosstalk[transcribe]'"
+INSTALL = install_command("transcribe")
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"
