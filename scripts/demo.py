@@ -19,6 +19,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     spoken = str(shown / "spoken.wav")
+    (ROOT / spoken).unlink(missing_ok=True)  # of an earlier demo: nothing else is replaced unasked
     for line in (["speak", SENTENCE, "--out", spoken], ["transcribe", spoken]):
         print(f"\n$ .venv/bin/mosstalk {shlex.join(line)}", flush=True)
         run = [sys.executable, "-m", "mosstalk.cli", *line]

@@ -58,7 +58,7 @@ def built(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "engine"
     run = build(tiny, out)
     assert run.returncode == 0, run.stderr
-    assert "there are no kernels to compile, and none to tune" in run.stdout
+    assert "there are no kernels to compile, and none to tune" in run.stderr
     assert "peak host memory" in run.stdout
     return out
 
@@ -128,7 +128,7 @@ def begun(tiny: Checkpoint, out: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "mosstalk.cli", *map(str, words)],
         env=command_environment(out.parent / "cache"),
-        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -140,8 +140,8 @@ def test_ended_mid_way_a_build_leaves_nothing(tiny: Checkpoint, tmp_path: Path) 
         folder.mkdir()
     with begun(tiny, folders[0] / "out") as terminated, begun(tiny, folders[1] / "out") as killed:
         for run in (terminated, killed):
-            assert run.stdout
-            assert b"weights" in run.stdout.readline()
+            assert run.stderr
+            assert b"weights" in run.stderr.readline()
         terminated.send_signal(signal.SIGTERM)
         assert clear_leftovers(folders[1] / "out") == 0, "its maker is at work"
         assert len(left_in(folders[1])) == 1
@@ -273,11 +273,11 @@ def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
 
 def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "choose of bf16, fp8" in refused(build(tiny, out, "--precision", "int4"))
+    assert "must be bf16 or fp8, not" in refused(build(tiny, out, "--precision", "int4"))
     assert "give MODEL CODEC OUT" in refused(command("build", tiny.model, out))
     random = command("build", tiny.model, tiny.codec, out, "--random-weights", "tiny")
     assert "in place of MODEL and CODEC" in refused(random)
-    assert "choose of tiny, full" in refused(command("build", out, "--random-weights", "huge"))
+    assert "must be full or tiny" in refused(command("build", out, "--random-weights", "huge"))
     assert "no such folder" in refused(command("build", tmp_path / "x", tiny.codec, out))
     assert "no such folder" in refused(command("build", tiny.model, tmp_path / "x", out))
     words = ("--max-rows", "20000", "--device", "cpu")

@@ -33,7 +33,7 @@ KILLS = 20
 CONVERTING = f"""
 import os, sys, torch
 from pathlib import Path
-from mosstalk.checkpoint.convert import convert
+from mosstalk.checkpoints.convert import convert
 
 for _ in sys.stdin:
     child = os.fork()

@@ -16,6 +16,7 @@ from conftest import Run, command_environment
 
 from mosstalk.diagnostics import doctor
 from mosstalk.diagnostics.doctor import KV_ROWS, full_size_bytes
+from mosstalk.environment import this_command
 from mosstalk.prepared.default_models import shipped_model
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
@@ -29,12 +30,12 @@ def test_a_sound_machine_exits_0_and_names_the_next_command(mosstalk: Run) -> No
 
     assert (run.returncode, run.stderr) == (0, "")
     assert "Runs here: the main job in float32 on the CPU" in run.stdout
-    assert run.stdout.splitlines()[-1] == "Next: mosstalk chat --text hello --out answer.wav"
+    assert run.stdout.splitlines()[-1] == f"Next: {this_command()} chat --text hello"
 
 
 def test_the_next_command_runs(mosstalk: Run, tmp_path: Path) -> None:
     line = mosstalk("doctor").stdout.splitlines()[-1]
-    words = line.removeprefix("Next: mosstalk ").split()
+    words = line.removeprefix(f"Next: {this_command()} ").split()
 
     assert mosstalk(*words, "--script", "speech:5").returncode == 0
     assert soundfile.info(tmp_path / "answer.wav").frames == 5 * 1920
@@ -153,7 +154,7 @@ def test_a_cache_folder_that_cannot_be_is_a_finding(
     # The model that ships needs no cache: without one, only the synthetic model is lost.
     needed = shipped_model() is None
     assert run.returncode == needed
-    assert ("Next: MOSSTALK_CACHE=FOLDER mosstalk doctor" in run.stdout) is needed
+    assert (f"Next: MOSSTALK_CACHE=FOLDER {this_command()} doctor" in run.stdout) is needed
     assert ("--model synthetic does not run" in run.stdout) is not needed
 
 

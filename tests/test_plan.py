@@ -210,7 +210,7 @@ def test_the_command_says_what_to_change_and_that_then_fits() -> None:
     for words in changes:
         again = run(f"{tight} {words}")
         assert again.exit_code == 0, words
-        assert "fits; mosstalk serve --max-sessions 2 --codec-memory" in again.output
+        assert "serve --model MODEL --codec CODEC --max-sessions 2 --codec-memory" in again.output
 
 
 def test_a_small_card_is_told_how_much_there_must_be() -> None:
@@ -296,7 +296,7 @@ def test_a_card_without_fp8_or_room_is_said_to_be_one(published: Configs) -> Non
         ("--gpu-memory 24", "--gpu-memory 24: give something like 24GiB"),
         ("--gpu-memory 0GiB", "--gpu-memory 0GiB: give something like 24GiB"),
         ("--gpu rtx-5000", "--gpu rtx-5000: choose of rtx-4090, l4"),
-        ("--gpu h100 --precision int4", "--precision int4: choose of bf16, fp8"),
+        ("--gpu h100 --precision int4", "--precision must be bf16 or fp8, not 'int4'"),
         ("--gpu a100 --precision fp8", "a100 has no FP8 products"),
         ("--gpu-memory 24GiB --model absent", "no such file"),
     ],

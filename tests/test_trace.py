@@ -28,7 +28,16 @@ STEPS = CODES + 2
 def folder(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chat of two turns with ``--json`` and ``--trace``: its folder."""
     folder = tmp_path_factory.mktemp("traced")
-    words = ("chat", "--speech", str(QUESTION), "--text", "and now?", "--json", "--show-rows")
+    words = (
+        "chat",
+        "--speech",
+        str(QUESTION),
+        "--text",
+        "and now?",
+        "--json",
+        "--show-rows",
+        "--stats",
+    )
     more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3", *SYNTHETIC)
     with contextlib.chdir(folder):
         run = CliRunner().invoke(

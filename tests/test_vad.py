@@ -228,7 +228,7 @@ def test_without_silero_webrtc_stands_in_and_says_so(tmp_path: Path, name: str) 
     run = opened_without(tmp_path, (name.replace("-", "_"),), "auto")
     assert run.stdout.split() == ["webrtc", "False"], run.stderr
     assert run.stderr.startswith("WARNING finding speech needs the package " + name)
-    assert "pip install 'mosstalk[vad]'; until then" in run.stderr
+    assert "make setup EXTRAS=vad; until then" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_missing_package_is_refused_with_what_to_install(
 ) -> None:
     run = opened_without(tmp_path, ("silero_vad", "webrtcvad", "_webrtcvad"), kind)
     assert run.stderr.startswith(f"refused: finding speech needs the package {package}")
-    assert "pip install 'mosstalk[vad]'" in run.stderr
+    assert "make setup EXTRAS=vad" in run.stderr
 
 
 def test_a_damaged_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mosstalk.environment import cache_folder, install_command
+from mosstalk.environment import cache_folder, install_command, this_command
 from mosstalk.prepared.default_models import shipped_model
 
 OLDEST_PYTHON = (3, 11)
@@ -73,7 +73,7 @@ class Diagnosis:
 class _Thing:
     """Something to look for; ``look`` returns (state, detail) and may raise anything.
 
-    ``extra``: the package's extra that brings it.
+    ``extra``: the package's extra that brings it, "" for the package itself, None for neither.
     """
 
     name: str
@@ -81,7 +81,7 @@ class _Thing:
     without: str
     look: Callable[[], tuple[str, str]]
     needed: bool = True
-    extra: str = ""
+    extra: str | None = None
 
 
 def examine() -> Diagnosis:
@@ -117,12 +117,13 @@ def _find(thing: _Thing) -> Finding:
     except Exception as error:  # a broken package can raise anything on import
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         state, detail = "unusable", f"{reason[:160]}"
-    install = install_command(thing.extra) if thing.extra and state != "ok" else ""
+    brought = thing.extra is not None and state != "ok"
+    install = install_command(thing.extra or "") if brought else ""
     return Finding(thing.name, thing.purpose, thing.without, thing.needed, state, detail, install)
 
 
 def _things() -> list[_Thing]:
-    nothing, no_model = "nothing runs", "no model runs"
+    nothing = "nothing runs"
     no_sound = "no sound can be read or written: chat does not run"
     no_voices, no_server = "voices cannot be made, only used", "no server"
     serve = "mosstalk serve"
@@ -130,12 +131,12 @@ def _things() -> list[_Thing]:
         _Thing("system", "everything", nothing, _system),
         _Thing("Python", "everything", nothing, _python),
         _Thing("mosstalk", "everything", nothing, lambda: ("ok", version("mosstalk"))),
-        _Thing("torch", "the model and the codec", no_model, _torch),
-        _Thing("numpy", "samples of sound", no_sound, lambda: _imported("numpy")),
-        _Thing("safetensors", "reading weights", no_model, lambda: _imported("safetensors")),
-        _Thing("tokenizers", "typed text", no_model, lambda: _imported("tokenizers")),
-        _Thing("libsndfile", "sound files", no_sound, _libsndfile),
-        _Thing("soxr", "recordings that are not at 16 kHz", no_sound, lambda: _imported("soxr")),
+        _Thing("torch", "the model and the codec", "no model runs", _torch, extra=""),
+        _package("numpy", "samples of sound", no_sound),
+        _package("safetensors", "reading weights", "no model runs"),
+        _package("tokenizers", "typed text", "no model runs"),
+        _Thing("libsndfile", "sound files", no_sound, _libsndfile, extra=""),
+        _package("soxr", "recordings that are not at 16 kHz", no_sound),
         _cache_thing(),
         _Thing("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
         _Thing("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
@@ -152,6 +153,11 @@ def _things() -> list[_Thing]:
         _optional("websockets", serve, no_server, "server"),
         _optional("prometheus-client", f"{serve}: metrics", no_server, "server"),
     ]
+
+
+def _package(name: str, purpose: str, without: str) -> _Thing:
+    """A package that the main job imports."""
+    return _Thing(name, purpose, without, lambda: _imported(name), extra="")
 
 
 def _cache_thing() -> _Thing:
@@ -307,9 +313,9 @@ def full_size_bytes() -> tuple[int, int, int]:
 
 def _next_command(broken: list[Finding]) -> str:
     if not broken:
-        return "mosstalk chat --text hello --out answer.wav"
+        return f"{this_command()} chat --text hello"
     if any(thing.name == "cache folder" for thing in broken):
-        return "MOSSTALK_CACHE=FOLDER mosstalk doctor"
+        return f"MOSSTALK_CACHE=FOLDER {this_command()} doctor"
     packages = ["soundfile" if thing.name == "libsndfile" else thing.name for thing in broken]
     again = "--force-reinstall " if any(thing.state == "unusable" for thing in broken) else ""
     return f"{Path(sys.executable).name} -m pip install {again}{' '.join(packages)}"

@@ -18,7 +18,6 @@ from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import CheckpointError, ContextLengthError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.sampling import NOT_FINITE
-from mosstalk.sampling_options import Limits, SamplingOptions
 
 _BLOCK_ROWS = 16
 _FIRST_ROWS = 2048
@@ -92,25 +91,10 @@ class EngineReply:
     sequence: Sequence
     rows: list[Row]
     ask: ReplyParams
-    _unasked: Reply = field(default_factory=Reply)
+    reply: Reply = field(default_factory=Reply)
     _request: Request | None = None
     _handed_out: int = 0
     _cancelled: Event = field(default_factory=Event)
-
-    @property
-    def reply(self) -> Reply:
-        """The rows so far, and why the reply ended."""
-        return self._request.reply if self._request else self._unasked
-
-    @property
-    def options(self) -> SamplingOptions:
-        """How its ids are drawn."""
-        return self.ask.options
-
-    @property
-    def limits(self) -> Limits:
-        """How long it may be."""
-        return self.ask.limits
 
     def cancel(self) -> None:
         """End the reply before its next step, with finish reason ``cancelled``."""
@@ -129,7 +113,7 @@ class EngineReply:
                 f"{limit}: shorten the recording or text, or begin a new conversation"
             )
         with self.engine.lock:
-            most = min(limit, len(self.rows) + self.limits.max_new_rows)
+            most = min(limit, len(self.rows) + self.ask.limits.max_new_rows)
             self.engine.make_room(self.sequence, most)
             self.sequence.rows = self.rows[:-1]
             unread = self.sequence.unread
@@ -148,6 +132,7 @@ class EngineReply:
         with self.engine.lock:
             self.sequence.rows = list(self.rows)
             self._request = self.engine.core.submit(self.sequence, self.ask)
+        self.reply = self._request.reply
 
     @property
     def ended(self) -> bool:
@@ -181,7 +166,7 @@ class EngineReply:
     def end(self) -> None:
         """End the reply here and now, with finish reason ``cancelled`` unless it has ended."""
         if self._request is None:
-            self._unasked.finish_reason = FinishReason.CANCELLED
+            self.reply.finish_reason = FinishReason.CANCELLED
             return
         with self.engine.lock:
             self.engine.core.cancel(self._request)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, TranscriptionRequest
 from mosstalk.server.logs import LogStyle
@@ -35,7 +36,7 @@ from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
-INSTALL = "pip install 'mosstalk[transcribe]'"
+INSTALL = install_command("transcribe")
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"
@@ -143,11 +144,7 @@ class Captions(SessionObserver):
     def on_command(self, command: told.Command) -> None:
         """Keep the user's sound."""
         if isinstance(command, told.Push):
-            rate = command.rate or self._resampler.rate
-            if rate != self._resampler.rate:
-                self._keep(self._resampler.flush())
-                self._resampler = Resampler(rate)
-            self._keep(self._resampler.push(samples_of(command.pcm)))
+            self._keep(self._resampler.push(samples_of(command.pcm), command.rate))
 
     def _keep(self, samples: Samples) -> None:
         """Add input at 16 kHz, and forget what lies further back than the longest turn."""
