@@ -1,4 +1,4 @@
-"""A start against what there is: what a folder was built for, and whether all of it fits."""
+"""Whether what a start asks for fits the device that it is to be on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,6 @@ from mosstalk.errors import DeviceError
 from mosstalk.models.quantization import Quantization
 from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice, plan_of
 from mosstalk.plan.sizes import Configs
-from mosstalk.prepared.folder import built_engine
 from mosstalk.prepared.start import configs_of
 from mosstalk.server.ipc import WorkerOptions
 
@@ -25,36 +24,6 @@ _SERVED = {
     "--voices-s": "a smaller --codec-memory",
 }
 """A plan's settings by what a start has in their place."""
-
-
-def as_built(
-    options: WorkerOptions,
-    sessions: int | None,
-    rows: int | None,
-    usual_sessions: int,
-    embeddings: str | None = None,
-) -> WorkerOptions:
-    """``options`` with these; what is None is taken from a built folder.
-
-    So is the decoder's memory on a GPU. Of another folder there are ``usual_sessions``, the
-    longest conversation is the model's context, and embeddings are on the device.
-    """
-    built = built_engine(options.model)
-    if built is None:
-        return replace(
-            options, sessions=sessions or usual_sessions, context_rows=rows,
-            embeddings=embeddings or "device",
-        )  # fmt: skip
-    sound = options.sound
-    if sound.memory_mib is None and (sessions or built.sessions) == built.sessions:
-        sound = replace(sound, memory_mib=built.flow_memory_mib)
-    return replace(
-        options,
-        sessions=sessions or built.sessions,
-        context_rows=rows or built.rows,
-        sound=sound,
-        embeddings=embeddings or built.embeddings,
-    )
 
 
 def require_room(
