@@ -68,7 +68,7 @@ class Recording:
 
 
 def read_audio(
-    path: Path,
+    path: Path | str,
     rate: int,
     *,
     channel: int | None = None,
@@ -86,6 +86,7 @@ def read_audio(
         AudioError: not a sound file, damaged, of an impossible rate, empty, too short or long,
             silent, not finite, or with more than two channels and none picked.
     """
+    path = Path(path)
     with _open(path, content) as (file, source):
         _check_header(path, file, channel, longest_s)
         blocks = list(_mono_blocks(path, file, channel, longest_s))
@@ -231,8 +232,8 @@ class AudioWriter:
     any time, flac and ogg once they are closed.
     """
 
-    def __init__(self, path: Path, rate: int) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, rate: int) -> None:
+        self.path = path = Path(path)
         self.part = path.with_name(path.name + ".part")
         file_format, subtype = output_format(path)
         try:

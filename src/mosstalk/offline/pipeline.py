@@ -216,9 +216,7 @@ class Chat:
 
     def hear_file(self, path: Path | str, *, channel: int | None = None) -> Recording:
         """Add a spoken turn from a sound file; raise AudioError if it holds nothing to hear."""
-        recording = read_audio(
-            Path(path), INPUT_RATE, channel=channel, longest_s=self.longest_speech_s
-        )
+        recording = read_audio(path, INPUT_RATE, channel=channel, longest_s=self.longest_speech_s)
         self.hear(recording.samples)
         return recording
 
