@@ -215,8 +215,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
 # Writing down.
 
 
-def test_the_text_alone_goes_to_stdout_and_figures_aside(process: Run, pipeline: Pipeline) -> None:
-    run = process("transcribe", QUESTION, "--script", "text:9", "--stats", *SYNTHETIC)
+def test_the_text_alone_goes_to_stdout_and_figures_aside(mosstalk: Run, pipeline: Pipeline) -> None:
+    run = mosstalk("transcribe", QUESTION, "--script", "text:9", "--stats", *SYNTHETIC)
     assert run.returncode == 0
     text = wrote(pipeline, read_audio(QUESTION, RATE).samples, 9)
     assert run.stdout == f"{shown(text)}\n"
