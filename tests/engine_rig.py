@@ -105,7 +105,7 @@ class Task:
     """A prompt and what is asked for it."""
 
     rows: list[Row]
-    ask: ReplyParams
+    params: ReplyParams
 
 
 def random_rows(random: Random, count: int) -> list[Row]:
@@ -148,8 +148,10 @@ def random_tasks(seed: int, count: int) -> list[Task]:
 
 def reference(model: LanguageModel, task: Task, ids: SpecialIds = IDS) -> Reply:
     """What the reference loop replies, alone and one row a step."""
-    ask = task.ask
-    made = Generation(model, model.new_cache(), task.rows, ids, ask.options, ask.limits, ask.script)
+    params = task.params
+    made = Generation(
+        model, model.new_cache(), task.rows, ids, params.options, params.limits, params.script
+    )
     for _ in made:
         pass
     return made.reply
@@ -185,7 +187,7 @@ def play(core: EngineCore, tasks: Iterable[Task], seed: int = 0) -> list[Request
     while pending or core.busy:
         for _ in range(min(len(pending), random.choice([0, 0, 1, 3]))):
             task = pending.pop()
-            requests.append(core.submit(core.open(task.rows), task.ask))
+            requests.append(core.submit(core.open(task.rows), task.params))
         core.step()
     for request in requests:
         core.close(request.sequence)
@@ -226,4 +228,4 @@ def require_idle(core: EngineCore) -> None:
 
 def whole(task: Task) -> Task:
     """The same task, with whole rows asked for."""
-    return replace(task, ask=replace(task.ask, whole_rows=True))
+    return replace(task, params=replace(task.params, whole_rows=True))

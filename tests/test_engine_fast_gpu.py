@@ -200,22 +200,22 @@ def test_a_row_is_the_same_alone_among_63_and_beside_poison(
     crowd = Scene.of(model, [*single_rows(61), (1, 35), (40, 41), (0, 90)])
     crowd = replace(crowd, wanted=list(range(len(crowd.rows))))
     poisoned, company = crowd.own(), crowd.own()
-    victim = poisoned.stretches[40].sequence.table[0] * poisoned.store.rows_per_block
+    victim = poisoned.spans[40].sequence.table[0] * poisoned.store.rows_per_block
     poisoned.store.keys[:, victim] = float("nan")
     together = read(company.fast(model, INVARIANT), company)
     beside = read(poisoned.fast(model, INVARIANT), poisoned)
     first = 0
-    for number, stretch in enumerate(crowd.stretches):
-        rows = slice(first, first + len(stretch))
+    for number, span in enumerate(crowd.spans):
+        rows = slice(first, first + len(span))
         first = rows.stop
         if number not in (0, 13, 60, 61, 62, 63):
             continue
-        own_rows, wanted = crowd.rows[rows], list(range(len(stretch)))
-        lone = replace(crowd.own(), stretches=[stretch], rows=own_rows, wanted=wanted)
+        own_rows, wanted = crowd.rows[rows], list(range(len(span)))
+        lone = replace(crowd.own(), spans=[span], rows=own_rows, wanted=wanted)
         expected = read(lone.fast(model, INVARIANT), lone)
         for found in (together, beside):
             assert same([outputs[rows] for outputs in found], expected), number
-        here = stretch.places(stretch.start)
+        here = span.places(span.start)
         assert same([company.store.keys[:, here]], [lone.store.keys[:, here]])
     assert all(outputs[40].isnan().any() for outputs in beside)
 
@@ -229,9 +229,9 @@ def test_a_row_is_the_same_however_its_prompt_was_cut(dtype: torch.dtype, models
     expected, layers = read(whole.fast(model, INVARIANT), whole), cut.fast(model, INVARIANT)
     found: list[list[Tensor]] = []
     for start, end in ((0, 1), (1, 40), (40, 41), (41, 103), (103, 150)):
-        piece = replace(cut.stretches[0], start=start, end=end)
+        piece = replace(cut.spans[0], start=start, end=end)
         part = replace(
-            cut, stretches=[piece], rows=cut.rows[start:end], wanted=list(range(end - start))
+            cut, spans=[piece], rows=cut.rows[start:end], wanted=list(range(end - start))
         )
         found.append(read(layers, part))
     joined = [torch.cat(outputs) for outputs in zip(*found, strict=True)]

@@ -59,7 +59,7 @@ def test_every_precision_runs(device: str, dtype: torch.dtype, deferral: bool) -
     tasks = random_tasks(seed=29, count=12)
     for request, task in zip(play(core, tasks), tasks, strict=True):
         assert request.error is None
-        assert 1 <= len(request.reply.rows) <= task.ask.limits.max_new_rows
+        assert 1 <= len(request.reply.rows) <= task.params.limits.max_new_rows
         for (text, audio), mode in zip(request.reply.rows, request.reply.modes, strict=True):
             assert (text == IDS.modality_pad) or mode is Mode.TEXT
             assert 0 <= audio <= IDS.eosp

@@ -21,7 +21,7 @@ class Owner:
 
 
 def begun(engine: OfflineEngine, sequence: Sequence, task: Task) -> EngineReply:
-    ask = replace(task.ask, whole_rows=True)
+    ask = replace(task.params, whole_rows=True)
     return EngineReply(engine, sequence, list(task.rows), ask)
 
 
@@ -67,7 +67,7 @@ def test_a_conversation_goes_on_from_what_was_read_though_the_store_has_grown() 
     kept = len(task.rows) + len(first.reply.rows) - 1
     sequence.free_from(kept)
     longer: list[Row] = [*task.rows, *first.reply.rows, (3, IDS.audio_pad), (4, IDS.audio_pad)]
-    again = Task(longer, replace(task.ask, script=None))
+    again = Task(longer, replace(task.params, script=None))
     second = begun(engine, sequence, again)
     assert second.prefill() == len(longer) - 1 - kept
     list(steps_of(second))
@@ -88,7 +88,7 @@ def test_a_cancelled_reply_hands_out_its_rows_whole_and_no_more() -> None:
     model = wild_model()
     engine, owner = OfflineEngine(model, IDS), Owner()
     task = random_tasks(3, 12)[4]
-    task = Task(task.rows, ReplyParams(task.ask.options, Limits(30)))
+    task = Task(task.rows, ReplyParams(task.params.options, Limits(30)))
     reply = begun(engine, engine.open(owner), task)
     reply.prefill()
     reply.begin()

@@ -76,8 +76,8 @@ def test_a_warmed_engine_captures_and_compiles_nothing_more() -> None:
             for length in (1, 30, 100):
                 rows = [(1, SILENT)] * length
                 asked = [ReplyParams(GREEDY, Limits(20)) for _ in range(count)]
-                for ask in asked:
-                    core.submit(core.open(rows), ask)
+                for params in asked:
+                    core.submit(core.open(rows), params)
             core.run()
     finally:
         knobs.runtime.jit_post_compile_hook = None

@@ -318,7 +318,7 @@ def _products(layer: LayerWeights) -> tuple[Product, ...]:
 
 def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> None:
     """As a pass does, without attention."""
-    room = rooms.between
+    room = rooms.scratch
     products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
     products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
     products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)

@@ -79,7 +79,7 @@ class PagedFlow(BlockFlow[None]):
             mb_per_s=self.layout.bytes / 1e6 / seconds_per_page(self.config),
             voices=len(self.shelf),
             weight_bytes=self._pass.weight_bytes,
-            fixed_bytes=self._pass.table_bytes + self._lanes.room_bytes,
+            fixed_bytes=self._pass.table_bytes + self._lanes.buffer_bytes,
             graphs=self._lanes.graph_count,
         )
 

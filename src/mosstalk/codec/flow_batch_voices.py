@@ -108,7 +108,7 @@ class FlowFigures:
     """What a flow for many replies holds, in pages of ``page_bytes``.
 
     ``mb_per_s``: memory that a second of own history takes, and of a voice, in 10^6 bytes.
-    ``fixed_bytes``: tables and rooms besides weights and pages.
+    ``fixed_bytes``: tables and buffers besides weights and pages.
     """
 
     pages: int

@@ -24,9 +24,9 @@ class Lanes:
         self._streams: dict[int, torch.cuda.Stream] = {}
 
     @property
-    def room_bytes(self) -> int:
-        """Memory of all lanes' rooms."""
-        return sum(each.room_bytes for each in self._passes)
+    def buffer_bytes(self) -> int:
+        """Memory of all lanes' buffers."""
+        return sum(each.buffer_bytes for each in self._passes)
 
     @property
     def graph_count(self) -> int:

@@ -66,7 +66,7 @@ class ReplyStream:
     The audio token of a text row may stand as ``audio_pad`` unless whole rows were asked for.
     """
 
-    talk: CachedConversation
+    cached: CachedConversation
     request: Request
     cached_rows: int
     """Rows of the prompt that had been read before it was asked."""
@@ -119,7 +119,7 @@ class AsyncEngine:
         self.ended: Future[None] = Future()
         """Done once the thread has ended, whatever ended it."""
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self._tickets: dict[int, ReplyStream] = {}
+        self._streams: dict[int, ReplyStream] = {}
         self._door = threading.Lock()
         self._open = False
         self._thread = threading.Thread(target=self._run, name="mosstalk-engine", daemon=True)
@@ -146,11 +146,11 @@ class AsyncEngine:
         """Have all that steps run compiled and captured; see ``warm_up``."""
         await self._on_thread(lambda: warm_up(self.core))
 
-    def talk(self, conversation: Conversation) -> CachedConversation:
+    def open(self, conversation: Conversation) -> CachedConversation:
         """Keep a conversation's K and V from now on."""
         return CachedConversation(conversation, self.core.open())
 
-    async def rewrite(self, talk: CachedConversation, edit: Edit) -> None:
+    async def rewrite(self, cached: CachedConversation, edit: Edit) -> None:
         """Change what was said, and read ahead what is new, while nothing else is to be done.
 
         The conversation must have no reply that is open.
@@ -160,15 +160,15 @@ class AsyncEngine:
         """
 
         def job() -> None:
-            talk.rewrite(edit)
-            self.core.prefill_ahead(talk.sequence)
+            cached.rewrite(edit)
+            self.core.prefill_ahead(cached.sequence)
 
         await self._on_thread(job)
 
     async def submit(
         self,
-        talk: CachedConversation,
-        ask: ReplyParams | None = None,
+        cached: CachedConversation,
+        params: ReplyParams | None = None,
         *,
         speech: bool = True,
         edit: Edit | None = None,
@@ -187,37 +187,37 @@ class AsyncEngine:
 
         def job() -> ReplyStream:
             if edit:
-                talk.rewrite(edit)
-            with talk.reply_opened(speech=speech):
-                request = self.core.submit(talk.sequence, ask)
-            read = talk.sequence.read[Part.TRUNK]
-            ticket = self._tickets[request.number] = ReplyStream(talk, request, read, loop)
-            return ticket
+                cached.rewrite(edit)
+            with cached.reply_opened(speech=speech):
+                request = self.core.submit(cached.sequence, params)
+            read = cached.sequence.read[Part.TRUNK]
+            stream = self._streams[request.number] = ReplyStream(cached, request, read, loop)
+            return stream
 
         return await self._on_thread(job)
 
-    async def cancel(self, ticket: ReplyStream) -> None:
+    async def cancel(self, stream: ReplyStream) -> None:
         """End a reply before its next step; harmless if it has ended."""
 
         def job() -> None:
-            self.core.cancel(ticket.request)
-            self._tell(ticket.request)
+            self.core.cancel(stream.request)
+            self._tell(stream.request)
 
         await self._on_thread(job)
 
-    async def close_reply(self, ticket: ReplyStream, heard_ms: float | None = None) -> None:
+    async def close_reply(self, stream: ReplyStream, heard_ms: float | None = None) -> None:
         """Make history of an ended reply, cut to what was heard of it."""
-        await self._on_thread(lambda: ticket.talk.close_reply(ticket.request, heard_ms))
+        await self._on_thread(lambda: stream.cached.close_reply(stream.request, heard_ms))
 
-    async def truncate(self, talk: CachedConversation, heard_ms: float) -> None:
+    async def truncate(self, cached: CachedConversation, heard_ms: float) -> None:
         """Cut the latest reply of a conversation to what was heard of it."""
-        await self._on_thread(lambda: talk.truncate(heard_ms))
+        await self._on_thread(lambda: cached.truncate(heard_ms))
 
-    async def close(self, talk: CachedConversation) -> None:
+    async def close(self, cached: CachedConversation) -> None:
         """Forget a conversation and free its blocks; a reply of it under way is cancelled."""
 
         def job() -> None:
-            for request in self.core.close(talk.sequence):
+            for request in self.core.close(cached.sequence):
                 self._tell(request)
 
         await self._on_thread(job)
@@ -263,11 +263,11 @@ class AsyncEngine:
         return False
 
     def _tell(self, request: Request) -> None:
-        ticket = self._tickets.get(request.number)
-        if ticket:
-            ticket.tell()
+        stream = self._streams.get(request.number)
+        if stream:
+            stream.tell()
         if request.state is State.DONE:
-            self._tickets.pop(request.number, None)
+            self._streams.pop(request.number, None)
 
     def _shut(self) -> None:
         """Take no more jobs; what was asked before is done, then the thread ends."""
@@ -278,9 +278,9 @@ class AsyncEngine:
     def _end(self) -> None:
         self._shut()
         gone = _stopped(self.failure)
-        for ticket in self._tickets.values():
-            ticket.tell(gone)
-        self._tickets.clear()
+        for stream in self._streams.values():
+            stream.tell(gone)
+        self._streams.clear()
         while job := self._jobs.get():
             job.refuse(gone)
         self.ended.set_result(None)

@@ -137,14 +137,14 @@ class Layers:
         """
         return self.layer_pass.fixed_bytes + sum(inputs.nbytes for inputs in self._inputs.values())
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
-        """Read the ``rows`` of ``stretches``; what the trunk gives for them goes into the store.
+    def trunk(self, step: int, rows: list[Row], spans: list[QuerySpan]) -> None:
+        """Read the ``rows`` of ``spans``; what the trunk gives for them goes into the store.
 
         Raises:
             EngineInputError: an input is not what it must be; nothing was written.
         """
         first, planned = 0, list[Planned]()
-        for lot in self.limits.lots(stretches):
+        for lot in self.limits.lots(spans):
             end = first + _count(lot)
             planned.append(self.planner.embedding(step, rows[first:end], lot))
             first = end
@@ -154,8 +154,8 @@ class Layers:
         for one in planned:
             self._run(Part.TRUNK, step, one)
 
-    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
-        """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``stretches``.
+    def block(self, step: int, part: Part, spans: list[QuerySpan], wanted: list[int]) -> Tensor:
+        """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``spans``.
 
         It reads what the trunk left in the store. ``wanted`` ascends. What it returns stays as it
         is whatever runs next.
@@ -164,7 +164,7 @@ class Layers:
             EngineInputError: an input is not what it must be; nothing was written.
         """
         first, planned, counts = 0, list[Planned](), list[int]()
-        for lot in self.limits.lots(stretches):
+        for lot in self.limits.lots(spans):
             end = first + _count(lot)
             inside = [row - first for row in wanted if first <= row < end]
             planned.append(self.planner.wanting(step, lot, inside))
@@ -174,7 +174,7 @@ class Layers:
         found = list[Tensor]()
         for one, count in zip(planned, counts, strict=True):
             self._run(part, step, one)
-            found.append(self.layer_pass.rooms.asked[:count].clone())
+            found.append(self.layer_pass.buffers.asked[:count].clone())
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def logits(self, channel: int, hidden: Tensor) -> Tensor:
@@ -240,8 +240,8 @@ class Layers:
         return True
 
 
-def _count(stretches: list[QuerySpan]) -> int:
-    return sum(map(len, stretches))
+def _count(spans: list[QuerySpan]) -> int:
+    return sum(map(len, spans))
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class LayerBuffers:
     def allocate(
         cls, config: LanguageModelConfig, rows: int, device: torch.device, dtype: torch.dtype
     ) -> Self:
-        """Rooms for ``rows`` rows; finite from the start."""
+        """Buffers for ``rows`` rows; finite from the start."""
         hidden, inner = config.hidden_size, config.intermediate_size
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
@@ -273,23 +273,23 @@ class LayerBuffers:
 
     def first(self, rows: int) -> Self:
         """The same for ``rows`` rows."""
-        return type(self)(*(room[:rows] for room in vars(self).values()))
+        return type(self)(*(buffer[:rows] for buffer in vars(self).values()))
 
     @property
-    def between(self) -> ScratchBuffers:
+    def scratch(self) -> ScratchBuffers:
         """Those that matmuls need for themselves."""
         return ScratchBuffers(self.normed, self.gates)
 
     @property
     def nbytes(self) -> int:
         """Their memory."""
-        return sum(room.nbytes for room in vars(self).values())
+        return sum(buffer.nbytes for buffer in vars(self).values())
 
 
 class LayerPass:
     """Runs the trunk or a modality block over what ``PassInputs`` describe.
 
-    ``invariant``: no row's bits depend on the rows beside it. Rooms are shared by all passes,
+    ``invariant``: no row's bits depend on the rows beside it. Buffers are shared by all passes,
     which therefore follow one another on the device.
     """
 
@@ -311,7 +311,7 @@ class LayerPass:
             model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
         )  # fmt: skip
         device, dtype = store.keys.device, store.keys.dtype
-        self.rooms = LayerBuffers.allocate(config, limits.rows, device, dtype)
+        self.buffers = LayerBuffers.allocate(config, limits.rows, device, dtype)
         self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, limits, store, invariant=invariant)
         layers = [layer for stack in self._stacks.values() for layer in stack.layers]
@@ -326,63 +326,69 @@ class LayerPass:
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of rooms and tables."""
-        own = self.rooms.nbytes + self._angles.nbytes + self._work.nbytes
+        """Memory of buffers and tables."""
+        own = self.buffers.nbytes + self._angles.nbytes + self._work.nbytes
         return own + self._linears.fixed_bytes
 
     def run(self, part: Part, inputs: PassInputs) -> None:
         """Read the pass's rows with a part.
 
         The trunk leaves its output in the store; a modality block leaves the rows that are
-        wanted, normed, in the first of ``rooms.asked``.
+        wanted, normed, in the first of ``buffers.asked``.
         """
-        stack, rooms = self._stacks[part], self.rooms.first(inputs.size.rows)
+        stack, buffers = self._stacks[part], self.buffers.first(inputs.size.rows)
         if part is Part.TRUNK:
             latest = Latest(self._latest, inputs.slots)
-            embed_rows(inputs.rows, *self._tables, self._pad, rooms.hidden, latest)
+            embed_rows(inputs.rows, *self._tables, self._pad, buffers.hidden, latest)
         else:
-            gather_rows(self._store.hidden, inputs.slot_mapping, rooms.hidden)
+            gather_rows(self._store.hidden, inputs.slot_mapping, buffers.hidden)
         for number, layer in enumerate(stack.layers, stack.first):
-            self._attention(layer, number, rooms, inputs)
-            self._mlp(layer, rooms)
+            self._attention(layer, number, buffers, inputs)
+            self._mlp(layer, buffers)
         if stack.norm_weight is None:
-            scatter_rows(rooms.hidden, inputs.slot_mapping, self._store.hidden)
+            scatter_rows(buffers.hidden, inputs.slot_mapping, self._store.hidden)
         else:
             wanted = len(inputs.wanted)
-            asked = gather_rows(rooms.hidden, inputs.wanted, rooms.normed[:wanted])
-            rms_norm(asked, stack.norm_weight, self._eps, rooms.asked[:wanted])
+            asked = gather_rows(buffers.hidden, inputs.wanted, buffers.normed[:wanted])
+            rms_norm(asked, stack.norm_weight, self._eps, buffers.asked[:wanted])
 
     def _attention(
-        self, layer: LayerWeights, number: int, rooms: LayerBuffers, inputs: PassInputs
+        self, layer: LayerWeights, number: int, buffers: LayerBuffers, inputs: PassInputs
     ) -> None:
-        room = rooms.between
-        self._linears.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
+        scratch = buffers.scratch
+        self._linears.normed(
+            buffers.hidden, layer.attention_norm_weight, layer.qkv, buffers.qkv, scratch
+        )
         size = inputs.size
         keys, values = self._store.keys[number], self._store.values[number]
         turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
         block_rows = self._store.rows_per_block
         span = size.blocks * block_rows
         if size.tiles:
-            rope_kv(rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query)
+            rope_kv(
+                buffers.qkv, *turn, inputs.positions, inputs.written, keys, values, buffers.query
+            )
         if size.singles:
             single = slice(0, size.singles)
             attention_decode(
-                rooms.qkv[single], *turn, keys, values, inputs.block_tables[single],
-                inputs.context_lens, rooms.mixed[single],
+                buffers.qkv[single], *turn, keys, values, inputs.block_tables[single],
+                inputs.context_lens, buffers.mixed[single],
                 block_rows=block_rows, span=span, work=self._work,
             )  # fmt: skip
         if size.tiles:
             # After single rows, where their zeros may stand for want of so many.
             attention_prefill(
-                rooms.query, keys, values, inputs.block_tables, inputs.tiles, rooms.mixed,
+                buffers.query, keys, values, inputs.block_tables, inputs.tiles, buffers.mixed,
                 block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
             )  # fmt: skip
-        self._linears.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
+        self._linears.added(buffers.mixed, layer.o_proj, buffers.hidden, scratch)
 
-    def _mlp(self, layer: LayerWeights, rooms: LayerBuffers) -> None:
-        room = rooms.between
-        self._linears.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
-        self._linears.added(rooms.inner, layer.down, rooms.hidden, room)
+    def _mlp(self, layer: LayerWeights, buffers: LayerBuffers) -> None:
+        scratch = buffers.scratch
+        self._linears.gated(
+            buffers.hidden, layer.mlp_norm_weight, layer.gate_up, buffers.inner, scratch
+        )
+        self._linears.added(buffers.inner, layer.down, buffers.hidden, scratch)
 
 
 def _work(

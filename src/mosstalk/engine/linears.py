@@ -227,7 +227,7 @@ class ScratchBuffers:
 
 
 @dataclass(frozen=True)
-class Fp8Room:
+class Fp8Scratch:
     """Room for rows in E4M3, ``q`` a row after the other, and their scales (N,)."""
 
     q: Tensor
@@ -276,10 +276,10 @@ class Linears:
         self._invariant, self._kernels = invariant, kernels
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         widths = {len(m.weight.q[0]) for m in matrices if isinstance(m, Fp8Matrix)}
-        self._fp8_room: Fp8Room | None = None
+        self._fp8_scratch: Fp8Scratch | None = None
         if widths:
             require_fp8(norm_weight.device)
-            self._fp8_room = Fp8Room.allocate(rows, max(widths), norm_weight.device)
+            self._fp8_scratch = Fp8Scratch.allocate(rows, max(widths), norm_weight.device)
         most = 0
         if kernels:
             shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
@@ -288,12 +288,12 @@ class Linears:
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of rooms."""
-        room = 0 if self._fp8_room is None else self._fp8_room.nbytes
-        return self._workspace.counters.nbytes + self._workspace.sums.nbytes + room
+        """Memory of buffers."""
+        scratch = 0 if self._fp8_scratch is None else self._fp8_scratch.nbytes
+        return self._workspace.counters.nbytes + self._workspace.sums.nbytes + scratch
 
     def normed(
-        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, scratch: ScratchBuffers
     ) -> None:
         """out = RMSNorm(x) W^T."""
         if not self._general(len(x), matrix):
@@ -301,26 +301,26 @@ class Linears:
         elif isinstance(matrix, Fp8Matrix):
             fp8_library(*self._rounded(x, norm_weight, matrix), matrix.weight, out)
         else:
-            rms_norm(x, norm_weight, self._eps, room.normed)
-            torch.mm(room.normed, matrix.t(), out=out)
+            rms_norm(x, norm_weight, self._eps, scratch.normed)
+            torch.mm(scratch.normed, matrix.t(), out=out)
 
     def gated(
-        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, scratch: ScratchBuffers
     ) -> None:
         """out = silu(RMSNorm(x) G^T) x RMSNorm(x) U^T, where G and U are ``matrix`` (2I, C)."""
         if not self._general(len(x), matrix):
             self._by_kernel(x, norm_weight, matrix, out, gated=True)
         else:
-            self.normed(x, norm_weight, matrix, room.gates, room)
-            gate_up(room.gates, out)
+            self.normed(x, norm_weight, matrix, scratch.gates, scratch)
+            gate_up(scratch.gates, out)
 
-    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, room: ScratchBuffers) -> None:
+    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, scratch: ScratchBuffers) -> None:
         """hidden += x W^T."""
         if not self._general(len(x), matrix):
             self._by_kernel(x, None, matrix, hidden, residual=hidden)
         elif isinstance(matrix, Fp8Matrix):
             rounded = self._rounded(x, None, matrix)
-            hidden.add_(fp8_library(*rounded, matrix.weight, room.normed))
+            hidden.add_(fp8_library(*rounded, matrix.weight, scratch.normed))
         else:
             hidden.addmm_(x, matrix.t())
 
@@ -345,8 +345,8 @@ class Linears:
         self, x: Tensor, norm_weight: Tensor | None, matrix: Fp8Matrix
     ) -> tuple[Tensor, Tensor]:
         """Rows, normed if there is a norm_weight, as ``matrix`` takes them."""
-        assert self._fp8_room is not None
-        q, scale = self._fp8_room.of(x)
+        assert self._fp8_scratch is not None
+        q, scale = self._fp8_scratch.of(x)
         fixed, invariant = matrix.input_scale, self._invariant
         fp8_rows(x, norm_weight, self._eps, q, scale, fixed=fixed, invariant=invariant)
         return q, scale

@@ -1,7 +1,7 @@
 """What one pass over packed rows reads: its size, its descriptors, and one copy to the device.
 
-Letters: N packed rows, S of them single (the only row of their stretch), T tiles of rows of
-longer stretches, B blocks of the longest context.
+Letters: N packed rows, S of them single (the only row of their span), T tiles of rows of
+longer spans, B blocks of the longest context.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class PassSize:
 
     @property
     def contexts(self) -> int:
-        """Tables of blocks: one of each single row and of each stretch."""
+        """Tables of blocks: one of each single row and of each span."""
         return self.singles + self.tiles
 
 
@@ -73,7 +73,7 @@ class PassInputs:
     ``rope_kv`` to write: not the single rows, which attention itself writes. ``context_lens``
     (S,) are the keys that single rows see, their own included. ``tiles`` (T, 4): first packed
     row, rows, position of the first, and its table. ``block_tables`` (S + T, B): blocks of single
-    rows, then of stretches. Besides, the trunk's have ``rows`` (N, 2) int64 and ``slots`` (N,),
+    rows, then of spans. Besides, the trunk's have ``rows`` (N, 2) int64 and ``slots`` (N,),
     whose latest row stands for a row not seen yet; a modality block's have ``wanted`` (N,),
     packed rows whose output is asked for. All int32 otherwise. Where a pass has fewer, -1 is
     no row, no place, no block, and a length or a tile of 0 rows is none.

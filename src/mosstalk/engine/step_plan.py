@@ -1,4 +1,4 @@
-"""Stretches of rows laid out as one pass: which size it runs at, and what it reads.
+"""Spans of rows laid out as one pass: which size it runs at, and what it reads.
 
 Letters as in ``step_inputs``.
 """
@@ -18,7 +18,7 @@ from mosstalk.ops.attention_prefill import TILE_ROWS, tiles_of
 
 Ints = npt.NDArray[np.int32]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
-"""Packed rows of a pass in which every stretch is one row."""
+"""Packed rows of a pass in which every span is one row."""
 MIXED_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 KEY_BUCKETS = (1024, 4096)
 """Rows of the longest context; beyond, the store's longest."""
@@ -42,15 +42,15 @@ class QuerySpan:
         return [table[row // size] * size + row % size for row in range(first, self.end)]
 
 
-def in_passes(stretches: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
-    """Stretches in order, cut into lots of at most ``rows`` rows."""
+def in_passes(spans: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
+    """Spans in order, cut into lots of at most ``rows`` rows."""
     lot: list[QuerySpan] = []
     room = rows
-    for stretch in stretches:
-        start = stretch.start
-        while start < stretch.end:
-            end = min(stretch.end, start + room)
-            lot.append(QuerySpan(stretch.sequence, start, end))
+    for span in spans:
+        start = span.start
+        while start < span.end:
+            end = min(span.end, start + room)
+            lot.append(QuerySpan(span.sequence, start, end))
             room -= end - start
             start = end
             if room == 0:
@@ -65,7 +65,7 @@ class PassLimits:
     """The most that a pass may have: packed ``rows``, of them ``singles``, contexts of ``keys``
     rows in blocks of ``block_rows``. ``tiled``: single rows are tiles too, so that a row is
     attended in the same way whoever is beside it. ``exact``: a pass has room for what is in it
-    and no more, and each stretch, single rows too, is one tile.
+    and no more, and each span, single rows too, is one tile.
     """
 
     rows: int
@@ -118,21 +118,21 @@ class PassLimits:
                 sizes |= {self.size(count, n, tiles, keys) for n in beside for tiles in (1, most)}
         return sorted(sizes, key=astuple)
 
-    def lots(self, stretches: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
-        """Stretches in order, cut into lots that a pass can have."""
-        for whole in in_passes(stretches, self.rows):
+    def lots(self, spans: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
+        """Spans in order, cut into lots that a pass can have."""
+        for whole in in_passes(spans, self.rows):
             if self.exact:
                 yield whole
                 continue
             lot: list[QuerySpan] = []
             singles = tiles = 0
-            for stretch in whole:
-                single = len(stretch) == 1 and not self.tiled
-                more = 0 if single else tiles_over(stretch.start, stretch.end)
+            for span in whole:
+                single = len(span) == 1 and not self.tiled
+                more = 0 if single else tiles_over(span.start, span.end)
                 if singles + single > self.singles or tiles + more > self.tiles:
                     yield lot
                     lot, singles, tiles = [], 0, 0
-                lot.append(stretch)
+                lot.append(span)
                 singles, tiles = singles + single, tiles + more
             yield lot
 
@@ -175,7 +175,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Layout:
-    """Stretches in the order in which a pass has their rows: single rows first.
+    """Spans in the order in which a pass has their rows: single rows first.
 
     ``order[n]`` is which of the given packed rows the pass has at n, None if all are where
     they were. ``tiles`` are lines as ``attention_prefill`` takes them.
@@ -188,18 +188,18 @@ class Layout:
     tiles: list[list[int]]
 
     @classmethod
-    def of(cls, stretches: list[QuerySpan], limits: PassLimits) -> "Layout":
+    def of(cls, spans: list[QuerySpan], limits: PassLimits) -> "Layout":
         """Lay out a lot that the limits allow."""
         all_tiled = limits.tiled or limits.exact
-        singles = [] if all_tiled else [s for s in stretches if len(s) == 1]
-        longer = stretches if all_tiled else [s for s in stretches if len(s) > 1]
+        singles = [] if all_tiled else [s for s in spans if len(s) == 1]
+        longer = spans if all_tiled else [s for s in spans if len(s) > 1]
         tiles: list[list[int]] = []
         first = len(singles)
-        for item, stretch in enumerate(longer, len(singles)):
-            whole = first, len(stretch), stretch.start, item
+        for item, span in enumerate(longer, len(singles)):
+            whole = first, len(span), span.start, item
             tiles += [list(whole)] if limits.exact else tiles_of(*whole)
-            first += len(stretch)
-        order = _singles_first(stretches) if singles and longer else None
+            first += len(span)
+        order = _singles_first(spans) if singles and longer else None
         return cls(limits, singles, longer, order, tiles)
 
     @property
@@ -225,18 +225,18 @@ class Layout:
         block_rows = self.limits.block_rows
         laid = (*self.singles, *self.longer)
         table = np.full((len(laid), size.blocks), NOTHING, np.int32)
-        ends = [stretch.end for stretch in laid]
-        for line, stretch, end in zip(table, laid, ends, strict=True):
+        ends = [span.end for span in laid]
+        for line, span, end in zip(table, laid, ends, strict=True):
             used = -(-end // block_rows)
-            line[:used] = tables.of(stretch.sequence)[:used]
+            line[:used] = tables.of(span.sequence)[:used]
         tables.turn()
         count = len(self.singles)
         lengths = np.array(ends[:count], np.int32)
         owner, positions = np.arange(count), lengths - 1
         if self.longer:
-            spans = [np.arange(s.start, s.end, dtype=np.int32) for s in self.longer]
+            ranges = [np.arange(s.start, s.end, dtype=np.int32) for s in self.longer]
             owners = np.repeat(np.arange(count, len(laid)), [len(s) for s in self.longer])
-            owner, positions = np.concatenate([owner, owners]), np.concatenate([positions, *spans])
+            owner, positions = np.concatenate([owner, owners]), np.concatenate([positions, *ranges])
         block, inside = np.divmod(positions, np.int32(block_rows))
         places = table[owner, block] * np.int32(block_rows) + inside
         written = places.copy()
@@ -258,9 +258,9 @@ class Planner:
         self.limits = limits
         self._tables = Tables()
 
-    def embedding(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> Planned:
-        """A pass of the trunk over ``rows`` of ``stretches``."""
-        layout = Layout.of(stretches, self.limits)
+    def embedding(self, step: int, rows: list[Row], spans: list[QuerySpan]) -> Planned:
+        """A pass of the trunk over ``rows`` of ``spans``."""
+        layout = Layout.of(spans, self.limits)
         given = np.array(rows)
         if layout.order is not None and len(given) == len(layout.order):
             given = given[layout.order]
@@ -272,15 +272,15 @@ class Planner:
             slots[unseen] = given[unseen, 1]
         return Planned(step, size, {"rows": given, "slots": slots} | values)
 
-    def wanting(self, step: int, stretches: list[QuerySpan], wanted: list[int]) -> Planned:
+    def wanting(self, step: int, spans: list[QuerySpan], wanted: list[int]) -> Planned:
         """A pass of a modality block whose outputs at packed rows ``wanted`` are asked for."""
-        layout = Layout.of(stretches, self.limits)
+        layout = Layout.of(spans, self.limits)
         size = layout.size
         values = layout.values(size, self._tables)
         return Planned(step, size, {"wanted": layout.placed(wanted)} | values)
 
 
-def _singles_first(stretches: list[QuerySpan]) -> Ints:
-    counts = np.array([len(s) for s in stretches])
+def _singles_first(spans: list[QuerySpan]) -> Ints:
+    counts = np.array([len(s) for s in spans])
     single = np.repeat(counts == 1, counts)
     return np.concatenate([single.nonzero()[0], (~single).nonzero()[0]]).astype(np.int32)

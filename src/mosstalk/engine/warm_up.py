@@ -41,10 +41,10 @@ def warm_draws(core: EngineCore) -> None:
 def _replies(core: EngineCore, count: int, options: SamplingOptions) -> None:
     """So many replies at the same time; nothing of them stays."""
     row: Row = (0, core.ids.audio_pad)
-    ask = ReplyParams(options, Limits(), _SCRIPT)
+    params = ReplyParams(options, Limits(), _SCRIPT)
     sequences = [core.open([row] * 2) for _ in range(count)]
     for sequence in sequences:
-        core.submit(sequence, ask)
+        core.submit(sequence, params)
     core.run()
     for sequence in sequences:
         core.close(sequence)

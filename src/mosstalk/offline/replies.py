@@ -91,7 +91,7 @@ class EngineReply:
     engine: OfflineEngine
     sequence: Sequence
     rows: list[Row]
-    ask: ReplyParams
+    params: ReplyParams
     _unasked: Reply = field(default_factory=Reply)
     _request: Request | None = None
     _handed_out: int = 0
@@ -105,12 +105,12 @@ class EngineReply:
     @property
     def options(self) -> SamplingOptions:
         """How its ids are drawn."""
-        return self.ask.options
+        return self.params.options
 
     @property
     def limits(self) -> Limits:
         """How long it may be."""
-        return self.ask.limits
+        return self.params.limits
 
     def cancel(self) -> None:
         """End the reply before its next step, with finish reason ``cancelled``."""
@@ -147,7 +147,7 @@ class EngineReply:
         """
         with self.engine.lock:
             self.sequence.rows = list(self.rows)
-            self._request = self.engine.core.submit(self.sequence, self.ask)
+            self._request = self.engine.core.submit(self.sequence, self.params)
 
     @property
     def ended(self) -> bool:

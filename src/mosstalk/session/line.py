@@ -26,7 +26,7 @@ class Line:
     _after: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._talk = self.engine.talk(Conversation(self.ids, self.encode))
+        self._talk = self.engine.open(Conversation(self.ids, self.encode))
 
     async def tell(self, system: list[Row], history: History, live: list[Row]) -> None:
         """Make these rows the conversation's, one after the other; what is new is read ahead."""

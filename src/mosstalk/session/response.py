@@ -116,7 +116,7 @@ class Response:
     @property
     def usage(self) -> Usage:
         """Rows read and made, by kind."""
-        pad = self.ticket.talk.conversation.ids.modality_pad
+        pad = self.ticket.cached.conversation.ids.modality_pad
         audio = sum(text == pad for text, _ in self.plan.prompt)
         modes = self.ticket.reply.modes
         made = sum(mode is Mode.AUDIO for mode in modes)
