@@ -6,6 +6,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 		&& echo "$$python" && exit; done; \
 	python3 -c '' 2>/dev/null && echo python3)
 EXTRAS ?=
+OPTIONS ?=
 
 venv := .venv/bin
 # As many processes as cores, so one torch thread in each, unless chosen otherwise.
@@ -19,7 +20,7 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 	"$$python" scripts/bootstrap.py --extras
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test test-all lint format clean
+.PHONY: help setup setup-dev setup-talk demo talk test test-all lint format clean
 .PHONY: setup-judges
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
@@ -33,8 +34,14 @@ setup: ## create .venv and install mosstalk; EXTRAS=voices,quality adds those ex
 setup-dev:
 	$(bootstrap) "$(EXTRAS),dev,voices"
 
-demo: setup ## set up, then read aloud, write down and answer, with sound to hear
+setup-talk:
+	$(bootstrap) "$(EXTRAS),server,vad"
+
+demo: setup-talk ## set up, then read a sentence aloud and write it down
 	$(venv)/python scripts/demo.py demo-output
+
+talk: setup-talk ## start the server and open its page; OPTIONS="--port 9000" chooses as `mosstalk serve` does
+	@$(venv)/python scripts/talk.py $(OPTIONS)
 
 lint: setup-dev ## check style, formatting, types, and which module imports which
 	$(venv)/ruff check

@@ -1,9 +1,9 @@
-"""Ask a spoken question and get a spoken answer, with the Python API.
+"""Ask a spoken question, get a spoken answer, and go on talking.
 
-    python examples/ask.py assets/question.flac answer.wav
+    .venv/bin/python examples/ask.py assets/question.flac answer.wav
 
-Without --model and --codec the default model answers. A model of random weights would never end
-by itself: the length of its answers is forced here, and what is heard is noise.
+Without --model and --codec the model that ships answers. Random weights (--model synthetic) would
+never end by themselves: the length of their answers is forced here, and what is heard is noise.
 """
 
 import argparse
@@ -20,9 +20,7 @@ def main() -> None:
     parser.add_argument("--codec", type=Path, help="folder of the codec")
     args = parser.parse_args()
 
-    given = args.model and args.codec
-    folders = (args.model, args.codec) if given else mosstalk.default_model()
-    pipeline = mosstalk.Pipeline.load(*folders)
+    pipeline = mosstalk.Pipeline.load(args.model, args.codec)
     random_weights = pipeline.model.config.weights_kind == "synthetic"
     script = mosstalk.Script.parse("speech:40") if random_weights else None
 

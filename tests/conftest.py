@@ -86,7 +86,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.fixture(scope="session")
 def pipeline(tiny: Checkpoint) -> Pipeline:
     """The tiny checkpoint loaded in float32 on the CPU; nothing in it is changed by use."""
-    return Pipeline.load(tiny.model, tiny.codec)
+    return Pipeline.load(tiny.model, tiny.codec, device="cpu")
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

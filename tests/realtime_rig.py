@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
 from mosstalk.audio.sound import Samples
-from mosstalk.server.realtime.protocol import RealtimeProtocol, Step
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
 from mosstalk.server.realtime.server_events import SERVER_EVENT
 from mosstalk.session.commands import (
     Command,
@@ -76,7 +76,7 @@ def b64(samples: Samples) -> str:
     return base64.b64encode((samples * 32767).astype("<i2").tobytes()).decode()
 
 
-def told(protocol: RealtimeProtocol, **event: Any) -> Step:
+def told(protocol: RealtimeProtocol, **event: Any) -> ProtocolOutput:
     """What a client's event leads to."""
     return protocol.from_client(json.dumps(event))
 
@@ -103,7 +103,7 @@ class Caller:
         """Have the session tell something; what comes of it."""
         return [wire for event in events for wire in self.take(self.protocol.from_session(event))]
 
-    def take(self, step: Step) -> list[Wire]:
+    def take(self, step: ProtocolOutput) -> list[Wire]:
         """Check and keep what a step holds; its events."""
         messages = [event.to_json() for event in step.events]
         events = [json.loads(message) for message in messages]

@@ -95,7 +95,7 @@ class Server:
     @property
     def worker_id(self) -> int:
         """The process id of its worker."""
-        return self.child_id("mosstalk.server.child")
+        return self.child_id("mosstalk.server.worker_process")
 
     def child_id(self, module: str) -> int:
         """The process id of its child that runs a module."""

@@ -41,7 +41,7 @@ _E = TypeVar("_E", bound=Event)
 @lru_cache(maxsize=1)
 def pocket() -> Pipeline:
     """The model that ships with the package."""
-    return Pipeline.load(*default_model())
+    return Pipeline.load(*default_model(), device="cpu")
 
 
 @lru_cache(maxsize=4)

@@ -231,6 +231,8 @@ class Project:
         write_wheel(self.links, "torch", TORCH)
         # With a driver in sight PyTorch's index is not asked, so nothing leaves this machine.
         add_program(self.programs / "nvidia-smi", "exit 0")
+        # Whatever uv this machine has: pip has to come to the aid of one that fails.
+        add_program(self.programs / "uv", "exit 1")
 
     def pin_torch(self, version: str) -> None:
         (self.root / "constraints.txt").write_text(f"torch=={version}\n", encoding="utf-8")
@@ -267,6 +269,7 @@ def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None
     installed = project.set_up("--extras", "dev")
     assert installed.returncode == 0, installed.stderr
     assert f"downloading torch {TORCH}" in installed.stdout
+    assert installed.stdout.count("pip tries") == 2  # for torch and for the rest
     assert "afresh" not in installed.stdout
     assert installed.stdout.splitlines()[-1] == "ready: .venv/bin/mosstalk --help"
     assert run(str(project.root / ".venv" / "bin" / "mosstalk")).returncode == 0
@@ -279,6 +282,39 @@ def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None
     assert "torch" not in more.stdout
     assert "installing" in more.stdout
     assert only_line(project.set_up("--extras", "dev,voices").stdout).startswith("ready:")
+
+
+def test_uv_is_told_where_pip_looks_and_left_out_where_it_cannot_be() -> None:
+    printed = (
+        ":env:.find-links='/wheels /more'\n:env:.no-input='1'\ndownload.proxy='http://far'\n"
+        "global.cert='/ca.pem'\nglobal.extra-index-url='http://a/simple\\nfile:///b'\n"
+        "global.find-links='/old'\ninstall.index-url='https://own/simple'\n"
+    )
+    assert bootstrap.uv_variables(printed) == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_EXTRA_INDEX_URL": "http://a/simple file:///b",
+        "UV_INDEX_URL": "https://own/simple",
+        "SSL_CERT_FILE": "/ca.pem",
+    }
+    assert bootstrap.uv_variables("global.proxy='http://far'\n") is None
+
+
+# Slow: one more whole set-up; the way by pip, and to it from uv, is the test above.
+@pytest.mark.slow
+def test_uv_sets_up_what_pip_does(project: Project) -> None:
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    (project.programs / "uv").unlink()
+    (project.programs / "uv").symlink_to(uv)
+    write_wheel(project.links, "loner", "1.5", requires="a-package-that-is-nowhere")
+    done = project.set_up("--extras", "judges")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("torch", "mosstalk", "loner"):
+        (installer,) = project.root.rglob(f"{name}-*.dist-info/INSTALLER")
+        assert installer.read_text() == "uv"
+    assert run(str(project.root / ".venv" / "bin" / "mosstalk")).returncode == 0
 
 
 @pytest.mark.slow
@@ -383,5 +419,5 @@ def test_make_falls_back_to_the_python_that_can_refuse(tmp_path: Path) -> None:
 
 def test_make_lists_its_targets() -> None:
     listing = make(Path(os.environ["PATH"])).stdout
-    for target in ("setup", "demo", "test", "test-all", "lint", "format", "clean"):
+    for target in ("setup", "demo", "talk", "test", "test-all", "lint", "format", "clean"):
         assert f"make {target} " in listing

@@ -31,8 +31,8 @@ from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.default_models import chosen_codec, chosen_language_model, chosen_model
 from mosstalk.prepared.folder import BuiltEngine
 from mosstalk.prepared.start import require_room, room_refusal
+from mosstalk.server.ipc import BY_HAND, WorkerOptions
 from mosstalk.server.loading import load
-from mosstalk.server.messages import BY_HAND, WorkerOptions
 
 GIB = 2**30
 LIMITS = ("--max-sessions", "3", "--max-rows", "600")

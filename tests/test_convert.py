@@ -132,7 +132,7 @@ def test_a_converted_checkpoint_answers_as_the_published_one(
 
     rows = []
     for part in (tiny, converted):
-        chat = Pipeline.load(part.model, part.codec).chat()
+        chat = Pipeline.load(part.model, part.codec, device="cpu").chat()
         chat.read("hello")
         list(chat.answer(script=Script.parse("speech:6")))
         rows.append(chat.conversation.rows)

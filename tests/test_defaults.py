@@ -112,7 +112,7 @@ def test_a_conversation_is_drawn_as_its_checkpoint_says(tiny: Checkpoint, tmp_pa
     model = tmp_path / "model"
     shutil.copytree(tiny.model, model)
     (model / FILE).write_text(json.dumps({"do_sample": False, "max_new_tokens": 6}))
-    chat = Pipeline.load(model, tiny.codec).chat(speech=False)
+    chat = Pipeline.load(model, tiny.codec, device="cpu").chat(speech=False)
     chat.read("hi")
     answer = chat.answer(speech=False)
     assert answer.generation.options.temperature == 0

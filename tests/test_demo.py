@@ -1,15 +1,23 @@
-"""``make demo`` after its set-up: it reads aloud, writes down, answers, and says what to expect."""
+"""``make demo`` and ``make talk`` after their set-up: what a new user sees first."""
 
+import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import soundfile
 from conftest import ROOT, command_environment
+from server_rig import free_port
+
+TALK = [sys.executable, str(ROOT / "scripts" / "talk.py")]
 
 
-@pytest.mark.slow  # its three commands have tests of their own
+@pytest.mark.slow  # its commands have tests of their own
 @pytest.mark.timeout(300)
 def test_the_demo_leaves_sound_to_hear_and_says_what_to_expect(
     cache_folder: Path, tmp_path: Path
@@ -22,12 +30,74 @@ def test_the_demo_leaves_sound_to_hear_and_says_what_to_expect(
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    for command in ("speak", "transcribe", "chat"):
-        assert f"$ mosstalk {command} " in run.stdout
-    # Lines of the transcript begin with the names of the files.
-    for name in (f"{tmp_path}/demo/spoken.wav: ", "assets/librivox.flac: "):
-        assert any(line.startswith(name) for line in run.stdout.splitlines())
-    listen = run.stdout.rpartition("Now listen")[2]
-    for name in ("spoken.wav", "answer.wav"):
-        assert soundfile.info(tmp_path / "demo" / name).duration > 0.5
-        assert name in listen
+    for command in ("speak", "transcribe"):
+        assert f"$ .venv/bin/mosstalk {command} " in run.stdout
+    commands, _, said = run.stdout.rpartition("\nListen to ")
+    assert soundfile.info(tmp_path / "demo" / "spoken.wav").duration > 2
+    assert said.startswith(f"{tmp_path}/demo/spoken.wav. ")
+    heard = commands.strip().splitlines()[-1]
+    assert {"my", "sister", "station"} <= set(heard.lower().rstrip(".").split()), heard
+    assert "\nNext: make talk\n" in said
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("target", ["demo", "talk"])
+def test_the_set_up_of_both_brings_what_a_server_needs(target: str) -> None:
+    run = subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "scripts/bootstrap.py --extras" in run.stdout
+    assert '",server,vad"' in run.stdout
+    assert f"scripts/{target}.py" in run.stdout
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """The environment of someone whose browser writes down which page it is to open, and where."""
+    opened, browser = tmp_path / "opened", tmp_path / "browser"
+    os.mkfifo(opened)
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    return {"BROWSER": str(browser)}, opened
+
+
+@pytest.mark.timeout(150)
+def test_talk_serves_opens_the_page_and_ends_at_ctrl_c(
+    page: tuple[dict[str, str], Path], cache_folder: Path
+) -> None:
+    environment, opened = page
+    address = f"http://localhost:{free_port()}/"
+    port = address.rpartition(":")[2].strip("/")
+    talk = subprocess.Popen(
+        [*TALK, "--port", port, "--vad", "none"],
+        env=command_environment(cache_folder) | environment | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert opened.read_text() == f"{address}\n"  # waits until the browser is called
+        assert httpx.get(f"{address}ready").status_code == 200
+        assert "<title>" in httpx.get(address).text
+        talk.send_signal(signal.SIGINT)
+        printed, _ = talk.communicate(timeout=60)
+    finally:
+        talk.kill()
+    assert talk.returncode == 0
+    assert f"opened {address} in your browser; Ctrl-C ends the server" in printed
+
+
+def test_talk_says_when_its_port_is_taken(cache_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = subprocess.run(
+            [*TALK, "--port", str(port)],
+            env=command_environment(cache_folder),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert run.returncode == 1
+    assert f"port {port} is taken" in run.stderr
+    assert f"make talk OPTIONS='--port {port + 1}'" in run.stderr

@@ -25,7 +25,7 @@ SAMPLED = SamplingOptions(temperature=1.2, top_k=0, seed=5)
 def on_gpu(tiny: Checkpoint) -> Pipeline:
     """The tiny checkpoint in float32 on the GPU, sound included."""
     exact = SoundRequest(dtype="float32", context_s=0)
-    return Pipeline.load(tiny.model, tiny.codec, device=pick_device("cuda"), sound=exact)
+    return Pipeline.load(tiny.model, tiny.codec, device="cuda", dtype=torch.float32, sound=exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

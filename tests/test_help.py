@@ -1,20 +1,15 @@
-"""``--help`` is quick and teaches; the example runs."""
+"""``--help`` is quick and teaches."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import soundfile
 import typer
-from conftest import QUESTION, ROOT, Checkpoint, command_environment
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
-from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 
 
 def test_help_comes_within_half_a_second() -> None:
@@ -54,23 +49,6 @@ def commands(group: typer.core.TyperGroup, *path: str) -> Iterator[tuple[str, ..
 def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"], prog_name="PROGRAM")
     assert f"mosstalk {' '.join(path)} " in result.output
-
-
-def test_the_example_asks_and_goes_on_talking(
-    tiny: Checkpoint, cache_folder: Path, tmp_path: Path
-) -> None:
-    words = (QUESTION, tmp_path / "answer.wav", "--model", tiny.model, "--codec", tiny.codec)
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "ask.py", *words],
-        env=command_environment(cache_folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert soundfile.info(tmp_path / "answer.wav").frames == 40 * OUTPUT_SAMPLES_PER_CODE
-    assert "3.20 s of sound" in run.stdout
-    assert re.search(r"\d+ new rows read, answer: '", run.stdout)
 
 
 @pytest.mark.parametrize(

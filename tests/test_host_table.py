@@ -30,8 +30,8 @@ def _memory() -> Iterator[None]:
 
 
 def test_on_a_cpu_it_stays_where_it_is(tiny: Checkpoint) -> None:
-    usual = Pipeline.load(tiny.model, tiny.codec).model
-    asked = Pipeline.load(tiny.model, tiny.codec, embeddings="host").model
+    usual = Pipeline.load(tiny.model, tiny.codec, device="cpu").model
+    asked = Pipeline.load(tiny.model, tiny.codec, embeddings="host", device="cpu").model
     place = asked.model.embed_tokens.weight.data_ptr()
     keep_table_on_host(asked)
     assert asked.model.embed_tokens.weight.data_ptr() == place

@@ -76,7 +76,7 @@ def test_the_command_calibrates_measures_and_writes_a_report(
     assert "<script" not in page
     assert "These weights are random" in page
     assert "default-src 'none'" in page
-    pipeline = Pipeline.load(out / "model", out / "codec")
+    pipeline = Pipeline.load(out / "model", out / "codec", device="cpu")
     chat = pipeline.chat(speech=False)
     chat.read("hello")
     list(chat.answer(speech=False, limits=Choices(max_new_rows=3).limits()))

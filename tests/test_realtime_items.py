@@ -9,7 +9,7 @@ from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
 from mosstalk.server.realtime.item_list import ItemList
 from mosstalk.server.realtime.protocol import Transcript, WireLimits
-from mosstalk.server.realtime.shown import Message
+from mosstalk.server.realtime.server_objects import Message
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,

@@ -131,7 +131,7 @@ def test_the_chain_ends_in_a_model_that_loads_and_speaks(work: Path, tmp_path: P
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     total = sum(path.stat().st_size for path in written)
     assert f"{total:,} bytes" in printed
-    pipeline = Pipeline.load(tmp_path / "out" / "model", tmp_path / "out" / "codec")
+    pipeline = Pipeline.load(tmp_path / "out" / "model", tmp_path / "out" / "codec", device="cpu")
     chat = pipeline.chat()
     assert chat.voice.info["text"] == teacher_clip(work / "data", VOICE_CODES).text
     assert chat.voice.codes.shape == (VOICE_CODES,)

@@ -19,24 +19,24 @@ from server_rig import full_pipe
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.auth import Hosts, Keys, Origins, is_loopback, read_keys
-from mosstalk.server.limits import Allowance, Limits, Pace
-from mosstalk.server.link import RemoteSession
-from mosstalk.server.logs import JsonLines, Seldom, TextLines
-from mosstalk.server.messages import Opened, Refused, Tell
+from mosstalk.server.channel import Channel
+from mosstalk.server.engine_client import SessionProxy
+from mosstalk.server.ipc import Opened, Refused, SessionCommand
+from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
+from mosstalk.server.logs import JsonLines, LogLimiter, TextLines
 from mosstalk.server.metrics import Metrics
-from mosstalk.server.outbox import Outbox, TooSlowError
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.responses import Wish, response_object
+from mosstalk.server.realtime.responses import ResponseConfig, response_object
 from mosstalk.server.realtime.server_events import (
     Error,
     ErrorBody,
     InputCleared,
     ResponseEvent,
 )
-from mosstalk.server.realtime.shown import Failure, StatusDetails
+from mosstalk.server.realtime.server_objects import Failure, StatusDetails
+from mosstalk.server.send_queue import SendQueue, TooSlowError
+from mosstalk.server.session_metrics import SessionMetrics
 from mosstalk.server.streams import BoundedStream
-from mosstalk.server.watch import Watch
-from mosstalk.server.wire import Wire
 from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
 from mosstalk.session.settings import ReplyMode, SessionSettings
@@ -63,25 +63,25 @@ def test_the_front_needs_no_torch() -> None:
 
 
 def test_a_bucket_lets_bursts_through_and_then_its_rate() -> None:
-    pace = Pace(10.0, 2.0, 0.0)
-    assert [pace.wait_s(1, 0.0) for _ in range(20)] == [0.0] * 20
-    assert pace.wait_s(1, 0.0) == pytest.approx(0.1)
-    assert pace.wait_s(1, 0.1) == pytest.approx(0.1)
-    assert pace.wait_s(5, 1000.0) == 0.0
-    assert pace.wait_s(40, 1000.0) == pytest.approx(2.5)
+    bucket = TokenBucket(10.0, 2.0, 0.0)
+    assert [bucket.wait_s(1, 0.0) for _ in range(20)] == [0.0] * 20
+    assert bucket.wait_s(1, 0.0) == pytest.approx(0.1)
+    assert bucket.wait_s(1, 0.1) == pytest.approx(0.1)
+    assert bucket.wait_s(5, 1000.0) == 0.0
+    assert bucket.wait_s(40, 1000.0) == pytest.approx(2.5)
 
 
 def test_messages_cost_their_client_what_is_read_answered_and_computed_for_them() -> None:
     limits = Limits(messages_per_s=10, bytes_per_s=1000, processor_share=0.5, burst_s=1)
-    allowance = Allowance(limits, 0.0)
-    allowance.cost(400)
-    allowance.cost(600, processor_s=0.5)
-    assert allowance.wait_s(0.0) == 0
-    allowance.cost(2000)
-    assert allowance.wait_s(0.0) == pytest.approx(2.0)
-    allowance.cost(processor_s=2.0)
-    assert allowance.wait_s(2.0) == pytest.approx(3.0)
-    assert [allowance.wait_s(100.0) for _ in range(11)] == [0] * 10 + [pytest.approx(0.1)]
+    budget = ClientBudget(limits, 0.0)
+    budget.cost(400)
+    budget.cost(600, processor_s=0.5)
+    assert budget.wait_s(0.0) == 0
+    budget.cost(2000)
+    assert budget.wait_s(0.0) == pytest.approx(2.0)
+    budget.cost(processor_s=2.0)
+    assert budget.wait_s(2.0) == pytest.approx(3.0)
+    assert [budget.wait_s(100.0) for _ in range(11)] == [0] * 10 + [pytest.approx(0.1)]
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
@@ -92,44 +92,44 @@ def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
 
 def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
     async def main() -> None:
-        outbox = Outbox(QUICK)
-        outbox.put("a", 0.6)
-        outbox.put("b", 0.4)
+        queue = SendQueue(QUICK)
+        queue.put("a", 0.6)
+        queue.put("b", 0.4)
         with pytest.raises(TooSlowError, match="2 s"):
-            outbox.put("c", 0.6)
-        outbox = Outbox(QUICK)
-        outbox.put("a", 0.6)
-        assert await outbox.get() == "a"
-        assert outbox.unsent_s == 0
-        waiting = asyncio.create_task(outbox.get())
+            queue.put("c", 0.6)
+        queue = SendQueue(QUICK)
+        queue.put("a", 0.6)
+        assert await queue.get() == "a"
+        assert queue.unsent_s == 0
+        waiting = asyncio.create_task(queue.get())
         await asyncio.sleep(0)
-        outbox.put("b", 1.0)
+        queue.put("b", 1.0)
         assert await waiting == "b"
-        outbox.put("c" * 100)
+        queue.put("c" * 100)
         with pytest.raises(TooSlowError):
-            outbox.put("d")
-        outbox.end()
-        assert [await outbox.get(), await outbox.get()] == ["c" * 100, None]
+            queue.put("d")
+        queue.end()
+        assert [await queue.get(), await queue.get()] == ["c" * 100, None]
 
     run(main())
 
 
 def test_an_outbox_has_no_room_while_answers_wait_and_sound_is_no_answer() -> None:
     async def main() -> None:
-        outbox = Outbox(Limits(unsent_answers_bytes=3))
-        outbox.put("sound", 1.0)
-        await outbox.room()
-        outbox.put("text")
-        waiting = asyncio.create_task(outbox.room())
-        assert await outbox.get() == "sound"
+        queue = SendQueue(Limits(unsent_answers_bytes=3))
+        queue.put("sound", 1.0)
+        await queue.room()
+        queue.put("text")
+        waiting = asyncio.create_task(queue.room())
+        assert await queue.get() == "sound"
         await asyncio.sleep(0)
         assert not waiting.done()
-        assert await outbox.get() == "text"
+        assert await queue.get() == "text"
         await waiting
-        outbox.put("more")
-        waiting = asyncio.create_task(outbox.room())
+        queue.put("more")
+        waiting = asyncio.create_task(queue.room())
         await asyncio.sleep(0)
-        outbox.drop()  # the client has gone
+        queue.drop()  # the client has gone
         await waiting
 
     run(main())
@@ -208,11 +208,15 @@ def test_an_empty_key_lets_nobody_in() -> None:
 
 
 def test_lines_that_strangers_cause_are_some_a_minute_and_then_a_count() -> None:
-    seldom = Seldom(most=2, per_s=60.0)
-    assert [seldom.take("a", 0.0) for _ in range(5)] == [0, 0, None, None, None]
-    assert seldom.take("b", 1.0) == 0
-    assert seldom.take("a", 59.9) is None
-    assert [seldom.take("a", 60.0), seldom.take("a", 60.0), seldom.take("a", 60.0)] == [4, 0, None]
+    limiter = LogLimiter(most=2, per_s=60.0)
+    assert [limiter.take("a", 0.0) for _ in range(5)] == [0, 0, None, None, None]
+    assert limiter.take("b", 1.0) == 0
+    assert limiter.take("a", 59.9) is None
+    assert [limiter.take("a", 60.0), limiter.take("a", 60.0), limiter.take("a", 60.0)] == [
+        4,
+        0,
+        None,
+    ]
 
 
 def test_output_that_nobody_reads_is_kept_up_to_a_limit_and_the_rest_counted() -> None:
@@ -249,8 +253,8 @@ def test_errors_cross_the_link_as_they_are() -> None:
 
 def test_messages_cross_a_wire_whole_and_in_order() -> None:
     async def main() -> None:
-        here, there = [await Wire.over(end) for end in socket.socketpair()]
-        large = Tell(1, Push(bytes(3 << 20)))
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        large = SessionCommand(1, Push(bytes(3 << 20)))
 
         async def send() -> None:
             for number in range(5):
@@ -262,7 +266,7 @@ def test_messages_cross_a_wire_whole_and_in_order() -> None:
         got = [message async for message in there]
         await sending
         assert [m.number for m in got if isinstance(m, Opened)] == list(range(5))
-        pushed = [m.command for m in got if isinstance(m, Tell)]
+        pushed = [m.command for m in got if isinstance(m, SessionCommand)]
         assert all(isinstance(p, Push) and p.pcm == bytes(3 << 20) for p in pushed)
         there.post(Opened(1))  # into a broken link it is lost
         await there.send(Opened(1))
@@ -272,8 +276,8 @@ def test_messages_cross_a_wire_whole_and_in_order() -> None:
 
 def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_does() -> None:
     async def main() -> None:
-        here, there = [await Wire.over(end) for end in socket.socketpair()]
-        session = RemoteSession(7, SessionSettings(), here)
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        session = SessionProxy(7, SessionSettings(), here)
         session.tell(Push(bytes(2 * 24_000)))
         session.tell(CreateAudio(bytes(2 * 8_000), rate=8_000))
         session.tell(CreateText("user", "Hello."))
@@ -304,8 +308,8 @@ def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_d
 
 def test_sound_counts_at_the_rate_that_was_granted_not_at_one_that_was_asked_for() -> None:
     async def main() -> None:
-        here, there = [await Wire.over(end) for end in socket.socketpair()]
-        session = RemoteSession(7, SessionSettings(), here)
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        session = SessionProxy(7, SessionSettings(), here)
         slow = SessionSettings(input_rate=8_000)
         session.tell(UpdateSettings(slow))
         session.tell(Push(bytes(2 * 24_000)))
@@ -325,16 +329,16 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
 ) -> None:
     caplog.set_level(logging.INFO)
     metrics = Metrics()
-    watch = Watch(metrics, SessionSettings(), "anyone")
+    session_metrics = SessionMetrics(metrics, SessionSettings(), "anyone")
     for _ in range(100):
-        watch.sent(Error(error=ErrorBody(code="invalid_json", message="no json")))
-        watch.sent(InputCleared())
-    wish = Wish(AudioFormat(), "default", "inf")
-    response = response_object("resp_1", ReplyMode.AUDIO, wish, None, "failed")
-    watch.sent(ResponseEvent(type="response.done", response=response))
+        session_metrics.sent(Error(error=ErrorBody(code="invalid_json", message="no json")))
+        session_metrics.sent(InputCleared())
+    config = ResponseConfig(AudioFormat(), "default", "inf")
+    response = response_object("resp_1", ReplyMode.AUDIO, config, None, "failed")
+    session_metrics.sent(ResponseEvent(type="response.done", response=response))
     error = Failure(type="rate_limit_error", code="rate_limit_exceeded", message="full")
     response.status_details = StatusDetails(type="failed", error=error)
-    watch.sent(ResponseEvent(type="response.done", response=response))
+    session_metrics.sent(ResponseEvent(type="response.done", response=response))
     text = metrics.text().decode()
     assert 'mosstalk_errors_total{code="invalid_json"} 100.0' in text
     assert 'mosstalk_errors_total{code="rate_limit_exceeded"} 1.0' in text

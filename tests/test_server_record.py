@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mosstalk.cli import app
 from mosstalk.errors import OptionError, OutputError
 from mosstalk.server import recording
-from mosstalk.server.messages import Facts
+from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder, WavFile
 from mosstalk.server.replay import read_recording
@@ -30,7 +30,7 @@ from mosstalk.session.commands import (
 from mosstalk.session.events import AudioDelta, SessionOpened
 from mosstalk.session.settings import ReplyMode, SessionSettings
 
-FACTS = Facts("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
+FACTS = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 SETTINGS = SessionSettings(turn_detection=None)
 
 

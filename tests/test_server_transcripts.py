@@ -109,7 +109,7 @@ def test_turns_of_every_format_are_written_down_and_items_are_not_taken_for_turn
 def test_without_its_transcriber_the_talk_goes_on(server: Server) -> None:
     async def main() -> None:
         async with Talker(server) as talker:
-            os.kill(server.child_id("mosstalk.server.scribe"), signal.SIGKILL)
+            os.kill(server.child_id("mosstalk.server.whisper_worker"), signal.SIGKILL)
             await talker.send(BY_HAND)
             await talker.say(question())
             await talker.send({"type": "input_audio_buffer.commit"}, {"type": "response.create"})

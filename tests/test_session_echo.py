@@ -20,7 +20,7 @@ from session_rig import (
 
 from mosstalk.audio.sound import Samples
 from mosstalk.bench.vad_clips import clip_of
-from mosstalk.server.messages import Facts
+from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder, Recording
 from mosstalk.server.replay import play, read_recording
@@ -37,7 +37,7 @@ from mosstalk.session.sound import pcm_of
 
 TALK = replace(HANDS_FREE, script="speech:50")
 """Replies of 4 s."""
-FACTS = Facts("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
+FACTS = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 
 
 class Wall:

@@ -13,7 +13,6 @@ from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineOptions
-from mosstalk.session.answers import MOST_APART, Answers
 from mosstalk.session.commands import (
     CancelResponse,
     CreateAudio,
@@ -35,6 +34,7 @@ from mosstalk.session.events import (
     TextDelta,
 )
 from mosstalk.session.host import Host, HostOptions
+from mosstalk.session.response_manager import MOST_OUT_OF_BAND, ResponseManager
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Context, ContextPolicy
 
@@ -61,7 +61,7 @@ def test_items_that_come_together_are_told_to_the_engine_as_one(
             client.do(DeleteItem("98"))
             await client.wait(ItemDeleted)
             assert len(told) <= 5
-            sequence = session._desk.line._talk.sequence
+            sequence = session._state.conversation._cached.sequence
             while len(sequence.rows) != len(client.rows):  # read ahead, though nobody asks
                 await asyncio.sleep(0.01)
             client.do(CreateResponse())
@@ -73,22 +73,22 @@ def test_items_that_come_together_are_told_to_the_engine_as_one(
 def test_an_item_that_comes_while_a_reply_is_made_is_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked, follow = list[int](), Answers.follow
+    looked, prefill_ahead = list[int](), ResponseManager.prefill_ahead
 
-    async def counted(self: Answers) -> None:
+    async def counted(self: ResponseManager) -> None:
         looked.append(1)
-        await follow(self)
+        await prefill_ahead(self)
 
     async def main() -> None:
         async with host() as here, await here.open(LONG) as session:
             client = Client(session)
             client.do(HELLO, CreateResponse())
             await client.wait(TextDelta)
-            monkeypatch.setattr(Answers, "follow", counted)
+            monkeypatch.setattr(ResponseManager, "prefill_ahead", counted)
             client.do(CreateText("user", "And now?"))
             await client.wait(ResponseDone)
             assert 1 <= len(looked) <= 4, "nobody looks again and again"
-            sequence = session._desk.line._talk.sequence
+            sequence = session._state.conversation._cached.sequence
             while len(sequence.rows) != len(client.rows):
                 await asyncio.sleep(0.01)
 
@@ -170,13 +170,13 @@ def test_a_few_responses_outside_the_conversation_are_made_at_a_time() -> None:
         async with host() as here, await here.open(LONG) as session:
             client = Client(session)
             client.do(HELLO, *[APART] * 64)
-            errors = [await client.error() for _ in range(64 - MOST_APART)]
+            errors = [await client.error() for _ in range(64 - MOST_OUT_OF_BAND)]
             assert {error.code for error in errors} == {ErrorCode.ENGINE_FULL}
             assert all(error.retry_after_s for error in errors)
-            assert len(client.all(ResponseStarted)) == MOST_APART
+            assert len(client.all(ResponseStarted)) == MOST_OUT_OF_BAND
             client.do(CreateResponse("own"))
             await client.wait(ResponseDone, lambda done: done.response_id == "own")
-            while len(client.all(ResponseDone)) < MOST_APART + 1:
+            while len(client.all(ResponseDone)) < MOST_OUT_OF_BAND + 1:
                 await client.wait(ResponseDone)
             assert {d.status for d in client.all(ResponseDone)} == {ResponseStatus.COMPLETED}
             client.do(APART)
@@ -203,7 +203,7 @@ async def finished(session: Session, replies: int) -> list[ResponseDone]:
 
 def told_so_far(session: Session) -> list[Event]:
     """What a session has told and nobody has heard."""
-    return [session._told.get_nowait() for _ in range(session._told.qsize())]
+    return [session._events.get_nowait() for _ in range(session._events.qsize())]
 
 
 def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
@@ -219,7 +219,7 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
             for session in sessions:
                 await session.close()
             require_nothing_held(here)
-            while here._started().mouth._decoder.figures()[1].slots_used:
+            while here._started().decoder_worker._decoder.figures()[1].slots_used:
                 await asyncio.sleep(0.01)
 
     run(main())
@@ -228,7 +228,7 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
 def test_a_reply_that_finds_no_place_in_time_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.mouth._MOST_WAIT_S", 0.01)
+    monkeypatch.setattr("mosstalk.session.decoder_worker._MOST_WAIT_S", 0.01)
 
     async def main() -> None:
         async with crowded(1) as here:
@@ -266,8 +266,8 @@ def test_a_reply_in_a_conversation_goes_before_all_that_are_outside_of_one() -> 
         async with crowded(4) as here:
             greedy = [Client(await here.open(SPOKEN)) for _ in range(4)]
             for client in greedy:
-                client.do(HELLO, *[APART] * MOST_APART)
-                for _ in range(MOST_APART):
+                client.do(HELLO, *[APART] * MOST_OUT_OF_BAND)
+                for _ in range(MOST_OUT_OF_BAND):
                     await client.wait(ResponseStarted)
             await greedy[0].wait(AudioDelta)
             honest = Client(await here.open(SPOKEN))
@@ -292,7 +292,7 @@ def test_clients_are_told_so_by_codes_that_they_know() -> None:
             error = (await client.until("error"))["error"]
             assert (error["code"], error["event_id"]) == ("context_length_exceeded", "long")
             client.send("conversation.item.create", item=item("Hello."))
-            for _ in range(MOST_APART + 1):
+            for _ in range(MOST_OUT_OF_BAND + 1):
                 client.send("response.create", response={"conversation": "none"})
             response = (await client.until("response.done"))["response"]
             assert response["status"] == "failed"

@@ -20,16 +20,16 @@ from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ROOT, CreateResponse, Pcm, Push
+from mosstalk.session.detokenizer import Detokenizer
+from mosstalk.session.engine_conversation import EngineConversation
 from mosstalk.session.events import AudioDelta, ErrorCode, SpeechStarted
-from mosstalk.session.history import Entry, History, Scribe, common_rows
-from mosstalk.session.life import Life
-from mosstalk.session.line import Line
-from mosstalk.session.playback import Playback
-from mosstalk.session.runaway import LONGEST_PERIOD, CycleWatch
+from mosstalk.session.history import Entry, History, PromptBuilder, common_rows
+from mosstalk.session.playback import PlaybackClock
+from mosstalk.session.repetition import LONGEST_PERIOD, RepetitionDetector
 from mosstalk.session.settings import Context, Durations, ReplyLimits, SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
-from mosstalk.session.workers import Batches, Gathering
-from mosstalk.session.writing import TextStream
+from mosstalk.session.timeouts import Timeouts
+from mosstalk.session.workers import Batcher, DeadlineBatcher
 
 
 def test_what_crosses_processes_needs_no_torch() -> None:
@@ -131,19 +131,19 @@ def test_no_speech_and_no_pause_is_taken_for_a_runaway_reply() -> None:
     for path in (QUESTION, SENTENCE):
         pause = np.zeros(24_000, np.float32)  # a second and a half of digital silence
         sound = np.concatenate([speech(path), pause, speech(path)])
-        watch = CycleWatch(25)
-        assert not any(watch.add(code) for code in encode(torch.from_numpy(sound)))
+        repetition = RepetitionDetector(25)
+        assert not any(repetition.add(code) for code in encode(torch.from_numpy(sound)))
 
 
 @pytest.mark.parametrize("period", range(1, LONGEST_PERIOD + 1))
 def test_a_cycle_is_found_once_it_has_lasted(period: int) -> None:
-    watch, random = CycleWatch(25), Random(period)
+    repetition, random = RepetitionDetector(25), Random(period)
     for _ in range(40):
-        assert not watch.add(random.randrange(1000))
+        assert not repetition.add(random.randrange(1000))
     cycle = [1000 + place for place in range(period)]
-    found = [watch.add(cycle[place % period]) for place in range(period + 25)]
+    found = [repetition.add(cycle[place % period]) for place in range(period + 25)]
     assert found == [False] * (period + 24) + [True]
-    never = CycleWatch(None)
+    never = RepetitionDetector(None)
     assert not any(never.add(7) for _ in range(100))
 
 
@@ -151,13 +151,13 @@ def test_text_comes_in_whole_characters_and_is_the_text_of_all_ids() -> None:
     tokenizer = pocket().tokenizer
     text = "Grüße, 你好 🙂! Ωμέγα é."
     ids = list(tokenizer.encode(text))
-    stream = TextStream(tokenizer)
+    stream = Detokenizer(tokenizer)
     pieces = [stream.push(token) for token in ids]
     assert "".join([*pieces, stream.finish()]) == tokenizer.decode(ids) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert "" in pieces  # some characters are several ids
     broken = [next(t for t in ids if tokenizer.decode([t]) == "\ufffd")] * 20
-    stream = TextStream(tokenizer)
+    stream = Detokenizer(tokenizer)
     pieces = [stream.push(token) for token in broken]
     assert "".join([*pieces, stream.finish()]) == "\ufffd" * 20
     assert any(pieces)  # what will never be a character is not waited for
@@ -165,7 +165,7 @@ def test_text_comes_in_whole_characters_and_is_the_text_of_all_ids() -> None:
 
 def test_what_was_heard_follows_the_clock_that_is_ahead() -> None:
     samples_s, wall_s = [0.0], [0.0]
-    playback = Playback(lambda: samples_s[0], lambda: wall_s[0])
+    playback = PlaybackClock(lambda: samples_s[0], lambda: wall_s[0])
     playback.sent("a", 1.0)
     playback.sent("a", 0.5)
     playback.sent("b", 1.0)
@@ -189,7 +189,7 @@ def test_what_was_heard_follows_the_clock_that_is_ahead() -> None:
 
 def test_a_microphone_that_stalls_keeps_its_place_and_one_that_pauses_does_not() -> None:
     samples_s, wall_s = [0.0], [100.0]
-    playback = Playback(lambda: samples_s[0], lambda: wall_s[0])
+    playback = PlaybackClock(lambda: samples_s[0], lambda: wall_s[0])
     assert playback.sent("a", 10.0) == 0.0
     wall_s[0] += 3.0  # nothing comes
     assert playback.pause_s == 0.0
@@ -213,17 +213,17 @@ def test_a_microphone_that_stalls_keeps_its_place_and_one_that_pauses_does_not()
 
 def test_a_life_is_measured_on_both_clocks() -> None:
     heard_s, wall_s = [0.0], [0.0]
-    life = Life(Durations(idle_s=5, longest_s=20), lambda: heard_s[0], lambda: wall_s[0])
-    assert life.left_s == 5
+    timeouts = Timeouts(Durations(idle_s=5, longest_s=20), lambda: heard_s[0], lambda: wall_s[0])
+    assert timeouts.remaining_s == 5
     heard_s[0] = 4.0
-    assert (life.over(), life.left_s) == (None, 1.0)
+    assert (timeouts.expired(), timeouts.remaining_s) == (None, 1.0)
     wall_s[0] = 5.0
-    assert life.over() == "idle"
-    life.sign()
-    assert life.over() is None
+    assert timeouts.expired() == "idle"
+    timeouts.touch()
+    assert timeouts.expired() is None
     heard_s[0] = 20.0
-    assert life.over() == "longest"
-    assert life.left_s == 0
+    assert timeouts.expired() == "longest"
+    assert timeouts.remaining_s == 0
 
 
 def entry(name: str, rows: int, role: str = "user") -> Entry:
@@ -265,7 +265,7 @@ def test_dropping_begins_with_the_oldest_turn_and_leaves_whole_turns() -> None:
 def test_the_engine_is_told_of_what_changed_alone() -> None:
     random, history = Random(1), History()
     ids, encode = pocket().ids, pocket().tokenizer.encode
-    line = Line(AsyncEngine(engine_core(wild_model())), ids, encode)
+    conversation = EngineConversation(AsyncEngine(engine_core(wild_model())), ids, encode)
     known: list[Row] = []
     system: list[Row] = [(1, 1)] * 4
     for number in range(300):
@@ -285,7 +285,7 @@ def test_the_engine_is_told_of_what_changed_alone() -> None:
                 system = [(1, 1)] * random.randrange(6)
         assert history.rows == [row for each in history for row in each.rows]
         live = made[: random.randrange(5)]
-        edit = line._edit(system, history, live)
+        edit = conversation._edit(system, history, live)
         if edit:
             known[edit.start :] = edit.rows
         assert known == system + history.rows + live
@@ -295,22 +295,22 @@ def test_the_engine_is_told_of_what_changed_alone() -> None:
 
 def test_turns_are_written_as_conversations_write_them() -> None:
     ids, encode = pocket().ids, pocket().tokenizer.encode
-    scribe = Scribe(ids, encode)
+    prompts = PromptBuilder(ids, encode)
     conversation = Conversation(ids, encode)
     conversation.add_text("system", "Be brief.")
     conversation.add_speech("user", [5, 6, 7])
-    rows = scribe.text("system", "Be brief.")
-    whole = rows + scribe.turn("user", SpeechSegment((5, 6, 7)))
+    rows = prompts.text("system", "Be brief.")
+    whole = rows + prompts.turn("user", SpeechSegment((5, 6, 7)))
     assert whole == conversation.rows
-    live = rows + scribe.listening([5, 6, 7])
+    live = rows + prompts.open_turn([5, 6, 7])
     assert live == whole[: len(live)]
     assert live[-1] == (ids.modality_pad, 7)
     made: list[Row] = [(ids.modality_pad, code) for code in (1, 2, 3)]
     reply = Reply(made, [Mode.AUDIO] * 3)
     conversation.open_reply(speech=True)
-    assert len(conversation.rows) - len(whole) == scribe.prefix_rows
+    assert len(conversation.rows) - len(whole) == prompts.prefix_rows
     conversation.close_reply(reply, 2)
-    assert whole + scribe.reply(reply, speech=True, heard_codes=2) == conversation.rows
+    assert whole + prompts.reply(reply, speech=True, heard_codes=2) == conversation.rows
 
 
 def test_common_rows_are_counted_at_any_length() -> None:
@@ -323,7 +323,9 @@ def test_common_rows_are_counted_at_any_length() -> None:
         assert common_rows(some, others) == common_rows(others, some) == expected
 
 
-def held(batches: "Batches[float, float]") -> tuple[Callable[[], Awaitable[None]], asyncio.Event]:
+def held(
+    batcher: "DeadlineBatcher[float, float]",
+) -> tuple[Callable[[], Awaitable[None]], asyncio.Event]:
     """Something that keeps the thread busy until the event is set."""
     loop, begun, release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
@@ -332,7 +334,7 @@ def held(batches: "Batches[float, float]") -> tuple[Callable[[], Awaitable[None]
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
 
     async def start() -> None:
-        batches.post(hold)
+        batcher.post(hold)
         await begun.wait()
 
     return start, release
@@ -349,10 +351,10 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
         return [ZeroDivisionError() if each == 2 else -each for each in given]
 
     async def main() -> None:
-        batches = Batches("test", work, most)
-        start, release = held(batches)
+        batcher = DeadlineBatcher("test", work, most)
+        start, release = held(batcher)
         await start()
-        jobs = [asyncio.create_task(batches.do(due_s, due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
+        jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
         await asyncio.sleep(0)  # they are in line now
         jobs[3].cancel()
         await asyncio.gather(jobs[3], return_exceptions=True)
@@ -361,12 +363,12 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
         with pytest.raises(ZeroDivisionError):  # its own error, and nobody else's
             await jobs[2]
         assert runs == expected
-        assert await batches.run(lambda: 1) == 1
+        assert await batcher.run(lambda: 1) == 1
         with pytest.raises(ZeroDivisionError):
-            await batches.run(lambda: 1 // 0)
-        await asyncio.to_thread(batches.stop)
+            await batcher.run(lambda: 1 // 0)
+        await asyncio.to_thread(batcher.stop)
         with pytest.raises(EngineStoppedError):
-            await batches.do(1.0, 1.0)
+            await batcher.do(1.0, 1.0)
 
     run(main())
 
@@ -379,16 +381,16 @@ def test_what_is_posted_is_done_by_itself_and_before_what_waits() -> None:
         return given
 
     async def main() -> None:
-        batches = Batches("test", work, 8)
-        start, release = held(batches)
+        batcher = DeadlineBatcher("test", work, 8)
+        start, release = held(batcher)
         await start()
-        jobs = [asyncio.create_task(batches.do(due_s, due_s)) for due_s in (1.0, 2.0)]
+        jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (1.0, 2.0)]
         await asyncio.sleep(0)  # they are in line now
-        batches.post(lambda: order.append("posted"))
+        batcher.post(lambda: order.append("posted"))
         release.set()
         await asyncio.gather(*jobs)
         assert order == ["posted", [1.0, 2.0]]
-        await asyncio.to_thread(batches.stop)
+        await asyncio.to_thread(batcher.stop)
 
     run(main())
 
@@ -403,15 +405,15 @@ def test_gathered_calls_are_done_together_and_each_gets_its_own() -> None:
         return [10 * each for each in given]
 
     async def main() -> None:
-        gathering = Gathering[int, int]("test", work)
-        found = await asyncio.gather(*(gathering.do(number) for number in range(20)))
+        batcher = Batcher[int, int]("test", work)
+        found = await asyncio.gather(*(batcher.do(number) for number in range(20)))
         assert found == [10 * number for number in range(20)]
         assert [number for given in runs for number in given] == list(range(20))
         with pytest.raises(ValueError, match="one of these"):
-            await gathering.do(-1)
-        assert await gathering.do(7) == 70
-        await asyncio.to_thread(gathering.stop)
+            await batcher.do(-1)
+        assert await batcher.do(7) == 70
+        await asyncio.to_thread(batcher.stop)
         with pytest.raises(EngineStoppedError):
-            await gathering.do(1)
+            await batcher.do(1)
 
     run(main())

@@ -83,7 +83,7 @@ def test_the_library_reads_words_and_warns_of_what_it_leaves_out(
 ) -> None:
     at = tiny.copy(tmp_path)
     asking(at, **ENGLISH)
-    pipeline = Pipeline.load(at.model, at.codec)
+    pipeline = Pipeline.load(at.model, at.codec, device="cpu")
     with pytest.warns(UserWarning, match="left out, having no words: 😀"):
         answer = speak(pipeline, "I have 3 cats 😀")
     expected = Conversation(pipeline.ids, pipeline.tokenizer.encode)
@@ -112,7 +112,7 @@ def test_what_is_typed_in_a_session_is_never_changed() -> None:
 def test_a_chat_message_is_never_changed(tiny: Checkpoint, tmp_path: Path) -> None:
     at = tiny.copy(tmp_path)
     asking(at, **ENGLISH)
-    pipeline = Pipeline.load(at.model, at.codec)
+    pipeline = Pipeline.load(at.model, at.codec, device="cpu")
     for text in ("It costs $3.50 at 3:45 pm 😀", "Привет", "!!!"):
         chat = pipeline.chat(system="")
         chat.read(text)

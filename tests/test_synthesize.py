@@ -135,7 +135,7 @@ def test_what_is_written_loads_and_answers(
 ) -> None:
     assert synthesize("random", "--size", size, "--dtype", dtype).returncode == 0
     folder = tmp_path / "random"
-    pipeline = Pipeline.load(folder / "model", folder / "codec", dtype=None)
+    pipeline = Pipeline.load(folder / "model", folder / "codec", dtype=None, device="cpu")
     assert pipeline.model.dtype == getattr(torch, dtype)
     chat = pipeline.chat()
     chat.hear(torch.randn(8000, generator=torch.Generator().manual_seed(0)).numpy())

@@ -339,7 +339,7 @@ def test_writing_down_needs_no_voice_and_reading_aloud_does(
     run = here("speak", "Hi.", "--script", "speech:5", *folders)
     assert "unknown voice 'default'" in refused(run)
     with pytest.raises(VoiceError, match="unknown voice"):
-        speak(Pipeline.load(at.model, at.codec), "Hi.")
+        speak(Pipeline.load(at.model, at.codec, device="cpu"), "Hi.")
 
 
 # As the checkpoint wants it.
@@ -378,7 +378,7 @@ def test_the_librarys_tasks_are_drawn_so_too_unless_told_otherwise(
     at = tiny.copy(tmp_path)
     own = {"speak": {"max_new_tokens": 4}, "transcribe": {"do_sample": False}}
     (at.model / "generation_config.json").write_text(json.dumps({"mosstalk": own}))
-    pipeline, samples = Pipeline.load(at.model, at.codec), speech(1)
+    pipeline, samples = Pipeline.load(at.model, at.codec, device="cpu"), speech(1)
     assert speak(pipeline, "Hi.").generation.limits == Limits(4)
     assert speak(pipeline, "Hi.", limits=Limits(9)).generation.limits == Limits(9)
     assert transcribe(pipeline, samples).generation.options.temperature == 0

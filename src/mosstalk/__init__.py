@@ -1,15 +1,23 @@
-"""Talk with MOSS-Speech: engine and codec of a two-headed speech-to-speech model.
+"""Talk with MOSS-Speech: a two-headed speech-to-speech model, its engine and its codec.
+
+    import mosstalk
+
+    pipeline = mosstalk.Pipeline.load()  # the model that ships; a GPU if there is one
+    for samples in mosstalk.speak(pipeline, "Good morning."):
+        ...  # float32 (n,) at 24 kHz, as soon as it is made
 
 The names below are loaded on first use, so that ``import mosstalk`` costs nothing.
+``mosstalk.session`` holds conversations in real time, ``mosstalk serve`` serves them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mosstalk.audio.sound import AudioWriter, read_audio
+    from mosstalk.audio.sound import AudioWriter, Recording, read_audio
     from mosstalk.conversation import FinishReason, Mode
     from mosstalk.errors import MosstalkError
+    from mosstalk.models.voices import Voice
     from mosstalk.offline.pipeline import Answer, Chat, Pipeline
     from mosstalk.offline.tasks import speak, transcribe
     from mosstalk.prepared.default_models import default_model, synthetic_model
@@ -25,8 +33,10 @@ _HOMES = {
     "Mode": "mosstalk.conversation",
     "MosstalkError": "mosstalk.errors",
     "Pipeline": "mosstalk.offline.pipeline",
+    "Recording": "mosstalk.audio.sound",
     "SamplingOptions": "mosstalk.sampling_options",
     "Script": "mosstalk.script",
+    "Voice": "mosstalk.models.voices",
     "default_model": "mosstalk.prepared.default_models",
     "read_audio": "mosstalk.audio.sound",
     "speak": "mosstalk.offline.tasks",
@@ -45,8 +55,10 @@ __all__ = [
     "Mode",
     "MosstalkError",
     "Pipeline",
+    "Recording",
     "SamplingOptions",
     "Script",
+    "Voice",
     "default_model",
     "read_audio",
     "speak",
@@ -63,3 +75,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'mosstalk' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *(name for name in globals() if name[:2] == "__")})

@@ -104,7 +104,7 @@ def main() -> None:
     model, codec, out, scripted = sys.argv[1:]
     if model == "default":
         model, codec = map(str, mosstalk.default_model())
-    pipeline = mosstalk.Pipeline.load(model, codec)
+    pipeline = mosstalk.Pipeline.load(model, codec, device="cpu")
     script = mosstalk.Script.parse("speech:15") if scripted == "scripted" else None
     kept = Keeper(Path(out))
     kept.answers["options"] = {name: asdict(chosen) for name, chosen in OPTIONS.items()}

@@ -45,7 +45,7 @@ _LAST_PAGE = 4
 _LONGEST_PAGE_BYTES = 65_307
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recording:
     """A recording as it was found, and its samples (n,) mono at ``rate`` Hz after resampling."""
 
@@ -53,6 +53,10 @@ class Recording:
     rate: int
     source_rate: int
     source_channels: int
+
+    def __repr__(self) -> str:
+        found = f"{self.source_rate} Hz, channels: {self.source_channels}"
+        return f"<Recording: {self.seconds:.2f} s at {self.rate} Hz, was {found}>"
 
     @property
     def seconds(self) -> float:
@@ -224,6 +228,10 @@ class AudioWriter:
             )
         except (soundfile.LibsndfileError, OSError) as error:
             raise OutputError(f"{self.part}: cannot be written ({error})") from None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._file.closed else f"grows as {self.part.name}"
+        return f"<AudioWriter: {self.path}, {self._file.samplerate} Hz, {state}>"
 
     def write(self, samples: Samples) -> None:
         """Append mono samples (n,) in [-1, 1]; they are on disk when this returns."""

@@ -22,8 +22,8 @@ def main() -> None:
     from mosstalk.prepared.folder import BuiltEngine
     from mosstalk.prepared.kernel_cache import kernels_in
     from mosstalk.runtime.device import pick_device
+    from mosstalk.server.ipc import BY_HAND, WorkerOptions
     from mosstalk.server.loading import load
-    from mosstalk.server.messages import BY_HAND, WorkerOptions
 
     folder, device = Path(sys.argv[1]), sys.argv[2]
     cache = BuiltEngine.read(folder).cache

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mosstalk.prepared.folder import built_engine
-from mosstalk.server.messages import WorkerOptions
+from mosstalk.server.ipc import WorkerOptions
 
 
 def as_built(

@@ -157,7 +157,7 @@ def _speech(file: Path | None) -> "Pcm":
     from mosstalk.prepared.default_models import default_model
 
     with status_line("reading sentences aloud, for the users to say"):
-        pipeline = Pipeline.load(*default_model())
+        pipeline = Pipeline.load(*default_model(), device="cpu")
         gap = np.zeros(RATE // 2, np.float32)
         sounds = []
         for sentence in read_sentences()[:_SENTENCES]:

@@ -52,8 +52,8 @@ class Replay:
         from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
         from mosstalk.server.comparison import compare
+        from mosstalk.server.ipc import BY_HAND, WorkerOptions
         from mosstalk.server.loading import load
-        from mosstalk.server.messages import BY_HAND, WorkerOptions
         from mosstalk.server.replay import read_recording
 
         with human_text_on_stderr(self.json):

@@ -17,9 +17,9 @@ from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.server.front import Reports, ServeOptions
+    from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
-    from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
     from mosstalk.session.settings import SessionSettings
 
 _GIB = 1 << 30
@@ -237,7 +237,7 @@ class Serve:
 
     def _check_words(self) -> None:
         from mosstalk.plan.fit import PLACES
-        from mosstalk.server.messages import BY_HAND
+        from mosstalk.server.ipc import BY_HAND
 
         one_of("--vad", self.vad, "auto", "silero", "webrtc", BY_HAND)
         if self.embeddings:
@@ -248,7 +248,7 @@ class Serve:
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.build.settings import as_built
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.server.messages import WorkerOptions
+        from mosstalk.server.ipc import WorkerOptions
 
         voice = Path(self.voice)
         options = WorkerOptions(
@@ -274,7 +274,7 @@ class Serve:
         return as_built(options, self.max_sessions, self.max_rows, _USUAL_SESSIONS, self.embeddings)
 
     def _defaults(self) -> "SessionSettings":
-        from mosstalk.server.messages import BY_HAND
+        from mosstalk.server.ipc import BY_HAND
         from mosstalk.session.settings import Durations, ReplyLimits, Sampling, SessionSettings
         from mosstalk.vad.turns import TurnDetection
 
@@ -359,7 +359,7 @@ def _reports(options: "ServeOptions") -> "Reports":
         names.append(url)
         _say(f"listening on {url}; loading the models")
 
-    def ready(facts: "Facts") -> None:
+    def ready(facts: "WorkerInfo") -> None:
         _say(f"ready: {facts.model} ({facts.weights_kind} weights) on {facts.device}")
         for line in _where(names[0], options):
             _say(line)

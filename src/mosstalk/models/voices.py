@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.constants import CODE_MS, MEL_FRAMES_PER_CODE
 from mosstalk.errors import ConfigError, VoiceError
 from mosstalk.files import parse_json, write_whole
 
@@ -24,7 +24,7 @@ _BLOCK_CODES = 5
 _WHOLE_NUMBERS = (torch.int16, torch.int32, torch.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Voice:
     """A voice prompt: ``codes`` (n,) int64, ``mel`` (4n, 80), ``embedding`` (192,) x-vector."""
 
@@ -32,6 +32,10 @@ class Voice:
     mel: Tensor
     embedding: Tensor
     info: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        seconds = len(self.codes) * CODE_MS / 1000
+        return f"<Voice: {self.info.get('name', 'without a name')}, prompt of {seconds:.1f} s>"
 
     @cached_property
     def digest(self) -> bytes:

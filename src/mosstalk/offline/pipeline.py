@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +36,9 @@ from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.offline.defaults import Defaults, read_defaults
 from mosstalk.offline.replies import EngineReply, OfflineEngine, Step
+from mosstalk.prepared.default_models import chosen_model
 from mosstalk.progress import Progress
+from mosstalk.runtime.device import pick_device
 from mosstalk.runtime.timing import TurnTimings
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
@@ -43,11 +46,13 @@ from mosstalk.script import Script
 OnStep = Callable[[Step], None]
 _REPLIES = 4
 """Replies at once of one conversation: an abandoned one may not be gone yet."""
+_UNHEARD_CODES = 27
+"""For a first hop, ordinary ones and a last one."""
 _FEW_REPLIES = 64
 """Replies at once where memory follows what they need."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """A loaded language model, its tokenizer, its codec, and how it wants ids drawn."""
 
@@ -57,6 +62,10 @@ class Pipeline:
     ids: SpecialIds
     defaults: Defaults = field(default_factory=Defaults)
     sound: SoundRequest = field(default_factory=SoundRequest)
+
+    def __repr__(self) -> str:
+        kind, dtype = self.model.config.weights_kind, str(self.model.dtype).removeprefix("torch.")
+        return f"<Pipeline: {kind} weights, {dtype} on {self.model.device}>"
 
     @cached_property
     def decoder(self) -> SpeechDecoder:
@@ -89,9 +98,19 @@ class Pipeline:
         return str(self._decoder_options.flow.dtype).removeprefix("torch.")
 
     def prepare(self, voice: Voice) -> None:
-        """Compute what depends on the voice alone, so that no reply has to wait for it."""
-        if self.codec.block_codes is not None:
-            self.decoder.prepare(voice)
+        """Compute what depends on the voice alone, so that no reply has to wait for it.
+
+        On a GPU the first voice also speaks a few hops that nobody hears: kernels are compiled
+        and graphs captured for them here, not in the first reply.
+        """
+        if self.codec.block_codes is None:
+            return
+        begun = "decoder" in vars(self)
+        self.decoder.prepare(voice)
+        if self.codec.device.type == "cuda" and not begun:
+            stream = self.open_stream(voice)
+            stream.push([0] * _UNHEARD_CODES)
+            stream.finish()
 
     def open_stream(self, voice: Voice, seed: int = 0) -> DecoderStream:
         """A reply's way from codes to sound."""
@@ -100,28 +119,35 @@ class Pipeline:
     @classmethod
     def load(
         cls,
-        model: Path | str,
-        codec: Path | str,
+        model: Path | str | None = None,
+        codec: Path | str | None = None,
         *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = torch.float32,
+        device: torch.device | str = "auto",
+        dtype: torch.dtype | Literal["auto"] | None = "auto",
         progress: Progress | None = None,
         sound: SoundRequest | None = None,
         embeddings: str = "device",
     ) -> "Pipeline":
-        """Read a model folder and a codec folder.
+        """Read a model folder and a codec folder; without them, the model that ships.
 
-        ``dtype`` is the language model's, None for the stored one. The codec runs in float32 but
-        for flow and vocoder where ``sound`` asks for something else, and on a GPU, where they
-        run in 16 bit unless it asks for float32. ``embeddings`` "host" keeps those of text in the
-        host's memory.
+        ``model`` alone is "pocket", "synthetic", or a folder that ``mosstalk build`` made.
+        ``device`` "auto" is a GPU where there is one, else the CPU. ``dtype`` is the language
+        model's: "auto" is float32 on a CPU and on a GPU the stored one, None always the stored
+        one. The codec runs in float32 but for flow and vocoder where ``sound`` asks for something
+        else, and on a GPU, where they run in 16 bit unless it asks for float32. ``embeddings``
+        "host" keeps those of text in the host's memory.
 
         Raises:
             ConfigError, CheckpointError: a folder is no checkpoint, is damaged, or the two do
                 not fit each other.
-            DeviceError: see ``load_language_model`` and ``keep_table_on_host``.
+            DeviceError: the machine has no such device; see also ``load_language_model`` and
+                ``keep_table_on_host``.
         """
-        model, codec, device = Path(model), Path(codec), torch.device(device)
+        given = [None if folder is None else Path(folder) for folder in (model, codec)]
+        model, codec = chosen_model(*given)
+        device = pick_device(str(device))
+        if dtype == "auto":
+            dtype = torch.float32 if device.type == "cpu" else None
         defaults = read_defaults(model)
         network = load_language_model(model, device=device, dtype=dtype, progress=progress)
         if embeddings == "host":
@@ -169,6 +195,10 @@ class Chat:
         self._voice = voice
         self.sequence = pipeline.engine.open(self)
         self._timings = TurnTimings(pipeline.codec.device)
+
+    def __repr__(self) -> str:
+        voice = repr(self._voice)
+        return f"<Chat: {len(self.conversation.rows)} rows, voice {voice}, {self.pipeline!r}>"
 
     @cached_property
     def voice(self) -> Voice:
@@ -232,7 +262,7 @@ class Chat:
         return Answer(self, generation, timings, on_step)
 
 
-@dataclass
+@dataclass(repr=False)
 class Answer:
     """An answer while it is made and after: iterate for sound, then read what it was.
 
@@ -247,6 +277,11 @@ class Answer:
     samples: int = 0
     steps: int = 0
     _closed: bool = field(default=False)
+
+    def __repr__(self) -> str:
+        ended = self.reply.finish_reason
+        state = ended.value if ended else "being made" if self.steps else "not begun"
+        return f"<Answer: {state}, {self.steps} rows, {self.audio_s:.2f} s of sound>"
 
     @property
     def reply(self) -> Reply:

@@ -21,7 +21,7 @@ from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.folder import BuiltEngine, built_engine
 from mosstalk.prepared.kernel_cache import use_kernels
 from mosstalk.prepared.tiles import TILES_FILE, tiles_for
-from mosstalk.server.messages import WorkerOptions
+from mosstalk.server.ipc import WorkerOptions
 
 _LOG = logging.getLogger(__name__)
 _GIB = 2**30

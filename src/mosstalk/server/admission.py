@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.auth import SUBPROTOCOL, host_name
-from mosstalk.server.house import Closed, House
+from mosstalk.server.context import ServerContext, Unavailable
 
 _LOG = logging.getLogger("mosstalk.server")
 _TRY_AGAIN_LATER = 1013
@@ -45,9 +45,9 @@ class Refusal:
         return cls(400, "settings", str(error))
 
     @classmethod
-    def when(cls, closed: Closed) -> "Refusal":
+    def when(cls, unavailable: Unavailable) -> "Refusal":
         """What it means to who asks that nobody is let in."""
-        return cls(503, closed.reason, closed.message, closed.retry_after_s)
+        return cls(503, unavailable.reason, unavailable.message, unavailable.retry_after_s)
 
     def error(self) -> dict[str, object]:
         """The error in the API's shape."""
@@ -80,9 +80,9 @@ _BETA = Refusal(
 )
 
 
-def refuse_name(headers: Mapping[str, str], house: House) -> Refusal | None:
+def refuse_name(headers: Mapping[str, str], context: ServerContext) -> Refusal | None:
     """Whether the request came by a name that is not this server's."""
-    if house.hosts.admits(headers):
+    if context.hosts.admits(headers):
         return None
     name = _printable(host_name(headers["host"])) or "NAME"
     return Refusal(
@@ -93,9 +93,9 @@ def refuse_name(headers: Mapping[str, str], house: House) -> Refusal | None:
     )
 
 
-def refuse_stranger(socket: WebSocket, house: House) -> Refusal | None:
+def refuse_stranger(socket: WebSocket, context: ServerContext) -> Refusal | None:
     """Whether origin and key are wrong."""
-    if not house.origins.admits(socket.headers):
+    if not context.origins.admits(socket.headers):
         origin = _printable(socket.headers["origin"])
         return Refusal(
             403,
@@ -103,24 +103,24 @@ def refuse_stranger(socket: WebSocket, house: House) -> Refusal | None:
             f"pages of {origin} may not connect; this server's owner may start it with "
             f"--allow-origin {origin}",
         )
-    if house.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
+    if context.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
         return NO_KEY
     return None
 
 
-def refuse_now(key: str, house: House) -> Refusal | None:
+def refuse_now(key: str, context: ServerContext) -> Refusal | None:
     """Whether nobody is let in now, or nobody more with this key."""
-    if closed := house.closed:
-        return Refusal.when(closed)
-    most = house.limits.per_key
-    if most is not None and house.connections_of(key) >= most:
+    if unavailable := context.unavailable:
+        return Refusal.when(unavailable)
+    most = context.limits.per_key
+    if most is not None and context.connections_of(key) >= most:
         return Refusal(429, "per_key", f"this key has {most} connections, which is all it may", 5.0)
     return None
 
 
-async def refuse(socket: WebSocket, refusal: Refusal, house: House) -> None:
+async def refuse(socket: WebSocket, refusal: Refusal, context: ServerContext) -> None:
     """Tell who asked: over HTTP before the connection, which pages cannot see, so them within."""
-    note_refusal(refusal, house)
+    note_refusal(refusal, context)
     if "origin" not in socket.headers or refusal.retry_after_s is None:
         await socket.send_denial_response(refusal.answer())
         return
@@ -137,20 +137,20 @@ def asks_for_beta(socket: WebSocket) -> bool:
     return beta or _BETA_SUBPROTOCOL in socket.scope["subprotocols"]
 
 
-async def refuse_beta(socket: WebSocket, house: House) -> None:
+async def refuse_beta(socket: WebSocket, context: ServerContext) -> None:
     """Let a client of the beta in and close its connection with the reason, which it then sees."""
-    note_refusal(_BETA, house)
+    note_refusal(_BETA, context)
     await socket.accept(subprotocol(socket))
     await socket.close(_BETA_CLOSES, f"{_BETA.reason}: {_BETA.message}")
 
 
-def note_refusal(refusal: Refusal, house: House) -> None:
+def note_refusal(refusal: Refusal, context: ServerContext) -> None:
     """Count a refusal and log it, as often as anybody wants to read it.
 
     What an option of the server would change is a warning, and names the option.
     """
-    house.metrics.refusals.labels(refusal.reason).inc()
-    left_out = house.refusals.take(refusal.reason, time.monotonic())
+    context.metrics.refusals.labels(refusal.reason).inc()
+    left_out = context.refusals.take(refusal.reason, time.monotonic())
     if left_out is None:
         return
     fields = {"reason": refusal.reason, "status": refusal.status}

@@ -25,12 +25,12 @@ from mosstalk.server.admission import (
     subprotocol,
 )
 from mosstalk.server.connection import Connection
-from mosstalk.server.house import House
-from mosstalk.server.link import State
+from mosstalk.server.context import ServerContext
+from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.metrics import CONTENT_TYPE
-from mosstalk.server.pages import INDEX, Pages
+from mosstalk.server.pages import INDEX, PageFiles
 from mosstalk.server.realtime.protocol import RealtimeProtocol, WireLimits
-from mosstalk.server.watch import Watch
+from mosstalk.server.session_metrics import SessionMetrics
 
 REALTIME = "/v1/realtime"
 SERVED = (
@@ -42,9 +42,9 @@ _METHODS = ("GET", "HEAD")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
-def make_app(house: House) -> ASGIApp:
+def make_app(context: ServerContext) -> ASGIApp:
     """The application of one server."""
-    routes, pages = Routes(house), Pages()
+    routes, pages = Routes(context), PageFiles()
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
@@ -67,14 +67,14 @@ def make_app(house: House) -> ASGIApp:
         answers[f"/{name}"] = partial(_page, pages, name)
     for path, answer in answers.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
-    return _Entrance(app, house)
+    return _Entrance(app, context)
 
 
 class _Entrance:
     """What every request passes before it is routed, and every answer after it was made."""
 
-    def __init__(self, app: ASGIApp, house: House) -> None:
-        self._app, self._house = app, house
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app, self._context = app, context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_marked(message: Message) -> None:
@@ -82,17 +82,17 @@ class _Entrance:
                 message = {**message, "headers": [*message.get("headers", ()), _NO_SNIFFING]}
             await send(message)
 
-        refusal = refuse_name(Headers(scope=scope), self._house)
+        refusal = refuse_name(Headers(scope=scope), self._context)
         if refusal is None:
             await self._app(scope, receive, send_marked)
         elif scope["type"] == "websocket":
-            await refuse(WebSocket(scope, receive, send_marked), refusal, self._house)
+            await refuse(WebSocket(scope, receive, send_marked), refusal, self._context)
         else:
-            note_refusal(refusal, self._house)
+            note_refusal(refusal, self._context)
             await refusal.answer()(scope, receive, send_marked)
 
 
-async def _page(pages: Pages, name: str, request: Request) -> Response:
+async def _page(pages: PageFiles, name: str, request: Request) -> Response:
     return pages.answer(name, request)
 
 
@@ -117,30 +117,30 @@ def _nothing_at(what: str) -> Refusal:
 class Routes:
     """What is answered where."""
 
-    def __init__(self, house: House) -> None:
-        self._house, self._started_s = house, int(time.time())
+    def __init__(self, context: ServerContext) -> None:
+        self._context, self._started_s = context, int(time.time())
 
     async def health(self) -> Response:
         """200 as long as the worker lives, whatever it is doing."""
-        link = self._house.link
-        body: dict[str, Any] = {"status": "ok", "worker": link.state}
-        if link.dead.done():
-            body |= {"status": "dead", "failure": link.dead.result().message}
-        return JSONResponse(body, 503 if link.dead.done() else 200)
+        engine = self._context.engine
+        body: dict[str, Any] = {"status": "ok", "worker": engine.state}
+        if engine.dead.done():
+            body |= {"status": "dead", "failure": engine.dead.result().message}
+        return JSONResponse(body, 503 if engine.dead.done() else 200)
 
     async def ready(self) -> Response:
         """200 as long as somebody new is let in."""
-        if closed := self._house.closed:
-            return Refusal.when(closed).answer()
-        facts = self._house.link.ready.result()
-        body = {"status": "ready", "model": self._house.model, "worker": vars(facts)}
+        if unavailable := self._context.unavailable:
+            return Refusal.when(unavailable).answer()
+        info = self._context.engine.ready.result()
+        body = {"status": "ready", "model": self._context.model, "worker": vars(info)}
         return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted."""
-        house = self._house
-        house.metrics.unsent.set(house.unsent_s())
-        return self._stranger(request) or Response(house.metrics.text(), media_type=CONTENT_TYPE)
+        context = self._context
+        context.metrics.unsent.set(context.unsent_s())
+        return self._stranger(request) or Response(context.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         """The one model, as a list."""
@@ -151,7 +151,7 @@ class Routes:
         """A model by name."""
         if refused := self._stranger(request):
             return refused
-        if name != self._house.model:
+        if name != self._context.model:
             return Refusal(404, "model_not_found", f"there is no model {name!r} here").answer()
         return JSONResponse(self._model())
 
@@ -162,69 +162,69 @@ class Routes:
 
     async def no_socket(self, socket: WebSocket) -> None:
         """There is no WebSocket at this path."""
-        await refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"), self._house)
+        await refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"), self._context)
 
     async def realtime(self, socket: WebSocket) -> None:
         """A conversation."""
-        await _realtime(socket, self._house)
+        await _realtime(socket, self._context)
 
     def _stranger(self, request: Request) -> Response | None:
-        house = self._house
-        if house.keys.name_of(request.headers) is not None:
+        context = self._context
+        if context.keys.name_of(request.headers) is not None:
             return None
-        note_refusal(NO_KEY, house)
+        note_refusal(NO_KEY, context)
         return NO_KEY.answer()
 
     def _model(self) -> dict[str, Any]:
-        link, more = self._house.link, dict[str, Any]()
-        if link.state is State.READY:
-            facts = link.ready.result()
-            more = {"voices": facts.voices, "weights": facts.weights_kind}
-        own = {"id": self._house.model, "object": "model", "owned_by": "mosstalk"}
+        engine, more = self._context.engine, dict[str, Any]()
+        if engine.state is WorkerState.READY:
+            info = engine.ready.result()
+            more = {"voices": info.voices, "weights": info.weights_kind}
+        own = {"id": self._context.model, "object": "model", "owned_by": "mosstalk"}
         return own | {"created": self._started_s} | more
 
 
-async def _realtime(socket: WebSocket, house: House) -> None:
+async def _realtime(socket: WebSocket, context: ServerContext) -> None:
     """Let a client in or refuse it, and stay with it until it has gone."""
-    key = house.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
-    refusal = refuse_stranger(socket, house) or refuse_now(key, house)
+    key = context.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
+    refusal = refuse_stranger(socket, context) or refuse_now(key, context)
     if refusal:
-        await refuse(socket, refusal, house)
+        await refuse(socket, refusal, context)
         return
     if asks_for_beta(socket):
-        await refuse_beta(socket, house)
+        await refuse_beta(socket, context)
         return
-    with house.opening(key):  # before anything is waited for, so that all who came are counted
-        connection = await _opened(socket, house, key)
+    with context.opening(key):  # before anything is waited for, so that all who came are counted
+        connection = await _opened(socket, context, key)
     if connection:
         await connection.run(subprotocol(socket))
 
 
-async def _opened(socket: WebSocket, house: House, key: str) -> Connection | None:
+async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
-    protocol = _protocol(socket, house)
-    settings = house.fitted(protocol.settings)
+    protocol = _protocol(socket, context)
+    settings = context.fitted(protocol.settings)
     try:
-        remote = await house.link.open(settings, rows=house.recorder is not None)
+        session = await context.engine.open(settings, rows=context.recorder is not None)
     except MosstalkError as error:
-        await refuse(socket, Refusal.of(error), house)
+        await refuse(socket, Refusal.of(error), context)
         return None
-    if closed := house.closed:  # since it was let in
-        remote.close()
-        await refuse(socket, Refusal.when(closed), house)
+    if unavailable := context.unavailable:  # since it was let in
+        session.close()
+        await refuse(socket, Refusal.when(unavailable), context)
         return None
-    watch = Watch(house.metrics, settings, key)
-    facts, recorder = house.link.ready.result(), house.recorder
-    recording = recorder.open(settings, facts) if recorder else None
-    return Connection(socket, protocol, remote, house, watch, recording, key)
+    session_metrics = SessionMetrics(context.metrics, settings, key)
+    info, recorder = context.engine.ready.result(), context.recorder
+    recording = recorder.open(settings, info) if recorder else None
+    return Connection(socket, protocol, session, context, session_metrics, recording, key)
 
 
-def _protocol(socket: WebSocket, house: House) -> RealtimeProtocol:
-    facts, limits = house.link.ready.result(), house.limits
+def _protocol(socket: WebSocket, context: ServerContext) -> RealtimeProtocol:
+    info, limits = context.engine.ready.result(), context.limits
     return RealtimeProtocol(
-        model=house.model,
+        model=context.model,
         asked_model=socket.query_params.get("model"),
-        voices=facts.voices,
+        voices=info.voices,
         limits=WireLimits(
             message_bytes=limits.message_bytes,
             audio_bytes=limits.audio_bytes,
@@ -232,6 +232,6 @@ def _protocol(socket: WebSocket, house: House) -> RealtimeProtocol:
             tools_chars=limits.tools_chars,
             event_bytes=limits.event_bytes,
         ),
-        defaults=house.session_defaults,
-        transcribes=house.transcriber is not None,
+        defaults=context.session_defaults,
+        transcribes=context.transcriber is not None,
     )

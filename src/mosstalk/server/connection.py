@@ -1,7 +1,7 @@
 """One WebSocket and its session: what comes in goes to the session, what it tells goes out.
 
 Nothing here waits for a slow client on behalf of anybody else: what it has not read waits in an
-``Outbox`` of limited size, and what it sends too fast is left in its own socket.
+``SendQueue`` of limited size, and what it sends too fast is left in its own socket.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mosstalk.server.captions import Captions
-from mosstalk.server.house import LEFT_S, House
-from mosstalk.server.limits import Allowance
-from mosstalk.server.link import RemoteSession
-from mosstalk.server.outbox import Outbox, TooSlowError
-from mosstalk.server.realtime.protocol import RealtimeProtocol, Step, Transcript
+from mosstalk.server.context import LEFT_S, ServerContext
+from mosstalk.server.engine_client import SessionProxy
+from mosstalk.server.limits import ClientBudget
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
 from mosstalk.server.recording import Recording
-from mosstalk.server.watch import Watch
+from mosstalk.server.send_queue import SendQueue, TooSlowError
+from mosstalk.server.session_metrics import SessionMetrics
 from mosstalk.server.websocket import IS_GONE
 from mosstalk.session.commands import (
     Command,
@@ -75,31 +75,31 @@ class Connection:
         self,
         socket: WebSocket,
         protocol: RealtimeProtocol,
-        remote: RemoteSession,
-        house: House,
-        watch: Watch,
+        session: SessionProxy,
+        context: ServerContext,
+        metrics: SessionMetrics,
         recording: Recording | None,
         key: str,
     ) -> None:
         self.key = key
-        self._socket, self._protocol, self._remote = socket, protocol, remote
-        self._house, self._watch, self._recording = house, watch, recording
-        self._outbox = Outbox(house.limits)
-        self._captions = self._captioned(remote)
+        self._socket, self._protocol, self._session = socket, protocol, session
+        self._context, self._metrics, self._recording = context, metrics, recording
+        self._send_queue = SendQueue(context.limits)
+        self._captions = self._captioned(session)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._draining = self._told_to_end = False
-        self._allowance = Allowance(house.limits, time.monotonic())
+        self._budget = ClientBudget(context.limits, time.monotonic())
         self._passed_on = asyncio.Event()
         self._last_response: str | None = None
 
     @property
     def unsent_s(self) -> float:
         """Seconds of sound that wait for the client."""
-        return self._outbox.unsent_s
+        return self._send_queue.unsent_s
 
     async def run(self, subprotocol: str | None) -> None:
         """Accept, and talk until one side ends it; the session is over when this returns."""
-        self._house.enter(self)
+        self._context.enter(self)
         ending = Ending("vanished")
         closing = None
         try:
@@ -112,12 +112,12 @@ class Connection:
             _LOG.debug("a client went before it was let in")
         finally:
             await self._close_session()
-            self._house.leave(self)
-            self._watch.ended(ending.reason)
+            self._context.leave(self)
+            self._metrics.ended(ending.reason)
             if self._recording:
-                self._recording.ended(ending.reason, self._remote.rows)
+                self._recording.ended(ending.reason, self._session.rows)
         if closing:  # one that reads nothing may hear of it when it reads again
-            await asyncio.wait((closing,), timeout=self._house.limits.stalled_s)
+            await asyncio.wait((closing,), timeout=self._context.limits.stalled_s)
             closing.cancel()
 
     async def _talk(self) -> Ending:
@@ -129,7 +129,7 @@ class Connection:
         try:
             ending = await self._ending
             if ending.flush:
-                self._outbox.end()
+                self._send_queue.end()
                 left_s = _DRAINED_S if self._draining else LEFT_S
                 await asyncio.wait(tasks[-1:], timeout=left_s)
             return ending
@@ -142,7 +142,7 @@ class Connection:
 
     def drain(self) -> None:
         """End as soon as the conversation's response that is being made now, if any, has ended."""
-        self._last_response = self._watch.answering
+        self._last_response = self._metrics.answering
         self._draining = True
         if not self._last_response:
             self.send_away()
@@ -163,15 +163,15 @@ class Connection:
             if gone:
                 continue  # nobody waits any more for what would come of it
             raw = message.get("text") or message.get("bytes") or ""
-            self._house.metrics.messages.labels("in").inc()
+            self._context.metrics.messages.labels("in").inc()
             if self._recording:
                 self._recording.passed("client", raw)
             with self._metered():
                 self._act(self._protocol.from_client(raw))
-            self._allowance.cost(len(raw))
-            wait_s = self._allowance.wait_s(time.monotonic())
+            self._budget.cost(len(raw))
+            wait_s = self._budget.wait_s(time.monotonic())
             if wait_s or not self._is_served:
-                self._house.metrics.throttled.inc()
+                self._context.metrics.throttled.inc()
                 gone = await self._goes_before(self._served(wait_s))
             else:
                 await asyncio.sleep(0)  # the others have their turn
@@ -179,16 +179,16 @@ class Connection:
     @property
     def _is_served(self) -> bool:
         """Whether little of what the client has sent, or has been answered, is left to be done."""
-        limits = self._house.limits
-        room = self._remote.has_room(limits.unheard_s, limits.undone_commands)
-        return room and self._outbox.has_room and not self._protocol.waits
+        limits = self._context.limits
+        room = self._session.has_room(limits.unheard_s, limits.undone_commands)
+        return room and self._send_queue.has_room and not self._protocol.waits
 
     async def _served(self, wait_s: float) -> None:
         """Wait for so long, and for that."""
-        limits = self._house.limits
+        limits = self._context.limits
         await asyncio.sleep(wait_s)
-        await self._remote.room(limits.unheard_s, limits.undone_commands)
-        await self._outbox.room()
+        await self._session.room(limits.unheard_s, limits.undone_commands)
+        await self._send_queue.room()
         while self._protocol.waits:
             self._passed_on.clear()
             await self._passed_on.wait()
@@ -198,7 +198,7 @@ class Connection:
         """Count the processor's time for what is done within as the client's."""
         begun_s = time.thread_time()
         yield
-        self._allowance.cost(processor_s=time.thread_time() - begun_s)
+        self._budget.cost(processor_s=time.thread_time() - begun_s)
 
     async def _goes_before(self, wait: Coroutine[Any, Any, None]) -> bool:
         """Whether the client has gone before something is waited for that keeps it unread.
@@ -219,7 +219,7 @@ class Connection:
     # From the session.
 
     async def _follow(self) -> None:
-        async for event in self._remote:
+        async for event in self._session:
             self._note(event)
             if self._captions:
                 self._captions.take(event)
@@ -236,63 +236,63 @@ class Connection:
         if isinstance(event, Closed):
             code, message = _CLOSES.get(event.reason, (1011, "the session has failed"))
             self._end(Ending(event.reason, code, message, flush=True))
-        elif self._draining and self._watch.answering != self._last_response:
+        elif self._draining and self._metrics.answering != self._last_response:
             self.send_away()
 
-    def _captioned(self, remote: RemoteSession) -> Captions | None:
+    def _captioned(self, session: SessionProxy) -> Captions | None:
         def tell(transcript: Transcript) -> None:
             self._act(self._protocol.from_transcript(transcript))
 
-        transcriber = self._house.transcriber
+        transcriber = self._context.transcriber
         if transcriber is None:
             return None
-        return Captions(transcriber, remote.settings, self._pass_on, tell)
+        return Captions(transcriber, session.settings, self._pass_on, tell)
 
-    def _act(self, step: Step, event: Event | None = None) -> None:
+    def _act(self, step: ProtocolOutput, event: Event | None = None) -> None:
         for command in step.commands:
             if isinstance(command, UpdateSettings):
-                command = replace(command, settings=self._house.fitted(command.settings))
-            self._watch.told(command)
+                command = replace(command, settings=self._context.fitted(command.settings))
+            self._metrics.told(command)
             if self._recording:
                 self._recording.told(command)
             if self._captions:
                 self._captions.told(command)
-            self._remote.tell(command)
-            self._allowance.cost(commands=_work(command))
+            self._session.tell(command)
+            self._budget.cost(commands=_work(command))
         for note in step.notes:
-            self._watch.remark(note)
+            self._metrics.remark(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
         for wire_event in step.events:
             message = wire_event.to_json()
-            self._watch.sent(wire_event)
+            self._metrics.sent(wire_event)
             if self._recording:
                 self._recording.passed("server", message)
             try:
-                self._outbox.put(message, seconds)
-                self._allowance.cost(0 if seconds else len(message))
+                self._send_queue.put(message, seconds)
+                self._budget.cost(0 if seconds else len(message))
             except TooSlowError as error:
                 self._end(Ending("slow", 1008, f"too slow: {error}"))
                 return
             seconds = 0.0
 
     def _note(self, event: Event) -> None:
-        self._watch.heard(event)
+        self._metrics.heard(event)
         if self._recording:
             self._recording.heard(event)
 
     # To the client.
 
     async def _send(self) -> None:
-        sent = self._house.metrics.messages.labels("out")
-        while (message := await self._outbox.get()) is not None:
+        sent = self._context.metrics.messages.labels("out")
+        while (message := await self._send_queue.get()) is not None:
             try:
-                async with asyncio.timeout(self._house.limits.stalled_s):
+                async with asyncio.timeout(self._context.limits.stalled_s):
                     await self._socket.send_text(message)
             except TimeoutError:
                 self._end(Ending("stalled", 1008, "too slow: nothing is being read"))
                 return
             except WebSocketDisconnect:
-                self._outbox.drop()
+                self._send_queue.drop()
                 return  # the receiving side finds out how
             sent.inc()
 
@@ -319,17 +319,17 @@ class Connection:
     def _tell_session_to_end(self, reason: str) -> None:
         if not self._told_to_end:
             self._told_to_end = True
-            self._remote.close(reason)
+            self._session.close(reason)
 
     async def _close_session(self) -> None:
         """End the session and see it end, so that its blocks are free."""
         self._tell_session_to_end(CloseReason.CLIENT)
         try:
             async with asyncio.timeout(2 * LEFT_S):
-                async for event in self._remote:
+                async for event in self._session:
                     self._note(event)
         except TimeoutError:
-            _LOG.error("a session did not end", extra={"session": self._watch.session_id})
+            _LOG.error("a session did not end", extra={"session": self._metrics.session_id})
 
 
 def _work(command: Command) -> float:

@@ -17,14 +17,20 @@ import uvicorn
 from mosstalk.errors import OptionError
 from mosstalk.server.app import make_app
 from mosstalk.server.auth import Hosts, Keys, Origins
-from mosstalk.server.gate import OTHER_FILES, Gate, HttpProtocol, ServerConfig, most_files
-from mosstalk.server.house import House
+from mosstalk.server.connection_limiter import (
+    OTHER_FILES,
+    ConnectionLimiter,
+    HttpProtocol,
+    ServerConfig,
+    raise_file_limit,
+)
+from mosstalk.server.context import ServerContext
+from mosstalk.server.engine_client import EngineClient
+from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
 from mosstalk.server.limits import Limits
-from mosstalk.server.link import EngineLink
 from mosstalk.server.logs import LogStyle
-from mosstalk.server.memory import tidy
-from mosstalk.server.messages import Facts, Failed, Loading, WorkerOptions
 from mosstalk.server.metrics import Metrics
+from mosstalk.server.process_memory import trim_memory_forever
 from mosstalk.server.recording import Recorder
 from mosstalk.server.streams import bounded_output
 from mosstalk.server.transcriber import Transcriber
@@ -74,7 +80,7 @@ class Reports:
 
     listening: Callable[[str], None] = lambda _: None
     loading: Callable[[Loading], None] = lambda _: None
-    ready: Callable[[Facts], None] = lambda _: None
+    ready: Callable[[WorkerInfo], None] = lambda _: None
     failed: Callable[[Failed], None] = lambda _: None
 
 
@@ -123,34 +129,36 @@ class Front:
 
     async def run(self) -> int:
         """Serve; the exit code."""
-        house = self._house()
+        context = self._context()
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
-        server = _Server(_uvicorn_config(house))
+        server = _Server(_uvicorn_config(context))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
-        tidying = asyncio.create_task(tidy())
+        tidying = asyncio.create_task(trim_memory_forever())
         try:
-            await house.link.start()
-            if house.transcriber:
-                await house.transcriber.start()
+            await context.engine.start()
+            if context.transcriber:
+                await context.transcriber.start()
             self._reports.listening(_url(self._listener))
-            code = await self._until_the_end(house)
+            code = await self._until_the_end(context)
         finally:
             tidying.cancel()
             server.should_exit = server.force_exit = True
             await serving
-            await house.link.stop()
-            if house.transcriber:
-                await house.transcriber.stop()
-            if house.recorder:
-                house.recorder.stop()
+            await context.engine.stop()
+            if context.transcriber:
+                await context.transcriber.stop()
+            if context.recorder:
+                context.recorder.stop()
         return code
 
-    def _house(self) -> House:
+    def _context(self) -> ServerContext:
         options, metrics = self._options, Metrics()
-        return House(
-            EngineLink(options.worker, options.watchdog_s, metrics.pulsed, self._reports.loading),
+        return ServerContext(
+            EngineClient(
+                options.worker, options.watchdog_s, metrics.on_heartbeat, self._reports.loading
+            ),
             metrics,
             options.limits,
             Keys(options.keys),
@@ -162,32 +170,32 @@ class Front:
             Transcriber(options.transcriber, options.log) if options.transcriber else None,
         )
 
-    async def _until_the_end(self, house: House) -> int:
-        becoming = asyncio.create_task(self._become_ready(house))
-        over = await _first(self._signals.get(), _failure_of(house.link))
+    async def _until_the_end(self, context: ServerContext) -> int:
+        becoming = asyncio.create_task(self._become_ready(context))
+        over = await _first(self._signals.get(), _failure_of(context.engine))
         becoming.cancel()
         if isinstance(over, Failed):
-            return await self._last_words(over, house)
+            return await self._last_words(over, context)
         _LOG.info("draining for up to %g s; a second signal ends at once", self._options.drain_s)
-        again = await _first(self._signals.get(), house.drain(self._options.drain_s))
+        again = await _first(self._signals.get(), context.drain(self._options.drain_s))
         if again is not None:
-            house.link.kill()
+            context.engine.kill()
             return 128 + int(again)
         return 0
 
-    async def _become_ready(self, house: House) -> None:
-        facts = await asyncio.shield(house.link.ready)
-        house.metrics.worker_up.set(1)
-        _LOG.info("ready: %s on %s in %s", facts.model, facts.device, facts.dtype)
-        self._reports.ready(facts)
+    async def _become_ready(self, context: ServerContext) -> None:
+        info = await asyncio.shield(context.engine.ready)
+        context.metrics.worker_up.set(1)
+        _LOG.info("ready: %s on %s in %s", info.model, info.device, info.dtype)
+        self._reports.ready(info)
 
-    async def _last_words(self, failure: Failed, house: House) -> int:
+    async def _last_words(self, failure: Failed, context: ServerContext) -> int:
         """Let clients hear of it, and whoever asks for /health."""
-        house.metrics.worker_up.set(0)
+        context.metrics.worker_up.set(0)
         self._reports.failed(failure)
         if failure.by_input:
             return WRONG_INPUT
-        await asyncio.gather(house.empty(5.0), asyncio.sleep(_LAST_WORDS_S))
+        await asyncio.gather(context.empty(5.0), asyncio.sleep(_LAST_WORDS_S))
         return WORKER_DEAD
 
 
@@ -199,12 +207,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(house: House) -> uvicorn.Config:
-    limits = house.limits
-    most_files(limits.connections + OTHER_FILES)
+def _uvicorn_config(context: ServerContext) -> uvicorn.Config:
+    limits = context.limits
+    raise_file_limit(limits.connections + OTHER_FILES)
     return ServerConfig(
-        Gate(limits, house.metrics),
-        make_app(house),
+        ConnectionLimiter(limits, context.metrics),
+        make_app(context),
         log_config=None,
         access_log=False,
         http=HttpProtocol,
@@ -227,8 +235,8 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _failure_of(link: EngineLink) -> Failed:
-    return await asyncio.shield(link.dead)
+async def _failure_of(engine: EngineClient) -> Failed:
+    return await asyncio.shield(engine.dead)
 
 
 async def _first(*waits: Coroutine[Any, Any, _T]) -> _T:

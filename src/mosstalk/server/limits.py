@@ -83,7 +83,7 @@ class Limits:
                 raise OptionError(f"{name} must be above 0, not {value}")
 
 
-class Pace:
+class TokenBucket:
     """A bucket that fills at ``per_s`` and holds ``burst_s`` seconds' worth."""
 
     def __init__(self, per_s: float, burst_s: float, now_s: float) -> None:
@@ -98,17 +98,19 @@ class Pace:
         return max(0.0, -self._left / self._per_s)
 
 
-class Allowance:
+class ClientBudget:
     """What one client may cost: messages, bytes of them and of their answers, processor time, and
     commands for its session.
     """
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         burst_s = limits.burst_s
-        self._messages = Pace(limits.messages_per_s, burst_s, now_s)
-        self._bytes = Pace(limits.bytes_per_s, burst_s, now_s)
-        self._processor = Pace(limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s)
-        self._commands = Pace(limits.commands_per_s, burst_s, now_s)
+        self._messages = TokenBucket(limits.messages_per_s, burst_s, now_s)
+        self._bytes = TokenBucket(limits.bytes_per_s, burst_s, now_s)
+        self._processor = TokenBucket(
+            limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s
+        )
+        self._commands = TokenBucket(limits.commands_per_s, burst_s, now_s)
         self._cost_bytes, self._cost_s, self._cost_commands = 0, 0.0, 0.0
 
     def cost(self, count: int = 0, processor_s: float = 0.0, commands: float = 0.0) -> None:

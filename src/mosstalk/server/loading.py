@@ -14,8 +14,8 @@ from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
 from mosstalk.prepared.start import require_room, settings_named, take_kernels
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
-from mosstalk.server.messages import BY_HAND, Facts, WorkerOptions
-from mosstalk.server.steps import Faults, WatchedRunner, watch_steps
+from mosstalk.server.ipc import BY_HAND, WorkerInfo, WorkerOptions
+from mosstalk.server.timed_runner import Faults, TimedRunner, time_steps
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
@@ -28,16 +28,16 @@ class Loaded:
     """A host that was not started, and what is to be said of it."""
 
     host: Host
-    steps: WatchedRunner
+    steps: TimedRunner
     config: LanguageModelConfig
     name: str
     detector: Detector | None
 
-    def facts(self, warm_up_s: float) -> Facts:
+    def info(self, warm_up_s: float) -> WorkerInfo:
         """To be asked once the host was started."""
         core = self.host.engine.core
         longest = min(self.config.max_position_embeddings, core.pool.size * core.pool.rows)
-        return Facts(
+        return WorkerInfo(
             weights_kind=self.config.weights_kind,
             model=self.name,
             device=str(core.model.device),
@@ -93,7 +93,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
         )
     fit_threads(device, [host.engine.core.model])
     faults = faults_folder()
-    steps = watch_steps(host.engine.core, Faults(faults) if faults else None)
+    steps = time_steps(host.engine.core, Faults(faults) if faults else None)
     config = LanguageModelConfig.from_folder(model)
     return Loaded(host, steps, config, _name_of(model, codec), detector)
 

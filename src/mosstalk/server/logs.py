@@ -43,7 +43,7 @@ class LogStyle:
 
 
 @dataclass
-class Seldom:
+class LogLimiter:
     """Which of the lines that strangers can cause are logged: ``most`` of a kind in ``per_s``."""
 
     most: int = 10

@@ -6,7 +6,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from mosstalk.runtime.busy import BusyPart
-from mosstalk.server.messages import Pulse
+from mosstalk.server.ipc import Heartbeat
 from mosstalk.session.events import ResponseDone, Timings, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -91,18 +91,18 @@ class Metrics:
         """Everything, as Prometheus reads it."""
         return generate_latest(self.registry)
 
-    def pulsed(self, pulse: Pulse) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take what the worker says of itself."""
-        self.sessions.set(pulse.sessions)
-        self.replies.set(pulse.replies)
-        self.waiting.set(pulse.waiting)
-        self.blocks.labels("used").set(pulse.blocks_in_use)
-        self.blocks.labels("free").set(pulse.blocks - pulse.blocks_in_use)
-        self.worker_memory.set(pulse.memory_bytes)
-        self.engine_silent.set(pulse.engine_silent_s)
-        for step_s in pulse.steps_s:
+        self.sessions.set(heartbeat.sessions)
+        self.replies.set(heartbeat.replies)
+        self.waiting.set(heartbeat.waiting)
+        self.blocks.labels("used").set(heartbeat.blocks_in_use)
+        self.blocks.labels("free").set(heartbeat.blocks - heartbeat.blocks_in_use)
+        self.worker_memory.set(heartbeat.memory_bytes)
+        self.engine_silent.set(heartbeat.engine_silent_s)
+        for step_s in heartbeat.steps_s:
             self.step.observe(step_s)
-        for part, busy in pulse.busy.items():
+        for part, busy in heartbeat.busy.items():
             self.busy.labels(part).inc(busy.wall_s)
             self.busy_cpu.labels(part).inc(busy.cpu_s)
             self.card.labels(part).inc(busy.card_s)

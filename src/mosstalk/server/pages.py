@@ -25,7 +25,7 @@ _TYPES = {
 _HOST = re.compile(r"[\w.:\[\]-]+")
 
 
-class Pages:
+class PageFiles:
     """Files by their place in the folder, as it is when this is made; nothing else is given."""
 
     def __init__(self, folder: Path = FOLDER) -> None:

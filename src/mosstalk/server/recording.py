@@ -26,7 +26,7 @@ from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import Row
 from mosstalk.errors import OutputError
 from mosstalk.files import as_text
-from mosstalk.server.messages import Facts
+from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.metrics import Metrics
 from mosstalk.session import commands as told
 from mosstalk.session import events
@@ -60,9 +60,9 @@ class Recorder:
         self._thread.start()
         metrics.recorder_up.set_function(self._thread.is_alive)
 
-    def open(self, settings: SessionSettings, facts: Facts) -> "Recording":
+    def open(self, settings: SessionSettings, info: WorkerInfo) -> "Recording":
         """A recording of a session that begins now."""
-        return Recording(self, settings, facts)
+        return Recording(self, settings, info)
 
     def stop(self) -> None:
         """Write what waits, and end."""
@@ -116,8 +116,8 @@ class Recorder:
 class Recording:
     """Is shown everything about one session, in order; never waits and never raises."""
 
-    def __init__(self, recorder: Recorder, settings: SessionSettings, facts: Facts) -> None:
-        self._recorder, self._settings, self._facts = recorder, settings, facts
+    def __init__(self, recorder: Recorder, settings: SessionSettings, info: WorkerInfo) -> None:
+        self._recorder, self._settings, self._info = recorder, settings, info
         self._begun_s, self._began = time.monotonic(), datetime.now(UTC)
         self._early: list[tuple[Callable[[_Files], None], int]] = []
         self._files: _Files | None = None
@@ -138,7 +138,7 @@ class Recording:
             self._session_id = event.session_id
             opened = {
                 "format": FORMAT, "version": __version__, "session_id": event.session_id,
-                "began": self._began.isoformat(), "worker": asdict(self._facts),
+                "began": self._began.isoformat(), "worker": asdict(self._info),
                 "settings": asdict(self._settings),
             }  # fmt: skip
             self._open(opened)

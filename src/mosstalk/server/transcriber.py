@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 
 from mosstalk.errors import OptionError
+from mosstalk.server.channel import Channel
 from mosstalk.server.child_process import start_child
 from mosstalk.server.logs import LogStyle
-from mosstalk.server.wire import Wire
 
 _LOG = logging.getLogger(__name__)
 SHIPPED = "whisper-tiny"
@@ -24,7 +24,7 @@ GONE = "the transcriber has ended"
 
 
 @dataclass(frozen=True)
-class Begin:
+class LoadModel:
     """The first message: which model to load."""
 
     model: str
@@ -32,7 +32,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Sound:
+class TranscriptionRequest:
     """Sound to be written down: int16 at ``rate``."""
 
     number: int
@@ -41,7 +41,7 @@ class Sound:
 
 
 @dataclass(frozen=True)
-class Written:
+class Transcription:
     """What was said; ``failed`` says why nothing was made of it."""
 
     number: int
@@ -66,30 +66,30 @@ class Transcriber:
     """Writes down sound in a process of its own, one piece after the other."""
 
     def __init__(self, model: str, log: LogStyle) -> None:
-        self._begin = Begin(model, log)
+        self._begin = LoadModel(model, log)
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Written]] = {}
+        self._waiting: dict[int, asyncio.Future[Transcription]] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._wire: Wire | None = None
+        self._channel: Channel | None = None
         self._listening: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
         """Start the process; what is asked before it has loaded waits."""
-        self._process, end = start_child("mosstalk.server.scribe")
-        self._wire = await Wire.over(end)
-        self._wire.post(self._begin)
+        self._process, end = start_child("mosstalk.server.whisper_worker")
+        self._channel = await Channel.over(end)
+        self._channel.post(self._begin)
         self._listening = asyncio.create_task(self._listen())
 
-    async def write(self, pcm: bytes, rate: int) -> Written:
+    async def write(self, pcm: bytes, rate: int) -> Transcription:
         """What is said in sound of int16 at ``rate``; never raises."""
         number = next(self._numbers)
-        if self._wire is None:
-            return Written(number, failed=GONE)
+        if self._channel is None:
+            return Transcription(number, failed=GONE)
         if len(self._waiting) >= _MOST_WAITING:
-            return Written(number, failed=BUSY)
+            return Transcription(number, failed=BUSY)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._wire.post(Sound(number, pcm, rate))
+        self._channel.post(TranscriptionRequest(number, pcm, rate))
         return await future
 
     async def stop(self) -> None:
@@ -102,16 +102,16 @@ class Transcriber:
             await self._listening
 
     async def _listen(self) -> None:
-        assert self._wire
-        async for written in self._wire:
+        assert self._channel
+        async for written in self._channel:
             future = self._waiting.pop(written.number)
             if not future.done():
                 future.set_result(written)
         if not self._stopping:
             _LOG.error("%s; the talk goes on without transcripts", GONE)
-        self._wire.close()
-        self._wire = None
+        self._channel.close()
+        self._channel = None
         for number, future in self._waiting.items():
             if not future.done():
-                future.set_result(Written(number, failed=GONE))
+                future.set_result(Transcription(number, failed=GONE))
         self._waiting.clear()

@@ -18,9 +18,9 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from mosstalk.server.admission import Refusal
-from mosstalk.server.gate import ServerConfig
-from mosstalk.server.house import DRAINING
-from mosstalk.server.limits import Pace
+from mosstalk.server.connection_limiter import ServerConfig
+from mosstalk.server.context import DRAINING
+from mosstalk.server.limits import TokenBucket
 
 IS_GONE = "mosstalk.is_gone"
 """The extension of a connection's scope: a function that says whether the client has gone."""
@@ -44,14 +44,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **more: Any) -> None:
         super().__init__(config, *args, **more)
-        self._gate = cast(ServerConfig, config).gate
-        limits = self._gate.limits
+        self._limiter = cast(ServerConfig, config).limiter
+        limits = self._limiter.limits
         self._unread = bytearray()
         self._sent_away = False
         self._pings_sent = 0
         self._parsing: asyncio.Handle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._next_to_nothing = Pace(limits.control_frames_per_s, limits.burst_s, self.loop.time())
+        self._next_to_nothing = TokenBucket(
+            limits.control_frames_per_s, limits.burst_s, self.loop.time()
+        )
 
     def data_received(self, data: bytes) -> None:
         """Keep what has come, and parse as much of it as may be."""
@@ -197,18 +199,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().data_received(piece)
         if not self._unread and not self.handshake_initiated:
             self._refuse_handshake()
-        if self._unfinished_bytes <= self._gate.limits.large_bytes:
+        if self._unfinished_bytes <= self._limiter.limits.large_bytes:
             self._end_deadline()
             if self.queue.empty():
-                self._gate.done_with_large(self)
+                self._limiter.done_with_large(self)
         self._pause(bool(self._unread) or not self._free)
 
     def _may_grow(self) -> bool:
         """Whether an unfinished message may grow: those that are large only a few at a time."""
-        limits = self._gate.limits
+        limits = self._limiter.limits
         if self._unfinished_bytes <= limits.large_bytes:
             return True
-        if not self._gate.may_read_large(self):
+        if not self._limiter.may_read_large(self):
             return False
         if self._deadline is None:
             self._deadline = self.loop.call_later(limits.message_s, self._unfinished)
@@ -229,10 +231,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.resume_reading()
 
     def _unfinished(self) -> None:
-        if not self._gate.others_wait:  # a slow line takes nobody's place
+        if not self._limiter.others_wait:  # a slow line takes nobody's place
             self._deadline = self.loop.call_later(_AGAIN_S, self._unfinished)
             return
-        most_s = self._gate.limits.message_s
+        most_s = self._limiter.limits.message_s
         self._fail(f"a message was not whole after {most_s:g} s: send long sound in pieces")
 
     def _count_fragment(self, frame: Frame) -> None:
@@ -264,7 +266,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.reader.buffer.clear()
         self.frames = []
         self._end_deadline()
-        self._gate.done_with_large(self)
+        self._limiter.done_with_large(self)
 
     def _refuse_handshake(self) -> None:
         """Say what websockets has against a request that h11 let through: its headers' size."""

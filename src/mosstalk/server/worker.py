@@ -15,27 +15,27 @@ from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
-from mosstalk.server import messages as said
+from mosstalk.server import ipc
+from mosstalk.server.channel import Channel
 from mosstalk.server.loading import Loaded, load
-from mosstalk.server.memory import resident_bytes, tidy
-from mosstalk.server.wire import Wire
+from mosstalk.server.process_memory import resident_bytes, trim_memory_forever
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session
 
 _LOG = logging.getLogger(__name__)
-PULSE_S = 0.25
+HEARTBEAT_S = 0.25
 
 
 async def serve(end: socket.socket) -> int:
     """Do what comes over the link until it is closed; the exit code."""
-    wire = await Wire.over(end)
-    messages = aiter(wire)
+    channel = await Channel.over(end)
+    messages = aiter(channel)
     start = await anext(messages, None)
-    if not isinstance(start, said.Start):
+    if not isinstance(start, ipc.Start):
         return 0
     start.options.log.install("worker")
-    worker = Worker(wire, start.options)
+    worker = Worker(channel, start.options)
     working = asyncio.create_task(worker.run())
     reading = asyncio.create_task(worker.obey(messages))
     await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -50,10 +50,10 @@ async def serve(end: socket.socket) -> int:
 class Worker:
     """Loads, says when it is ready, and lends its sessions to the front."""
 
-    def __init__(self, wire: Wire, options: said.WorkerOptions) -> None:
-        self._wire, self._options = wire, options
+    def __init__(self, channel: Channel, options: ipc.WorkerOptions) -> None:
+        self._channel, self._options = channel, options
         self._loaded: Loaded | None = None
-        self._probe = _Probe()
+        self._probe = _EngineProbe()
         self._loop_cpu_s = 0.0
         self._begun_s = time.monotonic()
         self._sessions: dict[int, Session] = {}
@@ -63,14 +63,14 @@ class Worker:
 
     async def run(self) -> int:
         """Load, warm up, and watch the engine until it ends; the exit code."""
-        beside = (asyncio.create_task(self._beat()), asyncio.create_task(tidy()))
+        beside = (asyncio.create_task(self._beat()), asyncio.create_task(trim_memory_forever()))
         try:
             return await self._work()
         except MosstalkError as error:
-            await self._wire.send(said.Failed(str(error), by_input=True))
+            await self._channel.send(ipc.Failed(str(error), by_input=True))
         except Exception as error:
             _LOG.exception("the worker failed")
-            await self._wire.send(said.Failed(f"{type(error).__name__}: {error}"))
+            await self._channel.send(ipc.Failed(f"{type(error).__name__}: {error}"))
         finally:
             for task in beside:
                 task.cancel()
@@ -79,11 +79,11 @@ class Worker:
     async def obey(self, messages: AsyncIterator[Any]) -> None:
         """Do what the front says until it says ``Stop`` or is gone."""
         async for message in messages:
-            if isinstance(message, said.Stop):
+            if isinstance(message, ipc.Stop):
                 return
-            if isinstance(message, said.Tell):
+            if isinstance(message, ipc.SessionCommand):
                 self._tell(message.number, message.command)
-            elif isinstance(message, said.Open):
+            elif isinstance(message, ipc.Open):
                 self._early[message.number] = []
                 task = asyncio.create_task(self._converse(message))
                 self._tasks.add(task)
@@ -94,13 +94,13 @@ class Worker:
         if self._loaded:
             await self._loaded.host.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._wire.close()
+        self._channel.close()
 
     async def _work(self) -> int:
         loop = asyncio.get_running_loop()
 
         def tell(what: str, done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._wire.post, said.Loading(what, done, total))
+            loop.call_soon_threadsafe(self._channel.post, ipc.Loading(what, done, total))
 
         loaded = await asyncio.to_thread(load, self._options, tell)
         host = loaded.host
@@ -113,36 +113,36 @@ class Worker:
         self._spent()
         expect_no_more()
         _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
-        self._wire.post(said.Ready(loaded.facts(time.monotonic() - begun_s)))
+        self._channel.post(ipc.Ready(loaded.info(time.monotonic() - begun_s)))
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
         failure = host.engine.failure
         _LOG.error("the engine has ended", exc_info=failure)
         await asyncio.gather(*self._tasks)
-        await self._wire.send(said.Failed(f"the engine has ended: {type(failure).__name__}"))
+        await self._channel.send(ipc.Failed(f"the engine has ended: {type(failure).__name__}"))
         return 1
 
-    async def _converse(self, asked: said.Open) -> None:
+    async def _converse(self, asked: ipc.Open) -> None:
         """One session, from its opening to its last event."""
         number = asked.number
         try:
             session = await self._opened(asked)
         except MosstalkError as error:
             self._early.pop(number)
-            await self._wire.send(said.Refused.of(number, error))
+            await self._channel.send(ipc.Refused.of(number, error))
             return
         self._sessions[number] = session
         for command in self._early.pop(number):
             session.do(command)
-        self._wire.post(said.Opened(number))
+        self._channel.post(ipc.Opened(number))
         async for event in session:
             if isinstance(event, Closed):
                 self._sessions.pop(number)
                 if asked.rows:
-                    self._wire.post(said.Rows(number, session.conversation_rows()))
-            await self._wire.send(said.Told(number, event))
+                    self._channel.post(ipc.Rows(number, session.conversation_rows()))
+            await self._channel.send(ipc.SessionEvent(number, event))
 
-    async def _opened(self, asked: said.Open) -> Session:
+    async def _opened(self, asked: ipc.Open) -> Session:
         if not self._loaded:
             raise EngineStoppedError("the models are still being loaded")
         try:
@@ -165,15 +165,15 @@ class Worker:
             loaded = self._loaded
             if loaded:
                 self._probe.look(loaded.host.engine)
-            await self._wire.send(self._pulse(loaded))
-            await asyncio.sleep(PULSE_S)
+            await self._channel.send(self._heartbeat(loaded))
+            await asyncio.sleep(HEARTBEAT_S)
 
-    def _pulse(self, loaded: Loaded | None) -> said.Pulse:
+    def _heartbeat(self, loaded: Loaded | None) -> ipc.Heartbeat:
         memory = resident_bytes()
         if loaded is None:
-            return said.Pulse(0.0, 0, 0, 0, 0, 0, memory)
+            return ipc.Heartbeat(0.0, 0, 0, 0, 0, 0, memory)
         figures = loaded.host.figures
-        return said.Pulse(
+        return ipc.Heartbeat(
             engine_silent_s=self._probe.silent_s,
             sessions=figures.sessions,
             replies=figures.replies,
@@ -195,7 +195,7 @@ class Worker:
         return taken()
 
 
-class _Probe:
+class _EngineProbe:
     """Asks the engine's thread for nothing, to see how long it takes to be done."""
 
     def __init__(self) -> None:

@@ -24,13 +24,13 @@ ROLES = ("user", "system", "assistant")
 _STRIDE = 256
 
 
-class Scribe:
+class PromptBuilder:
     """Writes turns as rows, each by itself: what came before changes no row of a turn."""
 
     def __init__(self, ids: SpecialIds, encode: Encode) -> None:
         self.ids = ids
         self._encode = encode
-        self._listening = self.turn("user", SpeechSegment(()))
+        self._empty_turn = self.turn("user", SpeechSegment(()))
         # Without codes the turn ends with eosp, im_end and the newline.
         self._closing = 2 + len(encode("\n"))
         self.prefix_rows = 2 + len(encode("assistant\n"))
@@ -44,15 +44,15 @@ class Scribe:
 
     def text(self, role: str, text: str) -> list[Row]:
         """Rows of a typed turn; raise TextError if it cannot be encoded."""
-        return self.turn(role, self.written_segment(text))
+        return self.turn(role, self.text_segment(text))
 
-    def written_segment(self, text: str) -> TextSegment:
+    def text_segment(self, text: str) -> TextSegment:
         """Text as a part of a turn; raise TextError if it cannot be encoded."""
         return TextSegment(tuple(self._encode(text)))
 
-    def listening(self, codes: list[int]) -> list[Row]:
+    def open_turn(self, codes: list[int]) -> list[Row]:
         """Rows of a spoken turn of the user that goes on."""
-        opening = self._listening[: -self._closing]
+        opening = self._empty_turn[: -self._closing]
         return opening + [(self.ids.modality_pad, code) for code in codes]
 
     def reply(self, reply: Reply, *, speech: bool, heard_codes: int | None) -> list[Row]:
@@ -62,7 +62,7 @@ class Scribe:
         conversation.close_reply(reply, heard_codes)
         return conversation.rows
 
-    def written(self, reply: Reply, heard_codes: int | None) -> list[int]:
+    def text_ids(self, reply: Reply, heard_codes: int | None) -> list[int]:
         """Text ids of a reply that its history holds."""
         prefix = (self.ids.im_end, self.ids.audio_pad)
         rows, _ = cut_reply(reply, heard_codes, self.ids, prefix)
@@ -124,17 +124,17 @@ class History:
         return self._entries[-1].item_id if self._entries else None
 
     def unchanged(self, rows: int) -> int:
-        """How many of the first ``rows`` rows are as they were when ``told`` was called."""
+        """How many of the first ``rows`` rows are as they were when ``mark_synced`` was called."""
         return min(rows, self._unchanged)
 
-    def told(self) -> None:
+    def mark_synced(self) -> None:
         """Somebody knows all rows as they are now."""
         self._unchanged = len(self.rows)
 
     def rewrite(self, entry: Entry, rows: list[Row]) -> None:
         """Give an item other rows, whether it is among these or not."""
         if self._by_id.get(entry.item_id) is entry:
-            self._put(self._start(entry), entry.rows, rows)
+            self._replace(self._start(entry), entry.rows, rows)
         entry.rows = rows
 
     def _start(self, entry: Entry) -> int:
@@ -146,7 +146,7 @@ class History:
                 break
         return start
 
-    def _put(self, start: int, before: list[Row], after: list[Row]) -> None:
+    def _replace(self, start: int, before: list[Row], after: list[Row]) -> None:
         """Put rows in place of those that stand at ``start``."""
         same = common_rows(before, after)
         if same < max(len(before), len(after)):
@@ -189,13 +189,13 @@ class History:
         self._entries.insert(place, entry)
         self._by_id[entry.item_id] = entry
         # Its own rows, which that counts, are not there yet.
-        self._put(self._start(entry) + len(entry.rows), [], entry.rows)
+        self._replace(self._start(entry) + len(entry.rows), [], entry.rows)
         if entry.role == "system":
             self.system_rows += len(entry.rows)
 
     def remove(self, entry: Entry) -> None:
         """Take an item out."""
-        self._put(self._start(entry), entry.rows, [])
+        self._replace(self._start(entry), entry.rows, [])
         self._entries.remove(entry)
         self._by_id.pop(entry.item_id)
         if entry.role == "system":

@@ -20,13 +20,13 @@ from mosstalk.progress import Progress
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.commands import CreateResponse, CreateText
-from mosstalk.session.desk import require_usable
+from mosstalk.session.conversation_state import require_usable
+from mosstalk.session.decoder_worker import DecoderWorker
+from mosstalk.session.encoder_worker import EncoderWorker, held_s
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
-from mosstalk.session.mouth import Mouth
-from mosstalk.session.senses import Senses, held_s
+from mosstalk.session.resources import SessionResources
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
-from mosstalk.session.stage import Stage
 from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
@@ -90,7 +90,7 @@ class Host:
         self._deadline_lock = DeadlineLock() if self.options.in_turn else None
         self.engine = AsyncEngine(core, self._deadline_lock)
         self._pipeline, self._detector, self._clock = pipeline, detector, clock
-        self._stage: Stage | None = None
+        self._resources: SessionResources | None = None
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -167,15 +167,15 @@ class Host:
     async def start(self) -> None:
         """Begin; the default voice is made ready."""
         pipeline = self._pipeline
-        self._stage = Stage(
+        self._resources = SessionResources(
             pipeline,
             self.engine,
-            Senses(
+            EncoderWorker(
                 pipeline.codec.tokenizer,
                 self._detector,
                 held_s(self.options.sessions) if pipeline.codec.device.type == "cuda" else None,
             ),
-            self._mouth(),
+            self._new_decoder_worker(),
             self._clock,
             self.options.voices,
         )
@@ -186,12 +186,12 @@ class Host:
         """Close every session, then end the threads."""
         closing = [session.close(CloseReason.HOST) for session in self.sessions.values()]
         await asyncio.gather(*closing)
-        stage = self._started()
+        resources = self._started()
         await asyncio.to_thread(self.engine.stop)
         if self._watch:
             await self._watch
-        await asyncio.to_thread(stage.senses.stop)
-        await asyncio.to_thread(stage.mouth.stop)
+        await asyncio.to_thread(resources.encoder_worker.stop)
+        await asyncio.to_thread(resources.decoder_worker.stop)
 
     async def open(self, settings: SessionSettings | None = None) -> Session:
         """A new session; ``async with`` closes it.
@@ -201,25 +201,25 @@ class Host:
             EngineStoppedError: the engine has ended.
             OptionError, ScriptError, SessionError, VoiceError: the settings cannot be used here.
         """
-        stage, settings = self._started(), settings or SessionSettings()
+        resources, settings = self._started(), settings or SessionSettings()
         if self.engine.ended.done():
             raise EngineStoppedError(f"the engine has ended: {self.engine.failure}")
-        await require_usable(stage, settings)
+        await require_usable(resources, settings)
         if len(self.sessions) >= self.options.sessions:
             raise EngineFullError(
                 f"{len(self.sessions)} sessions are open, which is all there may be; come back in "
                 f"{_COME_BACK_S:.0f} s",
                 _COME_BACK_S,
             )
-        session = Session(stage, settings, self._gone)
+        session = Session(resources, settings, self._on_session_closed)
         self.sessions[session.session_id] = session
         return session
 
-    def _mouth(self) -> Mouth:
+    def _new_decoder_worker(self) -> DecoderWorker:
         codec = self._pipeline.codec
         decoder = self._decoder or _decoder_of(codec, self.options)
         most = decoder.hops_at_once if codec.device.type == "cuda" else 1
-        return Mouth(decoder, self.options.hops_together or most, self._deadline_lock)
+        return DecoderWorker(decoder, self.options.hops_together or most, self._deadline_lock)
 
     async def warm_up(self) -> None:
         """Make one short reply and throw it away, so that the first user waits no longer.
@@ -228,8 +228,8 @@ class Host:
             EngineStoppedError: no reply could be made; the message says why.
         """
         await self.engine.warm()
-        await self._started().mouth.warm()
-        await self._started().senses.warm(self.options.sessions)
+        await self._started().decoder_worker.warm()
+        await self._started().encoder_worker.warm(self.options.sessions)
         on_gpu = self.engine.core.model.device.type == "cuda"
         settings = SessionSettings(
             turn_detection=None,
@@ -261,11 +261,11 @@ class Host:
             pool.size, pool.in_use,
         )  # fmt: skip
 
-    def _started(self) -> Stage:
-        assert self._stage, "the host has not been started: use it as `async with`"
-        return self._stage
+    def _started(self) -> SessionResources:
+        assert self._resources, "the host has not been started: use it as `async with`"
+        return self._resources
 
-    def _gone(self, session: Session) -> None:
+    def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)
 
     async def _watch_engine(self) -> None:
@@ -274,7 +274,7 @@ class Host:
         failure = self.engine.failure
         why = f"{type(failure).__name__}: {failure}" if failure else "it was stopped"
         for session in list(self.sessions.values()):
-            session.engine_gone(f"the engine has ended ({why}); open another session later")
+            session.on_engine_ended(f"the engine has ended ({why}); open another session later")
 
 
 def _decoder_of(codec: Codec, options: HostOptions) -> SpeechDecoder:

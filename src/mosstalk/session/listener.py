@@ -15,8 +15,8 @@ from mosstalk.audio.sound import SHORTEST_MS, Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.errors import SessionError
+from mosstalk.session.encoder_worker import EncoderWorker, InputGap, PlayedAudio
 from mosstalk.session.events import ErrorCode
-from mosstalk.session.senses import Paused, Played, Senses
 from mosstalk.vad import turns
 from mosstalk.vad.echo import EchoGate
 
@@ -56,21 +56,21 @@ class LiveTurn:
 
 
 @dataclass(frozen=True)
-class Started:
+class TurnStarted:
     """The user began to speak."""
 
     turn: LiveTurn
 
 
 @dataclass(frozen=True)
-class Progressed:
+class TurnProgressed:
     """There are new codes of the turn under way, or other ones."""
 
     turn: LiveTurn
 
 
 @dataclass(frozen=True)
-class Stopped:
+class TurnStopped:
     """The user has finished; the codes are final. The last speech ended at ``speech_end``."""
 
     turn: LiveTurn
@@ -78,7 +78,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Idled:
+class TurnIdled:
     """Nobody spoke from ``start`` on; the latest of that silence is a turn with final codes."""
 
     turn: LiveTurn
@@ -86,33 +86,33 @@ class Idled:
 
 
 @dataclass(frozen=True)
-class Full:
+class TurnFull:
     """The turn is as long as it may be: sound is not taken any more. Said once."""
 
     turn: LiveTurn
     error: SessionError
 
 
-Heard = Started | Progressed | Stopped | Idled | Full
+ListenerEvent = TurnStarted | TurnProgressed | TurnStopped | TurnIdled | TurnFull
 
 
 class Listener(ABC):
     """Turns of one session's user; ``turn`` is the one under way."""
 
-    def __init__(self, senses: Senses, turn_s: float, start: int = 0) -> None:
+    def __init__(self, encoder_worker: EncoderWorker, turn_s: float, start: int = 0) -> None:
         self.turn: LiveTurn | None = None
         self.position = start
         """The place that has been heard up to."""
-        self._senses = senses
+        self._encoder_worker = encoder_worker
         self._maximum: float | None = None
-        self.bound(turn_s)
+        self.limit_turn(turn_s)
 
-    def bound(self, turn_s: float) -> None:
+    def limit_turn(self, turn_s: float) -> None:
         """End turns, or take no more of them, after ``turn_s`` seconds."""
         self._longest_samples = int(turn_s * INPUT_RATE)
 
     @abstractmethod
-    def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+    def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
         """Take more sound; ``audible``: the assistant can be heard meanwhile."""
 
     @abstractmethod
@@ -132,28 +132,28 @@ class Listener(ABC):
         """Nothing was recorded for so many samples before place ``at``."""
 
     def _open(self, start: int) -> LiveTurn:
-        self.turn = LiveTurn(start, start, self._senses.open(self._maximum))
+        self.turn = LiveTurn(start, start, self._encoder_worker.open(self._maximum))
         return self.turn
 
-    async def _listen(self, turn: LiveTurn) -> AsyncIterator[Heard]:
+    async def _listen(self, turn: LiveTurn) -> AsyncIterator[ListenerEvent]:
         """Encode what waits, once it is enough to be worth a run."""
         if turn.waiting_samples >= _LISTEN_SAMPLES:
-            await self._senses.encode(turn.codes, turn.due())
-            yield Progressed(turn)
+            await self._encoder_worker.encode(turn.codes, turn.due())
+            yield TurnProgressed(turn)
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
         self.turn = None
-        await self._senses.encode(turn.codes, turn.due(), last=True)
+        await self._encoder_worker.encode(turn.codes, turn.due(), last=True)
         self._maximum = turn.codes.maximum
         return turn
 
 
-class ByHand(Listener):
+class ManualListener(Listener):
     """A turn is all sound from one commit to the next."""
 
-    _told_full = False
+    _full_reported = False
 
-    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
         """See ``Listener.hear``."""
         del audible
         turn = self.turn or self._open(self.position)
@@ -162,14 +162,14 @@ class ByHand(Listener):
         turn.take(samples[:room])
         async for progressed in self._listen(turn):
             yield progressed
-        if len(samples) > room and not self._told_full:
-            self._told_full = True
+        if len(samples) > room and not self._full_reported:
+            self._full_reported = True
             error = SessionError(
                 ErrorCode.TURN_TOO_LONG,
                 f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
                 "again once it is committed or cleared",
             )
-            yield Full(turn, error)
+            yield TurnFull(turn, error)
 
     async def commit(self, rest: Samples) -> LiveTurn:
         """See ``Listener.commit``."""
@@ -182,13 +182,13 @@ class ByHand(Listener):
                 f"{1000 * length // INPUT_RATE} ms of sound are no turn: push at least "
                 f"{SHORTEST_MS} ms before a commit",
             )
-        self._told_full = False
+        self._full_reported = False
         return await self._finish(turn)
 
     def clear(self) -> None:
         """Forget the turn under way."""
         super().clear()
-        self._told_full = False
+        self._full_reported = False
 
     def played(self, at: int, samples: Samples) -> None:
         """See ``Listener.played``: who ends turns by hand is not misled by an echo."""
@@ -197,28 +197,28 @@ class ByHand(Listener):
         """See ``Listener.paused``."""
 
 
-class HandsFree(Listener):
+class HandsFreeListener(Listener):
     """Turns begin and end where a detector of speech says so."""
 
     def __init__(
         self,
-        senses: Senses,
+        encoder_worker: EncoderWorker,
         detection: turns.TurnDetection,
         turn_s: float,
         start: int = 0,
         *,
         echo_gate: bool = True,
     ) -> None:
-        super().__init__(senses, turn_s, start)
-        finder = senses.detector
+        super().__init__(encoder_worker, turn_s, start)
+        finder = encoder_worker.detector
         assert finder is not None, "hands-free without a detector of speech"
         self._state: Any = finder.start()
         self._detector = turns.TurnDetector(detection, minimum_speech_ms=finder.minimum_speech_ms)
         self._gate = EchoGate() if echo_gate else None
-        self._played: list[Played | Paused] = []
+        self._played: list[PlayedAudio | InputGap] = []
         self._held_samples = 0
         self._origin = start
-        self._recent = _Recent(start)
+        self._recent = _RecentSamples(start)
 
     @property
     def gated(self) -> bool:
@@ -229,19 +229,21 @@ class HandsFree(Listener):
         """Take other settings from the next frame on."""
         self._detector.settings = detection
 
-    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[Heard]:
+    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
         """See ``Listener.hear``."""
         self._recent.add(samples)
         self.position += len(samples)
         self._detector.playing = audible
         played, self._played = self._played, []
-        self._state, frames = await self._senses.detect(self._state, samples, self._gate, played)
+        self._state, frames = await self._encoder_worker.detect(
+            self._state, samples, self._gate, played
+        )
         self._held_samples = frames.frame_samples * (self._gate.held if self._gate else 0)
         for event in self._detector.push(frames):
-            async for heard in self._decided(event):
+            async for heard in self._on_detection(event):
                 yield heard
         if self.turn:
-            async for heard in self._go_on(self.turn):
+            async for heard in self._continue_turn(self.turn):
                 yield heard
         else:
             padding = self._detector.settings.prefix_padding_ms * INPUT_RATE // 1000
@@ -254,60 +256,60 @@ class HandsFree(Listener):
             raise SessionError(
                 ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
             )
-        self._forget()
+        self._reset_detection()
         return await self._finish(self.turn)
 
     def clear(self) -> None:
         """Forget the turn under way, and that anybody spoke."""
         super().clear()
-        self._forget()
+        self._reset_detection()
 
     def played(self, at: int, samples: Samples) -> None:
         """See ``Listener.played``; the gate hears of it with the next sound."""
         if self._gate:
-            self._played.append(Played(at - self._origin, samples))
+            self._played.append(PlayedAudio(at - self._origin, samples))
 
     def paused(self, at: int, samples: int) -> None:
         """See ``Listener.paused``."""
         if self._gate:
-            self._played.append(Paused(at - self._origin, samples))
+            self._played.append(InputGap(at - self._origin, samples))
 
-    def _forget(self) -> None:
+    def _reset_detection(self) -> None:
         self._detector.reset()
         if self._gate:
             self._gate.forget()
 
-    async def _decided(self, event: turns.TurnEvent) -> AsyncIterator[Heard]:
+    async def _on_detection(self, event: turns.TurnEvent) -> AsyncIterator[ListenerEvent]:
         if isinstance(event, turns.SpeechStarted):
             turn = self._open(max(self._origin + event.start_samples, self._recent.start))
-            yield Started(turn)
+            yield TurnStarted(turn)
         elif isinstance(event, turns.SpeechStopped):
             assert self.turn, "speech that stopped had not begun"
             turn = self.turn
-            self._follow(turn, self._origin + event.decided_samples)
+            self._extend(turn, self._origin + event.decided_samples)
             await self._finish(turn)
-            yield Stopped(turn, self._origin + event.end_samples)
+            yield TurnStopped(turn, self._origin + event.end_samples)
         else:
             start, end = (self._origin + at for at in (event.start_samples, event.at_samples))
             turn = self._open(max(start, self._recent.start))
-            self._follow(turn, end)
-            yield Idled(await self._finish(turn), start)
+            self._extend(turn, end)
+            yield TurnIdled(await self._finish(turn), start)
 
-    async def _go_on(self, turn: LiveTurn) -> AsyncIterator[Heard]:
-        self._follow(turn, self.position - self._held_samples)
+    async def _continue_turn(self, turn: LiveTurn) -> AsyncIterator[ListenerEvent]:
+        self._extend(turn, self.position - self._held_samples)
         self._recent.forget_before(turn.end)
         async for progressed in self._listen(turn):
             yield progressed
         if turn.end - turn.start >= self._longest_samples:
             self._detector.reset(turn.end - self._origin)
             await self._finish(turn)
-            yield Stopped(turn, turn.end)
+            yield TurnStopped(turn, turn.end)
 
-    def _follow(self, turn: LiveTurn, end: int) -> None:
+    def _extend(self, turn: LiveTurn, end: int) -> None:
         turn.take(self._recent.between(turn.end, max(end, turn.end)))
 
 
-class _Recent:
+class _RecentSamples:
     """The latest samples, by their place."""
 
     def __init__(self, start: int) -> None:

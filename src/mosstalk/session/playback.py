@@ -9,7 +9,7 @@ LONGEST_STALL_S = 3.5
 silent for longer has recorded nothing meanwhile."""
 
 
-class Playback:
+class PlaybackClock:
     """Sent sound is played at once and in order, on one clock that samples and the wall move.
 
     ``samples`` counts the seconds of sound that came in: a microphone runs as fast as a

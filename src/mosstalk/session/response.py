@@ -14,11 +14,11 @@ from mosstalk.engine.async_engine import ReplyStream
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import MosstalkError
 from mosstalk.models.voices import Voice
+from mosstalk.session.detokenizer import Detokenizer
 from mosstalk.session.events import Reason, ResponseStatus, Timings, Usage
-from mosstalk.session.runaway import CycleWatch
+from mosstalk.session.repetition import RepetitionDetector
+from mosstalk.session.resources import SessionResources
 from mosstalk.session.settings import ReplyMode
-from mosstalk.session.stage import Stage
-from mosstalk.session.writing import TextStream
 
 _LOG = getLogger(__name__)
 _FIRST_SOUND_S = 0.2
@@ -26,7 +26,7 @@ _FIRST_SOUND_S = 0.2
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResponsePlan:
     """A response that is to be made, with everything decided.
 
     ``committed_s`` is when the turn that it answers ended, on the host's clock, and
@@ -38,7 +38,7 @@ class Plan:
     item_id: str
     reply: ReplyMode
     prompt: list[Row]
-    ask: ReplyParams
+    params: ReplyParams
     voice: Voice | None
     in_conversation: bool
     metadata: Mapping[str, str]
@@ -57,16 +57,16 @@ class Outcome:
     message: str | None = None
 
 
-class Listeners(Protocol):
+class ResponseObserver(Protocol):
     """Who is told what a response makes, as it is made."""
 
-    def sounded(self, response: "Response", start: int, samples: Samples) -> None:
+    def on_audio(self, response: "Response", start: int, samples: Samples) -> None:
         """More sound, (n,) at 24 kHz: ``start`` is its place in the item."""
 
-    def wrote(self, response: "Response", text: str) -> None:
+    def on_text(self, response: "Response", text: str) -> None:
         """More text."""
 
-    def ended(self, response: "Response") -> None:
+    def on_end(self, response: "Response") -> None:
         """It has come to its end by itself; ``outcome`` is set."""
 
 
@@ -74,10 +74,10 @@ class Listeners(Protocol):
 class Response:
     """Follow with ``start``; ``stop`` ends it where it is, and nothing more is told of it."""
 
-    plan: Plan
-    ticket: ReplyStream
-    stage: Stage
-    listeners: Listeners
+    plan: ResponsePlan
+    stream: ReplyStream
+    resources: SessionResources
+    observer: ResponseObserver
     outcome: Outcome | None = None
     text: str = ""
     sent_samples: int = 0
@@ -116,14 +116,14 @@ class Response:
     @property
     def usage(self) -> Usage:
         """Rows read and made, by kind."""
-        pad = self.ticket.cached.conversation.ids.modality_pad
+        pad = self.stream.cached.conversation.ids.modality_pad
         audio = sum(text == pad for text, _ in self.plan.prompt)
-        modes = self.ticket.reply.modes
+        modes = self.stream.reply.modes
         made = sum(mode is Mode.AUDIO for mode in modes)
         return Usage(
             input_text=len(self.plan.prompt) - audio,
             input_audio=audio,
-            cached=self.ticket.cached_rows,
+            cached=self.stream.cached_rows,
             output_text=len(modes) - made,
             output_audio=made,
         )
@@ -134,7 +134,7 @@ class Response:
         spoken = self.plan.reply is ReplyMode.AUDIO
         audio_s = self.sent_samples / OUTPUT_RATE
         asked_s = self.plan.committed_s
-        until = self._last_s if spoken and self._last_s is not None else self.stage.clock()
+        until = self._last_s if spoken and self._last_s is not None else self.resources.clock()
         return Timings(
             commit_to_first_audio_ms=first if spoken else None,
             commit_to_first_text_ms=None if spoken else first,
@@ -142,7 +142,7 @@ class Response:
                 first + waited if spoken and first is not None and waited is not None else None
             ),
             vad_wait_ms=waited,
-            total_ms=1000 * (self.stage.clock() - asked_s),
+            total_ms=1000 * (self.resources.clock() - asked_s),
             audio_s=audio_s,
             real_time_factor=(until - asked_s) / audio_s if audio_s else None,
         )
@@ -152,11 +152,11 @@ class Response:
 
     async def _run(self) -> None:
         """Read rows and make sound at once; whatever fails is this response's outcome."""
-        speaking = asyncio.create_task(self._speak())
+        audio_task = asyncio.create_task(self._make_audio())
         try:
-            outcome = await self._read(speaking)
+            outcome = await self._read(audio_task)
             self._codes.put_nowait(None)
-            await speaking
+            await audio_task
         except MosstalkError as error:
             outcome = Outcome(ResponseStatus.FAILED, Reason.ERROR, str(error))
         except Exception as error:
@@ -165,56 +165,58 @@ class Response:
             failure = f"{type(error).__name__}: {error}"
             outcome = Outcome(ResponseStatus.FAILED, Reason.ERROR, failure)
         finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
+            audio_task.cancel()
+            await asyncio.gather(audio_task, return_exceptions=True)
         self.outcome = outcome
-        self.listeners.ended(self)
+        self.observer.on_end(self)
 
-    async def _read(self, speaking: "asyncio.Task[None]") -> Outcome:
+    async def _read(self, audio_task: "asyncio.Task[None]") -> Outcome:
         """Follow the engine's rows to their end."""
-        ids, spoken = self.stage.pipeline.ids, self.plan.reply is ReplyMode.AUDIO
-        written = TextStream(self.stage.pipeline.tokenizer)
+        ids, spoken = self.resources.pipeline.ids, self.plan.reply is ReplyMode.AUDIO
+        detokenizer = Detokenizer(self.resources.pipeline.tokenizer)
         skipped = {ids.sosp, ids.modality_pad, *ids.stop}
-        watch = CycleWatch(self.plan.repeating_codes)
-        async for new in self.ticket:
+        repetition = RepetitionDetector(self.plan.repeating_codes)
+        async for new in self.stream:
             self.rows_read = new.step
             text, code = new.row
             if new.mode is Mode.TEXT:
-                self._write("" if text in skipped else written.push(text))
+                self._send_text("" if text in skipped else detokenizer.push(text))
             elif code != ids.eosp and spoken:
                 self._codes.put_nowait(code)
-                if watch.add(code):
+                if repetition.add(code):
                     return Outcome(
                         ResponseStatus.INCOMPLETE,
                         Reason.REPETITION,
-                        f"the same {CODE_MS} ms codes went round for {watch.limit} codes",
+                        f"the same {CODE_MS} ms codes went round for {repetition.limit} codes",
                     )
-            if speaking.done():
+            if audio_task.done():
                 break
-        self._write(written.finish())
-        if self.ticket.reply.finish_reason is FinishReason.LENGTH:
+        self._send_text(detokenizer.finish())
+        if self.stream.reply.finish_reason is FinishReason.LENGTH:
             return Outcome(ResponseStatus.INCOMPLETE, self.plan.bounded_by)
         return Outcome(ResponseStatus.COMPLETED)
 
-    def _write(self, text: str) -> None:
+    def _send_text(self, text: str) -> None:
         if text and not self.outcome:
-            self._made()
+            self._note_time()
             self.text += text
-            self.listeners.wrote(self, text)
+            self.observer.on_text(self, text)
 
-    async def _speak(self) -> None:
+    async def _make_audio(self) -> None:
         """Make sound of codes, a hop as soon as its codes are there."""
         if not self.plan.voice:
             await self._codes.get()  # the end: nothing else is put there
             return
-        ask = self.plan.ask
-        reply = self.stage.mouth.open(self.plan.voice, ask.options.seed, background=ask.background)
+        params = self.plan.params
+        reply = self.resources.decoder_worker.open(
+            self.plan.voice, params.options.seed, background=params.background
+        )
         try:
-            await self._say(reply)
+            await self._decode_hops(reply)
         finally:
-            self.stage.mouth.close(reply)
+            self.resources.decoder_worker.close(reply)
 
-    async def _say(self, reply: SpokenReply) -> None:
+    async def _decode_hops(self, reply: SpokenReply) -> None:
         codes, ended = 0, False
         while not ended:
             hop = list[int]()
@@ -225,8 +227,8 @@ class Response:
                 else:
                     hop.append(code)
                     codes += 1
-            saying = DecodeRequest(reply, hop, last=ended)
-            self._sound(await self.stage.mouth.say(saying, self._due_s))
+            request = DecodeRequest(reply, hop, last=ended)
+            self._send_audio(await self.resources.decoder_worker.decode(request, self._due_s))
 
     @property
     def _due_s(self) -> float:
@@ -235,13 +237,13 @@ class Response:
         begun_s = self.plan.committed_s + _FIRST_SOUND_S if self._first_s is None else self._first_s
         return begun_s + played_s
 
-    def _sound(self, samples: Samples) -> None:
+    def _send_audio(self, samples: Samples) -> None:
         if len(samples) and not self.outcome:
-            self._made()
+            self._note_time()
             start, self.sent_samples = self.sent_samples, self.sent_samples + len(samples)
-            self.listeners.sounded(self, start, samples)
+            self.observer.on_audio(self, start, samples)
 
-    def _made(self) -> None:
-        now = self.stage.clock()
+    def _note_time(self) -> None:
+        now = self.resources.clock()
         self._first_s = now if self._first_s is None else self._first_s
         self._last_s = now

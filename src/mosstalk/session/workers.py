@@ -71,7 +71,7 @@ def _do_calls(
             call.done.set_result(result)
 
 
-class Batches(Generic[_A, _B]):
+class DeadlineBatcher(Generic[_A, _B]):
     """One thread that does what is due first, together with up to ``most`` - 1 others in line.
 
     ``work`` gets what was given, the earliest first, and returns as many results, of which one
@@ -89,8 +89,8 @@ class Batches(Generic[_A, _B]):
     ) -> None:
         self._work, self._most, self._deadline_lock = work, most, deadline_lock
         self._door = _Door()
-        self._line: PriorityQueue[tuple[float, int, _Call[_A, _B] | Job[Any] | None]]
-        self._line = PriorityQueue()
+        self._queue: PriorityQueue[tuple[float, int, _Call[_A, _B] | Job[Any] | None]]
+        self._queue = PriorityQueue()
         self._numbers = count()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -114,20 +114,20 @@ class Batches(Generic[_A, _B]):
     def stop(self) -> None:
         """End the thread after the run that it is at; refuse all others."""
         self._door.shut()
-        self._line.put((_AT_ONCE, -1, None))
+        self._queue.put((_AT_ONCE, -1, None))
         self._thread.join()
-        while not self._line.empty():
-            waiting = self._line.get()[2]
+        while not self._queue.empty():
+            waiting = self._queue.get()[2]
             if waiting:
                 waiting.refuse(_GONE)
 
     def _put(self, due_s: float, what: "_Call[_A, _B] | Job[Any]") -> None:
         with self._door.open():
-            self._line.put((due_s, next(self._numbers), what))
+            self._queue.put((due_s, next(self._numbers), what))
 
     def _run(self) -> None:
         while True:
-            due_s, _, first = self._line.get()
+            due_s, _, first = self._queue.get()
             if first is None:
                 return
             with self._deadline_lock.turn(due_s) if self._deadline_lock else nullcontext():
@@ -142,18 +142,18 @@ class Batches(Generic[_A, _B]):
         room = self._most - 1
         while room:
             try:
-                due_s, number, what = self._line.get_nowait()
+                due_s, number, what = self._queue.get_nowait()
             except Empty:
                 return
             if not isinstance(what, _Call):
-                self._line.put((due_s, number, what))
+                self._queue.put((due_s, number, what))
                 return
             if not what.done.cancelled():
                 room -= 1
                 yield what
 
 
-class Gathering(Generic[_A, _B]):
+class Batcher(Generic[_A, _B]):
     """One thread that does what many have asked for since it last looked in one run.
 
     ``work`` gets what was given, in order, and returns as many results, of which one may be an

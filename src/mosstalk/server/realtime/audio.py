@@ -8,7 +8,7 @@ import soxr
 
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.server.realtime import g711
-from mosstalk.server.realtime.parsing import WireError, too_long
+from mosstalk.server.realtime.validation import WireError, too_long
 
 PCM, MU_LAW, A_LAW = "audio/pcm", "audio/pcmu", "audio/pcma"
 OTHER_NAMES = {

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from mosstalk.server.realtime.parsing import Model, fault
-from mosstalk.server.realtime.session_wishes import (
+from mosstalk.server.realtime.session_request import (
     Id,
     Object,
     Objects,
@@ -18,6 +17,7 @@ from mosstalk.server.realtime.session_wishes import (
     number,
     typed,
 )
+from mosstalk.server.realtime.validation import ClientObject, fault
 
 _MOST_INPUTS = 64
 """Items that a response may bring along."""
@@ -25,14 +25,14 @@ _MOST_METADATA = 64
 _LONGEST_METADATA = 2048
 
 
-class TextPart(Model):
+class TextPart(ClientObject):
     """Text of an item."""
 
     type: Literal["input_text", "output_text"]
     text: Text | None = None
 
 
-class InputAudioPart(Model):
+class InputAudioPart(ClientObject):
     """Sound of a user, as base64, or what was said where there is no sound."""
 
     type: Literal["input_audio"]
@@ -40,14 +40,14 @@ class InputAudioPart(Model):
     transcript: Text | None = None
 
 
-class OutputAudioPart(Model):
+class OutputAudioPart(ClientObject):
     """What an assistant said."""
 
     type: Literal["output_audio"]
     transcript: Text | None = None
 
 
-class ImagePart(Model):
+class ImagePart(ClientObject):
     """A picture, which nobody looks at."""
 
     type: Literal["input_image"]
@@ -61,7 +61,7 @@ Part = Annotated[
 """Clients still send "text" and "audio", the older names."""
 
 
-class MessageItem(Model):
+class MessageItem(ClientObject):
     """What one role says."""
 
     type: Literal["message"]
@@ -70,7 +70,7 @@ class MessageItem(Model):
     content: Objects[Part] = Field(default_factory=list)
 
 
-class FunctionCall(Model):
+class FunctionCall(ClientObject):
     """A call of a function, which is kept and not read."""
 
     type: Literal["function_call"]
@@ -80,7 +80,7 @@ class FunctionCall(Model):
     call_id: Id | None = None
 
 
-class FunctionCallOutput(Model):
+class FunctionCallOutput(ClientObject):
     """What a function has returned, which is kept and not read."""
 
     type: Literal["function_call_output"]
@@ -89,14 +89,14 @@ class FunctionCallOutput(Model):
     output: Text | None = None
 
 
-class ApprovalResponse(Model):
+class ApprovalResponse(ClientObject):
     """An answer to what is never asked here."""
 
     type: Literal["mcp_approval_response"]
     id: Id | None = None
 
 
-class ItemReference(Model):
+class ItemReference(ClientObject):
     """An item that is there already."""
 
     type: Literal["item_reference"]
@@ -122,13 +122,13 @@ def _metadata(value: Any) -> Any:
     return told
 
 
-class ResponseAudio(Model):
+class ResponseAudio(ClientObject):
     """``response.audio``."""
 
     output: Object[ResponseOutput] = ResponseOutput()
 
 
-class ResponseWishes(Model):
+class ResponseRequest(ClientObject):
     """What a ``response.create`` asks for; None is as the session has it."""
 
     audio: Object[ResponseAudio] = ResponseAudio()
@@ -147,14 +147,14 @@ class ResponseWishes(Model):
 # Events.
 
 
-class Event(Model):
+class Event(ClientObject):
     """What all events of a client have."""
 
     event_id: Id | None = None
 
 
 class SessionUpdate(Event):
-    """The wishes are checked once they are merged into those before: see ``SessionWishes``."""
+    """The wishes are checked once they are merged into those before: see ``SessionRequest``."""
 
     type: Literal["session.update"]
     session: Object[dict[str, Any]]
@@ -219,7 +219,7 @@ class ResponseCreate(Event):
     """A response is to be made."""
 
     type: Literal["response.create"]
-    response: Object[ResponseWishes] = ResponseWishes()
+    response: Object[ResponseRequest] = ResponseRequest()
 
 
 class ResponseCancel(Event):

@@ -7,7 +7,7 @@ passes over three, so both the code and the event that carries it are chosen wit
 from dataclasses import dataclass
 
 from mosstalk.server.realtime.server_events import ErrorBody, RetryVendor
-from mosstalk.server.realtime.shown import Failure, StatusDetails
+from mosstalk.server.realtime.server_objects import Failure, StatusDetails
 from mosstalk.session.events import ErrorCode, ErrorRaised
 
 _INVALID = "invalid_request_error"

@@ -7,12 +7,12 @@ as results of functions, and items that were dropped for want of room are still 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mosstalk.server.realtime.shown import Item
+from mosstalk.server.realtime.server_objects import Item
 from mosstalk.session.commands import ROOT
 
 
 @dataclass(eq=False)
-class Listed:
+class ListedItem:
     """An item of the protocol; ``read``: the session has it, so the model reads it."""
 
     item: Item
@@ -28,13 +28,13 @@ class ItemList:
     """Items in the client's order; of those that are not read the latest ``kept_chars``."""
 
     def __init__(self, kept_chars: int) -> None:
-        self._listed: list[Listed] = []
-        self._by_id: dict[str, Listed] = {}
+        self._listed: list[ListedItem] = []
+        self._by_id: dict[str, ListedItem] = {}
         self._unread: dict[str, int] = {}
         """Sizes of those that are not read, the latest last."""
         self._most_chars, self._kept_chars = kept_chars, 0
 
-    def __iter__(self) -> Iterator[Listed]:
+    def __iter__(self) -> Iterator[ListedItem]:
         return iter(self._listed)
 
     def __contains__(self, item_id: str) -> bool:
@@ -45,7 +45,7 @@ class ItemList:
         """Id of the last item."""
         return self._listed[-1].item_id if self._listed else None
 
-    def find(self, item_id: str) -> Listed | None:
+    def find(self, item_id: str) -> ListedItem | None:
         """The item of that id."""
         return self._by_id.get(item_id)
 
@@ -62,7 +62,7 @@ class ItemList:
             place = 0
         elif previous:
             place = self._place(previous) + 1
-        listed = Listed(item, read)
+        listed = ListedItem(item, read)
         self._listed.insert(place, listed)
         self._by_id[listed.item_id] = listed
         if not read:
@@ -90,12 +90,12 @@ class ItemList:
             place -= 1
         return self._listed[place].item_id if place >= 0 else ROOT
 
-    def _place(self, listed: Listed) -> int:
+    def _place(self, listed: ListedItem) -> int:
         """Where an item stands; at once for the last one, which is nearly always asked for."""
         last = len(self._listed) - 1
         return last if self._listed[last] is listed else self._listed.index(listed)
 
-    def _keep(self, listed: Listed) -> None:
+    def _keep(self, listed: ListedItem) -> None:
         """Make room for an item that is not read: those that have not been for longest go."""
         size = self._unread[listed.item_id] = len(repr(listed.item))
         self._kept_chars += size

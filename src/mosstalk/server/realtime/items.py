@@ -7,9 +7,9 @@ from secrets import token_hex
 from typing import Any
 
 from mosstalk.server.realtime import client_events as asked
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.parsing import WireError, WireLimits
+from mosstalk.server.realtime.validation import WireError, WireLimits
 from mosstalk.session.commands import (
     Command,
     CreateAudio,

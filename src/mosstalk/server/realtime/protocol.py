@@ -1,6 +1,6 @@
 """One connection's talk: a client's events to commands, a session's events to a client's.
 
-Synchronous and without sockets: whoever has the socket passes on what a ``Step`` holds.
+Synchronous and without sockets: whoever has the socket passes on what a ``ProtocolOutput`` holds.
 """
 
 import time
@@ -9,24 +9,24 @@ from secrets import token_hex
 from typing import Any
 
 from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime.client_event_handler import ClientEventHandler
 from mosstalk.server.realtime.client_events import CLIENT_EVENT
-from mosstalk.server.realtime.client_handler import ClientEventHandler
-from mosstalk.server.realtime.parsing import (
+from mosstalk.server.realtime.effective_session import ServedModel
+from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
+from mosstalk.server.realtime.session_request import LONGEST_ID
+from mosstalk.server.realtime.state import ProtocolOutput, ProtocolState, Transcript
+from mosstalk.server.realtime.validation import (
     WireError,
     WireLimits,
-    checked,
     event_of,
     is_text,
     require_plain,
+    validated,
 )
-from mosstalk.server.realtime.server_emitter import ServerEventEmitter
-from mosstalk.server.realtime.session_wishes import LONGEST_ID
-from mosstalk.server.realtime.settings import Served
-from mosstalk.server.realtime.state import State, Step, Transcript
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
-__all__ = ["RealtimeProtocol", "Step", "Transcript", "WireLimits"]
+__all__ = ["ProtocolOutput", "RealtimeProtocol", "Transcript", "WireLimits"]
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""
 
@@ -58,7 +58,7 @@ class RealtimeProtocol:
         transcribes: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        served = Served(
+        served = ServedModel(
             model,
             tuple(voices),
             defaults or SessionSettings(),
@@ -66,7 +66,7 @@ class RealtimeProtocol:
             asked_model,
             transcribes,
         )
-        self._state = State(served, now)
+        self._state = ProtocolState(served, now)
         self.settings: SessionSettings = self._state.session.settings
         self._handler, self._emitter = (
             ClientEventHandler(self._state),
@@ -79,7 +79,7 @@ class RealtimeProtocol:
         """Whether the session should answer before more of the client's is heard."""
         return bool(self._state.waiting) or len(self._state.updates) > _MOST_UPDATES
 
-    def from_client(self, raw: str | bytes) -> Step:
+    def from_client(self, raw: str | bytes) -> ProtocolOutput:
         """What a WebSocket message, text or binary, leads to."""
         state, value = self._state, dict[str, Any]()
         try:
@@ -89,19 +89,19 @@ class RealtimeProtocol:
             state.tell(_error(error, value.get("event_id")))
             return self._step()
         try:
-            state.waiting.append(checked(CLIENT_EVENT, value, state.served.limits))
+            state.waiting.append(validated(CLIENT_EVENT, value, state.served.limits))
         except WireError as error:
             state.waiting.append(_error(error, value.get("event_id")))
         self._hear_waiting()
         return self._step()
 
-    def from_session(self, event: Event) -> Step:
+    def from_session(self, event: Event) -> ProtocolOutput:
         """What an event of the session leads to."""
         self._emitter.take(event)
         self._hear_waiting()
         return self._step()
 
-    def from_transcript(self, transcript: Transcript) -> Step:
+    def from_transcript(self, transcript: Transcript) -> ProtocolOutput:
         """What someone beside the model has heard in an item."""
         self._emitter.transcript(transcript)
         return self._step()
@@ -122,7 +122,7 @@ class RealtimeProtocol:
                 state.tell(_error(error, event.event_id))
             state.waiting.popleft()
 
-    def _step(self) -> Step:
+    def _step(self) -> ProtocolOutput:
         """What has come together, every event with an id."""
         step = self._state.take_step()
         for event in step.events:

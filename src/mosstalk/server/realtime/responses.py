@@ -6,17 +6,17 @@ from typing import TypedDict
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
 from mosstalk.server.realtime.audio import AudioFormat, Encoder
-from mosstalk.server.realtime.items import new_item, shown_item
-from mosstalk.server.realtime.parsing import WireError
-from mosstalk.server.realtime.settings import (
+from mosstalk.server.realtime.effective_session import (
     MODALITIES,
-    Served,
-    WireSession,
+    EffectiveSession,
+    ServedModel,
     instructions_of,
     shown_format,
 )
+from mosstalk.server.realtime.items import new_item, shown_item
+from mosstalk.server.realtime.validation import WireError
 from mosstalk.session.commands import CreateResponse, Message
 from mosstalk.session.events import Reason, ResponseDone, ResponseStatus, Usage
 from mosstalk.session.settings import ReplyMode
@@ -33,7 +33,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class ResponseConfig:
     """How a response is to be shown, whatever the session knows of it."""
 
     output_format: AudioFormat
@@ -44,19 +44,19 @@ class Wish:
     in_conversation: bool = True
 
 
-def usual(session: WireSession) -> Wish:
+def default_config(session: EffectiveSession) -> ResponseConfig:
     """How a response is shown that nobody has asked for in so many words."""
     settings = session.settings
-    return Wish(session.output_format, settings.voice, settings.limits.rows or "inf")
+    return ResponseConfig(session.output_format, settings.voice, settings.limits.rows or "inf")
 
 
 def request_of(
-    wishes: asked.ResponseWishes,
-    session: WireSession,
-    served: Served,
+    request: asked.ResponseRequest,
+    session: EffectiveSession,
+    served: ServedModel,
     command_id: str,
     is_read: Callable[[str], bool | None],
-) -> tuple[Wish, CreateResponse]:
+) -> tuple[ResponseConfig, CreateResponse]:
     """How a response that a ``response.create`` asks for is shown, and its command.
 
     ``is_read`` says whether the session has an item; None: there is none of that id.
@@ -64,39 +64,39 @@ def request_of(
     Raises:
         WireError: it cannot be served.
     """
-    spoken, default = wishes.audio.output, usual(session)
-    voice, longest = spoken.voice_name, wishes.max_output_tokens
-    together = wishes.conversation != "none"
-    given, unread = _inputs(wishes, session, served, is_read)
-    wish = Wish(
+    spoken, default = request.audio.output, default_config(session)
+    voice, longest = spoken.voice_name, request.max_output_tokens
+    together = request.conversation != "none"
+    given, unread = _inputs(request, session, served, is_read)
+    config = ResponseConfig(
         spoken.format.audio if spoken.format else default.output_format,
         default.voice if voice is None else served.voice(voice),
         default.max_output_tokens if longest is None else longest,
-        wishes.metadata,
-        _warnings(wishes, served, unread),
+        request.metadata,
+        _warnings(request, served, unread),
         in_conversation=together,
     )
-    return wish, CreateResponse(
-        reply=wishes.output_modalities,
-        instructions=instructions_of(wishes.instructions),
-        voice=wish.voice,
+    return config, CreateResponse(
+        reply=request.output_modalities,
+        instructions=instructions_of(request.instructions),
+        voice=config.voice,
         max_rows=longest,
         in_conversation=together,
         input=given,
-        metadata=wishes.metadata or {},
+        metadata=request.metadata or {},
         command_id=command_id,
     )
 
 
-def _warnings(wishes: asked.ResponseWishes, served: Served, unread: int) -> tuple[str, ...]:
+def _warnings(request: asked.ResponseRequest, served: ServedModel, unread: int) -> tuple[str, ...]:
     """What is asked for and has no effect."""
     warnings = []
-    if wishes.tools:
-        warnings.append(f"tools are taken, but this model calls none ({len(wishes.tools)})")
-    voice = wishes.audio.output.voice_name
+    if request.tools:
+        warnings.append(f"tools are taken, but this model calls none ({len(request.tools)})")
+    voice = request.audio.output.voice_name
     if voice is not None and served.voice(voice) != voice:
         warnings.append("the voice is unknown: the default one speaks")
-    inert = [name for name in ("prompt", "temperature", "reasoning") if getattr(wishes, name)]
+    inert = [name for name in ("prompt", "temperature", "reasoning") if getattr(request, name)]
     if inert:
         warnings.append(f"without effect: {', '.join(inert)}")
     if unread:
@@ -105,16 +105,16 @@ def _warnings(wishes: asked.ResponseWishes, served: Served, unread: int) -> tupl
 
 
 def _inputs(
-    wishes: asked.ResponseWishes,
-    session: WireSession,
-    served: Served,
+    request: asked.ResponseRequest,
+    session: EffectiveSession,
+    served: ServedModel,
     is_read: Callable[[str], bool | None],
 ) -> tuple[tuple[str | Message, ...] | None, int]:
     """What the response answers in place of the conversation, and how much is left out of it."""
-    if wishes.input is None:
+    if request.input is None:
         return None, 0
     given = list[str | Message]()
-    for place, each in enumerate(wishes.input):
+    for place, each in enumerate(request.input):
         path = f"response.input[{place}]"
         known = None if each.id is None else is_read(each.id)
         if each.id is not None and known:
@@ -125,7 +125,7 @@ def _inputs(
         elif known is None:
             message = f"There is no item '{each.id}' to read."
             raise WireError("invalid_item_id", message, f"{path}.id")
-    return tuple(given), len(wishes.input) - len(given)
+    return tuple(given), len(request.input) - len(given)
 
 
 @dataclass
@@ -152,24 +152,24 @@ class _Part:
 
 
 @dataclass
-class OpenResponse:
+class ActiveResponse:
     """A response that is being made; every method gives the events that are due."""
 
     response_id: str
     reply: ReplyMode
-    wish: Wish
+    config: ResponseConfig
     conversation_id: str | None
     item_id: str = ""
     parts: list[_Part] = field(default_factory=list)
     _encoder: Encoder = field(init=False)
 
     def __post_init__(self) -> None:
-        self._encoder = Encoder(self.wish.output_format)
+        self._encoder = Encoder(self.config.output_format)
 
     def created(self) -> told.ResponseEvent:
         """Its first event."""
         response = response_object(
-            self.response_id, self.reply, self.wish, self.conversation_id, "in_progress"
+            self.response_id, self.reply, self.config, self.conversation_id, "in_progress"
         )
         return told.ResponseEvent(type="response.created", response=response)
 
@@ -238,14 +238,14 @@ class OpenResponse:
     def done(self, event: ResponseDone) -> told.ResponseEvent:
         """Its last event, with what it cost and where its time went."""
         response = response_object(
-            self.response_id, self.reply, self.wish, self.conversation_id, event.status.value
+            self.response_id, self.reply, self.config, self.conversation_id, event.status.value
         )
         content = {"content": self.content}
         response.output = [shown_item(item).model_copy(update=content) for item in event.items]
         response.status_details = _details(event)
         response.usage = _usage(event.usage)
         response.mosstalk = shown.ResponseVendor(
-            warnings=list(self.wish.warnings) or None,
+            warnings=list(self.config.warnings) or None,
             timings={
                 name: None if value is None else round(value, 3)
                 for name, value in vars(event.timings).items()
@@ -279,11 +279,15 @@ class _Where(TypedDict):
 
 
 def response_object(
-    response_id: str, reply: ReplyMode, wish: Wish, conversation_id: str | None, status: str
+    response_id: str,
+    reply: ReplyMode,
+    config: ResponseConfig,
+    conversation_id: str | None,
+    status: str,
 ) -> shown.Response:
     """The protocol's response, as far as it is known before it is made."""
-    output = shown.ShownOutput(format=shown_format(wish.output_format), voice=wish.voice)
-    vendor = shown.ResponseVendor(warnings=list(wish.warnings)) if wish.warnings else None
+    output = shown.OutputObject(format=shown_format(config.output_format), voice=config.voice)
+    vendor = shown.ResponseVendor(warnings=list(config.warnings)) if config.warnings else None
     return shown.Response(
         id=response_id,
         status=status,
@@ -291,9 +295,9 @@ def response_object(
         output=[],
         conversation_id=conversation_id,
         output_modalities=MODALITIES[reply],
-        max_output_tokens=wish.max_output_tokens,
+        max_output_tokens=config.max_output_tokens,
         audio=shown.ResponseAudio(output=output),
-        metadata=wish.metadata,
+        metadata=config.metadata,
         mosstalk=vendor,
     )
 

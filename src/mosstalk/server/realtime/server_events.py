@@ -6,10 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from mosstalk.server.realtime.shown import Item, Omitted, Part, Response, Session, Shown
+from mosstalk.server.realtime.server_objects import (
+    Item,
+    Omitted,
+    Part,
+    Response,
+    ServerObject,
+    Session,
+)
 
 
-class Event(Shown):
+class Event(ServerObject):
     """What all events of the server have; the ``event_id`` is given when one is sent."""
 
     event_id: str = ""
@@ -27,13 +34,13 @@ class SessionEvent(Event):
     session: Session
 
 
-class RetryVendor(Shown):
+class RetryVendor(ServerObject):
     """When it is worth trying again."""
 
     retry_after_s: int | float
 
 
-class ErrorBody(Shown):
+class ErrorBody(ServerObject):
     """What went wrong; ``event_id`` is the client's, of the event that was at fault."""
 
     type: str = "invalid_request_error"
@@ -59,7 +66,7 @@ class SpeechStarted(Event):
     item_id: str
 
 
-class SpeechVendor(Shown):
+class SpeechVendor(ServerObject):
     """The last speech, and the silence that was waited for."""
 
     speech_end_ms: int
@@ -120,7 +127,7 @@ class ItemRetrieved(Event):
     item: Item
 
 
-class TruncatedVendor(Shown):
+class TruncatedVendor(ServerObject):
     """Codes of 80 ms that are left; ``by_server``: the client did not ask."""
 
     codes: int
@@ -144,7 +151,7 @@ class ItemDeleted(Event):
     item_id: str
 
 
-class Duration(Shown):
+class Duration(ServerObject):
     """How much sound was written down."""
 
     type: Literal["duration"] = "duration"
@@ -163,7 +170,7 @@ class TranscriptionCompleted(Event):
     usage: Duration
 
 
-class TranscriptionFault(Shown):
+class TranscriptionFault(ServerObject):
     """Why nothing was written down."""
 
     type: Literal["transcription_error"] = "transcription_error"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import shown
+from mosstalk.server.realtime import server_objects as shown
+from mosstalk.server.realtime.effective_session import EffectiveSession, ServedModel, opened
 from mosstalk.server.realtime.item_list import ItemList
 from mosstalk.server.realtime.items import new_id
-from mosstalk.server.realtime.responses import OpenResponse, Wish
-from mosstalk.server.realtime.settings import Served, WireSession, opened
+from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
 from mosstalk.session.commands import Command
 
 
@@ -28,7 +28,7 @@ class Transcript:
 
 
 @dataclass
-class Step:
+class ProtocolOutput:
     """What one message or event leads to, each list in order.
 
     Attributes:
@@ -43,14 +43,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Creation:
+class PendingItem:
     """An item that the session was told to make; ``after`` is where the client wants it."""
 
     item: shown.Item
     after: str | None
 
 
-class State:
+class ProtocolState:
     """``session`` is what the session has confirmed, ``planned`` what it was last told.
 
     Attributes:
@@ -61,20 +61,20 @@ class State:
         waiting: the client's events that have not been heard yet, and errors told in their place.
     """
 
-    def __init__(self, served: Served, now: Callable[[], float]) -> None:
+    def __init__(self, served: ServedModel, now: Callable[[], float]) -> None:
         self.served, self.now = served, now
         self.session = self.planned = opened(served)
         self.session_id = ""
         self.conversation_id = new_id("conv")
         self.expires_at = 0
         self.items = ItemList(served.limits.kept_chars)
-        self.updates: dict[str, WireSession] = {}
-        self.creations: dict[str, Creation] = {}
-        self.wishes: dict[str, Wish] = {}
-        self.responses: dict[str, OpenResponse] = {}
+        self.updates: dict[str, EffectiveSession] = {}
+        self.creations: dict[str, PendingItem] = {}
+        self.configs: dict[str, ResponseConfig] = {}
+        self.responses: dict[str, ActiveResponse] = {}
         self.latest_response_id: str | None = None
         self.waiting: deque[asked.ClientEvent | told.Error] = deque()
-        self.step = Step()
+        self.step = ProtocolOutput()
         self._commands = 0
 
     def command_id(self, event: asked.Event) -> str:
@@ -82,9 +82,9 @@ class State:
         self._commands += 1
         return f"{self._commands}:{event.event_id or ''}"
 
-    def take_step(self) -> Step:
+    def take_step(self) -> ProtocolOutput:
         """What has come together since the last time."""
-        step, self.step = self.step, Step()
+        step, self.step = self.step, ProtocolOutput()
         return step
 
     def tell(self, *events: told.Event) -> None:

@@ -1,0 +1,297 @@
+"""The front's end of the link: the worker's process, and its sessions as if they were here."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+from mosstalk.conversation import Row
+from mosstalk.errors import EngineStoppedError
+from mosstalk.server import ipc
+from mosstalk.server.channel import Channel
+from mosstalk.server.child_process import start_child
+from mosstalk.session.commands import Close, Command, sample_count, sounds_of
+from mosstalk.session.events import (
+    Closed,
+    CloseReason,
+    ErrorCode,
+    ErrorRaised,
+    Event,
+    SettingsUpdated,
+)
+from mosstalk.session.settings import SessionSettings
+
+_LOG = logging.getLogger(__name__)
+_LOADING_S = 120.0
+"""Seconds without a sign of life that are borne while models load, which keeps a machine busy."""
+_TICK_S = 0.5
+_ENDING_S = 10.0
+"""How long the worker may take to close its sessions before it is killed."""
+
+
+class WorkerState(StrEnum):
+    """How far a worker is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+
+
+class SessionProxy:
+    """A session in the worker: ``tell`` it commands, iterate over it for its events.
+
+    If the worker dies, a fatal ``ErrorRaised`` and ``Closed`` are its last events all the same.
+    """
+
+    def __init__(self, number: int, settings: SessionSettings, channel: Channel) -> None:
+        self.rows: list[Row] | None = None
+        """The conversation's rows, at the end, if they were asked for."""
+        self.clock = 0
+        """Samples of input that were heard, counted at 16 kHz, as of the latest event."""
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = False
+        self.settings = settings
+        """What it was opened with."""
+        self._number, self._rate, self._channel = number, settings.input_rate, channel
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._read = False
+        self.unheard_s = 0.0
+        """Seconds of sound in commands that, as far as is known, have not been carried out."""
+        self._undone: deque[float] = deque()
+        """The sound in each such command, the oldest first."""
+        self._done = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def undone(self) -> int:
+        """Commands that were sent and, as far as is known, not yet carried out or refused."""
+        return len(self._undone)
+
+    def tell(self, command: Command) -> None:
+        """Send a command; after the end it is lost."""
+        if self.over:
+            return
+        sounds = sounds_of(command)
+        seconds = sum(sample_count(each.pcm) / (each.rate or self._rate) for each in sounds)
+        self._undone.append(seconds)
+        self.unheard_s += seconds
+        self._channel.post(ipc.SessionCommand(self._number, command))
+
+    def has_room(self, most_s: float, most_commands: int) -> bool:
+        """Whether at most so much sound and so many commands are not yet carried out."""
+        return self.over or (self.unheard_s <= most_s and self.undone <= most_commands)
+
+    async def room(self, most_s: float, most_commands: int) -> None:
+        """Wait for that."""
+        while not self.has_room(most_s, most_commands):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self, reason: str = CloseReason.CLIENT) -> None:
+        """End the session; its last events are still to be read."""
+        self.tell(Close(reason))
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Every event in order, ``Closed`` being the last."""
+        while not self._read:
+            event = await self._events.get()
+            self._read = isinstance(event, Closed)
+            yield event
+
+    # What the link hears of it.
+
+    def acknowledged(self, done: int) -> None:
+        """The session has carried out or refused so many commands in all."""
+        while self._done < done and self._undone:
+            self._done += 1
+            self._undone.popleft()
+        self.unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
+        self._changed.set()
+
+    def told(self, event: Event) -> None:
+        """The session has told something."""
+        self.clock = max(self.clock, event.clock)
+        if isinstance(event, SettingsUpdated):  # a rate that was only asked for counts for nothing
+            self._rate = event.settings.input_rate
+        if isinstance(event, Closed):
+            self.over = True
+            self._changed.set()
+        self._events.put_nowait(event)
+
+    def lost(self, why: str) -> None:
+        """The worker is gone."""
+        if not self.over:
+            code = ErrorCode.ENGINE_STOPPED
+            self.told(ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self.told(Closed(CloseReason.ENGINE, clock=self.clock))
+
+
+def _new_future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class EngineClient:
+    """Starts the worker, watches it, and opens sessions in it.
+
+    ``silence_s`` without a sign of life, from the worker's loop or from its engine, counts as
+    death. ``pulsed`` is called with every sign of life.
+    """
+
+    options: ipc.WorkerOptions
+    silence_s: float = 30.0
+    on_heartbeat: Callable[[ipc.Heartbeat], None] = lambda _: None
+    on_loading: Callable[[ipc.Loading], None] = lambda _: None
+    heartbeat: ipc.Heartbeat | None = None
+    ready: "asyncio.Future[ipc.WorkerInfo]" = field(default_factory=_new_future)
+    """Done once sessions can be opened."""
+    dead: "asyncio.Future[ipc.Failed]" = field(default_factory=_new_future)
+    """Done once the worker is dead, unless it was stopped."""
+    _sessions: dict[int, SessionProxy] = field(default_factory=dict)
+    _numbers: "count[int]" = field(default_factory=count)
+    _process: "subprocess.Popen[bytes] | None" = None
+    _channel: Channel | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _stopping: bool = False
+    _heard_s: float = 0.0
+
+    async def start(self) -> None:
+        """Start the process; ``state`` says when it is ready."""
+        self._process, end = start_child("mosstalk.server.worker_process")
+        self._channel = await Channel.over(end)
+        self._channel.post(ipc.Start(self.options))
+        self._heard_s = time.monotonic()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+
+    async def stop(self) -> None:
+        """End the worker: in order, and if that takes too long, at once."""
+        self._stopping = True
+        process, channel = self._process, self._channel
+        if process is None or channel is None:
+            return
+        channel.post(ipc.Stop())
+        try:
+            await asyncio.to_thread(process.wait, 0 if self.dead.done() else _ENDING_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            await asyncio.to_thread(process.wait)
+        for task in self._tasks:
+            task.cancel()
+        channel.close()
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        if self._process:
+            self._process.kill()
+
+    @property
+    def state(self) -> WorkerState:
+        """How far it is."""
+        if self.dead.done():
+            return WorkerState.DEAD
+        return WorkerState.READY if self.ready.done() else WorkerState.LOADING
+
+    @property
+    def sessions(self) -> list[SessionProxy]:
+        """Those that are open."""
+        return list(self._sessions.values())
+
+    async def open(self, settings: SessionSettings, *, rows: bool = False) -> SessionProxy:
+        """A new session; with ``rows`` it gives its rows at the end.
+
+        Raises:
+            EngineStoppedError: the worker is not ready, or dead.
+            EngineFullError, OptionError, ScriptError, SessionError, VoiceError: see ``Host.open``.
+        """
+        if self._channel is None or self.state is not WorkerState.READY:
+            raise EngineStoppedError(f"the worker is {self.state}")
+        number = next(self._numbers)
+        session = self._sessions[number] = SessionProxy(number, settings, self._channel)
+        self._channel.post(ipc.Open(number, settings, rows))
+        try:
+            await session.opened
+        except BaseException:
+            self._sessions.pop(number, None)
+            session.tell(Close())
+            raise
+        return session
+
+    async def _listen(self) -> None:
+        assert self._channel
+        try:
+            async for message in self._channel:
+                self._hear(message)
+        finally:
+            self._dead(ipc.Failed("the worker's process has ended"))
+
+    def _hear(self, message: ipc.ToFront) -> None:
+        if isinstance(message, ipc.SessionEvent | ipc.Rows):
+            self._told(message)
+        elif isinstance(message, ipc.Heartbeat):
+            self._on_heartbeat(message)
+        elif isinstance(message, ipc.Opened | ipc.Refused):
+            self._answered(message)
+        elif isinstance(message, ipc.Loading):
+            self.on_loading(message)
+        elif isinstance(message, ipc.Ready):
+            self.ready.set_result(message.info)
+        elif isinstance(message, ipc.Failed):
+            self._dead(message)
+
+    def _told(self, message: ipc.SessionEvent | ipc.Rows) -> None:
+        session = self._sessions.get(message.number)
+        if session is None:
+            return
+        if isinstance(message, ipc.Rows):
+            session.rows = message.rows
+            return
+        session.told(message.event)
+        if session.over:
+            self._sessions.pop(message.number)
+
+    def _answered(self, message: ipc.Opened | ipc.Refused) -> None:
+        session = self._sessions.get(message.number)
+        if session is None or session.opened.done():
+            return
+        if isinstance(message, ipc.Refused):
+            self._sessions.pop(message.number)
+            session.opened.set_exception(message.raised())
+        else:
+            session.opened.set_result(None)
+
+    def _on_heartbeat(self, heartbeat: ipc.Heartbeat) -> None:
+        self.heartbeat, self._heard_s = heartbeat, time.monotonic()
+        for number, done in heartbeat.done.items():
+            if number in self._sessions:
+                self._sessions[number].acknowledged(done)
+        self.on_heartbeat(heartbeat)
+
+    async def _watch(self) -> None:
+        """Notice a worker that lives and does nothing."""
+        while not self.dead.done():
+            await asyncio.sleep(_TICK_S)
+            engine_s = self.heartbeat.engine_silent_s if self.heartbeat else 0.0
+            silent_s = max(time.monotonic() - self._heard_s, engine_s)
+            patience_s = self.silence_s if self.ready.done() else max(self.silence_s, _LOADING_S)
+            if silent_s > patience_s:
+                self._dead(ipc.Failed(f"the worker has not answered for {silent_s:.0f} s"))
+
+    def _dead(self, failure: ipc.Failed) -> None:
+        """Tell every session; the first reason given is the one that counts."""
+        if not (self.dead.done() or self._stopping):
+            _LOG.error("%s", failure.message)
+            self.dead.set_result(failure)
+            self.kill()
+        # Of a worker that was stopped too: a connection waits for its session's end.
+        gone = EngineStoppedError(failure.message)
+        for session in self.sessions:
+            if not session.opened.done():
+                session.opened.set_exception(gone)
+            session.lost(f"{failure.message}; open another session later")
+        self._sessions.clear()

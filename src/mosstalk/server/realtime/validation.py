@@ -1,0 +1,254 @@
+"""What clients send, read with care: JSON of limited size, checked by the models of its events.
+
+What the models of ``client_events`` find wrong becomes a ``WireError`` with the code, and the path
+of the field, that clients of the protocol know.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
+
+from mosstalk.errors import MosstalkError
+from mosstalk.files import deeper_than
+
+MIB = 1 << 20
+_QUOTED = re.compile("'([^']*)'")
+_AUDIO = re.compile(r'"audio"[ \t\r\n]*:[ \t\r\n]*"')
+_AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
+LARGEST = 1e12
+_DEEPEST = 64
+"""Levels of objects and arrays in one message. Code that follows them may recurse."""
+_WANTED = {
+    "string_type": "a string",
+    "literal_error": "a string",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""What was expected, by pydantic's kind of error."""
+_T = TypeVar("_T")
+_TAGS: set[str] = set()
+"""Names of the members of unions, which pydantic puts into an error's location."""
+
+
+class WireError(MosstalkError):
+    """A client's event cannot be served; ``param`` is the path of what is wrong in it."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+class ClientObject(BaseModel):
+    """An object from a client: nothing is converted, unknown fields are passed over."""
+
+    model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Note what a member of a union is called."""
+        if "type" in cls.model_fields:
+            _TAGS.update(get_args(cls.model_fields["type"].annotation))
+
+
+@dataclass(frozen=True)
+class WireLimits:
+    """How much one message may bring.
+
+    Attributes:
+        message_bytes: longest message. 15 MiB of sound are 20 MiB of base64.
+        audio_bytes: most sound in one append or item, as bytes of its own format.
+        text_chars: longest text of an item or of instructions.
+        kept_chars: most that is kept beside the session for the client's eyes alone: a session's
+            fields, and items that the model does not read.
+        tools_chars: longest ``tools`` of a session, as JSON.
+        event_bytes: longest message without what sound takes in it.
+    """
+
+    message_bytes: int = 32 * MIB
+    audio_bytes: int = 15 * MIB
+    text_chars: int = 32_768
+    kept_chars: int = 1 * MIB
+    tools_chars: int = MIB // 8
+    event_bytes: int = 1 * MIB
+
+
+def event_of(raw: str | bytes, limits: WireLimits) -> dict[str, Any]:
+    """The object in a message, be it text or the bytes of UTF-8. All its numbers are finite.
+
+    Raises:
+        WireError: it is too long, no JSON, or no object.
+    """
+    if len(raw) > limits.message_bytes:
+        raise too_long("message", f"{limits.message_bytes} bytes", f"{len(raw)}")
+    require_sound_or_short(raw, limits.event_bytes)
+    try:
+        text = raw if isinstance(raw, str) else raw.decode()
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise WireError("invalid_json", f"The message is no valid JSON: {error}"[:300]) from error
+    if not isinstance(value, dict):
+        raise WireError("invalid_json", "The message is no JSON object.")
+    return value
+
+
+def require_sound_or_short(raw: str | bytes, most: int) -> None:
+    """Raise WireError for a message with more than ``most`` bytes or characters beside its sound.
+
+    A message is not parsed for this. What is looked for are fields ``"audio": "..."``, whatever
+    the order of fields and however deep; what their strings take does not count. The scan ends as
+    soon as the rest is too long, so it looks at no more than ``most`` and the sound.
+    """
+    if len(raw) <= most:
+        return
+    field, quote = (_AUDIO, '"') if isinstance(raw, str) else (_AUDIO_BYTES, b'"')
+    place = rest = 0
+    while found := field.search(raw, place, place + most - rest + 1):  # type: ignore[arg-type]
+        rest += found.end() - place
+        place = raw.find(quote, found.end())  # type: ignore[arg-type]
+        if place < 0:
+            break
+    if place < 0 or rest + len(raw) - place > most:
+        raise WireError(
+            "string_above_max_length",
+            f"Invalid 'message': {len(raw)} bytes, where at most {most} may be anything but the "
+            "sound of an 'audio' field. Send less at a time.",
+            "message",
+        )
+
+
+def require_plain(event: dict[str, Any], raw: str | bytes) -> None:
+    """Check what JSON allows and nothing behind this door can bear; ``raw`` is the message.
+
+    Raises:
+        WireError: it is nested deeply, or holds half a surrogate pair, which no text may hold.
+    """
+    if deeper_than(event, _DEEPEST):
+        raise _too_deep()
+    marks: Any = ("\\ud", "\\uD") if isinstance(raw, str) else (b"\\ud", b"\\uD")
+    if any(mark in raw for mark in marks) and not is_text(json.dumps(event, ensure_ascii=False)):
+        raise WireError(
+            "invalid_json", "The message holds half a surrogate pair (\\ud800 to \\udfff)."
+        )
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can write it: half a surrogate pair it cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def validated(form: TypeAdapter[_T], value: Any, limits: WireLimits, path: str = "") -> _T:
+    """A client's value as the model that it has to be; ``path`` is where it stands in its event.
+
+    Raises:
+        WireError: it is not; of several faults the first is told.
+    """
+    try:
+        return form.validate_python(value, context=limits)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    raise _wire_error(first, path)
+
+
+def _wire_error(found: ErrorDetails, path: str) -> WireError:
+    """What pydantic has found, in the protocol's words."""
+    kind, value = found["type"], found["input"]
+    for part in found["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _TAGS:
+            path += f".{part}" if path else part
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        assert isinstance(value, dict), "others are of the wrong type"
+        path, value = f"{path}.type" if path else "type", value.get("type")
+        if isinstance(value, str):
+            return unknown_value(path, value, _QUOTED.findall(found["ctx"]["expected_tags"]))
+        kind = "string_type"
+    elif kind == "literal_error" and isinstance(value, str):
+        return unknown_value(path, value, _QUOTED.findall(found["ctx"]["expected"]))
+    if kind == "missing" or (value is None and kind == "string_type" and not path.endswith("]")):
+        return WireError(
+            "missing_required_parameter", f"Missing required parameter: '{path}'.", path
+        )
+    if kind in _WANTED:
+        return _wrong_kind(path, _WANTED[kind], value)
+    if kind == "unknown_value":
+        return WireError("invalid_value", found["msg"], path)
+    return WireError(kind, f"Invalid '{path}': {found['msg']}", path)
+
+
+def in_range(value: Any, low: float = -LARGEST, high: float = LARGEST) -> float | None:
+    """A field's check: a number from ``low`` to ``high``, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticKnownError("float_type")
+    if not low <= value <= high:
+        said = value if isinstance(value, float) or abs(value) < LARGEST else "that"
+        raise fault("invalid_value", f"from {low:g} to {high:g}, not {said}.")
+    return float(value)
+
+
+def whole_in_range(value: Any, low: float = 0, high: float = LARGEST) -> int | None:
+    """The same for a whole number; 500.0 is one, and 500.4 is taken as one."""
+    number = in_range(value, low, high)
+    return None if number is None else round(number)
+
+
+def fault(code: str, message: str) -> PydanticCustomError:
+    """What a model's check raises: code and message of a ``WireError``, to which its path comes."""
+    return PydanticCustomError(code, message)
+
+
+def unknown_fault(value: str, known: Collection[str]) -> PydanticCustomError:
+    """The same for a value that means nothing here."""
+    return fault("unknown_value", str(unknown_value("", value, known)))
+
+
+def too_long(path: str, most: str, got: str) -> WireError:
+    """The error for something that is longer than it may be."""
+    return WireError(
+        "string_above_max_length", f"Invalid '{path}': at most {most}, not {got}.", path
+    )
+
+
+def unknown_value(path: str, value: str, known: Collection[str]) -> WireError:
+    """The error for a value that means nothing here."""
+    names = ", ".join(f"'{each}'" for each in sorted(known))
+    message = f"Invalid value: '{value[:80]}'. Supported values are: {names}."
+    return WireError("invalid_value", message, path)
+
+
+def _wrong_kind(path: str, wanted: str, value: Any) -> WireError:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    got = "null" if value is None else kinds.get(type(value), "a number")
+    message = f"Invalid type for '{path}': expected {wanted}, but got {got} instead."
+    return WireError("invalid_type", message, path or None)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    """A number, the largest there is for one beyond it: JSON has no infinity to answer with."""
+    return min(max(float(number), -sys.float_info.max), sys.float_info.max)
+
+
+def _too_deep() -> WireError:
+    return WireError("invalid_json", f"The message is nested more than {_DEEPEST} levels deep.")

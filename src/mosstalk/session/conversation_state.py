@@ -1,0 +1,287 @@
+"""What the parts of one session share: its settings, its items, its conversation in the engine."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from secrets import token_hex
+from typing import TypeVar
+
+from mosstalk.audio.sound import SHORTEST_MS, Samples
+from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
+from mosstalk.conversation import SYSTEM_PROMPTS, Row, Segment, SpeechSegment
+from mosstalk.errors import ContextLengthError, SessionError
+from mosstalk.models.text_tokenizer import LONG_CHARS
+from mosstalk.offline.defaults import Choices
+from mosstalk.script import Script
+from mosstalk.session.audio_input import AudioInput
+from mosstalk.session.commands import Message, Sound, sample_count
+from mosstalk.session.engine_conversation import EngineConversation
+from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
+from mosstalk.session.history import ROLES, Entry, History, PromptBuilder
+from mosstalk.session.playback import PlaybackClock
+from mosstalk.session.resources import SessionResources
+from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
+from mosstalk.session.sound import require_rate, resampled, samples_of
+
+_T = TypeVar("_T")
+LEAST_REPLY_ROWS = 32
+"""Rows that must be left of the context for a reply to be begun."""
+_MORE_S = 0.05
+"""How long an item waits for more of them before the engine reads it ahead."""
+_PROMPTS = {
+    ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"],
+    ReplyMode.TEXT: SYSTEM_PROMPTS["text"],
+}
+
+
+class ConversationState:
+    """``emit`` is given every event; ``settings`` have been checked by ``require_usable``."""
+
+    def __init__(
+        self, resources: SessionResources, settings: SessionSettings, emit: Callable[[Event], None]
+    ) -> None:
+        self.resources, self.settings, self.emit = resources, settings, emit
+        self.audio_input = AudioInput(resources.encoder_worker, settings)
+        self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, resources.clock)
+        self.history = History()
+        self.prompts = PromptBuilder(resources.pipeline.ids, resources.pipeline.tokenizer.encode)
+        self.conversation = self.new_conversation()
+        self.prefill_due_s: float | None = None
+        """When, on the loop's clock, the engine is to be told of items; None: it knows of all."""
+        self._systems: dict[str, list[Row]] = {}
+
+    @property
+    def clock(self) -> int:
+        """Samples of input so far, counted at 16 kHz."""
+        return self.audio_input.clock
+
+    @property
+    def context_rows(self) -> int:
+        """The longest that this conversation may become."""
+        return min(
+            self.settings.context.rows or self.resources.context_rows, self.resources.context_rows
+        )
+
+    def new_conversation(self) -> EngineConversation:
+        """Another conversation in the engine."""
+        pipeline = self.resources.pipeline
+        return EngineConversation(self.resources.engine, pipeline.ids, pipeline.tokenizer.encode)
+
+    def silence(self) -> None:
+        """What was sent and not played by now will not be."""
+        if self.playback.audible:
+            self.audio_input.stopped()
+        self.playback.stop()
+
+    def choices(self) -> Choices:
+        """How ids are drawn; raise OptionError for values that mean nothing."""
+        return choices_of(self.resources, self.settings)
+
+    def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
+        """Rows of the system turn for a kind of reply, with other instructions if given."""
+        for text in (instructions, self.settings.instructions, _PROMPTS[reply]):
+            if text is not None:
+                break
+        if not text:
+            return []
+        if text not in self._systems:
+            self._systems = {text: self.prompts.text("system", text)}
+        return self._systems[text]
+
+    def rows(self) -> list[Row]:
+        """All that was said, the turn under way last."""
+        return self.system(self.settings.reply) + self.history.rows + self._live_rows()
+
+    def _live_rows(self) -> list[Row]:
+        turn = self.audio_input.turn
+        codes = turn.codes.codes if turn else []
+        return self.prompts.open_turn(codes) if codes else []
+
+    async def prefill_ahead(self) -> None:
+        """Have the engine read what is new, the turn under way last.
+
+        Only while no reply is being made.
+        """
+        await self.conversation.update(
+            self.system(self.settings.reply), self.history, self._live_rows()
+        )
+
+    @property
+    def prefill_is_due(self) -> bool:
+        """Whether the moment has passed for which ``prefill_soon`` waits."""
+        due_s = self.prefill_due_s
+        return due_s is not None and asyncio.get_running_loop().time() >= due_s
+
+    def prefill_soon(self) -> None:
+        """Have the engine told of new items once no more have come for a moment.
+
+        Items that come by the hundred are told as one, and those that a reply is asked for at
+        once are told with it.
+        """
+        self.prefill_due_s = asyncio.get_running_loop().time() + _MORE_S
+
+    def add(
+        self, entry: Entry, previous_item_id: str | None = None, command_id: str | None = None
+    ) -> None:
+        """Put a finished item into the conversation and tell of it."""
+        self.history.insert(entry, previous_item_id)
+        before = self.history.before(entry)
+        self.emit(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
+        self.emit(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
+
+    async def entry_of(self, message: Message, item_id: str) -> Entry:
+        """A message as a finished item, which is not in the conversation yet.
+
+        Raises:
+            SessionError: there is no such role, no text and no sound, sound that is not the
+                user's, at a rate that is not taken, or too short to be heard.
+            TextError: text that cannot be encoded.
+            ContextLengthError: no context could hold it.
+        """
+        texts = [part for part in message.parts if isinstance(part, str) and part.strip()]
+        sounds = [part for part in message.parts if isinstance(part, Sound)]
+        if message.role not in ROLES or not (texts or sounds):
+            raise SessionError(
+                ErrorCode.BAD_ITEM, f"an item needs text or sound, and a role of {', '.join(ROLES)}"
+            )
+        if sounds and message.role != "user":
+            raise SessionError(ErrorCode.BAD_ITEM, "the sound of a user alone can be heard")
+        self._require_rows(sum(self._seconds(sound) for sound in sounds) * CODES_PER_SECOND)
+        segments, length_ms = list[Segment](), 0
+        for part in message.parts:
+            if isinstance(part, Sound):
+                samples = await self._on_thread(partial(self._samples, part))
+                length_ms += len(samples) * 1000 // INPUT_RATE
+                segments.append(await self._speech(samples))
+            elif part.strip():
+                write = partial(self.prompts.text_segment, part)
+                segments.append(await self._on_thread(write) if len(part) > LONG_CHARS else write())
+        rows = self.prompts.turn(message.role, *segments)
+        self._require_rows(len(rows))
+        text = "\n".join(texts) or None
+        return Entry(item_id, message.role, rows, text, length_ms if sounds else None)
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns, done on another thread."""
+        async with self.resources.long_work:
+            return await asyncio.to_thread(work)
+
+    def _rate_of(self, sound: Sound) -> int:
+        rate = sound.rate or self.settings.input_rate
+        require_rate(rate)
+        return rate
+
+    def _seconds(self, sound: Sound) -> float:
+        return sample_count(sound.pcm) / self._rate_of(sound)
+
+    def _samples(self, sound: Sound) -> Samples:
+        return resampled(samples_of(sound.pcm), self._rate_of(sound))
+
+    async def _speech(self, samples: Samples) -> SpeechSegment:
+        length_ms = len(samples) * 1000 // INPUT_RATE
+        if length_ms < SHORTEST_MS:
+            raise SessionError(
+                ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
+            )
+        return SpeechSegment(tuple(await self.resources.encoder_worker.codes_of(samples)))
+
+    def make_room(self) -> None:
+        """Between turns: drop the oldest turns if the context fills and that is the policy."""
+        context = self.settings.context
+        system = len(self.system(self.settings.reply))
+        used = system + len(self.history.rows)
+        if context.policy is ContextPolicy.DROP and used > context.full * self.context_rows:
+            self._drop(system)
+
+    def require_place(self, rows: int, role: str = "user") -> None:
+        """Make sure that an item of so many rows may come into the conversation.
+
+        Raises:
+            ContextLengthError: the context cannot hold it, or is full and nothing can be dropped.
+        """
+        kept = int(self.settings.context.keep * self.context_rows)
+        self._require_rows(rows)
+        if role == "system" and self.history.system_rows + rows > kept:
+            raise ContextLengthError(
+                f"system items, which are never dropped, may take {kept} rows and would take "
+                f"{self.history.system_rows + rows}: delete some, or use instructions"
+            )
+        if len(self.history.rows) > self.context_rows:
+            raise ContextLengthError(
+                f"the conversation is {len(self.history.rows)} rows long and its context holds "
+                f"{self.context_rows}: delete items, or wait for the end of the response if one is "
+                "being made"
+            )
+
+    def _require_rows(self, rows: float) -> None:
+        """Raise ContextLengthError if the context could not hold so many rows beside a reply."""
+        room = self._room(len(self.system(self.settings.reply)))
+        if rows > room:
+            raise ContextLengthError(
+                f"this item is {rows:.0f} rows long, and beside instructions and reply the context "
+                f"of {self.context_rows} rows holds {max(0, room)}: say less at a time"
+            )
+
+    def _room(self, system_rows: int) -> int:
+        return self.context_rows - self.prompts.prefix_rows - LEAST_REPLY_ROWS - system_rows
+
+    def require_room(self, system_rows: int) -> None:
+        """Make sure that a reply to all that was said can begin.
+
+        Raises:
+            ContextLengthError: it cannot, and nothing may or can be dropped.
+        """
+        room = self._room(system_rows)
+        if len(self.history.rows) > room and self.settings.context.policy is ContextPolicy.DROP:
+            self._drop(system_rows)
+        rows = len(self.history.rows)
+        if rows > room:
+            raise ContextLengthError(
+                f"the conversation is {rows} rows long and its context holds {self.context_rows}, "
+                "instructions and reply included: delete items, or begin anew"
+            )
+
+    def _drop(self, system_rows: int) -> None:
+        keep = int(self.settings.context.keep * self.context_rows) - system_rows
+        dropped = self.history.drop_oldest(keep)
+        if dropped:
+            ids = tuple(entry.item_id for entry in dropped)
+            rows = system_rows + len(self.history.rows)
+            self.emit(ContextDropped(ids, rows, clock=self.clock))
+
+
+def choices_of(resources: SessionResources, settings: SessionSettings) -> Choices:
+    """How ids are drawn: the settings' values over the checkpoint's.
+
+    Raises:
+        OptionError: they mean nothing.
+    """
+    chosen = settings.sampling
+    own = Choices(
+        0.0 if chosen.greedy else chosen.temperature,
+        chosen.top_k,
+        chosen.top_p,
+        chosen.repetition_penalty,
+        settings.limits.rows,
+    )
+    return own.over(resources.pipeline.defaults.of("chat"))
+
+
+async def require_usable(resources: SessionResources, settings: SessionSettings) -> None:
+    """Check what only the models can tell.
+
+    Raises:
+        OptionError: sampling values mean nothing.
+        ScriptError: the script does not parse.
+        VoiceError: the voice is unknown or does not fit.
+    """
+    choices_of(resources, settings)
+    if settings.script is not None:
+        Script.parse(settings.script)
+    if settings.reply is ReplyMode.AUDIO:
+        await resources.voice(settings.voice)
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody else has: ``item_...``, ``resp_...``, ``sess_...``."""
+    return f"{kind}_{token_hex(8)}"

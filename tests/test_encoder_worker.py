@@ -1,0 +1,115 @@
+"""Hearing for many sessions: each stream's codes are the offline ones, whoever shares its run."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from live_rig import CODE, LIVE, quiet, rising, speech
+
+from mosstalk.errors import CodecFullError
+from mosstalk.session.encoder_worker import EncoderWorker, held_s
+
+TOKENIZER = LIVE["goldens"].tokenizer
+
+
+@pytest.fixture
+def encoder_worker() -> Iterator[EncoderWorker]:
+    """Hears codes alone."""
+    encoder_worker = EncoderWorker(TOKENIZER, None)
+    yield encoder_worker
+    encoder_worker.stop()
+
+
+def test_turns_that_end_and_turns_that_go_on_share_a_run(encoder_worker: EncoderWorker) -> None:
+    clips = [kind(9 * CODE + 77 * n).numpy() for n, kind in enumerate((speech, rising, quiet))]
+    states = [encoder_worker.open() for _ in clips]
+
+    async def hear() -> None:
+        firsts = [
+            encoder_worker.encode(s, c[: 4 * CODE]) for s, c in zip(states, clips, strict=True)
+        ]
+        await asyncio.gather(*firsts)
+        rests = [
+            encoder_worker.encode(state, clip[4 * CODE :], last=place != 1)
+            for place, (state, clip) in enumerate(zip(states, clips, strict=True))
+        ]
+        await asyncio.gather(*rests)
+        assert [state.finished for state in states] == [True, False, True]
+        await encoder_worker.encode(states[1], np.zeros(0, np.float32), last=True)
+
+    asyncio.run(hear())
+    assert [state.codes for state in states] == [
+        TOKENIZER.encode(torch.from_numpy(c)) for c in clips
+    ]
+
+
+def test_no_sound_is_no_work(encoder_worker: EncoderWorker) -> None:
+    state = encoder_worker.open()
+
+    asyncio.run(encoder_worker.encode(state, np.zeros(0, np.float32)))
+
+    assert (state.samples, state.blocks, state.finished) == (0, 0, False)
+
+
+def test_a_whole_turn_has_the_offline_codes(encoder_worker: EncoderWorker) -> None:
+    clip = rising(11 * CODE + 5)
+
+    assert asyncio.run(encoder_worker.codes_of(clip.numpy())) == TOKENIZER.encode(clip)
+
+
+@pytest.fixture
+def narrow() -> Iterator[EncoderWorker]:
+    """Keeps one segment: a second turn finds no memory until the first has ended."""
+    encoder_worker = EncoderWorker(TOKENIZER, None, limit_s=1.0)
+    yield encoder_worker
+    encoder_worker.stop()
+
+
+def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: EncoderWorker) -> None:
+    clips = [kind(9 * CODE).numpy() for kind in (speech, rising)]
+    first, second = (narrow.open() for _ in clips)
+
+    async def hear() -> None:
+        await narrow.encode(first, clips[0][: 4 * CODE])
+        waits = asyncio.create_task(narrow.encode(second, clips[1], last=True))
+        # What is asked after it is done before it, and not refused with it.
+        await narrow.encode(first, clips[0][4 * CODE : 6 * CODE])
+        assert second.samples == 0
+        await narrow.encode(first, clips[0][6 * CODE :], last=True)
+        await waits
+
+    asyncio.run(hear())
+    assert [state.codes for state in (first, second)] == [
+        TOKENIZER.encode(torch.from_numpy(c)) for c in clips
+    ]
+
+
+def test_the_wait_has_an_end_and_a_typed_refusal(
+    narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mosstalk.session.encoder_worker._MOST_WAIT_S", 0.05)
+    first, second = narrow.open(), narrow.open()
+
+    async def hear() -> None:
+        await narrow.encode(first, speech(4 * CODE).numpy())
+        with pytest.raises(CodecFullError, match="limited to 1 s"):
+            await narrow.encode(second, speech(4 * CODE).numpy())
+        await narrow.encode(first, speech(2 * CODE).numpy())
+
+    asyncio.run(hear())
+    assert (first.samples, second.samples) == (6 * CODE, 0)
+
+
+@pytest.mark.parametrize("sessions", [1, 64, 256])
+def test_all_sessions_may_hold_a_whole_segment_at_once(sessions: int) -> None:
+    page_s = 1.28
+    assert held_s(sessions) >= sessions * math.ceil(30 / page_s) * page_s
+
+
+def test_warming_asks_a_cpu_for_nothing(encoder_worker: EncoderWorker) -> None:
+    asyncio.run(encoder_worker.warm(64))
+
+    assert encoder_worker._tokenizer.pages.count == 0
