@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow_batches import FlowOptions
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import (

@@ -54,7 +54,7 @@ def test_as_many_replies_are_made_as_there_are_slots() -> None:
 
 
 def test_without_a_gpu_there_is_no_graph() -> None:
-    graphs, before = Graphs[int](torch.device("cpu"), "tests"), CAPTURES.count
+    graphs, before = Graphs[int, None](torch.device("cpu"), "tests"), CAPTURES.count
     assert not graphs.ready(1, lambda: pytest.fail("run for nothing"))
     assert (len(graphs), CAPTURES.count) == (0, before)
 

@@ -10,7 +10,8 @@ from mosstalk.bench.people import asset_recordings
 from mosstalk.bench.sentences import read_sentences
 from mosstalk.bench.tables import Table
 from mosstalk.bench.voices import TEACHER, read_aloud
-from mosstalk.codec.flow_batches import FlowOptions, flow_curve
+from mosstalk.codec.flow import flow_curve
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.errors import BenchError
 from mosstalk.models.codec_folder import Codec

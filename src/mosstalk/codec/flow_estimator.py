@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_weights import EstimatorWeights, Stage, Transformer
 from mosstalk.codec.flow_pages import BRANCHES, PageLayout
-from mosstalk.codec.flow_parts import Linear, Norm
+from mosstalk.codec.flow_weights import EstimatorWeights, Linear, Norm, Stage, Transformer
 from mosstalk.models.flow import ConditionalFlow
 from mosstalk.ops.euler import euler
 from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear

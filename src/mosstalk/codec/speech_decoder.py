@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
-from mosstalk.codec.flow_batches import BatchedFlow, FlowFigures, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowFigures, FlowOptions
+from mosstalk.codec.flow_replies import FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import CONTEXT_S, SoundRequest
 from mosstalk.codec.vocoder import StreamingVocoder, VocoderFigures, VocoderReply
@@ -131,7 +133,7 @@ class SpeechDecoder:
             raise ConfigError(f"this flow was trained on whole replies; stream {STREAMING_FLOW}")
         options = options or DecoderOptions()
         self.device, self._codec = codec.device, codec
-        self.flow = BatchedFlow(codec.flow, options.flow)
+        self.flow = batched_flow(codec.flow, options.flow)
         self.vocoder = _vocoder(codec, options)
 
     def open(self, voice: Voice, seed: int = 0) -> SpokenReply:

@@ -112,7 +112,7 @@ class Layers:
             tiled=self.invariant,
             exact=not self.kernels,
         )
-        self._graphs = Graphs[tuple[Part, PassSize]](
+        self._graphs = Graphs[tuple[Part, PassSize], None](
             store.keys.device, STEPPING, enabled=self.kernels and options.graphs
         )
         self.planner = Planner(self.limits)

@@ -11,11 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_estimator import EstimatorBuffers
-from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_paged_state import PagedEncoder, PagedEstimator, spans
-from mosstalk.codec.flow_pages import PageLayout, PageStore
+from mosstalk.codec.flow_pages import Item, PageLayout, PageStore, PassInputs, descriptors
+from mosstalk.codec.flow_weights import held_bytes
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.ops.launch import compiled_together, runs
 from mosstalk.runtime.graphs import DECODING, Graphs
@@ -109,7 +108,7 @@ class FlowPass:
         self._inputs: dict[tuple[int, int], PassInputs] = {}
         # Lanes run at the same time, so their graphs must not share a stream.
         use = f"{DECODING} {lane}" if lane else DECODING
-        self._graphs = Graphs[tuple[int, int]](self._device, use, enabled=self._captures)
+        self._graphs = Graphs[tuple[int, int], None](self._device, use, enabled=self._captures)
 
     def beside(self, lane: int) -> "FlowPass":
         """Lane number ``lane``: the same weights, pages and tables, all else its own.
