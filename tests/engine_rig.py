@@ -229,3 +229,11 @@ def require_idle(core: EngineCore) -> None:
 def whole(task: Task) -> Task:
     """The same task, with whole rows asked for."""
     return replace(task, params=replace(task.params, whole_rows=True))
+
+
+def penalised_tokens(core: EngineCore, request: Request) -> tuple[set[int], set[int]]:
+    """Text and audio tokens that the repetition penalty of a running request counts as seen."""
+    text, audio = (
+        set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in core.runner._slots.seen
+    )
+    return text, audio

@@ -16,6 +16,7 @@ from engine_rig import (
     SOSP,
     Task,
     engine_core,
+    penalised_tokens,
     reference,
     require_idle,
     require_same,
@@ -23,7 +24,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Reply
-from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.async_engine import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineFullError, OptionError
@@ -164,7 +165,7 @@ def test_a_truncated_reply_leaves_nothing_in_the_penalty() -> None:
     assert len(gone) > 5
     again = submit(core, cached, PENALISED)
     core.step()
-    state = core.runner.penalised_tokens(again)[1]
+    state = penalised_tokens(core, again)[1]
     assert state.isdisjoint(gone - {again.reply.rows[0][1]})
     assert state >= {kept, SILENT, EOSP}
 

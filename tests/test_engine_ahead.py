@@ -21,8 +21,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, Row
-from mosstalk.engine.async_engine import AsyncEngine
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError

@@ -18,8 +18,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason
-from mosstalk.engine.async_engine import AsyncEngine, NewRow, ReplyStream
-from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, NewRow, ReplyStream
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import State
 from mosstalk.errors import (

@@ -17,6 +17,7 @@ from engine_rig import (
     Task,
     as_known,
     engine_core,
+    penalised_tokens,
     random_ask,
     reference,
     require_idle,
@@ -25,7 +26,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Row
-from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.async_engine import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.errors import ContextLengthError, EngineFullError
@@ -207,7 +208,7 @@ def test_put_off_draws_are_not_in_the_penalty_of_a_reply_that_resumes() -> None:
     for _ in range(3):
         core.step()
     core.runner.begin(late)
-    assert core.runner.penalised_tokens(late) == ({PAD, 1, 2, 3}, {3, 4, EOSP})
+    assert penalised_tokens(core, late) == ({PAD, 1, 2, 3}, {3, 4, EOSP})
 
 
 def test_a_reply_cancelled_in_line_keeps_what_it_said() -> None:

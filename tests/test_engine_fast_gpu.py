@@ -24,10 +24,9 @@ from torch import Tensor
 from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.step_inputs import PassSize, StepInputs
-from mosstalk.engine.step_plan import MIXED_BUCKETS
+from mosstalk.engine.step_plan import MIXED_BUCKETS, PassSize, StepInputs
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.launch import SWITCHES
+from mosstalk.ops.launch import references_only
 from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -161,8 +160,8 @@ def test_padding_alone_writes_nothing(dtype: torch.dtype, graphs: bool, models: 
         for part in Part:
             inputs = StepInputs(size, model.device, embeds=part is Part.TRUNK)
             with torch.inference_mode():
-                layers.layer_pass.run(part, inputs)
-    layers.warm(layers.limits.usual())
+                layers.run(part, inputs)
+    layers.warm(layers.limits.all())
     assert same(scene.written() + scene.foreign(), before.written() + before.foreign())
 
 
@@ -271,7 +270,7 @@ def test_a_warm_pass_neither_captures_nor_waits_for_the_device(models: Models) -
     model = models(torch.bfloat16)
     scene = Scene.of(model, single_rows(24))
     layers = scene.fast(model)
-    sizes = layers.limits.usual()
+    sizes = layers.limits.all()
     layers.warm(sizes)
     assert layers.graph_count == len(Part) * len(sizes)
     for _ in range(10):  # more than there are host buffers
@@ -303,17 +302,16 @@ def test_weights_are_packed_without_a_second_copy() -> None:
     assert layers.weight_bytes > 4 * one_layer
 
 
-def test_kernels_run_unless_they_are_switched_off(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_run_unless_they_are_switched_off(models: Models) -> None:
     model = models(torch.bfloat16)
     scene = Scene.of(model, [(0, 3)])
     assert Layers(model, scene.store, scene.latest).kernels
     truth = read(scene.plain(model), scene)
     given = model, scene.store, scene.latest
     off = read(Layers(*given, LayerOptions(kernels=False)), scene)
-    monkeypatch.setattr(SWITCHES, "references", True)
-    assert not Layers(model, scene.store, scene.latest).kernels
-    for outputs in (off, read(scene.fast(model), scene), read(Layers(*given), scene)):
+    with references_only():
+        assert not Layers(model, scene.store, scene.latest).kernels
+        found = off, read(scene.fast(model), scene), read(Layers(*given), scene)
+    for outputs in found:
         for one, other in zip(outputs, truth, strict=True):
             assert relative(one, other) < BOUNDS[torch.bfloat16]

@@ -13,9 +13,9 @@ from engine_rig import (
     wild_model,
 )
 
+from mosstalk.engine.async_engine import warm_draws, warm_up
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.layers import LayerOptions, Layers
-from mosstalk.engine.warm_up import warm_draws, warm_up
 from mosstalk.runtime.graphs import CAPTURES, Captures, Graphs
 from mosstalk.sampling_options import Limits
 

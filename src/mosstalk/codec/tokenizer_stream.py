@@ -159,8 +159,8 @@ class LiveTokenizer:
         return min(max(round(seconds / ROW_S), 1), longest)
 
     @torch.inference_mode()
-    def warm(self, streams: int = BUCKETS[-1], held_s: float = 0.0) -> None:
-        """Make ready for blocks of up to so many streams, which hold ``held_s`` s of sound each.
+    def warm(self, streams: int = BUCKETS[-1]) -> None:
+        """Make ready for blocks of up to so many streams.
 
         On a GPU, where graphs do not outlive a pool that has to grow, there is memory afterwards
         for all that ``limit_s`` allows.
@@ -170,8 +170,6 @@ class LiveTokenizer:
         """
         if self.on_gpu:
             self.pages.reserve_all()
-        rows = min(held_s / ROW_S, self._longest)
-        self.pages.reserve(streams * -(-int(rows) // self.pages.rows))
         if self.on_gpu:
             with compiled_together():
                 # No kernel runs in here: what is found means nothing.

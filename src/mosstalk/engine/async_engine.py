@@ -1,23 +1,96 @@
-"""The engine as programs use it: a thread that steps, and replies as async streams of rows."""
+"""The engine as programs use it: its thread, kept conversations, replies as async streams."""
 
 import asyncio
+import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from mosstalk.constants import codes_heard
 from mosstalk.conversation import Conversation, Mode, Reply, Row
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
-from mosstalk.engine.sequence import Part
-from mosstalk.engine.warm_up import warm_up
-from mosstalk.errors import EngineStoppedError
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.errors import EngineStoppedError, OptionError
+from mosstalk.ops.linear_tiles import FEW_ROWS
+from mosstalk.ops.sampling_parts import HELD
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.deadline_lock import DeadlineLock
+from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.script import Script
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``rows`` that take the place of a conversation's rows from ``start`` on."""
+
+    start: int
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class CachedConversation:
+    """``conversation`` says what the rows are, ``sequence`` what of them has been read.
+
+    Both hold the same list of rows: an edit changes it from its first row on, and a reply under
+    way appends to it. Between turns the sequence keeps its blocks as long as there is room for
+    them. The rows that close a turn are read with the next one.
+    """
+
+    conversation: Conversation
+    sequence: Sequence
+
+    def __post_init__(self) -> None:
+        assert not self.sequence.rows, "a conversation begins with a sequence of its own"
+        self.sequence.rows = self.conversation.rows
+
+    def rewrite(self, edit: Edit) -> None:
+        """Change what was said; K and V of the rows before the change stay."""
+        self.conversation.rewrite(edit.start, edit.rows)
+        self.sequence.free_from(edit.start)
+
+    def open_reply(self, *, speech: bool) -> None:
+        """Begin a reply: its opening rows are the sequence's last."""
+        self.conversation.open_reply(speech)
+
+    @contextmanager
+    def reply_opened(self, *, speech: bool) -> Iterator[None]:
+        """``open_reply``, taken back if what is done with it fails."""
+        self.open_reply(speech=speech)
+        try:
+            yield
+        except Exception:
+            self.sequence.free_from(self.conversation.withdraw_reply())
+            raise
+
+    def close_reply(self, request: Request, heard_ms: float | None = None) -> None:
+        """Make history of an ended reply, of which the listener heard ``heard_ms``."""
+        assert request.state is State.DONE, "the reply is still being made: cancel it first"
+        codes = None if heard_ms is None else _codes(heard_ms)
+        self.sequence.free_from(self.conversation.close_reply(request.reply, codes))
+
+    def truncate(self, heard_ms: float) -> None:
+        """Cut the reply that was closed last to what was heard of it.
+
+        Changes nothing while the next reply is being made: cancel that and close it first.
+        """
+        if not self.conversation.reply_is_open:
+            self.sequence.free_from(self.conversation.cut_last_reply(_codes(heard_ms)))
+
+
+def _codes(heard_ms: float) -> int:
+    """Codes of which anything was heard; a client's clock may be behind the reply's start."""
+    if not math.isfinite(heard_ms):
+        raise OptionError(f"what was heard must be a number of milliseconds, not {heard_ms}")
+    return codes_heard(max(0.0, heard_ms))
+
+
+# The engine on a thread of its own.
+
 
 # Work handed from one thread to another.
 
@@ -289,3 +362,49 @@ class AsyncEngine:
 def _stopped(failure: Exception | None) -> EngineStoppedError:
     why = f"{type(failure).__name__}: {failure}" if failure else "it has ended, or never began"
     return EngineStoppedError(f"the engine is not running: {why}")
+
+
+# Doing once, before anybody waits, all that steps do: kernels are compiled and graphs captured.
+
+
+_CROWDS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, FEW_ROWS + 1, 80)
+"""Replies at once: heads divide their rows otherwise past 1, 16, 32 and 64, what settles modes is
+compiled for each power of two, and kernels once more for numbers that 16 divides."""
+_SCRIPT = Script.parse("text:3,speech:3")
+"""A reply with draws in both modes, put-off ones among them."""
+
+
+def warm_up(core: EngineCore) -> None:
+    """Compile and capture what a served engine runs: every size of pass, and every way to draw.
+
+    References need nothing of the kind.
+    """
+    layers = core.runner.layers
+    if layers.kernels:
+        layers.warm(layers.limits.all())
+        warm_draws(core)
+
+
+def warm_draws(core: EngineCore) -> None:
+    """Replies that change their mode: greedy, sampled from few tokens, and sampled from all.
+
+    The last sort whole vocabularies by torch, one or several.
+    """
+    most = core.options.limits.slots
+    for count in sorted({crowd for crowd in (*_CROWDS, most) if crowd <= most}):
+        for options in (SamplingOptions(temperature=0.0), SamplingOptions(top_k=HELD)):
+            _replies(core, count, options)
+    for count in range(1, min(most, 2) + 1):
+        _replies(core, count, SamplingOptions(top_k=0))
+
+
+def _replies(core: EngineCore, count: int, options: SamplingOptions) -> None:
+    """So many replies at the same time; nothing of them stays."""
+    row: Row = (0, core.ids.audio_pad)
+    params = ReplyParams(options, Limits(), _SCRIPT)
+    sequences = [core.open([row] * 2) for _ in range(count)]
+    for sequence in sequences:
+        core.submit(sequence, params)
+    core.run()
+    for sequence in sequences:
+        core.close(sequence)

@@ -14,7 +14,13 @@ from mosstalk.engine.request import DeferredDraw, Request, State
 from mosstalk.engine.sampler import Draw
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
+from mosstalk.errors import (
+    EngineInputError,
+    EngineStoppedError,
+    MosstalkError,
+    OptionError,
+    PoisonedError,
+)
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
@@ -179,6 +185,20 @@ class EngineCore:
         if request.error is None:
             request.cancelled = True
             self._end(request)
+
+    def fail(self, failure: Exception) -> None:
+        """End all replies after a step that raised, and read all conversations anew.
+
+        What such a step has left of K and V is not known. Rows stay, and others can be asked for.
+        """
+        why = f"a step of the engine failed: {type(failure).__name__}: {failure}"
+        self._in_flight = None
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self._end(request, EngineStoppedError(why))
+        for sequence in (*self.scheduler.idle.values(), *self.scheduler.ahead.values()):
+            sequence.invalidate()
+        self.scheduler.idle.clear()
+        self.scheduler.ahead.clear()
 
     def close(self, sequence: Sequence) -> list[Request]:
         """Forget a conversation; its blocks are free again.

@@ -150,13 +150,6 @@ class ModelRunner:
             self._known.fill({"tokens": part}, made_for=self.steps, step=self.steps)
             seen.index_fill_(0, self._known["tokens"][: len(part)], True)
 
-    def penalised_tokens(self, request: Request) -> tuple[set[int], set[int]]:
-        """Text and audio tokens that the repetition penalty of a running request counts as seen."""
-        text, audio = (
-            set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in self._slots.seen
-        )
-        return text, audio
-
     @torch.inference_mode()
     def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:
         """Begin to run ``works``, drawing a row for each request whose rows are all read then.

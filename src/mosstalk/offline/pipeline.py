@@ -27,7 +27,7 @@ from mosstalk.conversation import (
     SpecialIds,
 )
 from mosstalk.engine.engine_core import ReplyParams
-from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.engine.memory import keep_table_on_host
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec

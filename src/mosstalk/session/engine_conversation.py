@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from mosstalk.conversation import Conversation, Encode, Row, SpecialIds
-from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, ReplyStream
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.session.history import History, common_rows
 
