@@ -15,14 +15,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from evals.readings import (
+    LISTENED,
+    TEACHER,
+    UNSEEN,
+    Reading,
+    asset_recordings,
+    librivox_clips,
+    read_aloud,
+    telephone_prompts,
+)
 from mosstalk.audio.sound import Samples
-from mosstalk.bench.people import asset_recordings, librivox_clips, telephone_prompts
-from mosstalk.bench.readings import Reading
-from mosstalk.bench.sentences import read_sentences
-from mosstalk.bench.voices import LISTENED, TEACHER, UNSEEN, read_aloud
 from mosstalk.codec.mel_bridge import SHIPPED, TAPS, MelBridge, frames_in, interpolation, mel_name
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.models.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel
+from mosstalk.reporting.sentences import read_sentences
 
 SPECS = (
     MelSpec(22_050, 1024, 256, 80, 0.0, 8000.0),

@@ -27,8 +27,7 @@ from session_rig import QUESTION, RATE, Client, speech
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.bench.machine import machine_facts
-from mosstalk.bench.report_figures import WHOLE
+from mosstalk.bench.report import WHOLE
 from mosstalk.build.peaks import Peaks, host_peak_bytes
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
@@ -45,9 +44,9 @@ from mosstalk.models.quantization import Quantization, replace_linear
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import save_voice
 from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
-from mosstalk.plan.fit import Wish
-from mosstalk.plan.make import plan_of
+from mosstalk.plan.fit import Wish, plan_of
 from mosstalk.plan.sizes import Configs
+from mosstalk.prepared.machine import machine_facts
 from mosstalk.runtime.device import pick_device
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone

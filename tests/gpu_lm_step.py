@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mosstalk.bench.ceilings import Ceilings, measure_ceilings
-from mosstalk.bench.step_work import Load, step_work
+from mosstalk.bench.timed import measure_ceilings
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import LayerOptions, Layers
@@ -34,8 +33,9 @@ from mosstalk.engine.step_plan import Layout, QuerySpan
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.ops.sampling_parts import AUDIO
+from mosstalk.plan.work import Ceilings, Load, step_work
 from mosstalk.runtime.device import pick_device
-from mosstalk.synthesis.direct_language import random_language_model
+from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
 
 BLOCK_ROWS = 16

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow
+from mosstalk.codec.flow_pages import packs_of
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow, may_pack
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
 from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear, norm_qkv
@@ -36,7 +37,7 @@ class Case:
         self.op(**self.call)
 
     def run_reference(self) -> None:
-        """Call the reference, which knows nothing of splits."""
+        """Call the reference, which knows nothing of splits and packs."""
         plain = {key: value for key, value in self.call.items() if key not in _SPLITTING}
         op: Any = self.op
         op.reference(**plain)
@@ -53,7 +54,7 @@ class Case:
         return self.op.__name__
 
 
-_SPLITTING = {"splits", "least", "workspace"}
+_SPLITTING = {"splits", "least", "workspace", "packs"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Rooms:
     workspace: Tensor
     table: Tensor
     visible: Tensor
+    packs: Tensor
     valid: Tensor
     nothing: Tensor
     splits: int
@@ -92,7 +94,10 @@ def rooms(
     own = 1 + voice_pages + torch.arange(items * OWN_PAGES).view(items, OWN_PAGES)
     voice = torch.arange(1, 1 + voice_pages).expand(items, -1)
     seen = torch.full((items,), (voice_pages + OWN_PAGES) * FRAMES)
-    room = attend_workspace(items, kv[:, 0], FRAMES, splits)
+    packed = may_pack(items, kv[:, 0], FRAMES)
+    room = attend_workspace(items, kv[:, 0], FRAMES, splits, packed=packed)
+    table = torch.cat([voice, own], dim=1)
+    packs = packs_of(table.numpy(), [voice_pages + OWN_PAGES] * items)
 
     def ints(values: Tensor) -> Tensor:
         return values.to(kv.device, torch.int32)
@@ -109,8 +114,9 @@ def rooms(
         kv=kv,
         tails=draw(pages, 14, BRANCHES, 2, WIDTH, dtype=dtype),
         workspace=room,
-        table=ints(torch.cat([voice, own], dim=1)),
+        table=ints(table),
         visible=ints(seen),
+        packs=ints(torch.from_numpy(packs)),
         valid=ints(torch.full((items,), FRAMES)),
         nothing=ints(torch.full((items,), -1)),
         splits=splits,
@@ -214,6 +220,7 @@ def _attend(shared: Rooms, layer: int) -> Case:
         "visible": shared.visible,
         "out": shared.mixed,
         "frames": FRAMES,
+        "packs": shared.packs,
         "splits": shared.splits,
         "least": 512,
         "workspace": shared.workspace,

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow
+from mosstalk.codec.flow_pages import packs_of
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow, may_pack
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler
 from mosstalk.ops.flow_linear import (
@@ -251,6 +252,54 @@ def test_attention_flow_by_distance(
     distance = 2 * frames + 1 - torch.arange(2 * frames + 1, device=DEVICE)
     scores = rows[0] @ q[frames + 1, size:].float() / 4 + bias[1, 1, 1, reach - 1 - distance]
     same(found[frames + 1, size:].float(), scores.softmax(dim=0) @ rows[1], dtype)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.float32], ids=str)
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("least", [0, 128])
+def test_attention_flow_of_packed_items(
+    rand: Rand, dtype: torch.dtype, splits: int, least: int
+) -> None:
+    heads, size, frames, items = 2, 32, 20, 13
+    kv = paged(rand, dtype, (2, heads, frames, size), 60)
+    one, other = list(range(1, 12)), [12, 13]
+    own = iter(range(14, 60))
+    counts = [(one, 3), (one, 1), (one, 6), (one, 2), (one, 1), (other, 1), (other, 4)]
+    pages = [[*voice, *(next(own) for _ in range(new))] for voice, new in counts]
+    pages += [[*other, pages[6][2], next(own)], [next(own)], [*one, next(own)], [*one, next(own)]]
+    table = torch.zeros(items, 20, dtype=torch.int32)
+    for item, seen in enumerate(pages):
+        table[item, : len(seen)] = torch.tensor(seen, dtype=torch.int32)
+    packs = packs_of(table.numpy(), [len(seen) for seen in pages])
+    assert packs[:, 0].tolist() == [3, 0, 0, 2, 0, 3, 0, 0, 1, 2, 0, 1, 1]
+    assert packs[:, 1].tolist() == [11, 0, 0, 11, 0, 2, 0, 0, 0, 11, 0, 0, 0]
+    visible = ints(*(len(seen) * frames - item % 3 for item, seen in enumerate(pages)), 0, 0)
+    q = apart(rand(2 * items * frames, heads * size, dtype=dtype))
+    assert may_pack(items, kv, frames)
+    table = table.to(DEVICE)
+    expected = attention_flow.reference(q, kv, table, visible, torch.empty_like(q), frames=frames)
+    how: dict[str, Any] = {
+        "frames": frames,
+        "packs": torch.from_numpy(packs).to(DEVICE),
+        "splits": splits,
+        "least": least,
+        "workspace": attend_workspace(items, kv, frames, splits, packed=True),
+    }
+    for _ in range(2):
+        out = apart(unwritten(*q.shape, dtype=dtype))
+        attention_flow(q, kv, table, visible, out, **how)
+        for item in range(items):
+            found, right = (x.unflatten(0, (2, items, frames))[:, item] for x in (out, expected))
+            same(found, right, dtype)
+    again = attention_flow(q, kv, table, visible, torch.empty_like(q), **how)
+    assert torch.equal(again, out)
+
+
+@every_dtype
+def test_items_are_packed_in_16_bit_alone(rand: Rand, dtype: torch.dtype) -> None:
+    kv = paged(rand, dtype, (2, 1, 20, 16), 2)
+    assert not may_pack(1, kv, 20)
+    assert may_pack(32, kv, 20) == (dtype != torch.float32)
 
 
 PLACES = {

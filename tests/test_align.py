@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosstalk.bench.align import Errors, align, count_errors
+from evals.words import Errors, align, count_errors
 
 words = st.lists(st.sampled_from("abcd"), max_size=8)
 

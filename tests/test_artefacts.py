@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from conftest import QUESTION
 
+from evals.artefacts import KINDS, find_artefacts
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.artefacts import KINDS, find_artefacts
 from mosstalk.constants import OUTPUT_RATE
 
 AT = int(1.2 * OUTPUT_RATE)

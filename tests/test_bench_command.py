@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 from conftest import Run, refused
 
-from mosstalk.bench.codec_scores import codec_rows
-from mosstalk.bench.extras import distillmos, extra
-from mosstalk.bench.judges import WhisperJudge
-from mosstalk.bench.people import ASSETS
-from mosstalk.bench.readings import noise_like, read_recordings
-from mosstalk.bench.voices import VOICES, find_synthetic_voice, read_aloud
+from evals.extras import distillmos, extra
+from evals.judges import WhisperJudge
+from evals.readings import (
+    ASSETS,
+    VOICES,
+    find_synthetic_voice,
+    noise_like,
+    read_aloud,
+    read_recordings,
+)
+from evals.sound_scores import codec_rows
 from mosstalk.errors import BenchError, OptionError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from conftest import Run, refused
 
-from mosstalk.bench.compare import Compared, Words, compare
-from mosstalk.bench.document import FORMAT
+from evals.compare import Compared, Words, compare
+from evals.quality import FORMAT
 
 SAID = ["The train is late.", "Good morning to you.", "It is cold in here."]
 CLEAN = [text.lower().rstrip(".") for text in SAID]

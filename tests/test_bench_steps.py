@@ -9,10 +9,10 @@ from conftest import Run, refused
 from engine_rig import wild_model
 
 from mosstalk.bench.step_baselines import PlainStep
-from mosstalk.bench.step_work import Load, layer_weights, step_work
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
 from mosstalk.models.quantization import Quantization
+from mosstalk.plan.work import Load, layer_weights, step_work
 from mosstalk.synthesis.sizes import FULL
 
 TINY = ("--random-weights", "tiny")

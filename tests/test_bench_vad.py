@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from conftest import QUESTION, Run, refused
 
+from evals.barge_in import ASSISTANT_DB, Setting, simulate
+from evals.vad import measure_found
+from evals.vad_clips import Clip, clip_of, pink_noise, sounds_without_speech, speech_level
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.echo_rooms import ASSISTANT_DB, Setting, simulate
-from mosstalk.bench.vad import measure_found
-from mosstalk.bench.vad_clips import Clip, clip_of, pink_noise, sounds_without_speech, speech_level
 from mosstalk.vad import Frames, open_detector
 
 SPEECH = read_audio(QUESTION, 16_000).samples

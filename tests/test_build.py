@@ -17,9 +17,7 @@ from typer.testing import CliRunner
 
 from mosstalk import Pipeline
 from mosstalk.build.check import bound_of, check_codec, check_language, plain_hops, require
-from mosstalk.build.leftovers import at_work, clear_leftovers
-from mosstalk.build.machine import foreign, machine_of
-from mosstalk.build.settings import as_built
+from mosstalk.build.make import at_work, clear_leftovers
 from mosstalk.cli import app
 from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
@@ -27,10 +25,10 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.layers import Layers
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
 from mosstalk.models.checkpoint import load_language_model
-from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.default_models import chosen_codec, chosen_language_model, chosen_model
 from mosstalk.prepared.folder import BuiltEngine
-from mosstalk.prepared.start import require_room, room_refusal
+from mosstalk.prepared.machine import foreign, machine_of
+from mosstalk.prepared.start import as_built, configs_of, require_room, room_refusal
 from mosstalk.server.ipc import BY_HAND, WorkerOptions
 from mosstalk.server.loading import load
 
@@ -254,7 +252,7 @@ def test_a_start_that_cannot_fit_is_refused_with_the_setting(built: Path, tiny: 
 
 def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
     options = replace(WorkerOptions(), sessions=1, context_rows=8192)
-    published = Configs.of()
+    published = configs_of()
     assert room_refusal(options, published, 24 * GIB) is None
     refusal = room_refusal(options, published, 18 * GIB)
     assert refusal

@@ -11,7 +11,7 @@ from engine_rig import on_every_device
 from safetensors.torch import load_file, save_file
 
 from mosstalk.runtime.device import pick_device
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 from mosstalk.verify.run import run_case
 
 CPU = torch.device("cpu")

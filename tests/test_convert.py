@@ -20,8 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mosstalk import Pipeline
-from mosstalk.checkpoint.convert import convert
-from mosstalk.checkpoint.restartable import require_space
+from mosstalk.checkpoints.convert import convert
+from mosstalk.checkpoints.restartable import require_space
 from mosstalk.errors import CheckpointError, OutputError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import load_codec

@@ -8,7 +8,7 @@ import pytest
 from conftest import Checkpoint
 
 from mosstalk import Limits, Pipeline, SamplingOptions
-from mosstalk.checkpoint.convert import convert
+from mosstalk.checkpoints.convert import convert
 from mosstalk.errors import ConfigError
 from mosstalk.offline.defaults import FILE, TASKS, Choices, Defaults, read_defaults
 from mosstalk.runtime.device import pick_dtype

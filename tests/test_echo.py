@@ -8,9 +8,8 @@ from conftest import QUESTION, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evals.barge_in import EARLY_S, Setting, barge_in_table, measure_barge_in, simulate
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.barge_in import EARLY_S, barge_in_table, measure_barge_in
-from mosstalk.bench.echo_rooms import Setting, simulate
 from mosstalk.errors import AudioError
 from mosstalk.vad import EchoGate, Frames, TurnDetector, open_detector
 

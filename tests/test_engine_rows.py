@@ -32,7 +32,7 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.device import pick_device
 from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.verify.case import Case, read_case
+from mosstalk.verify.compare import Case, read_case
 from mosstalk.verify.language_model import special_ids
 
 CASES = sorted(path.parent for path in GOLDENS.glob("lm-*/case.json"))

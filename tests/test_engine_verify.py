@@ -12,7 +12,7 @@ from engine_rig import on_every_device
 from safetensors.torch import load_file, save_file
 
 from mosstalk.runtime.device import pick_device
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 from mosstalk.verify.run import run_case
 
 CASES = sorted(path.parent for path in GOLDENS.glob("lm-*/case.json"))

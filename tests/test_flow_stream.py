@@ -24,7 +24,7 @@ from mosstalk.codec.flow_weights import Conv, Linear, packed
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
 from mosstalk.models.flow_encoder import block_mask
 from mosstalk.models.voices import Voice
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 from mosstalk.verify.run import run_case
 
 FLOW_GOLDENS = [

@@ -9,7 +9,7 @@ import torch
 from conftest import Checkpoint, Run, refused
 from safetensors.torch import load_file, save_file
 
-from mosstalk.checkpoint.inspect import inspect
+from mosstalk.checkpoints.inspect import inspect
 from mosstalk.config import LanguageModelConfig
 from mosstalk.models.layout import fused_tensors
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL

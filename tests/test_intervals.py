@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mosstalk.bench.align import Errors
-from mosstalk.bench.intervals import mean, mean_difference, rate, rate_difference
+from evals.intervals import mean, mean_difference, rate, rate_difference
+from evals.words import Errors
 
 EASY, HARD = Errors(0, 0, 0, 10), Errors(4, 1, 0, 10)
 

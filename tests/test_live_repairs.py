@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from live_rig import CODE, LIVE, quiet, speech
 
-from mosstalk.bench.live_codes import measure_repairs, repair_tables
-from mosstalk.bench.live_corpus import (
+from evals.live_codes import (
     CONDITIONS,
     LONGEST_S,
     SHORTEST_S,
     Conversation,
     Corpus,
+    measure_repairs,
+    repair_tables,
     varied_speech,
 )
 from mosstalk.constants import INPUT_RATE

@@ -24,7 +24,7 @@ from live_rig import (
 )
 from torch import Tensor
 
-from mosstalk.bench.live_codes import live_codes
+from evals.live_codes import live_codes
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE, codes_in

@@ -28,10 +28,8 @@ from mosstalk.errors import ConfigError, DeviceError, OptionError
 from mosstalk.models.codec_folder import open_part
 from mosstalk.models.layout import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
-from mosstalk.plan.cards import CARDS, cards
-from mosstalk.plan.fit import Wish, advice
-from mosstalk.plan.limits import limits_of
-from mosstalk.plan.make import plan_of
+from mosstalk.plan.fit import Wish, advice, plan_of
+from mosstalk.plan.limits import CARDS, cards, limits_of
 from mosstalk.plan.measured import measured
 from mosstalk.plan.sizes import (
     SOUND_DTYPE,
@@ -41,6 +39,7 @@ from mosstalk.plan.sizes import (
     codec_parts,
     language_parts,
 )
+from mosstalk.prepared.start import configs_of
 from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
 
@@ -49,7 +48,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def published() -> Configs:
-    return Configs.of()
+    return configs_of()
 
 
 def run(words: str) -> Result:
@@ -61,7 +60,7 @@ def stored_bytes(store: Store) -> int:
 
 
 def test_the_language_model_is_its_tensors_on_disk(tiny: Checkpoint) -> None:
-    config, store = Configs.of(tiny.model, tiny.codec).model, open_sharded(tiny.model)
+    config, store = configs_of(tiny.model, tiny.codec).model, open_sharded(tiny.model)
     parts = language_parts(config, "bf16")
     assert sum(part.bytes for part in parts) == stored_bytes(store)
     assert sum(part.weights for part in parts) == sum(prod(t.shape) for t in store.values())
@@ -72,7 +71,7 @@ def test_the_language_model_is_its_tensors_on_disk(tiny: Checkpoint) -> None:
 
 
 def test_an_fp8_trunk_has_a_byte_a_weight_and_a_scale_an_output(tiny: Checkpoint) -> None:
-    config, store = Configs.of(tiny.model, tiny.codec).model, open_sharded(tiny.model)
+    config, store = configs_of(tiny.model, tiny.codec).model, open_sharded(tiny.model)
     plain, fp8 = (
         {part.name: part for part in language_parts(config, kind)} for kind in ("bf16", "fp8")
     )
@@ -90,7 +89,7 @@ def test_an_fp8_trunk_has_a_byte_a_weight_and_a_scale_an_output(tiny: Checkpoint
 
 
 def test_the_codec_is_its_tensors_on_disk(tiny: Checkpoint) -> None:
-    codec = codec_on_meta(Configs.of(tiny.model, tiny.codec))
+    codec = codec_on_meta(configs_of(tiny.model, tiny.codec))
     parts = {part.name: part for part in codec_parts(codec)}
     heard = open_sharded(tiny.codec)
     used = sum(prod(t.shape) for name, t in heard.items() if not codec.tokenizer.unused(name))
@@ -128,7 +127,7 @@ def test_the_published_model_has_its_known_sizes(published: Configs) -> None:
 
 
 def test_a_row_takes_what_the_store_allocates(tiny: Checkpoint) -> None:
-    configs, pool = Configs.of(tiny.model, tiny.codec), BlockPool(4, 16)
+    configs, pool = configs_of(tiny.model, tiny.codec), BlockPool(4, 16)
     store = KVStore.allocate(configs.model, pool, torch.device("cpu"), torch.bfloat16)
     held = store.keys.nbytes + store.values.nbytes + store.hidden.nbytes
     assert held == Rates.of(configs).row * 4 * 16

@@ -14,18 +14,15 @@ import pytest
 import soundfile
 from conftest import QUESTION
 
+from evals.intervals import rate
+from evals.judges import Verdict, speech_row
+from evals.quality import TEACHER_LONG, Line, Quality, TranscriptRow, document_of, lengths_of
+from evals.quality_page import encode_sound, marked, pick_examples, quality_page, spectrogram_png
+from evals.quality_tables import tables_of
+from evals.readings import Reading, noise_like
+from evals.takes import READ_ALOUD, READ_ALOUD_LONG
+from evals.words import align, word_errors
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.align import align
-from mosstalk.bench.document import document_of
-from mosstalk.bench.intervals import rate
-from mosstalk.bench.judging import Verdict, speech_row
-from mosstalk.bench.page import encode_sound, marked, pick_examples, quality_page
-from mosstalk.bench.png import spectrogram_png
-from mosstalk.bench.quality import TEACHER_LONG, Line, Quality, TranscriptRow, lengths_of
-from mosstalk.bench.readings import Reading, noise_like
-from mosstalk.bench.tables import tables_of
-from mosstalk.bench.takes import READ_ALOUD, READ_ALOUD_LONG
-from mosstalk.bench.words import word_errors
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.files import as_text
 

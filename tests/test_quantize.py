@@ -12,8 +12,9 @@ from conftest import GOLDENS, Checkpoint
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from mosstalk.checkpoint.convert import convert
-from mosstalk.checkpoint.inspect import inspect
+from mosstalk.checkpoints.convert import convert
+from mosstalk.checkpoints.inspect import inspect
+from mosstalk.checkpoints.quantize import Source, Writer
 from mosstalk.cli import app
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, ConfigError, MosstalkError
@@ -21,8 +22,7 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear
-from mosstalk.quantize.write import Source, Writer
-from mosstalk.verify.case import Case
+from mosstalk.verify.compare import Case
 
 CPU = torch.device("cpu")
 GOLDEN_BOUND = 0.15

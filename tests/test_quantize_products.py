@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mosstalk.bench.charts import line_chart
+from mosstalk.checkpoints.calibrate import Magnitudes
 from mosstalk.errors import DeviceError
 from mosstalk.numerics.fp8 import (
     E4M3,
@@ -20,7 +20,7 @@ from mosstalk.numerics.fp8 import (
     fp8_rows,
     require_fp8,
 )
-from mosstalk.quantize.calibrate import Magnitudes
+from mosstalk.reporting.html import line_chart
 
 ROUNDED_TWICE = 1 + 2**-20
 """Dividing by a scale and multiplying by it round too, in float32."""

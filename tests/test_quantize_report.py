@@ -11,14 +11,13 @@ from conftest import Checkpoint, Run
 from typer.testing import CliRunner
 
 from mosstalk import Pipeline
+from mosstalk.checkpoints.prompts import Speaker, lay_out, read_prompts, sentences
 from mosstalk.cli import app
 from mosstalk.conversation import SpecialIds, TextSegment, Turn
 from mosstalk.errors import OptionError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.defaults import Choices
-from mosstalk.quantize.default_prompts import Speaker, sentences
-from mosstalk.quantize.prompts import lay_out, read_prompts
 
 CPU = torch.device("cpu")
 

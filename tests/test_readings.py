@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from conftest import QUESTION, ROOT
 
-from mosstalk.bench.people import asset_recordings
-from mosstalk.bench.readings import noise_like, read_recordings
-from mosstalk.bench.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
-from mosstalk.bench.words import normalised
+from evals.readings import asset_recordings, noise_like, read_recordings
+from evals.words import normalised
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import AudioError, BenchError
+from mosstalk.reporting.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
 
 SAID = "Which folder should I save this message to?"
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
+from evals.words import error_rate
 from mosstalk.audio.sound import read_audio
-from mosstalk.bench.words import error_rate
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.models.features import whisper_log_mel
 from recipes.listener import segments

@@ -12,13 +12,21 @@ from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
 from mosstalk.bench import step
-from mosstalk.bench.codec_hops import Crowd
-from mosstalk.bench.report_figures import CODEC, STEP, WHOLE, Document, read_document
-from mosstalk.bench.report_page import NOT_YET, report_page
-from mosstalk.bench.report_rows import ELSEWHERE, LINES
-from mosstalk.bench.step_work import Load
+from mosstalk.bench.codec_runs import Crowd
+from mosstalk.bench.report import (
+    CODEC,
+    ELSEWHERE,
+    LINES,
+    NOT_YET,
+    STEP,
+    WHOLE,
+    Document,
+    read_document,
+    report_page,
+)
 from mosstalk.bench.timed import Timed
 from mosstalk.cli import app, bench_codec
+from mosstalk.plan.work import Load
 
 PAGE = ROOT / "docs" / "from-the-reports.md"
 CHINESE = ROOT / "README.zh.md"

@@ -18,8 +18,8 @@ from session_rig import (
     speech,
 )
 
+from evals.vad_clips import clip_of
 from mosstalk.audio.sound import Samples
-from mosstalk.bench.vad_clips import clip_of
 from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.metrics import Metrics
 from mosstalk.server.recording import Recorder, Recording

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from conftest import QUESTION
 
+from evals.sound_scores import aligned, log_spectral_distance, seam_jumps
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.sound_scores import aligned, log_spectral_distance, seam_jumps
 from mosstalk.constants import OUTPUT_RATE
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from conftest import QUESTION, ROOT
 
+from evals.readings import Reading
+from evals.takes import Way, read_texts, resynthesise, write_down
 from mosstalk import Pipeline
 from mosstalk.audio.sound import read_audio
-from mosstalk.bench.readings import Reading
-from mosstalk.bench.takes import Way, read_texts, resynthesise, write_down
 from mosstalk.constants import OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 
 TOLD: list[tuple[str, int, int]] = []

@@ -15,9 +15,9 @@ from conftest import QUESTION, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evals.vad import measure_alarm, measure_found
+from evals.vad_clips import clip_of, sounds_without_speech
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.vad import measure_alarm, measure_found
-from mosstalk.bench.vad_clips import clip_of, sounds_without_speech
 from mosstalk.errors import AudioError, DetectorError
 from mosstalk.vad import Detector, Frames, SileroDetector, WebRtcDetector, open_detector
 

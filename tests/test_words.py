@@ -2,8 +2,16 @@
 
 import pytest
 
-from mosstalk.bench.numbers import cardinal, ordinal, spell_numbers, year
-from mosstalk.bench.words import compared, error_rate, normalised, word_errors
+from evals.words import (
+    cardinal,
+    compared,
+    error_rate,
+    normalised,
+    ordinal,
+    spell_numbers,
+    word_errors,
+    year,
+)
 
 SAME = [
     ("Please, call ME back!", "please call me back"),

@@ -16,12 +16,17 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from evals.intervals import rate
+from evals.readings import (
+    VOICES,
+    Reading,
+    librivox_clips,
+    noise_like,
+    read_aloud,
+    telephone_prompts,
+)
+from evals.words import word_errors
 from mosstalk.audio.sound import resample
-from mosstalk.bench.intervals import rate
-from mosstalk.bench.people import librivox_clips, telephone_prompts
-from mosstalk.bench.readings import Reading, noise_like
-from mosstalk.bench.voices import VOICES, read_aloud
-from mosstalk.bench.words import word_errors
 from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.models.features import whisper_log_mel

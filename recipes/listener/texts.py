@@ -19,7 +19,7 @@ from pathlib import Path
 from recipes.pocket.corpus import Sources, load_sources, normalised, sentences
 from recipes.pocket.corpus import texts as pocket_texts
 
-BENCH = Path(__file__).parents[2] / "src/mosstalk/bench/sentences.txt"
+BENCH = Path(__file__).parents[2] / "src/mosstalk/reporting/sentences.txt"
 ACCENTS = {"a": b"en-us", "b": b"en"}
 """espeak-ng's voice for American and for British English, by the first letter of Kokoro's."""
 _BRITISH_SHARE = 0.3

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mosstalk.bench.words import error_rate
+from evals.words import error_rate
 from mosstalk.models.features import vocoder_mel, whisper_log_mel
 from recipes.listener.segments import Clips, Maker, Segments, alone
 from recipes.listener.student import Heard, Student, from_int8, to_int8

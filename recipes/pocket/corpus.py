@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recipes.pocket.everyday import sentence
 
-HELD_OUT = Path(__file__).parents[2] / "src/mosstalk/bench/sentences.txt"
+HELD_OUT = Path(__file__).parents[2] / "src/mosstalk/reporting/sentences.txt"
 SHARES = {
     "everyday": 0.18,
     "example": 0.17,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Checkpoint, require_program
 
-from mosstalk.checkpoint.convert import convert
+from mosstalk.checkpoints.convert import convert
 from mosstalk.errors import OutputError
 
 pytestmark = pytest.mark.system

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from conftest import QUESTION, SYNTHETIC, Run, lacking, require_package, require_program
 
+from evals.judges import NaturalnessJudge, PhonemeJudge, WhisperJudge
+from evals.readings import TEACHER, UNSEEN, VOICES, librivox_clips, read_aloud, telephone_prompts
+from evals.sound_scores import pesq, stoi
+from evals.words import error_rate
 from mosstalk.audio.sound import Samples, read_audio
-from mosstalk.bench.judges import NaturalnessJudge, PhonemeJudge, WhisperJudge
-from mosstalk.bench.people import librivox_clips, telephone_prompts
-from mosstalk.bench.sentences import HELD_OUT_LONG, read_sentences
-from mosstalk.bench.sound_scores import pesq, stoi
-from mosstalk.bench.voices import TEACHER, UNSEEN, VOICES, read_aloud
-from mosstalk.bench.words import error_rate
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import BenchError
+from mosstalk.reporting.sentences import HELD_OUT_LONG, read_sentences
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from conftest import Run, require_program
 
+from evals.barge_in import SETTINGS, Setting, measure_barge_in
+from evals.readings import TEACHER, VOICES, read_aloud
+from evals.vad import measure_found
+from evals.vad_clips import clip_of, sounds_of
 from mosstalk.audio.sound import Samples
-from mosstalk.bench.barge_in import SETTINGS, measure_barge_in
-from mosstalk.bench.echo_rooms import Setting
-from mosstalk.bench.sentences import read_sentences
-from mosstalk.bench.vad import measure_found
-from mosstalk.bench.vad_clips import clip_of, sounds_of
-from mosstalk.bench.voices import TEACHER, VOICES, read_aloud
+from mosstalk.reporting.sentences import read_sentences
 from mosstalk.vad import Detector, open_detector
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from mosstalk.bench.charts import line_chart
-from mosstalk.bench.html import END, head, settings_html, skipped_html, table_html
 from mosstalk.bench.serve import QUANTILES, Crowd, Load
 from mosstalk.bench.serve_clients import FIRST_AUDIO_MS, Pattern
-from mosstalk.bench.tables import NONE, Table
+from mosstalk.reporting.html import END, head, line_chart, settings_html, skipped_html, table_html
+from mosstalk.reporting.tables import NONE, Table
 
 
 def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:

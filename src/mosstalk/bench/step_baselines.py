@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.bench.step_work import Load
 from mosstalk.bench.timed import Timed, run_timed
 from mosstalk.conversation import Mode
 from mosstalk.errors import BenchError, OptionError
 from mosstalk.models.language_model import DecoderLayer, LanguageModel
 from mosstalk.numerics.rope import rotary_tables, rotate
+from mosstalk.plan.work import Load
 from mosstalk.runtime.graphs import STEPPING, captured
 
 NAMES = ("graph", "compile", "transformers")

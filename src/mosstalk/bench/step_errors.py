@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mosstalk.bench.step_speed import prompts
-from mosstalk.bench.step_work import Load
-from mosstalk.bench.tables import Table
-from mosstalk.conversation import Row, SpecialIds
+from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.models.language_model import LanguageModel, Logits
+from mosstalk.reporting.tables import Table
+from mosstalk.synthesis.direct import random_rows
 
 _ONE_BY_ONE = 16
 """Rows at the end that the engine reads one by one, as it does when it replies."""
@@ -34,7 +33,7 @@ class Reference:
 @torch.inference_mode()
 def reference_of(model: LanguageModel, ids: SpecialIds, rows: int) -> Reference:
     """Before the model's weights are packed or quantised."""
-    given = prompts(model, ids, Load(1, rows), 1, rows)[0]
+    given = random_rows(model, ids, Mode.AUDIO, 1, rows)[0]
     truth = _plain(copy.deepcopy(model).float(), given)
     return Reference(given, truth, _plain(model, given), str(model.dtype).removeprefix("torch."))
 

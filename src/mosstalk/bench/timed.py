@@ -12,8 +12,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from mosstalk.bench.tables import NONE, Table
 from mosstalk.errors import BenchError
+from mosstalk.numerics.fp8 import E4M3, Fp8Weight
+from mosstalk.ops.linear_fp8 import fp8_library, library_takes
+from mosstalk.plan.work import Ceilings
+from mosstalk.reporting.tables import NONE, Table
 from mosstalk.runtime.device import synchronize
 
 _T = TypeVar("_T")
@@ -113,3 +116,53 @@ def run_timed(work: Callable[[], _T], device: torch.device) -> Run[_T]:
     output = work()
     synchronize(device)
     return Run(1000 * (time.perf_counter() - start), output)
+
+
+_COPY_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
+_SIDE = {"cuda": 8192, "cpu": 1024}
+_RUNS = 5
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype, *, fp8: bool = False) -> Ceilings:
+    """Measure on ``device``; takes up to 8 GiB of it for a moment. ``fp8``: on a GPU, E4M3 too."""
+    in_fp8 = _fp8_per_s(device, dtype) if fp8 and device.type == "cuda" else None
+    return Ceilings(_copied_per_s(device), _multiplied_per_s(device, dtype), dtype, in_fp8)
+
+
+def _copied_per_s(device: torch.device) -> float:
+    size = _COPY_BYTES.get(device.type, _COPY_BYTES["cpu"])
+    if device.type == "cuda":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _best_s(device, lambda: target.copy_(source))
+
+
+def _multiplied_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    side = _SIDE.get(device.type, _SIDE["cpu"])
+    a, b = torch.randn(2, side, side, device=device).to(dtype).unbind()
+    product = torch.empty_like(a)
+    return 2 * side**3 / _best_s(device, lambda: torch.mm(a, b, out=product))
+
+
+def _fp8_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
+    """By torch's product of rows and channels that have a scale each; None: it has none."""
+    side = _SIDE["cuda"]
+    values = torch.randn(side, side, device=device).to(dtype)
+    weight, out = Fp8Weight.of(values), torch.empty_like(values)
+    if not library_takes(weight, dtype):
+        return None
+    scale = torch.ones(side, device=device)
+    rows = values.to(E4M3)
+    return 2 * side**3 / _best_s(device, lambda: fp8_library(rows, scale, weight, out))
+
+
+def _best_s(device: torch.device, work: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_RUNS + 1):
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.bench.step_speed import prompts
-from mosstalk.bench.step_work import Load
 from mosstalk.codec.decoder import SpeechStream
 from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Mode, Row
@@ -22,7 +20,7 @@ from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.synthesis.direct import random_voice
+from mosstalk.synthesis.direct import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 
 FLOAT32_BOUND = 1e-3
@@ -73,7 +71,7 @@ def check_language(core: EngineCore) -> Iterator[Check]:
     for mode, rows in _PROMPTS:
         if rows + REPLY_ROWS >= min(limit, model.config.max_position_embeddings):
             continue
-        prompt = prompts(model, core.ids, Load(1, rows, mode=mode), 1, rows)[0]
+        prompt = random_rows(model, core.ids, mode, 1, rows)[0]
         name = f"{rows} rows of {mode.name.lower()}"
         found, plain = _engine_logits(core, prompt), _plain_logits(model, prompt)
         for channel, one, other in zip(_CHANNELS, found, plain, strict=True):

@@ -3,13 +3,14 @@
 import asyncio
 import gc
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -21,9 +22,8 @@ from mosstalk.build.check import (
     plain_hops,
     require,
 )
-from mosstalk.build.describe import architecture, dtypes, engine_facts
-from mosstalk.build.machine import machine_of
 from mosstalk.build.peaks import Peaks
+from mosstalk.build.report import architecture, dtypes, engine_facts
 from mosstalk.build.tune import tune_into
 from mosstalk.build.weights import (
     PRECISIONS,
@@ -33,6 +33,7 @@ from mosstalk.build.weights import (
     write_model,
     write_random,
 )
+from mosstalk.checkpoints.quantize import digest_of
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
@@ -47,18 +48,59 @@ from mosstalk.models.voices import Voice, list_voices, save_voice
 from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import use_tuned
-from mosstalk.plan.fit import PLACES, Plan, Wish, advice
-from mosstalk.plan.make import plan_of
-from mosstalk.plan.sizes import Configs
+from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
 from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
 from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
+from mosstalk.prepared.machine import machine_of
+from mosstalk.prepared.start import configs_of
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
-from mosstalk.quantize.write import digest_of
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.verify.compare import Check
+
+_LOCK = ".building"
+
+
+@contextmanager
+def at_work(part: Path) -> Iterator[None]:
+    """Mark the folder ``part`` as being written, for as long as the block runs."""
+    lock = part / _LOCK
+    with lock.open("w") as file:
+        _taken(file)
+        yield
+    lock.unlink()
+
+
+def clear_leftovers(out: Path) -> int:
+    """Remove what killed builds of ``out`` left beside it; return how many there were."""
+    found = [part for part in out.absolute().parent.glob(f".{out.name}.*.part") if _dead(part)]
+    for part in found:
+        shutil.rmtree(part, ignore_errors=True)
+    return len(found)
+
+
+def _dead(part: Path) -> bool:
+    lock = part / _LOCK
+    if not lock.is_file():
+        return False
+    with lock.open() as file:
+        return _taken(file)
+
+
+def _taken(file: IO[str]) -> bool:
+    """Take a file's lock, unless another process has it; whether it was taken."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
 
 Say = Callable[[str], None]
 _SOURCE = ".source"
@@ -183,7 +225,7 @@ class Build:
             memory, request.precision, request.sessions, request.rows, request.voices_s,
             request.embeddings,
         )  # fmt: skip
-        plan = plan_of(Configs.of(model, codec), wish)
+        plan = plan_of(configs_of(model, codec), wish)
         if memory and not plan.fits:
             raise DeviceError(
                 f"does not fit: {plan.needed_bytes / _GIB:.1f} GiB are needed and the GPU has "
@@ -273,7 +315,7 @@ class Build:
 
     def _values(self, plan: Plan, files: dict[str, dict[str, str]]) -> dict[str, Any]:
         request, on_gpu = self.request, self.request.device.type == "cuda"
-        configs = Configs.of(self.part / MODEL, self.part / CODEC)
+        configs = configs_of(self.part / MODEL, self.part / CODEC)
         kind = configs.model.weights_kind
         return {
             "format": FORMAT,

@@ -18,9 +18,9 @@ from typing import Any  # noqa: E402
 def main() -> None:
     """Start as ``mosstalk serve`` does, ask once, and say what it took."""
     from mosstalk.build.peaks import Peaks
-    from mosstalk.build.settings import as_built
     from mosstalk.prepared.folder import BuiltEngine
     from mosstalk.prepared.kernel_cache import kernels_in
+    from mosstalk.prepared.start import as_built
     from mosstalk.runtime.device import pick_device
     from mosstalk.server.ipc import BY_HAND, WorkerOptions
     from mosstalk.server.loading import load

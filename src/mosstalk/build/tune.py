@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.build.machine import machine_of
 from mosstalk.engine.linears import (
     Fp8Matrix,
     LayerBuffers,
@@ -45,6 +44,7 @@ from mosstalk.ops.linear_tiles import (
     tuned_as,
     use_tuned,
 )
+from mosstalk.prepared.machine import machine_of
 from mosstalk.prepared.tiles import TILES_FILE, Choice, Tuning, choose
 from mosstalk.progress import Progress
 from mosstalk.runtime.graphs import STEPPING, captured

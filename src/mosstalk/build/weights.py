@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.checkpoint.convert import MANIFEST, convert_model
-from mosstalk.checkpoint.restartable import require_space, save_tensors, sha256
+from mosstalk.checkpoints.convert import MANIFEST, convert_model
+from mosstalk.checkpoints.quantize import Source, Writer, digest_of
+from mosstalk.checkpoints.restartable import require_space, save_tensors, sha256
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.files import as_text, read_json
@@ -16,8 +17,7 @@ from mosstalk.models.checkpoint import open_published
 from mosstalk.models.layout import FUSED, LAYOUT_KEY
 from mosstalk.models.quantization import Quantization
 from mosstalk.progress import Progress
-from mosstalk.quantize.write import Source, Writer, digest_of
-from mosstalk.synthesis.direct_language import random_language_model
+from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import TINY, Sizes
 from mosstalk.synthesis.small_tokenizer import write_tokenizer
 from mosstalk.synthesis.write import Synthesis, synthesize

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.evals import from_evals
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.codec_speed import Asked
+    from mosstalk.bench.codec import Asked, OfSpeech
     from mosstalk.models.codec_folder import Codec
     from mosstalk.models.voices import Voice
 
@@ -83,10 +84,10 @@ class BenchCodec:
             OptionError: a part or a number that means nothing.
             BenchError: a run whose output was not right; no time is printed.
         """
-        from mosstalk.bench.codec_speed import measure_codec, memory_table
-        from mosstalk.bench.html import tables_page
+        from mosstalk.bench.codec import measure_codec, memory_table
         from mosstalk.cli.measured_output import Outputs, measured_document, print_found
         from mosstalk.progress import progress_bar
+        from mosstalk.reporting.html import tables_page
 
         to = Outputs(self.json, self.html)
         to.require()
@@ -94,7 +95,7 @@ class BenchCodec:
             codec, voices, weights = self._opened()
             asked = self._asked(codec)
             with progress_bar() as tell:
-                found = measure_codec(codec, voices, asked, tell)
+                found = measure_codec(codec, voices, asked, tell, _of_speech())
             found.settings = _settings(codec, voices, weights, asked) | found.settings
             if found.memory:
                 found.tables.append(memory_table(found.memory))
@@ -112,7 +113,7 @@ class BenchCodec:
 
     def _opened(self) -> "tuple[Codec, dict[str, Voice], str]":
         """The codec, voices by name, and the kind of weights."""
-        from mosstalk.bench.codec_speed import seconds_of
+        from mosstalk.bench.codec import seconds_of
         from mosstalk.config import WEIGHTS_KIND_KEY
         from mosstalk.models.codec_folder import load_codec
         from mosstalk.prepared.default_models import chosen_codec
@@ -133,13 +134,14 @@ class BenchCodec:
         return codec, {f"voice of {seconds_of(voice):.1f} s": voice for voice in voices}, weights
 
     def _asked(self, codec: "Codec") -> "Asked":
-        from mosstalk.bench.codec_speed import MORE_PARTS, PARTS, Asked
+        from mosstalk.bench.codec import PARTS, Asked
         from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
 
-        unknown = sorted(set(self.part or ()) - {*PARTS, *MORE_PARTS})
+        known = (*PARTS, *_of_speech())
+        unknown = sorted(set(self.part or ()) - {*known})
         if unknown:
-            raise OptionError(f"--part {unknown[0]}: choose of {', '.join((*PARTS, *MORE_PARTS))}")
+            raise OptionError(f"--part {unknown[0]}: choose of {', '.join(known)}")
         sound = SoundRequest(
             self.flow_context,
             self.flow_steps,
@@ -160,6 +162,11 @@ class BenchCodec:
         )
 
 
+def _of_speech() -> "dict[str, OfSpeech]":
+    """Parts that are measured on speech, which are there where ``evals`` is."""
+    return from_evals("codec_parts", "PARTS") or {}
+
+
 def _numbers(words: str, option: str) -> list[int]:
     try:
         numbers = [int(word) for word in words.split(",")]
@@ -173,7 +180,7 @@ def _numbers(words: str, option: str) -> list[int]:
 def _settings(
     codec: "Codec", voices: "dict[str, Voice]", weights: str, asked: "Asked"
 ) -> dict[str, str]:
-    from mosstalk.bench.machine import machine_facts
+    from mosstalk.prepared.machine import machine_facts
 
     flow, config = asked.options.flow, codec.flow.config
     context = "everything" if flow.context_s is None else f"{flow.context_s:g} s"

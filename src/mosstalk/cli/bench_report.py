@@ -31,8 +31,7 @@ class BenchReport:
 
     def run(self) -> None:
         """Write the page of the documents."""
-        from mosstalk.bench.report_figures import read_document
-        from mosstalk.bench.report_page import report_page
+        from mosstalk.bench.report import read_document, report_page
         from mosstalk.files import STANDARD_OUTPUT, require_target, write_whole
 
         if self.out != STANDARD_OUTPUT:

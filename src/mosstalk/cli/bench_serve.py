@@ -151,10 +151,10 @@ def _speech(file: Path | None) -> "Pcm":
 
     if file is not None:
         return np.frombuffer(pcm_of(read_audio(file, RATE).samples), np.int16)
-    from mosstalk.bench.sentences import read_sentences
     from mosstalk.offline.pipeline import Pipeline
     from mosstalk.offline.tasks import speak
     from mosstalk.prepared.default_models import default_model
+    from mosstalk.reporting.sentences import read_sentences
 
     with status_line("reading sentences aloud, for the users to say"):
         pipeline = Pipeline.load(*default_model(), device="cpu")
@@ -178,11 +178,11 @@ def _run(
     import platform
     from contextlib import ExitStack
 
-    from mosstalk.bench.machine import commit
     from mosstalk.bench.serve import Target, measure, served
     from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
     from mosstalk.cli.measured_output import measured_document, print_found
     from mosstalk.errors import OptionError
+    from mosstalk.prepared.machine import commit
     from mosstalk.progress import progress_bar, status_line
 
     if url and not url.startswith(("ws://", "wss://")):

@@ -34,10 +34,10 @@ class BenchStart:
             CheckpointError: the folder is none that ``mosstalk build`` made.
             BenchError: a start failed.
         """
-        from mosstalk.bench.machine import machine_facts
-        from mosstalk.bench.starts import measure_starts
+        from mosstalk.bench.start import measure_starts
         from mosstalk.cli.measured_output import Outputs, measured_document, print_found
         from mosstalk.prepared.folder import BuiltEngine
+        from mosstalk.prepared.machine import machine_facts
         from mosstalk.progress import progress_bar
         from mosstalk.runtime.device import pick_device
 

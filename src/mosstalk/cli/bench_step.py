@@ -12,7 +12,7 @@ from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.bench.step import Measurement
-    from mosstalk.bench.step_work import Load
+    from mosstalk.plan.work import Load
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,10 +117,10 @@ class BenchStep:
             OptionError: an option that means nothing.
             BenchError: a run whose rows were not right; no time is printed.
         """
-        from mosstalk.bench.html import tables_page
         from mosstalk.bench.step import FORMAT, measure, open_model
         from mosstalk.cli.measured_output import Outputs, measured_document, print_found
         from mosstalk.progress import progress_bar
+        from mosstalk.reporting.html import tables_page
 
         asked = self._asked()
         to = Outputs(self.json, self.html)
@@ -155,8 +155,8 @@ class BenchStep:
 
     def _steps(self) -> "list[Load]":
         """``SESSIONS x ROWS``: ``1x512,64x1000``."""
-        from mosstalk.bench.step_work import Load
         from mosstalk.conversation import Mode
+        from mosstalk.plan.work import Load
 
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
         pairs = _pairs("--at", self.at, self.at, "x", "1x512,64x1000")
@@ -164,8 +164,8 @@ class BenchStep:
 
     def _prompts(self) -> "list[Load]":
         """``ROWS[+KEPT]``: ``512,6+1000``."""
-        from mosstalk.bench.step_work import Load
         from mosstalk.conversation import Mode
+        from mosstalk.plan.work import Load
 
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
         whole = ",".join(part if "+" in part else f"{part}+0" for part in self.rows.split(","))

@@ -93,8 +93,7 @@ class BuildEngine:
             OutputError: OUT exists.
             Others as ``Build.run``.
         """
-        from mosstalk.build.leftovers import at_work, clear_leftovers
-        from mosstalk.build.make import Build
+        from mosstalk.build.make import Build, at_work, clear_leftovers
         from mosstalk.files import as_text, human_text_on_stderr, new_folder
         from mosstalk.progress import progress_bar
 

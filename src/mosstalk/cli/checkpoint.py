@@ -29,7 +29,7 @@ class Synthesize:
 
     def run(self) -> None:
         """Write it, and print what it is."""
-        from mosstalk.synthesis.command import run_synthesize
+        from mosstalk.synthesis.write import run_synthesize
 
         run_synthesize(self.out, self.size or ["tiny"], self.seed, self.dtype, self.tokenizer)
 
@@ -70,7 +70,7 @@ class Inspect:
 
         if (self.folder / ENGINE_FILE).exists():
             return self._inspect_built()
-        from mosstalk.checkpoint.commands import run_inspect
+        from mosstalk.checkpoints.inspect import run_inspect
 
         folder = self.folder
         if str(folder) in NAMES and not folder.exists():
@@ -118,7 +118,7 @@ class Convert:
 
     def run(self) -> None:
         """Write it, and print what was done."""
-        from mosstalk.checkpoint.commands import run_convert
+        from mosstalk.checkpoints.convert import run_convert
 
         run_convert(self.folder, self.out, self.dtype, self.shard_gib)
 

@@ -11,9 +11,8 @@ from mosstalk.cli import options as opt
 from mosstalk.cli.common import one_of
 
 if TYPE_CHECKING:
+    from mosstalk.checkpoints.quantize import Found, Written
     from mosstalk.models.quantization import Quantization
-    from mosstalk.quantize.make import Found
-    from mosstalk.quantize.write import Written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,10 +92,10 @@ class Quantize:
         Raises:
             OptionError: a word that means nothing.
         """
+        from mosstalk.checkpoints.quantize import Request, quantize
+        from mosstalk.checkpoints.quantize_report import document_of, page_of
         from mosstalk.cli.measured_output import Outputs
         from mosstalk.progress import progress_bar
-        from mosstalk.quantize.make import Request, quantize
-        from mosstalk.quantize.report import document_of, page_of
 
         record = self._record()
         to = Outputs(self.json, self.html)
@@ -133,8 +132,8 @@ class Quantize:
         return Quantization(self.blocks, activations)
 
     def _print(self, found: "Found", written: "Written") -> None:
+        from mosstalk.checkpoints.quantize_report import PLUMBING, tables_of
         from mosstalk.cli.measured_output import print_settings, print_tables
-        from mosstalk.quantize.report import PLUMBING, tables_of
 
         print_settings(found.settings, width=14)
         if found.measured:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mosstalk.bench.tables import Table
 from mosstalk.files import (
     STANDARD_OUTPUT,
     deliver,
@@ -14,6 +13,7 @@ from mosstalk.files import (
     require_target,
     write_whole,
 )
+from mosstalk.reporting.tables import Table
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 
 DTYPES_HELP = "float32, bfloat16, float16 or float64"
 EMBEDDINGS_HELP = (

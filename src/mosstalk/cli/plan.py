@@ -86,18 +86,18 @@ class PlanMemory:
         Raises:
             OptionError: nothing was asked for, or an option means nothing.
             DeviceError: FP8 for a card without it.
-            ConfigError, CheckpointError: see ``Configs.of``.
+            ConfigError, CheckpointError: see ``configs_of``.
         """
         from mosstalk.files import as_text
-        from mosstalk.plan.cards import cards
-        from mosstalk.plan.make import plan_of
+        from mosstalk.plan.fit import plan_of
+        from mosstalk.plan.limits import cards
         from mosstalk.plan.report import best_of, document_of, printed
-        from mosstalk.plan.sizes import Configs
+        from mosstalk.prepared.start import configs_of
 
         self._check()
         chosen = cards(self.gpu or [])
         memory = memory_of(self.gpu_memory) if self.gpu_memory else None
-        configs = Configs.of(self.model, self.codec)
+        configs = configs_of(self.model, self.codec)
         published = self.model is None and self.codec is None
         plan = plan_of(configs, self._wish(configs, memory)) if memory else None
         best = best_of(configs, chosen, self.precision)

@@ -246,8 +246,8 @@ class Serve:
         one_of("--log-level", self.log_level, *_LEVELS)
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
-        from mosstalk.build.settings import as_built
         from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.prepared.start import as_built
         from mosstalk.server.ipc import WorkerOptions
 
         voice = Path(self.voice)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify import ComputePath
 
 
 @dataclass(frozen=True, eq=False, repr=False)

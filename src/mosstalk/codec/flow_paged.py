@@ -95,10 +95,14 @@ class PagedFlow(BatchedFlow):
         self._speakers.append(start.speaker)
 
     def _run(self, hops: Sequence[Hop], fresh: list[int]) -> list[Tensor]:
-        made = [list(self._items(hop, fresh)) for hop in hops]
-        blocks = iter(self._decode(made))
-        each = ([next(blocks) for _ in items] for items in made)
-        return [mels[0] if len(mels) == 1 else torch.cat(mels) for mels in each]
+        # Replies in one voice stand together: attention reads its keys once for several.
+        order = sorted(range(len(hops)), key=lambda place: hops[place].reply.digest)
+        made = [list(self._items(hops[place], fresh)) for place in order]
+        blocks, found = iter(self._decode(made)), dict[int, Tensor]()
+        for place, items in zip(order, made, strict=True):
+            mels = [next(blocks) for _ in items]
+            found[place] = mels[0] if len(mels) == 1 else torch.cat(mels)
+        return [found[place] for place in range(len(hops))]
 
     def _decode(self, hops: list[list[Item]]) -> list[Tensor]:
         """Each item's mel (its frames, 80), in passes of at most ``max_items``.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, ConfigError
+from mosstalk.ops.attention_flow import MEMBERS
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 from mosstalk.runtime.page_pool import PagePool
 
@@ -142,7 +143,8 @@ class FlowPages(PagePool):
 
 
 NOTHING = -1
-_NOT_ONE_EACH = ("codes", "table")
+Rows = npt.NDArray[np.int32]
+_NOT_ONE_EACH = ("codes", "table", "packs")
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ def in_blocks(
 class PassInputs:
     """The descriptors of a pass, int32, one buffer on the device and one copy to fill it.
 
-    Each is a tensor (I,) but ``codes`` (I, T + 3) and ``table`` (I, S). ``valid_*`` count an
+    Each is a tensor (I,) but ``codes`` (I, T + 3), ``table`` (I, S) and ``packs`` (I, 2), which
+    says what ``attention_flow`` takes at once. ``valid_*`` count an
     item's own rows, ``visible_*`` all that it sees; -1 is no item, no page, no code.
     ``noise``, ``condition`` and ``speaker`` are rows of the flow's tables.
     """
@@ -195,19 +198,20 @@ class PassInputs:
     speaker: Tensor
     codes: Tensor
     table: Tensor
+    packs: Tensor
 
     def __init__(self, items: int, span: int, config: FlowConfig, device: torch.device) -> None:
         self.items, self.span = items, span
         names = [name for name in PassInputs.__annotations__ if name not in _NOT_ONE_EACH]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
         shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
-        shapes["table"] = (items, span)
+        shapes["table"], shapes["packs"] = (items, span), (items, 2)
         fields = {name: Field(shape) for name, shape in shapes.items()}
         self._inputs = DeviceInputs(fields, device)
         for name, tensor in self._inputs.tensors.items():
             setattr(self, name, tensor)
 
-    def fill(self, values: dict[str, npt.NDArray[np.int32]]) -> None:
+    def fill(self, values: dict[str, Rows]) -> None:
         """Copy one pass's descriptors to the device, in stream order and without waiting.
 
         Raises:
@@ -216,9 +220,7 @@ class PassInputs:
         self._inputs.fill(values)
 
 
-def descriptors(
-    items: Sequence[Item], inputs: PassInputs, config: FlowConfig
-) -> dict[str, npt.NDArray[np.int32]]:
+def descriptors(items: Sequence[Item], inputs: PassInputs, config: FlowConfig) -> dict[str, Rows]:
     """The values of ``inputs`` for ``items``; places beyond them see and change nothing.
 
     Rows of noise and condition are what ``stage`` of the flow puts in; here all are 0.
@@ -248,6 +250,26 @@ def descriptors(
         values["speaker"][place] = item.speaker
         values["noise"][place] = item.start
         written[own] = place
+    values["packs"] = packs_of(table, [len(item.pages) for item in items])
     for kind in ("valid", "visible"):
         values[f"{kind}_frames"] = values[f"{kind}_codes"] * np.int32(config.token_mel_ratio)
     return values
+
+
+def packs_of(table: Rows, seen: Sequence[int]) -> Rows:
+    """``packs`` (I, 2) of ``attention_flow`` for items of ``seen`` pages each.
+
+    ``table`` (I, S) are their pages, and those of places beyond them. Neighbours are put together
+    that begin with the same pages, an item's last, which may be short, not among them.
+    """
+    packs = np.tile(np.array([1, 0], np.int32), (len(table), 1))
+    alike = np.logical_and.accumulate(table[1:] == table[:-1], axis=1).sum(axis=1)
+    leader = 0
+    for item in range(1, len(seen)):
+        common = min(int(alike[item - 1]), seen[item - 1] - 1, seen[item] - 1)
+        if common <= 0 or item - leader == MEMBERS:
+            leader = item
+            continue
+        packs[leader] = item - leader + 1, min(common, packs[leader, 1] or common)
+        packs[item, 0] = 0
+    return packs

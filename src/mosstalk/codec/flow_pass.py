@@ -6,20 +6,17 @@ F frames of an item, S pages that the longest item may see.
 import copy
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_estimator import EstimatorBuffers
 from mosstalk.codec.flow_paged_state import PagedEncoder, PagedEstimator, spans
-from mosstalk.codec.flow_pages import Item, PageLayout, PageStore, PassInputs, descriptors
+from mosstalk.codec.flow_pages import Item, PageLayout, PageStore, PassInputs, Rows, descriptors
 from mosstalk.codec.flow_weights import held_bytes
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.ops.launch import compiled_together, runs
 from mosstalk.runtime.graphs import DECODING, Graphs
 
-Rows = npt.NDArray[np.int32]
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 SMALLEST_SPANS = {"cuda": 128, "cpu": 4}
 """Pages that a pass is made for at least, so that few graphs serve all: 51 s of the published."""

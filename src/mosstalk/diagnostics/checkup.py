@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mosstalk.checkpoint.restartable import sha256
+from mosstalk.checkpoints.restartable import sha256
 from mosstalk.config import LanguageModelConfig
 from mosstalk.diagnostics.figures import answer_figures, model_facts
 from mosstalk.diagnostics.report import SCRIPT, Wanted

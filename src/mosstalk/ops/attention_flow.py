@@ -1,4 +1,8 @@
-"""Attention of new rows over keys and values that lie in pages."""
+"""Attention of new rows over keys and values that lie in pages.
+
+Items that begin with the same pages, as replies in one voice do, may be packed: one program takes
+the rows of several, and reads what they share once.
+"""
 
 import math
 
@@ -29,6 +33,18 @@ from mosstalk.ops.split_kv import (
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
 _LOG2_E = 1 / math.log(2)
+MEMBERS = 3
+"""Most items of a pack: of 20 frames each, they fill a tile of 64 rows."""
+
+
+def may_pack(items: int, kv: Tensor, frames: int) -> bool:
+    """Whether ``attention_flow`` packs ``items`` that it is told share pages.
+
+    Where rows are many, in 16 bit: in float32 nothing may depend on company.
+    """
+    rows = kv.shape[1] * items * frames
+    many = kv.dtype != torch.float32 and rows > SOME_ROWS
+    return many and MEMBERS * frames <= tile("attention_flow", rows, kv.dtype).rows
 
 
 def attention_flow_reference(
@@ -82,6 +98,7 @@ def attention_flow(
     *,
     frames: int,
     bias: Tensor | None = None,
+    packs: Tensor | None = None,
     splits: int = 1,
     least: int = 0,
     workspace: Tensor | None = None,
@@ -100,23 +117,24 @@ def attention_flow(
     relative attention, Dai et al. 2019). Rows stand in the last page: first is
     (visible - 1) // P * P, and reach at least first + frames.
 
+    ``packs`` (items, 2) int32, used where ``may_pack`` says so: how many items a program takes at
+    once, this one and those that follow it (up to MEMBERS; 0: it is taken with one before it), and
+    with how many pages, the same for each, all of them begin, an item's last not among these. In
+    its last bits what an item gets depends on its pack.
+
     ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
     ``visible`` alone, and their sums are joined in order: the same bits at every run. Each takes
-    ``least`` keys if there are so many; programs that nothing is left for do nothing.
+    ``least`` keys if there are so many; programs that nothing is left for do nothing. With
+    ``packs`` they share a pack's keys, and not those of an item that is alone.
     ``workspace`` is what ``attend_workspace`` gives; made here where it is None.
     """
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
-    _check(q, kv, out, items * frames, bias)
-    assert visible.shape == (items,)
-    assert all(one.is_contiguous() for one in (table, visible))
+    _check(q, kv, table, visible, out, frames, bias, packs)
     size = tile("attention_flow", q.shape[0], kv.dtype)
-    rows = _tile_rows(frames, kv)
+    packed = packs is not None and may_pack(items, kv, frames)
+    rows = _tile_rows(frames, kv, packed)
     steps, most = ceil_div(frames, rows), 1 << (splits - 1).bit_length()
-    room = None
-    if splits > 1:
-        workspace = attend_workspace(items, kv, frames, splits) if workspace is None else workspace
-        room = Room.of(workspace, steps * items * branches * heads, splits, rows, channels)
     return out, Launch(
         _attention_flow,
         (steps * items, branches * heads, splits),
@@ -126,8 +144,8 @@ def attention_flow(
             "table": table,
             "visible": visible,
             "bias": bias,
-            "counters": None if room is None else room.counters,
-            "sums": None if room is None else room.sums,
+            "packs": packs if packed else None,
+            **_room(workspace, items, kv, frames, splits, packed),
             "pages": pages,
             "items": items,
             **page_strides(kv),
@@ -139,10 +157,11 @@ def attention_flow(
             "HEADS": heads,
             "D": channels,
             "DISTANCES": 0 if bias is None else bias.shape[3],
+            "PACKED": packed,
             "SPLITS": splits,
             "MOST": most,
             "TOGETHER": combined_at_once(most, rows),
-            "LEAST": ceil_div(least, size.columns) * size.columns,
+            "LEAST": ceil_div(least, size.columns),
             "ASK": q.shape[0] <= FEW_ROWS,
             "ROWS": rows,
             "KEYS": size.columns,
@@ -154,28 +173,68 @@ def attention_flow(
     )
 
 
-def _tile_rows(frames: int, kv: Tensor) -> int:
+def _tile_rows(frames: int, kv: Tensor, packed: bool) -> int:
+    if packed:
+        return power_of_two(MEMBERS * frames)
     return min(tile("attention_flow", frames, kv.dtype).rows, power_of_two(frames))
 
 
-def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
+def _pairs(items: int, kv: Tensor, frames: int, packed: bool) -> int:
+    """Tiles of rows, with a branch and head each, whose keys programs share; of packs, if packed.
+
+    A pack that programs share has two members or more.
+    """
+    tiles = (
+        ceil_div(items, 2) if packed else ceil_div(frames, _tile_rows(frames, kv, False)) * items
+    )
+    return tiles * kv.shape[1] * kv.shape[3]
+
+
+def _room(
+    workspace: Tensor | None, items: int, kv: Tensor, frames: int, splits: int, packed: bool
+) -> dict[str, Tensor | None]:
+    """Where programs that share keys count themselves and leave their sums."""
+    if splits == 1:
+        return {"counters": None, "sums": None}
+    if workspace is None:
+        workspace = attend_workspace(items, kv, frames, splits, packed=packed)
+    rows, pairs = _tile_rows(frames, kv, packed), _pairs(items, kv, frames, packed)
+    room = Room.of(workspace, pairs, splits, rows, kv.shape[5])
+    return {"counters": room.counters, "sums": room.sums}
+
+
+def attend_workspace(
+    items: int, kv: Tensor, frames: int, splits: int, *, packed: bool = False
+) -> Tensor:
     """Room for the partial sums of ``splits``, (numbers,) float32 zeros.
 
     Calls that follow one another share it: each leaves the counters in it at zero.
     """
-    _, branches, _, heads, _, channels = kv.shape
-    rows = _tile_rows(frames, kv)
-    pairs = ceil_div(frames, rows) * items * branches * heads if splits > 1 else 0
+    rows, channels = _tile_rows(frames, kv, packed), kv.shape[5]
+    pairs = _pairs(items, kv, frames, packed) if splits > 1 else 0
     return torch.zeros(room_numbers(pairs, splits, rows, channels), device=kv.device)
 
 
-def _check(q: Tensor, kv: Tensor, out: Tensor, rows: int, bias: Tensor | None) -> None:
+def _check(
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor,
+    visible: Tensor,
+    out: Tensor,
+    frames: int,
+    bias: Tensor | None,
+    packs: Tensor | None,
+) -> None:
     _, branches, parts, heads, _, channels = kv.shape
-    assert q.shape == out.shape == (branches * rows, heads * channels)
+    items = table.shape[0]
+    assert q.shape == out.shape == (branches * items * frames, heads * channels)
     assert q.dtype == kv.dtype
     assert parts == 2
     assert q.stride(1) == out.stride(1) == kv.stride(5) == 1
     assert bias is None or (branches == 1 and bias.is_contiguous())
+    assert visible.shape == (items,)
+    assert packs is None or (packs.shape == (items, 2) and packs.is_contiguous())
+    assert all(one.is_contiguous() for one in (table, visible))
 
 
 @triton.jit(do_not_specialize=["pages", "items"])
@@ -185,6 +244,7 @@ def _attention_flow(
     table,
     visible,
     bias,
+    packs,
     out,
     counters,
     sums,
@@ -203,6 +263,7 @@ def _attention_flow(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     DISTANCES: tl.constexpr,
+    PACKED: tl.constexpr,
     SPLITS: tl.constexpr,
     MOST: tl.constexpr,
     TOGETHER: tl.constexpr,
@@ -216,75 +277,148 @@ def _attention_flow(
 ):
     gdc_launch(DEPENDENT)
     item = tl.program_id(0) % items
-    step = tl.program_id(0) // items
     branch = tl.program_id(1) // HEADS
     head = tl.program_id(1) % HEADS
-    t = step * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDTH)
-    seen = tl.load(visible + item)
-    first = (seen - 1) // PAGE * PAGE
-    share = tl.maximum(tl.cdiv(tl.cdiv(seen, SPLITS), KEYS) * KEYS, LEAST)
-    begin = tl.program_id(2) * share
-    end = tl.minimum(seen, begin + share)
     kv += branch * kv_branch + head * kv_head
     table += item * pages
-    key = begin + tl.arange(0, KEYS)
-    ahead = tl.load(table + key // PAGE, mask=key < end, other=0)
+    seen = tl.load(visible + item)
+    count, turns, least, pack = 1, tl.cdiv(seen, KEYS), LEAST, (seen,)
+    slot, t = 0, tl.program_id(0) // items * ROWS + tl.arange(0, ROWS)
+    here = t < FRAMES
+    if PACKED:
+        count, turns, pack = _pack(packs + 2 * item, visible + item, PAGE, KEYS)
+        least = tl.where(count > 1, LEAST, turns)
+        slot, t = tl.arange(0, ROWS) // FRAMES, tl.arange(0, ROWS) % FRAMES
+        here = slot < count
+    share = tl.maximum(tl.cdiv(turns, SPLITS), least)
+    begin = tl.program_id(2) * share
+    end = tl.minimum(turns, begin + share)
+    start, limit, owner, view = _turn(begin, pack, PACKED, KEYS)
+    ahead = _pages_at(table + owner * pages, start, limit, begin < end, PAGE, KEYS)
     if DEPENDENT and ASK:
-        _ask_for_keys(kv, table, begin, end, kv_page, kv_part, kv_row, PAGE, KEYS, D, LINE)
+        _ask_for_keys(
+            kv, table, begin * KEYS, tl.minimum(seen, end * KEYS),
+            kv_page, kv_part, kv_row, PAGE, KEYS, D, LINE,
+        )  # fmt: skip
     gdc_wait(DEPENDENT)
-    row = (branch * items + item) * FRAMES + t
-    mine = (t < FRAMES)[:, None] & (channel < D)[None, :]
+    row = (branch * items + item + slot) * FRAMES + t
+    mine = here[:, None] & (channel < D)[None, :]
     query = tl.load(q + row[:, None] * q_stride + head * D + channel[None, :], mask=mine, other=0.0)
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
     weight = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, WIDTH), tl.float32)
-    for start in range(begin, end, KEYS):
+    for turn in range(begin, end):
         key = start + tl.arange(0, KEYS)
-        inside = key < end
+        inside = key < limit
+        number = tl.zeros((KEYS,), tl.int32)
+        for near in tl.static_range((KEYS + PAGE - 2) // PAGE + 1):
+            number = tl.where(key // PAGE == start // PAGE + near, ahead[near], number)
         # A page of a full-size flow is 23 million numbers: its place needs 64 bits.
-        place = ahead.to(tl.int64) * kv_page + key % PAGE * kv_row
-        # Pages of the next tile are known before it is their turn.
-        key_ahead = key + KEYS
-        ahead = tl.load(table + key_ahead // PAGE, mask=key_ahead < end, other=0)
-        keys = tl.load(
-            kv + place[None, :] + channel[:, None],
-            mask=inside[None, :] & (channel < D)[:, None],
-            other=0.0,
-        )
-        values = tl.load(
-            kv + kv_part + place[:, None] + channel[None, :],
-            mask=inside[:, None] & (channel < D)[None, :],
-            other=0.0,
-        )
-        score = tl.dot(query, keys, input_precision="ieee") * scale
+        place = number.to(tl.int64) * kv_page + key % PAGE * kv_row
+        sees = tl.where((view < 0) | (slot == view), 0.0, float("-inf"))
+        # Pages of the next turn are known before they are needed.
+        start, limit, owner, view = _turn(turn + 1, pack, PACKED, KEYS)
+        ahead = _pages_at(table + owner * pages, start, limit, turn + 1 < end, PAGE, KEYS)
+        spot = kv + place[:, None] + channel[None, :]
+        known = inside[:, None] & (channel < D)[None, :]
+        keys = tl.load(spot, mask=known, other=0.0)
+        values = tl.load(spot + kv_part, mask=known, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         if DISTANCES > 0:
+            first = (seen - 1) // PAGE * PAGE
             column = DISTANCES - FRAMES - first - t[:, None] + key[None, :]
-            known = (t < FRAMES)[:, None] & inside[None, :] & (column >= 0) & (column < DISTANCES)
+            near_enough = (column >= 0) & (column < DISTANCES)
             line = ((item * HEADS + head) * FRAMES + t[:, None]) * DISTANCES
-            score += tl.load(bias + line + column, mask=known, other=0.0) * 1.4426950408889634
+            asked = here[:, None] & inside[None, :] & near_enough
+            score += tl.load(bias + line + column, mask=asked, other=0.0) * 1.4426950408889634
+        if PACKED:
+            score += sees[:, None]
         score = tl.where(inside[None, :], score, float("-inf"))
         highest, weight, mixed = softmax_step(score, values, highest, weight, mixed)
-    split = tl.program_id(2)
-    last = split == 0
+    last = tl.program_id(2) == 0
     result = mixed / tl.where(weight == 0.0, 1.0, weight)[:, None]
-    if SPLITS > 1:
-        used = tl.cdiv(seen, tl.maximum(share, 1))
-        if used > 1:
-            last = split < 0
-            if split < used:
-                pair = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-                sums += pair.to(tl.int64) * SPLITS * (ROWS * (D + 2))
-                own = sums + split * (ROWS * (D + 2))
-                line, here = tl.arange(0, ROWS), t < FRAMES
-                last = store_partial(
-                    own, counters + pair, used, line, here, highest, weight, mixed, ROWS, D, WIDTH
-                )
-                if last:
-                    result = combine(sums, used, line, here, ROWS, D, WIDTH, MOST, TOGETHER)
+    used = tl.cdiv(turns, tl.maximum(share, 1))
+    if SPLITS > 1 and used > 1:
+        last, result = _joined(
+            counters, sums, used, here, highest, weight, mixed,
+            PACKED, SPLITS, ROWS, D, WIDTH, MOST, TOGETHER,
+        )  # fmt: skip
     if last:
         place = out + row[:, None] * out_stride + head * D + channel[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _pack(packed, visible, PAGE: tl.constexpr, KEYS: tl.constexpr):
+    """How many members the pack has that begins with an item, in how many turns its keys are taken.
+
+    And what ``_turn`` is told: keys that the first, second and third member see, keys that are
+    the same for all, and up to which turns those, the first's own and the second's are taken.
+    """
+    count, alike = tl.load(packed), tl.load(packed + 1) * PAGE
+    first = tl.load(visible, mask=count > 0, other=0)
+    second = tl.load(visible + 1, mask=count > 1, other=0)
+    third = tl.load(visible + 2, mask=count > 2, other=0)
+    of_all = tl.cdiv(alike, KEYS)
+    of_first = of_all + tl.cdiv(tl.maximum(first - alike, 0), KEYS)
+    of_second = of_first + tl.cdiv(tl.maximum(second - alike, 0), KEYS)
+    turns = of_second + tl.cdiv(tl.maximum(third - alike, 0), KEYS)
+    return count, turns, (first, second, third, alike, of_all, of_first, of_second)
+
+
+@triton.jit
+def _turn(turn, pack, PACKED: tl.constexpr, KEYS: tl.constexpr):
+    """The keys of a turn: the first, their end, whose table has them, and whose rows see them.
+
+    Of a pack those that all members see (-1) come first, then each member's own.
+    """
+    start, limit, owner, view = turn * KEYS, pack[0], 0, -1
+    if PACKED:
+        first, second, third, alike, of_all, of_first, of_second = pack
+        owner = (turn >= of_first).to(tl.int32) + (turn >= of_second).to(tl.int32)
+        limit = tl.where(owner == 0, first, tl.where(owner == 1, second, third))
+        since = tl.where(owner == 0, of_all, tl.where(owner == 1, of_first, of_second))
+        common = turn < of_all
+        start = tl.where(common, start, alike + (turn - since) * KEYS)
+        limit = tl.where(common, alike, limit)
+        view = tl.where(common, -1, owner)
+    return start, limit, owner, view
+
+
+@triton.jit
+def _joined(
+    counters, sums, used, here, highest, weight, mixed,
+    PACKED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, MOST: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Whether this is the last of the ``used`` programs that share keys, and what all mixed."""
+    # A pack that programs share has two members or more.
+    pair = tl.program_id(0) // (2 if PACKED else 1) * tl.num_programs(1) + tl.program_id(1)
+    sums += pair.to(tl.int64) * SPLITS * (ROWS * (D + 2))
+    split, line, last, result = tl.program_id(2), tl.arange(0, ROWS), used < 0, mixed
+    if split < used:
+        own = sums + split * (ROWS * (D + 2))
+        last = store_partial(
+            own, counters + pair, used, line, here, highest, weight, mixed, ROWS, D, WIDTH
+        )
+        if last:
+            result = combine(sums, used, line, here, ROWS, D, WIDTH, MOST, TOGETHER)
+    return last, result
+
+
+@triton.jit
+def _pages_at(table, start, limit, some, PAGE: tl.constexpr, KEYS: tl.constexpr):
+    """The numbers of the pages of KEYS keys from ``start`` on, those below ``limit``, as a tuple.
+
+    Read one by one: a list would have to go from thread to thread through memory.
+    """
+    found = ()
+    for near in tl.static_range((KEYS + PAGE - 2) // PAGE + 1):
+        page = start // PAGE + near
+        one = tl.load(table + page, mask=some & (page * PAGE < limit), other=0)
+        found = found + (one,)  # type: ignore[assignment]  # noqa: RUF005
+    return found
 
 
 @triton.jit

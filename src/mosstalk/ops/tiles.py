@@ -64,7 +64,7 @@ TILES: dict[Kernel, dict[int, Tile]] = {
     },
     "attention_flow": {
         SOME_ROWS: Tile(32, 128, 0, 4, 3),
-        ANY_ROWS: Tile(32, 64, 0, 2, 3),
+        ANY_ROWS: Tile(64, 64, 0, 4, 3),
     },
     "conv1d": {
         FEW_ROWS: Tile(16, 16, 128, 4, 4),

@@ -6,9 +6,20 @@ Plain arithmetic on sizes that ``sizes`` and ``measured`` give.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from mosstalk.constants import CODES_PER_SECOND
-from mosstalk.plan.measured import MIB
+from mosstalk.engine.memory import MARGIN
+from mosstalk.plan.measured import MIB, measured
+from mosstalk.plan.sizes import (
+    Configs,
+    Part,
+    Rates,
+    codec_on_meta,
+    codec_parts,
+    language_parts,
+    text_table_bytes,
+)
 
 BLOCK_ROWS = 16
 """Rows in a block of the engine's pool: K and V are given out in whole ones."""
@@ -219,3 +230,32 @@ def _least_memory(plan: Plan) -> float:
     """Memory in which it fits; the margin is a share of it."""
     without = plan.needed_bytes - plan._margin
     return without / (1 - plan.costs.margin)
+
+
+def plan_of(configs: Configs, wish: Wish) -> Plan:
+    """What ``wish`` takes of a GPU, with this model and codec."""
+    plan = Plan(wish, _costs(configs))
+    plan = with_fp8(plan) if wish.precision == "fp8" else plan
+    return with_table_on_host(plan) if wish.embeddings == "host" else plan
+
+
+@cache
+def _costs(configs: Configs) -> Costs:
+    language = language_parts(configs.model, "bf16")
+    saved = sum(part.bytes for part in language) - sum(
+        part.bytes for part in language_parts(configs.model, "fp8")
+    )
+    parts = [*language, *codec_parts(codec_on_meta(configs))]
+    rooms = tuple(Item(room.name, room.bytes, room.basis) for room in measured().rooms)
+    return Costs(
+        tuple(map(_item, parts)),
+        rooms,
+        **vars(Rates.of(configs)),
+        margin=MARGIN,
+        trunk_saved=saved,
+        text_table=text_table_bytes(configs.model),
+    )
+
+
+def _item(part: Part) -> Item:
+    return Item(part.name, part.bytes, f"{part.weights / 1e6:,.1f} M weights")

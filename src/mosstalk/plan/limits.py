@@ -8,17 +8,60 @@ from functools import cache
 
 import torch
 
-from mosstalk.bench.ceilings import Ceilings, Work
-from mosstalk.bench.codec_limits import hop_work, push_work
-from mosstalk.bench.step_work import Load, step_work
 from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
-from mosstalk.errors import DeviceError
+from mosstalk.errors import DeviceError, OptionError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.quantization import Quantization
-from mosstalk.plan.cards import Card
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
+from mosstalk.plan.work import Ceilings, Load, Work, hop_work, push_work, step_work
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as its vendor describes it.
+
+    ``memory_gb`` and ``bandwidth_gb_s`` in 10^9 bytes; rates in 10^12 operations a second, sums in
+    float32. ``fp8_tflops`` None: no FP8 products.
+    """
+
+    name: str
+    memory_gb: float
+    bandwidth_gb_s: float
+    bf16_tflops: float
+    fp8_tflops: float | None
+    fp32_tflops: float
+    source: str
+
+
+_ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
+_HALVED = ", half of those with sparsity"
+CARDS = {
+    card.name: card
+    for card in (
+        Card("rtx-4090", 24, 1008, 165.2, 330.3, 82.6, _ADA),
+        Card("l4", 24, 300, 121, 242.5, 30.3, f"NVIDIA L4 data sheet{_HALVED}"),
+        Card("l40s", 48, 864, 362.05, 733, 91.6, "NVIDIA L40S data sheet"),
+        Card("a100", 80, 2039, 312, None, 19.5, "NVIDIA A100 80GB data sheet (SXM)"),
+        Card("h100", 80, 3350, 989.5, 1979, 67, f"NVIDIA H100 data sheet (SXM){_HALVED}"),
+        Card("h200", 141, 4800, 989.5, 1979, 67, f"NVIDIA H200 data sheet (SXM){_HALVED}"),
+    )
+}
+ALL = "all"
+
+
+def cards(names: list[str]) -> list[Card]:
+    """The cards of these names; ``all`` is every one.
+
+    Raises:
+        OptionError: a name that is not in the table.
+    """
+    for name in names:
+        if name != ALL and name not in CARDS:
+            raise OptionError(f"--gpu {name}: choose of {', '.join((*CARDS, ALL))}")
+    return list(CARDS.values()) if ALL in names else [CARDS[name] for name in names]
+
 
 VOICE_CODES = 85
 """A voice of 6.8 s: 7 s, cut to whole blocks."""

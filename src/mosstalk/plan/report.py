@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from mosstalk.bench.tables import NONE, Table
-from mosstalk.plan.cards import Card
 from mosstalk.plan.fit import Plan, advice
-from mosstalk.plan.limits import SOUND, TITLES, Limits, limits_of
+from mosstalk.plan.limits import SOUND, TITLES, Card, Limits, limits_of
 from mosstalk.plan.measured import Peak, measured
 from mosstalk.plan.sizes import PRECISIONS, Configs
+from mosstalk.reporting.tables import NONE, Table
 
 FORMAT = "mosstalk-plan-1"
 COMPUTED = (

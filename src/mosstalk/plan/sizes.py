@@ -17,13 +17,11 @@ from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechT
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.models.checkpoint import model_shapes
-from mosstalk.models.codec_folder import STREAMING_FLOW, Codec, read_flow_config, read_hift_config
+from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.models.weights import shapes_of
-from mosstalk.prepared.default_models import chosen_codec, chosen_language_model
-from mosstalk.synthesis.sizes import FULL
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -56,34 +54,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Configs:
-    """What a plan is made for; the published sizes unless folders are given."""
+    """What a plan is made for."""
 
     model: LanguageModelConfig
     speech: SpeechTokenizerConfig
     flow: FlowConfig
     hift: HiftConfig
-
-    @classmethod
-    def of(cls, model: Path | None = None, codec: Path | None = None) -> "Configs":
-        """Read the configs of these folders (or of pocket or synthetic); no weights are read.
-
-        Raises:
-            ConfigError, CheckpointError: a folder is none, or asks for other arithmetic.
-        """
-        published = LanguageModelConfig.from_dict(FULL.model)
-        language = (
-            LanguageModelConfig.from_folder(chosen_language_model(model)) if model else published
-        )
-        if codec is None:
-            speech = SpeechTokenizerConfig.from_dict(FULL.codec)
-            return cls(language, speech, FlowConfig.from_dict(FULL.flow), HiftConfig())
-        folder = chosen_codec(codec)
-        return cls(
-            language,
-            SpeechTokenizerConfig.from_folder(folder),
-            read_flow_config(folder, STREAMING_FLOW),
-            read_hift_config(folder),
-        )
 
 
 def language_parts(config: LanguageModelConfig, precision: str) -> list[Part]:

@@ -9,19 +9,52 @@ from typing import Any
 
 import torch
 
-from mosstalk.build.machine import foreign, machine_of
-from mosstalk.config import LanguageModelConfig
+from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.errors import DeviceError
+from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config, read_hift_config
 from mosstalk.models.quantization import Quantization
 from mosstalk.ops.linear_tiles import use_tuned
-from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice
-from mosstalk.plan.make import plan_of
+from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice, plan_of
 from mosstalk.plan.sizes import Configs
+from mosstalk.prepared.default_models import chosen_codec, chosen_language_model
 from mosstalk.prepared.folder import BuiltEngine, built_engine
 from mosstalk.prepared.kernel_cache import use_kernels
+from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.tiles import TILES_FILE, tiles_for
 from mosstalk.server.ipc import WorkerOptions
+from mosstalk.synthesis.sizes import FULL
+
+
+def as_built(
+    options: WorkerOptions,
+    sessions: int | None,
+    rows: int | None,
+    usual_sessions: int,
+    embeddings: str | None = None,
+) -> WorkerOptions:
+    """``options`` with these; what is None is taken from a built folder.
+
+    So is the decoder's memory on a GPU. Of another folder there are ``usual_sessions``, the
+    longest conversation is the model's context, and embeddings are on the device.
+    """
+    built = built_engine(options.model)
+    if built is None:
+        return replace(
+            options, sessions=sessions or usual_sessions, context_rows=rows,
+            embeddings=embeddings or "device",
+        )  # fmt: skip
+    sound = options.sound
+    if sound.memory_mib is None and (sessions or built.sessions) == built.sessions:
+        sound = replace(sound, memory_mib=built.flow_memory_mib)
+    return replace(
+        options,
+        sessions=sessions or built.sessions,
+        context_rows=rows or built.rows,
+        sound=sound,
+        embeddings=embeddings or built.embeddings,
+    )
+
 
 _LOG = logging.getLogger(__name__)
 _GIB = 2**30
@@ -67,6 +100,30 @@ def take_tiles(path: Path, here: Mapping[str, Any]) -> None:
     use_tuned(divisions)
 
 
+def configs_of(model: Path | None = None, codec: Path | None = None) -> Configs:
+    """What a plan is made for: configs of these folders (or of pocket or synthetic), no weights.
+
+    Of what is None, the published sizes.
+
+    Raises:
+        ConfigError, CheckpointError: a folder is none, or asks for other arithmetic.
+    """
+    if model is None:
+        language = LanguageModelConfig.from_dict(FULL.model)
+    else:
+        language = LanguageModelConfig.from_folder(chosen_language_model(model))
+    if codec is None:
+        speech = SpeechTokenizerConfig.from_dict(FULL.codec)
+        return Configs(language, speech, FlowConfig.from_dict(FULL.flow), HiftConfig())
+    folder = chosen_codec(codec)
+    return Configs(
+        language,
+        SpeechTokenizerConfig.from_folder(folder),
+        read_flow_config(folder, STREAMING_FLOW),
+        read_hift_config(folder),
+    )
+
+
 def require_room(
     options: WorkerOptions,
     model: Path,
@@ -86,7 +143,7 @@ def require_room(
         _require_budget(options.memory_bytes, rows, bytes_per_row(config, dtype or torch.bfloat16))
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        refusal = room_refusal(options, Configs.of(model, codec), free)
+        refusal = room_refusal(options, configs_of(model, codec), free)
         if refusal:
             raise DeviceError(refusal)
 
@@ -122,7 +179,7 @@ def settings_named(
         free, total = torch.cuda.mem_get_info(device)
         raise DeviceError(
             f"the GPU's {total / _GIB:.1f} GiB are used up while starting: change "
-            f"{_choices(_certain(options, Configs.of(model, codec), free))}"
+            f"{_choices(_certain(options, configs_of(model, codec), free))}"
         ) from None
     except DeviceError as error:
         if "one conversation" not in str(error):

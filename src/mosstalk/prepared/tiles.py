@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from mosstalk.build.machine import foreign
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.files import parse_json
 from mosstalk.ops.linear_tiles import ANY_ROWS, KINDS, Division, Key
 from mosstalk.ops.tiles import Tile
+from mosstalk.prepared.machine import foreign
 
 TILES_FILE = "tiles.json"
 TILES_FORMAT = "mosstalk-tiles-1"

@@ -5,6 +5,7 @@ What such a model says is noise; every config written here says ``synthetic``.
 """
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from mosstalk.config import (
     LanguageModelConfig,
     SpeechTokenizerConfig,
 )
+from mosstalk.files import new_folder
 from mosstalk.models.codec_folder import read_fingerprint
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
@@ -30,8 +32,9 @@ from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import CODEC_KEY, Voice, save_voice
 from mosstalk.models.weights import shapes_of
 from mosstalk.models.x_vector import X_VECTOR_FILE
-from mosstalk.progress import Progress
-from mosstalk.synthesis.sizes import Sizes
+from mosstalk.progress import Progress, progress_bar
+from mosstalk.runtime.device import pick_dtype
+from mosstalk.synthesis.sizes import Sizes, parse_sizes
 from mosstalk.synthesis.small_tokenizer import copy_tokenizer, write_tokenizer
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 
@@ -224,3 +227,28 @@ def scale_of(name: str) -> Callable[[tuple[int, ...]], tuple[float, float]]:
     if "embed" in name or "codebook" in name:
         return lambda _: (1.0, 0.0)
     return lambda shape: ((shape[0] if len(shape) == 1 else _numel(shape[1:])) ** -0.5, 0.0)
+
+
+def run_synthesize(
+    out: Path, words: list[str], seed: int, dtype: str, tokenizer: Path | None
+) -> None:
+    """Write a synthetic checkpoint to ``out`` and print what it is."""
+    sizes = parse_sizes([part for word in words for part in word.split(",")])
+    started = time.perf_counter()
+    with progress_bar() as tell, new_folder(out) as part:
+        synthesize(part, Synthesis(sizes, seed, pick_dtype(dtype), tokenizer, tell))
+    files = [path for path in out.rglob("*") if path.is_file()]
+    size_mib = sum(path.stat().st_size for path in files) / 2**20
+    print(
+        f"{out}: {len(files)} files, {size_mib:.1f} MiB of random weights (seed {seed}) "
+        f"in {time.perf_counter() - started:.1f} s"
+    )
+    if not (out / "codec" / "flow" / X_VECTOR_FILE).exists():
+        print(
+            f"without codec/flow/{X_VECTOR_FILE}, which voices are made with: "
+            "it takes pip install 'mosstalk[voices]'"
+        )
+    print(
+        f"try: mosstalk chat --model {out / 'model'} --codec {out / 'codec'} "
+        "--text hello --script speech:25"
+    )

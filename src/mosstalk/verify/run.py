@@ -10,22 +10,18 @@ from typing import Any
 import torch
 
 from mosstalk.errors import CaseError, MosstalkError
-from mosstalk.verify.case import Case, read_case
+from mosstalk.verify import ComputePath
 from mosstalk.verify.codec import (
     check_flow,
+    check_flow_fast,
     check_hift,
+    check_hift_fast,
     check_prompt_mel,
     check_speech_tokenizer,
-)
-from mosstalk.verify.compare import Check, Comparer
-from mosstalk.verify.fast import check_language_model_fast
-from mosstalk.verify.fast_codec import (
-    check_flow_fast,
-    check_hift_fast,
     check_speech_tokenizer_fast,
 )
-from mosstalk.verify.language_model import check_language_model
-from mosstalk.verify.paths import ComputePath
+from mosstalk.verify.compare import Case, Check, Comparer, read_case
+from mosstalk.verify.language_model import check_language_model, check_language_model_fast
 
 Checker = Callable[[Case, torch.device, Comparer], Iterator[Check]]
 COMPONENTS: dict[str, Checker] = {

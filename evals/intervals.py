@@ -1,0 +1,96 @@
+"""How sure a figure over sentences is: bootstrap intervals with a fixed seed.
+
+Percentile bootstrap (Efron and Tibshirani 1993; for word error rates Bisani and Ney 2004):
+sentences are drawn again with replacement, and the figure is computed on each draw. Two
+systems that read the same sentences are compared on the same draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evals.words import Errors
+
+DRAWS = 2000
+SEED = 0
+SETTINGS = f"95% percentile bootstrap over sentences, {DRAWS} draws, seed {SEED}"
+_ENDS = (2.5, 97.5)
+_Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure, the ends of its 95% interval, and how many sentences it rests on."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """The mean of one value a sentence."""
+    array = np.asarray(values, np.float64)
+    return _estimate(float(array.mean()), array[_draws(len(array))].mean(axis=1), len(array))
+
+
+def mean_difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """The mean of ``values`` less that of ``others``, of the same sentences in order."""
+    return mean([value - other for value, other in zip(values, others, strict=True)])
+
+
+def rate(errors: Sequence[Errors]) -> Estimate:
+    """Error rate over all sentences: edits over length."""
+    edits, lengths = _sums(errors)
+    drawn = _draws(len(errors))
+    whole = edits.sum() / lengths.sum()
+    return _estimate(whole, edits[drawn].sum(1) / lengths[drawn].sum(1), len(errors))
+
+
+def rate_difference(errors: Sequence[Errors], others: Sequence[Errors]) -> Estimate:
+    """Error rate of ``errors`` less that of ``others``, of the same sentences in order."""
+    edits, lengths = _sums(errors)
+    other_edits, other_lengths = _sums(others)
+    drawn = _draws(len(errors))
+    whole = edits.sum() / lengths.sum() - other_edits.sum() / other_lengths.sum()
+    again = edits[drawn].sum(1) / lengths[drawn].sum(1)
+    other_again = other_edits[drawn].sum(1) / other_lengths[drawn].sum(1)
+    return _estimate(whole, again - other_again, len(errors))
+
+
+def _sums(errors: Sequence[Errors]) -> tuple[_Values, _Values]:
+    """Edits and reference lengths, float64; an empty reference counts as one of length 1."""
+    edits = np.array([each.edits for each in errors], np.float64)
+    return edits, np.array([max(each.length, 1) for each in errors], np.float64)
+
+
+def _draws(count: int) -> npt.NDArray[np.int64]:
+    """Sentence indices (draws, count); the same for all figures of as many sentences."""
+    return np.random.default_rng(SEED).integers(0, count, (DRAWS, count))
+
+
+def _estimate(value: float, drawn: _Values, count: int) -> Estimate:
+    low, high = np.percentile(drawn, _ENDS)
+    return Estimate(float(value), float(low), float(high), count)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, median and ends of ``n`` values; None where there are none."""
+
+    n: int
+    mean: float | None
+    median: float | None
+    lowest: float | None
+    highest: float | None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of ``values``, which may be empty."""
+    if not values:
+        return Spread(0, None, None, None, None)
+    array = np.asarray(values, np.float64)
+    figures = (array.mean(), np.median(array), array.min(), array.max())
+    return Spread(len(array), *map(float, figures))

@@ -1,0 +1,393 @@
+"""``docs/from-the-reports.md``: the reports' rows beside what documents of benchmarks say."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mosstalk.errors import BenchError, ConfigError, OptionError
+from mosstalk.files import read_json
+from mosstalk.plan.measured import measured
+
+STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"
+"""Formats of ``bench step`` (--prefill, too), ``bench codec`` and ``tests/gpu_24gb.py``."""
+FORMATS = (STEP, CODEC, WHOLE)
+FIRST_AUDIO, REAL_TIME = "commit_to_first_audio_ms", "real_time_factor"
+"""Figures of the whole pipeline, one of each in a document."""
+_FP8 = re.compile("fp8|float8", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row of a document: its format, a pattern for its whole name and for its table's title.
+
+    ``precision``: see ``Document.precision``; None is any.
+    """
+
+    format: str
+    row: str
+    table: str = ".*"
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured row and what it was measured on; milliseconds."""
+
+    table: str
+    row: dict[str, Any]
+    document: "Document"
+
+    def ms(self, name: str) -> float | None:
+        """``p50``, ``p95``, ``cold`` or ``limit``."""
+        value = self.row.get(f"{name}_ms")
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A benchmark's document; ``name`` is its file's, ``whole`` has figures of the pipeline."""
+
+    name: str
+    format: str
+    settings: dict[str, str]
+    weights: str
+    tables: dict[str, list[dict[str, Any]]]
+    whole: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> str:
+        """``fp8`` where any of the settings says so, else as they are: bfloat16, float32, ..."""
+        said = (value for key, value in self.settings.items() if key != "rates")
+        if any(_FP8.search(str(value)) for value in said):
+            return "fp8"
+        return self.settings["precision"]
+
+    def figures(self, wanted: Wanted) -> Iterator[Figure]:
+        """Rows that are ``wanted``."""
+        if self.format != wanted.format or wanted.precision not in (None, self.precision):
+            return
+        for title, rows in self.tables.items():
+            for row in rows:
+                if re.fullmatch(wanted.table, title) and re.fullmatch(wanted.row, row["name"]):
+                    yield Figure(title, row, self)
+
+
+def read_document(path: Path) -> Document:
+    """Read a document whose runs were all valid.
+
+    Raises:
+        ConfigError: the file is no json, or lacks what a document has.
+        OptionError: a format that is not known here.
+        BenchError: a run was not right, so that its time says nothing.
+    """
+    values = read_json(path)
+    if values.get("format") not in FORMATS:
+        raise OptionError(
+            f"{path}: the format is {values.get('format')!r}, not one of {', '.join(FORMATS)}"
+        )
+    try:
+        tables: dict[str, list[dict[str, Any]]] = {}
+        whole: dict[str, float] = {}
+        if values["format"] == WHOLE:
+            whole = {name: float(values[name]) for name in (FIRST_AUDIO, REAL_TIME)}
+        else:
+            timed = values["timed"]
+            tables = timed if isinstance(timed, dict) else {"": timed}
+        document = Document(
+            path.name, values["format"], values["settings"], values["weights"], tables, whole
+        )
+        _require_valid(document)
+        missing = {"device", "precision"} - document.settings.keys()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: not as the benchmark writes it ({error!r})") from None
+    if missing:
+        raise ConfigError(f"{path}: not as the benchmark writes it (no {', '.join(missing)})")
+    return document
+
+
+def _require_valid(document: Document) -> None:
+    for rows in document.tables.values():
+        for row in rows:
+            if row["valid"] != row["n"] or not row["n"]:
+                raise BenchError(
+                    f"{document.name}: {row['name']}: valid {row['valid']}/{row['n']}; measure it "
+                    "again"
+                )
+
+
+def figure(documents: Sequence[Document], wanted: Wanted) -> Figure | None:
+    """The one figure of ``documents`` that is ``wanted``; None where there is none.
+
+    Raises:
+        OptionError: two documents have it.
+    """
+    found = [each for document in documents for each in document.figures(wanted)]
+    if len(found) > 1:
+        names = " and ".join(each.document.name for each in found[:2])
+        raise OptionError(f"{found[0].row['name']} is in {names}: give one of them")
+    return found[0] if found else None
+
+
+NOT_STATED = "not stated"
+_STEP = "mosstalk bench step --random-weights full --at 1x512,64x1000"
+_STEP_FP8 = "mosstalk bench step --random-weights full --precision fp8 --at 1x512,64x1000"
+_PREFILL = "mosstalk bench step --prefill --random-weights full --rows 512,6+1000"
+_PREFILL_FP8 = _PREFILL.replace(" --rows", " --precision fp8 --rows")
+_CODEC = "mosstalk bench codec --random-weights full --replies 1,32,128 --hops 60 --memory 45000"
+_ENCODE = "mosstalk bench codec --random-weights full --part encode --streams 1,8,64"
+_PIPELINE = "bash tests/gpu-24gb.sh"
+_SHORT = r"A hop of 5 codes.*, voice of 6\.8 s"
+_LONG = r"A hop of 5 codes.*, voice of 26\.8 s"
+_EARLY, _LATE = r"{} x hop 2-\d+", r"1 x hop (?!2-)\d+-\d+"
+_PERFORMANCE = "[performance.md](performance.md)"
+_HOPS = "within the hops above"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row: the reports' three words on it, and ours; ``peak`` names one of ``plan.measured``,
+    ``whole`` a figure of the whole pipeline.
+    """
+
+    what: str
+    planned: str = NOT_STATED
+    claimed: str = NOT_STATED
+    timed: str = NOT_STATED
+    wanted: Wanted | None = None
+    peak: str | None = None
+    whole: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A figure that others, or this project, took of another implementation; ``see``: where
+    ours stands if no document has it.
+    """
+
+    what: str
+    where: str
+    figure: str
+    wanted: Wanted | None = None
+    see: str | None = None
+
+
+def _steps(row: str, *, fp8: bool) -> Wanted:
+    return Wanted(STEP, row, precision="fp8" if fp8 else "bfloat16")
+
+
+LINES = (
+    Line(
+        "a step, 1 session of 512 rows, bf16",
+        planned="50 tokens a second, which would be 20 ms a step",
+        claimed="a formula of tokens a second, built on arithmetic, bytes counted twice; its "
+        "result: not stated",
+        wanted=_steps("1 x 1 row after 512", fp8=False),
+        command=_STEP,
+    ),
+    Line(
+        "the same, trunk in FP8",
+        wanted=_steps("1 x 1 row after 512", fp8=True),
+        command=_STEP_FP8,
+    ),
+    Line(
+        "a step, 64 sessions of 1,000 rows, bf16",
+        wanted=_steps("64 x 1 row after 1000", fp8=False),
+        command=_STEP,
+    ),
+    Line(
+        "a prompt of 512 rows, bf16",
+        wanted=_steps("512 rows", fp8=False),
+        command=_PREFILL,
+    ),
+    Line("the same, trunk in FP8", wanted=_steps("512 rows", fp8=True), command=_PREFILL_FP8),
+    Line(
+        "codes to sound, first hop, flow and HiFT",
+        planned="BigVGAN, given the codes",
+        timed="no flow decoder ran",
+        wanted=Wanted(CODEC, "1 x hop first", _SHORT),
+        command=_CODEC,
+    ),
+    Line(
+        "a later hop of 5 codes, 1 reply",
+        wanted=Wanted(CODEC, _EARLY.format(1), _SHORT),
+        command=_CODEC,
+    ),
+    Line("the same, 32 replies", wanted=Wanted(CODEC, _EARLY.format(32), _SHORT), command=_CODEC),
+    Line("the same, 128 replies", wanted=Wanted(CODEC, _EARLY.format(128), _SHORT), command=_CODEC),
+    Line(
+        "400 ms of a user's speech to codes, arriving",
+        timed="nothing: without `audio_input_ids` no speech went in",
+        wanted=Wanted(CODEC, "1 x 400 ms after 15 s"),
+        command=_ENCODE,
+    ),
+    Line(
+        "end of turn to first sound, whole pipeline",
+        claimed="first chunk 138 ms (RTX 4090)",
+        timed="a vocoder fed without a flow decoder",
+        whole=FIRST_AUDIO,
+        command=_PIPELINE,
+    ),
+    Line(
+        "real-time factor, whole pipeline",
+        claimed="1.38 (RTX 4090)",
+        timed="a vocoder fed without a flow decoder; a factor was computed from a single prefill",
+        whole=REAL_TIME,
+        command=_PIPELINE,
+    ),
+    Line("device memory, bf16, codec and 8,192 rows", peak="measured, bf16, codec and 8,192 rows"),
+    Line("the same, trunk in FP8", peak="measured, fp8, codec and 8,192 rows"),
+)
+
+_OURS, _SERVER = "H200, for this project", "A800-80G, published"
+_ABOVE = "in the first table, on another card"
+_AUDIO_STEP = _steps("1 x 1 row after 512", fp8=False)
+ELSEWHERE = (
+    Elsewhere(
+        "a hop of 5 codes, codec reference, float32, voice of 7 s, 8 codes said",
+        _OURS,
+        "286 ms",
+        Wanted(CODEC, _EARLY.format(1), _SHORT),
+    ),
+    Elsewhere("the same, 253 codes said", _OURS, "503 ms", Wanted(CODEC, _LATE, _SHORT)),
+    Elsewhere(
+        "the same, voice of 27 s", _OURS, "514 to 969 ms", Wanted(CODEC, _EARLY.format(1), _LONG)
+    ),
+    Elsewhere(
+        "the estimator alone, bf16, torch operations in a CUDA graph, 1 and 32 at once",
+        _OURS,
+        "39 and 52 ms",
+        see=_HOPS,
+    ),
+    Elsewhere("the same by torch.compile, 1", _OURS, "31 ms", see=_HOPS),
+    Elsewhere("HiFT reference, 28 frames, eager", _OURS, "11 ms", see=_PERFORMANCE),
+    Elsewhere(
+        "a prompt of 512 rows, transformers, eager", _OURS, "29.8 ms", _steps("512 rows", fp8=False)
+    ),
+    Elsewhere("a step, both blocks, transformers, eager", _OURS, "64.1 ms", _AUDIO_STEP),
+    Elsewhere(
+        "a step, both blocks, plain torch operations in a CUDA graph",
+        _OURS,
+        "7.06 ms",
+        _AUDIO_STEP,
+    ),
+    Elsewhere("the same, audio block alone", _OURS, "6.06 ms", _AUDIO_STEP),
+    Elsewhere(
+        "the only public MOSS-Speech server, streamed: first audio",
+        _SERVER,
+        "2.56 s",
+        see=_ABOVE,
+    ),
+    Elsewhere("its real-time factor", _SERVER, "3.87, p95 5.64", see=_ABOVE),
+    Elsewhere("its memory", _SERVER, "26.5 GiB, out of memory on 24 GB", see=_ABOVE),
+)
+
+NOT_YET = "not measured yet"
+_NONE = "-"
+_TEMPLATE = Path(__file__).with_name("reports.md")
+_COLUMNS = ("", "planned", "claimed", "really timed", "our limit", "we measured", "command")
+_ELSEWHERE = ("", "where", "figure", "ours")
+_DOCUMENTS = ("document", "device", "weights", "precision", "torch", "commit", "rates")
+
+
+def report_page(documents: Sequence[Document]) -> str:
+    """The page in Markdown. A cell that no document fills says so.
+
+    Raises:
+        OptionError: two documents have the same row, or one has no row of the page.
+    """
+    for document in documents:
+        _require_used(document)
+    filled = {
+        "{{lines}}": _table(_COLUMNS, (_line(line, documents) for line in LINES)),
+        "{{elsewhere}}": _table(_ELSEWHERE, (_elsewhere(row, documents) for row in ELSEWHERE)),
+        "{{documents}}": _sources(documents),
+    }
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    for place, text in filled.items():
+        assert page.count(place) == 1, place
+        page = page.replace(place, text)
+    return page
+
+
+def _require_used(document: Document) -> None:
+    if document.whole:
+        return
+    rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
+    if not any(any(document.figures(wanted)) for wanted in rows):
+        raise OptionError(
+            f"{document.name}: nothing in it has a row on the page; steps and prompts are taken in "
+            f"bfloat16 or fp8, this is {document.precision}"
+        )
+
+
+def _line(line: Line, documents: Sequence[Document]) -> tuple[str, ...]:
+    limit, ours = _NONE, NOT_YET
+    command = f"`{line.command}`" if line.command else _NONE
+    found = figure(documents, line.wanted) if line.wanted else None
+    if line.wanted:
+        limit = _limit(found)
+    if found:
+        ours = _measured(found)
+    if line.whole:
+        ours = "; ".join(_whole(line.whole, each) for each in documents if each.whole) or NOT_YET
+    if line.peak:
+        peak = next(peak for peak in measured().peaks if peak.name == line.peak)
+        ours = NOT_YET if peak.gib is None else f"{peak.gib:.2f} GiB ({peak.device})"
+        command = f"`{peak.command}`" if peak.command else _NONE
+    return line.what, line.planned, line.claimed, line.timed, limit, ours, command
+
+
+def _limit(found: Figure | None) -> str:
+    limit = found.ms("limit") if found else None
+    return NOT_YET if limit is None else f"{limit:.2f} ms"
+
+
+def _measured(found: Figure) -> str:
+    """Median, tail, first run of all; what it ran on is in the table of documents."""
+    document, row = found.document, found.row
+    cold = found.ms("cold")
+    first = "" if cold is None else f", first of all {cold:.2f}"
+    return (
+        f"{row['p50_ms']:.2f} ms (p95 {row['p95_ms']:.2f}{first}; valid {row['valid']}/{row['n']}; "
+        f"{document.settings['device']}, {document.weights} weights, {document.name})"
+    )
+
+
+def _whole(name: str, document: Document) -> str:
+    """What the one turn of a document took."""
+    value, settings = document.whole[name], document.settings
+    shown = f"{value:.0f} ms" if name.endswith("_ms") else f"{value:.3f}"
+    return (
+        f"{shown} in {settings['precision']} (a turn after 8,000 rows, cap in GiB: "
+        f"{settings.get('cap_gib', 'not stated')}; {settings['device']}, "
+        f"{document.weights} weights, {document.name})"
+    )
+
+
+def _elsewhere(row: Elsewhere, documents: Sequence[Document]) -> tuple[str, ...]:
+    found = figure(documents, row.wanted) if row.wanted else None
+    return row.what, row.where, row.figure, _measured(found) if found else row.see or NOT_YET
+
+
+def _sources(documents: Sequence[Document]) -> str:
+    if not documents:
+        return "None yet."
+    lines = (
+        (
+            document.name,
+            *(document.settings.get("device", _NONE), document.weights),
+            *(document.settings.get(key, _NONE) for key in _DOCUMENTS[3:]),
+        )
+        for document in documents
+    )
+    return _table(_DOCUMENTS, lines)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = "|".join("---" for _ in columns)
+    lines = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (columns, *rows))
+    head, *body = (f"| {line} |" for line in lines)
+    return "\n".join((head, f"|{rule}|", *body))

@@ -1,1 +1,0 @@
-"""Checkpoint folders as an operator sees them: what is inside, and conversion."""

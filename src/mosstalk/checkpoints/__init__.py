@@ -1,0 +1,1 @@
+"""Checkpoint folders as an operator sees them: what is inside, conversion, quantising."""

@@ -1,0 +1,371 @@
+"""``mosstalk checkpoint convert``: one dtype, fused matrices, a manifest with hashes."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mosstalk.checkpoints.restartable import (
+    RestartableFolder,
+    WriteFile,
+    copy_file,
+    require_space,
+    restartable,
+    save_tensors,
+    sha256,
+)
+from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.files import read_json
+from mosstalk.models.checkpoint import model_shapes
+from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
+from mosstalk.models.flow import FlowDecoder
+from mosstalk.models.hift import HiftVocoder
+from mosstalk.models.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
+from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
+from mosstalk.models.weights import (
+    Store,
+    check_inventory,
+    fold_weight_norm,
+    open_pickled,
+    open_sharded,
+    shapes_of,
+)
+from mosstalk.progress import Progress, progress_bar
+
+MANIFEST = "mosstalk.json"
+SHARD_GIB = 2.0
+"""Largest shard written; with the tensors being read it bounds the memory conversion takes."""
+
+
+@dataclass
+class Converted:
+    """What a conversion did, for its report."""
+
+    out: Path
+    tensors: int = 0
+    written: int = 0
+    resumed: int = 0
+    peak_anonymous_bytes: int = 0
+
+
+def convert(
+    source: Path,
+    out: Path,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    shard_gib: float = SHARD_GIB,
+) -> Converted:
+    """Convert a model folder or a codec folder; see ``convert_model`` and ``convert_codec``."""
+    values = read_json(source / "config.json")
+    if LAYOUT_KEY in values:
+        raise CheckpointError(f"{source}: is converted already; convert the published checkpoint")
+    if QUANTIZATION_KEY in values:
+        raise CheckpointError(
+            f"{source}: is quantised; convert the checkpoint that it was made of, then quantise"
+        )
+    if "quantize_position" in values:
+        return convert_codec(source, out, progress)
+    return convert_model(source, out, dtype, progress, shard_gib)
+
+
+def convert_model(
+    source: Path,
+    out: Path,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    shard_gib: float = SHARD_GIB,
+) -> Converted:
+    """Write the language model in ``dtype`` with q, k, v and gate, up fused.
+
+    All tensors are accounted for once each. One shard is in memory at a time. Killed, it
+    goes on where it stopped; the bytes written do not depend on that.
+
+    Raises:
+        CheckpointError: the source is incomplete or damaged, changes meanwhile, or has
+            values that overflow ``dtype`` (their number is told).
+        OutputError: ``out`` exists, or the disk cannot take it.
+    """
+    config = LanguageModelConfig.from_folder(source)
+    store, shapes = open_sharded(source), model_shapes(config)
+    check_inventory(shapes, store, str(source))
+    shards = list(_shards(config, shapes, dtype, int(shard_gib * 2**30)))
+    require_space(out, sum(map(_elements, shapes.values())) * dtype.itemsize)
+    result = Converted(out, tensors=len(shapes))
+    files = _files_of(source)
+    recipe = {"kind": "model", "dtype": _name(dtype), "layout": FUSED, "shard_gib": shard_gib}
+    with restartable(out, files, recipe) as folder:
+        result.resumed = len(folder.notes)
+        for number, shard in enumerate(shards, 1):
+            name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+            job = _Shard(shard, store, dtype, result, progress, f"shard {number} of {len(shards)}")
+            folder.write(WriteFile(name, job.write))
+        _refuse_overflow(folder, dtype)
+        _write_index(folder, shards, dtype, shapes)
+        _write_model_config(folder, source, dtype)
+        _write_manifest(folder, source, files, recipe | {"tensors": len(shapes)}, progress)
+    result.written = _bytes_in(_files_of(out))
+    return result
+
+
+@dataclass(frozen=True)
+class _Shard:
+    tensors: list[FusedTensor]
+    store: Store
+    dtype: torch.dtype
+    result: Converted
+    progress: Progress | None
+    label: str
+
+    def write(self, path: Path) -> dict[str, Any]:
+        """Read, convert, fuse and save this shard; note how many values overflowed where."""
+        fused: dict[str, Tensor] = {}
+        overflowed: dict[str, int] = {}
+        for done, tensor in enumerate(self.tensors):
+            if self.progress:
+                self.progress(self.label, done, len(self.tensors))
+            parts = [self._read(name, overflowed) for name in tensor.sources]
+            fused[tensor.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+            del parts
+            self.result.peak_anonymous_bytes = max(
+                self.result.peak_anonymous_bytes, anonymous_bytes()
+            )
+        save_tensors(fused, path, {"format": "pt"})
+        return {"overflowed": overflowed}
+
+    def _read(self, name: str, overflowed: dict[str, int]) -> Tensor:
+        value = self.store[name].load()
+        if not bool(torch.isfinite(value).all()):
+            raise CheckpointError(f"{self.store[name].where}: {name} holds NaN or infinity")
+        converted = value.to(self.dtype)
+        lost = int((~torch.isfinite(converted)).sum())
+        if lost:
+            overflowed[name] = lost
+        return converted
+
+
+def _shards(
+    config: LanguageModelConfig,
+    shapes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    shard_bytes: int,
+) -> Iterator[list[FusedTensor]]:
+    shard: list[FusedTensor] = []
+    size = 0
+    for tensor in fused_tensors(config):
+        new = sum(_elements(shapes[name]) for name in tensor.sources) * dtype.itemsize
+        if shard and size + new > shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(tensor)
+        size += new
+    yield shard
+
+
+def _refuse_overflow(folder: RestartableFolder, dtype: torch.dtype) -> None:
+    lost = {
+        name: count
+        for note in folder.notes.values()
+        for name, count in note.get("overflowed", {}).items()
+    }
+    if lost:
+        first = max(lost, key=lambda name: lost[name])
+        raise CheckpointError(
+            f"{sum(lost.values())} values in {len(lost)} tensors overflow {_name(dtype)} "
+            f"(most in {first}: {lost[first]}); convert to bf16 or fp32"
+        )
+
+
+def _write_index(
+    folder: RestartableFolder,
+    shards: list[list[FusedTensor]],
+    dtype: torch.dtype,
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    names = {
+        tensor.name: f"model-{number:05}-of-{len(shards):05}.safetensors"
+        for number, shard in enumerate(shards, 1)
+        for tensor in shard
+    }
+    size = sum(map(_elements, shapes.values())) * dtype.itemsize
+    index = {"metadata": {"total_size": size}, "weight_map": names}
+    folder.write(_json_file("model.safetensors.index.json", index))
+
+
+def _write_model_config(folder: RestartableFolder, source: Path, dtype: torch.dtype) -> None:
+    values = read_json(source / "config.json") | {LAYOUT_KEY: FUSED, "torch_dtype": _name(dtype)}
+    values.pop("dtype", None)
+    folder.write(_json_file("config.json", values))
+    for path in sorted(source.glob("*.json")):
+        if path.name not in ("config.json", "model.safetensors.index.json", MANIFEST):
+            folder.write(WriteFile(path.name, copy_file(path)))
+
+
+def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> Converted:
+    """Write the codec with every ``.pt`` as safetensors beside configs that say its sizes.
+
+    Tensors keep their names, values and precision; everything else is copied, but for
+    ``flow/config.yaml``, which nothing may ever evaluate.
+
+    Raises:
+        CheckpointError, OutputError: as for ``convert_model``.
+    """
+    SpeechTokenizerConfig.from_folder(source)
+    files = _files_of(source)
+    require_space(out, _bytes_in(files))
+    result = Converted(out)
+    recipe = {"kind": "codec", "layout": "codec-1"}
+    with restartable(out, files, recipe) as folder:
+        result.resumed = len(folder.notes)
+        for place, path in enumerate(files):
+            name = path.relative_to(source).as_posix()
+            if progress:
+                progress(f"codec: {name}", place, len(files))
+            if path.suffix == ".pt":
+                store = _checked_part(source, path)
+                result.tensors += len(store)
+                folder.write(WriteFile(name.removesuffix(".pt") + ".safetensors", _save(store)))
+            elif name not in ("flow/config.json", "flow/hift.json", "flow/config.yaml", MANIFEST):
+                folder.write(WriteFile(name, copy_file(path)))
+            result.peak_anonymous_bytes = max(result.peak_anonymous_bytes, anonymous_bytes())
+        flow, hift = read_flow_config(source, "flow-chunk-5"), read_hift_config(source)
+        folder.write(_json_file("flow/config.json", flow.to_dict()))
+        folder.write(_json_file("flow/hift.json", hift.to_dict()))
+        _write_manifest(folder, source, files, recipe, progress)
+    result.written = _bytes_in(_files_of(out))
+    return result
+
+
+def _checked_part(source: Path, path: Path) -> Store:
+    """The tensors of a codec part, after comparing them with the part's config."""
+    store, stem = open_pickled(path), path.stem
+    with torch.device("meta"):
+        if stem in FLOW_BLOCK_CODES:
+            check_inventory(
+                shapes_of(FlowDecoder(read_flow_config(source, stem))), store, str(path)
+            )
+        elif stem == "hift":
+            vocoder = shapes_of(HiftVocoder(read_hift_config(source)))
+            check_inventory(vocoder, fold_weight_norm(store), str(path))
+        else:
+            raise CheckpointError(f"{path}: is none of the codec's parts; move it elsewhere")
+    return store
+
+
+def _save(store: Store) -> Any:
+    def write(path: Path) -> dict[str, Any]:
+        tensors = {name: stored.load().contiguous() for name, stored in store.items()}
+        save_tensors(tensors, path, {"format": "pt"})
+        return {}
+
+    return write
+
+
+def _write_manifest(
+    folder: RestartableFolder,
+    source: Path,
+    files: list[Path],
+    recipe: dict[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Say what was made of what: the same sources give the same bytes, so no dates in it."""
+    from mosstalk import __version__
+
+    def write(growing: Path) -> dict[str, Any]:
+        manifest = recipe | {
+            "converted_by": f"mosstalk {__version__}",
+            "sources": {
+                path.relative_to(source).as_posix(): {
+                    "bytes": path.stat().st_size,
+                    "sha256": sha256(path, progress),
+                }
+                for path in files
+            },
+            "files": {
+                name: {"sha256": sha256(folder.part / name, progress)}
+                for name in sorted(folder.notes)
+            },
+        }
+        growing.write_text(json.dumps(manifest, indent=2) + "\n")
+        return {}
+
+    folder.write(WriteFile(MANIFEST, write))
+
+
+def _json_file(name: str, values: dict[str, Any]) -> WriteFile:
+    def write(path: Path) -> dict[str, Any]:
+        path.write_text(json.dumps(values, indent=2) + "\n")
+        return {}
+
+    return WriteFile(name, write)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _bytes_in(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def anonymous_bytes() -> int:
+    """Anonymous resident memory of this process, mapped files apart; 0 where not told."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("RssAnon:")), "RssAnon: 0")
+    return int(line.split()[1]) * 1024
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:
+    """Convert a checkpoint and print what was done."""
+    if dtype not in DTYPES:
+        raise OptionError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: no such folder")
+    if shard_gib <= 0:
+        raise OptionError(f"--shard-gib must be above 0, not {shard_gib}")
+    if not (source / "config.json").exists() and (source / "model" / "config.json").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        for part in ("model", "codec"):
+            if (source / part).is_dir():
+                _convert_one(source / part, out / part, DTYPES[dtype], shard_gib)
+        return
+    _convert_one(source, out, DTYPES[dtype], shard_gib)
+
+
+def _convert_one(source: Path, out: Path, dtype: torch.dtype, shard_gib: float) -> None:
+    started = time.perf_counter()
+    with progress_bar() as tell:
+        result = convert(source, out, dtype, tell, shard_gib)
+    _print_converted(source, result, time.perf_counter() - started)
+
+
+def _print_converted(source: Path, result: Converted, seconds: float) -> None:
+    rate = result.written / 2**30 / seconds
+    resumed = f", {result.resumed} files kept from a run that was stopped" if result.resumed else ""
+    print(
+        f"{source} -> {result.out}: {result.tensors} tensors accounted for once each, "
+        f"{result.written / 2**30:.2f} GiB in {seconds:.1f} s ({rate:.2f} GiB/s){resumed}"
+    )
+    print(
+        f"  largest anonymous memory {result.peak_anonymous_bytes / 2**20:.0f} MiB "
+        "(mapped files apart); no value overflowed"
+    )

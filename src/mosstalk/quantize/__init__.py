@@ -1,1 +1,0 @@
-"""Quantising a checkpoint: calibrating its inputs, measuring what it costs, writing it."""

@@ -1,0 +1,1 @@
+"""Tables, pages and sentences for all that is measured and printed."""
