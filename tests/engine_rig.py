@@ -147,14 +147,31 @@ def random_tasks(seed: int, count: int) -> list[Task]:
 
 
 def reference(model: LanguageModel, task: Task, ids: SpecialIds = IDS) -> Reply:
-    """What the reference loop replies, alone and one row a step."""
-    params = task.params
-    made = Generation(
-        model, model.new_cache(), task.rows, ids, params.options, params.limits, params.script
-    )
-    for _ in made:
-        pass
-    return made.reply
+    """What the reference loop replies, alone and one row a step.
+
+    Computed once: tests params for the same reply with every switch and size of the engine.
+    """
+    key = (model.config, _fingerprint(model), repr(task.rows), repr(task.params), ids)
+    if key not in _replies:
+        params = task.params
+        made = Generation(
+            model, model.new_cache(), task.rows, ids, params.options, params.limits, params.script
+        )
+        for _ in made:
+            pass
+        _replies[key] = made.reply
+    kept = _replies[key]
+    return replace(kept, rows=list(kept.rows), modes=list(kept.modes))
+
+
+_replies: dict[tuple[object, ...], Reply] = {}
+
+
+def _fingerprint(model: LanguageModel) -> tuple[object, ...]:
+    """What tells a model from others: its precision, device and the bytes of its weights."""
+    weights = [weight.detach() for weight in model.parameters()]
+    sums = [hash(weight.cpu().view(torch.uint8).numpy().tobytes()) for weight in weights]
+    return weights[0].dtype, weights[0].device, *sums
 
 
 def engine_core(

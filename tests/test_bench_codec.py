@@ -45,6 +45,8 @@ def test_it_measures_hops_pushes_and_memory_of_random_weights(
         assert "weights" in place
 
 
+# Slow: a measurement in small, for one line of it.
+@pytest.mark.slow
 def test_fewer_steps_are_said_in_its_settings(mosstalk: Run) -> None:
     options = ("--part", "memory", "--flow-steps", "4", "--flow-context", "2", "--json", "-")
     run = mosstalk("bench", "codec", *SMALL, *options)
@@ -59,7 +61,7 @@ def test_fewer_steps_are_said_in_its_settings(mosstalk: Run) -> None:
         (("--part", "everything"), "--part everything: choose of decode, recompute"),
         (("--replies", "1,x"), "--replies 1,x: give numbers above 0"),
         (("--streams", "0"), "--streams 0: give numbers above 0"),
-        (("--random-weights", "huge"), "--random-weights huge: choose of tiny, full"),
+        (("--random-weights", "huge"), "--random-weights must be full or tiny, not 'huge'"),
         (("--codec", "absent"), "absent: no such folder"),
         (("--flow-context", "-1"), "flow context must be above 0"),
         (("--html", "absent/page.html"), "absent: no such folder"),

@@ -118,8 +118,16 @@ def end_first(cached: CachedConversation, request: Request, *heard_ms: float) ->
         cached.truncate(each)
 
 
-@pytest.mark.parametrize("how", [cut, end_first])
-@pytest.mark.parametrize("params", [SPEECH, MIXED, LONG], ids=["speech", "mixed", "length"])
+@pytest.mark.parametrize(
+    ("how", "params"),
+    [
+        *((cut, params) for params in (SPEECH, MIXED, LONG)),
+        (end_first, SPEECH),
+        # Slow: ended first, they are cut as a reply in speech is.
+        *(pytest.param(end_first, params, marks=pytest.mark.slow) for params in (MIXED, LONG)),
+    ],
+    ids=["cut-speech", "cut-mixed", "cut-length", "ended-speech", "ended-mixed", "ended-length"],
+)
 @pytest.mark.parametrize(
     ("heard_ms", "codes"),
     [

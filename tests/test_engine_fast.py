@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import examples
 from engine_rig import (
     IDS,
     SILENT,
@@ -20,7 +21,7 @@ from engine_rig import (
     wild_model,
 )
 from fast_rig import Scene, Span, read, same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_engine_rows import CASES, golden, golden_reply, golden_task
 from torch import Tensor
@@ -72,7 +73,7 @@ def require_near(found: list[Tensor], expected: list[Tensor]) -> None:
     small=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     drawn: list[Span], block_rows: int, invariant: bool, small: bool, seed: int
 ) -> None:
@@ -92,7 +93,7 @@ def test_any_mix_of_stretches_reads_as_plain_layers_read_it(
     rows=st.sampled_from([19, 576]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_without_padding_any_mix_of_stretches_reads_as_plain_layers_read_it(
     drawn: list[Span], block_rows: int, rows: int, seed: int
 ) -> None:
@@ -149,7 +150,12 @@ def with_fast(core: EngineCore, options: LayerOptions) -> EngineCore:
     return core
 
 
-@pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder",
+    # Slow: one model is enough here; ``test_engine_verify`` has the other.
+    [CASES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in CASES[1:])],
+    ids=lambda path: path.name,
+)
 def test_golden_rows_come_from_fast_layers(folder: Path) -> None:
     case, model, ids = golden(folder, "cpu")
     runs = case.get("runs")
@@ -215,7 +221,7 @@ def test_without_a_gpu_passes_have_the_rows_that_there_are() -> None:
     singles=st.integers(1, 90),
     tiled=st.booleans(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_lots_hold_all_rows_in_order_and_fit_their_pass(
     drawn: list[Span], rows: int, singles: int, tiled: bool
 ) -> None:
@@ -245,7 +251,7 @@ def test_lots_hold_all_rows_in_order_and_fit_their_pass(
     keys=st.sampled_from([40, 1024, 3000, 10_000]),
     tiled=st.booleans(),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_every_pass_has_one_of_the_sizes_that_are_captured(
     drawn: list[Span], rows: int, singles: int, keys: int, tiled: bool
 ) -> None:

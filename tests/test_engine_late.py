@@ -35,6 +35,7 @@ from mosstalk.sampling_options import Limits
 
 N = None
 SPEECH = ReplyParams(GREEDY, Limits(100, min_new_rows=90))
+SHORT = ReplyParams(GREEDY, Limits(30, min_new_rows=25))
 SPOKEN = [(3, SILENT), (SOSP, SILENT)]
 
 
@@ -61,8 +62,8 @@ def noted(core: EngineCore) -> list[str]:
     return core.runner.note()
 
 
-def speaking(core: EngineCore, steps: int = 4) -> Request:
-    request = core.submit(core.open(SPOKEN), SPEECH)
+def speaking(core: EngineCore, steps: int = 4, ask: ReplyParams = SPEECH) -> Request:
+    request = core.submit(core.open(SPOKEN), ask)
     for _ in range(steps):
         core.step()
     assert len(request.reply.rows) == steps
@@ -141,10 +142,10 @@ def test_rows_that_a_late_step_cannot_follow_are_read_and_drawn_again(
         limits = Limits(len(ROWS[name]) + 15, min_new_rows=5)
         params = ReplyParams(options, limits, Forced(rows=ROWS[name]), whole_rows=whole_rows)
         core = engine_core(wild_model(), block_rows=2)
-        request, other = core.submit(core.open(prompt), params), speaking(core, 1)
+        request, other = core.submit(core.open(prompt), params), speaking(core, 1, SHORT)
         core.run()
         require_same(request, reference(wild_model(), Task(prompt, params)))
-        require_same(other, reference(wild_model(), Task(SPOKEN, SPEECH)))
+        require_same(other, reference(wild_model(), Task(SPOKEN, SHORT)))
         for each in (request, other):
             core.close(each.sequence)
         require_idle(core)

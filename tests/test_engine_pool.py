@@ -166,7 +166,7 @@ def test_short_requests_leave_nothing_behind() -> None:
 
     async def main() -> None:
         async with engine:
-            samples = await soak(engine, new_conversation, 500)
+            samples = await soak(engine, new_conversation, 160)
             assert len(samples) == 20
         require_idle(core)
 

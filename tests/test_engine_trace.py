@@ -7,6 +7,7 @@ reading a place that is another's, stale or unwritten cannot go unseen.
 from collections.abc import Iterable
 from random import Random
 
+from conftest import examples
 from engine_rig import IDS, PAD, SILENT, SOSP
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -261,7 +262,7 @@ class Trace(RuleBasedStateMachine):
 
 
 TestTrace = Trace.TestCase
-TestTrace.settings = settings(max_examples=200, stateful_step_count=40)
+TestTrace.settings = settings(examples(200), stateful_step_count=40)
 
 
 def test_traces_preempt_and_share() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
@@ -56,7 +57,7 @@ def alone(flow: BatchedFlow, voice: Voice, pieces: list[list[int]]) -> list[Tens
 
 
 @BOTH
-@settings(max_examples=8)
+@examples(8)
 @given(pieces=sliced(30), prompt=st.integers(0, 33))
 def test_hops_are_those_of_the_recomputing_stream(
     paged: bool, pieces: list[list[int]], prompt: int
@@ -69,7 +70,11 @@ def test_hops_are_those_of_the_recomputing_stream(
 
 
 @BOTH
-@pytest.mark.parametrize("codes", range(1, 23))
+@pytest.mark.parametrize(
+    # Slow: hops after the second end as it does.
+    "codes",
+    [*range(1, 14), *(pytest.param(codes, marks=pytest.mark.slow) for codes in range(14, 23))],
+)
 def test_every_length_of_reply_ends_right(paged: bool, codes: int) -> None:
     flow, pieces = make_flow(FEW), [make_codes(codes).tolist()]
     for prompt in (10, 12):
@@ -115,7 +120,12 @@ def test_a_voice_of_more_blocks_than_a_pass_and_a_long_reply(paged: bool) -> Non
 
 
 @BOTH
-@pytest.mark.parametrize("folder", FLOW_GOLDENS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    # Slow: one flow is enough here.
+    [FLOW_GOLDENS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FLOW_GOLDENS[1:])],
+    ids=lambda folder: folder.name,
+)
 def test_it_gives_the_goldens_hops(
     paged: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +191,7 @@ def in_company(
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_replies_are_bit_identical_in_any_company(paged: bool, seed: int) -> None:
     flow, talks = shared(paged), conversations(6, seed)
     expected = [torch.cat(alone(flow, voice, [codes]), dim=1) for voice, codes in talks]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice
 
@@ -100,7 +101,7 @@ def test_inputs_that_are_not_a_passs_are_refused_by_name(fault: str) -> None:
         inputs.fill(values)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(asked=st.lists(st.integers(0, 6), max_size=20), seed=st.integers(0, 99))
 def test_no_page_has_two_holders_and_none_is_lost(asked: list[int], seed: int) -> None:
     pool, held, order = FlowPages(12), list[list[int]](), np.random.default_rng(seed)

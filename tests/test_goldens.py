@@ -24,7 +24,16 @@ CPU = torch.device("cpu")
 CASES = sorted(path.parent for path in GOLDENS.glob("*/case.json"))
 EXPECTED = "expected.safetensors"
 
-each_case = pytest.mark.parametrize("folder", CASES, ids=[path.name for path in CASES])
+# Slow: the second flow; one is enough for what ``verify`` does with it.
+each_case = pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(
+            path, id=path.name, marks=[pytest.mark.slow] if path.name == "flow-tails" else []
+        )
+        for path in CASES
+    ],
+)
 
 
 def component_of(folder: Path) -> str:
@@ -82,11 +91,12 @@ def out_of_bounds(text: str) -> list[str]:
 
 
 def is_slow(folder: Path, dtype: torch.dtype) -> bool:
-    """Flows take a CPU long: one is here in all precisions but float16, which
-    ``test_codec_verify`` has; the other in float32.
+    """The second flow, and other precisions than float32, in which every comparison counts.
+
+    HiFT is here in all of them; the fast path's tests have language models in bfloat16, and
+    codecs in float16.
     """
-    tails = folder.name == "flow-tails" and dtype != torch.float32
-    return tails or (folder.name, dtype) == ("flow", torch.float16)
+    return folder.name == "flow-tails" or (dtype != torch.float32 and folder.name != "hift")
 
 
 PRECISIONS = [
@@ -170,10 +180,26 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
             "prefill_audio_logits",
         ),
         ("speech_tokenizer", "model.safetensors", "encoder.layers.0.fc1.weight", "pooled"),
-        ("speech_tokenizer", "model.safetensors", "encoder.codebook.weight", "distances"),
-        ("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+        pytest.param(
+            "speech_tokenizer",
+            "model.safetensors",
+            "encoder.codebook.weight",
+            "distances",
+            marks=pytest.mark.slow,
+        ),
+        # Slow: a flow's wrong weight shows as its wrong token does, below; second weights.
+        pytest.param(
+            *("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+            marks=pytest.mark.slow,
+        ),
         ("hift", "hift.safetensors", "conv_post.parametrizations.weight.original0", "wave"),
-        ("hift", "hift.safetensors", "f0_predictor.classifier.weight", "f0"),
+        pytest.param(
+            "hift",
+            "hift.safetensors",
+            "f0_predictor.classifier.weight",
+            "f0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_weight_two_percent_off_is_found_and_named(
@@ -195,7 +221,8 @@ def test_a_weight_two_percent_off_is_found_and_named(
     ("component", "name", "found_in"),
     [
         ("flow", "run0.tokens", "run0.offline.mel"),
-        ("flow", "prompt_tokens", "run0.offline.mel"),
+        # Slow: the same inputs of a flow, before the reply's own.
+        pytest.param("flow", "prompt_tokens", "run0.offline.mel", marks=pytest.mark.slow),
         ("speech_tokenizer", "clip0.tokens", "clip0.tokens"),
         ("language_model", "one_row.greedy_plain.rows", "one_row.greedy_plain.rows"),
         ("language_model", "starts_in_audio_mode.prompt", "starts_in_audio_mode.trunk_hidden"),
@@ -387,8 +414,8 @@ def test_an_expected_tensor_nobody_compares_is_named(
 
 
 def test_a_case_folders_name_means_nothing(tmp_path: Path) -> None:
-    # Every case takes the name of the next, which is of another component.
-    cases = [smallest(component) for component in COMPONENTS]
+    # Every case takes the name of the next, which is of another component; a flow takes long.
+    cases = [smallest(component) for component in COMPONENTS if component != "flow"]
     names = [folder.name for folder in cases]
     renamed = [
         copy_of(folder, tmp_path / name)

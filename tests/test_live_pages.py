@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from claims_rig import outcomes_of, require_kept
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
@@ -156,7 +157,7 @@ def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
 # In one run.
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     turns=st.lists(sliced(25 * CODE), min_size=1, max_size=4),
     blocks=st.lists(st.sampled_from([speech, rising, noise, silent, quiet]), max_size=4),

@@ -17,8 +17,14 @@ from conftest import QUESTION
 from evals.intervals import rate
 from evals.judges import Verdict, speech_row
 from evals.quality import TEACHER_LONG, Line, Quality, TranscriptRow, document_of, lengths_of
-from evals.quality_page import encode_sound, marked, pick_examples, quality_page, spectrogram_png
-from evals.quality_tables import tables_of
+from evals.quality_page import (
+    encode_sound,
+    marked,
+    pick_examples,
+    quality_page,
+    spectrogram_png,
+    tables_of,
+)
 from evals.readings import Reading, noise_like
 from evals.takes import READ_ALOUD, READ_ALOUD_LONG
 from evals.words import align, word_errors

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.files import open_to_readers
-from mosstalk.models.codec_folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
+from mosstalk.models.codec_folder import (
+    FLOWS_KEY,
+    ONE_VOICE_KEY,
+    STREAMING_FLOW,
+    load_codec,
+    read_fingerprint,
+)
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed
 from mosstalk.models.x_vector import X_VECTOR_FILE
@@ -99,7 +105,8 @@ def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
 def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
     weights = load_file(work / "tokenizer.safetensors")
     save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", sizes.codec | {FLOWS_KEY: [STREAMING_FLOW]} | _LABEL)
+    own = {FLOWS_KEY: [STREAMING_FLOW], ONE_VOICE_KEY: True} | _LABEL
+    _write_json(folder / "config.json", sizes.codec | own)
     _write_json(folder / "preprocessor_config.json", PREPROCESSING)
     flow = folder / "flow"
     _write_json(flow / "config.json", sizes.flow.to_dict())

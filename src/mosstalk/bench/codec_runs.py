@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mosstalk.audio.sound import Samples
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
@@ -22,6 +22,12 @@ from mosstalk.progress import Progress
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20
 FIRST = "first"
+PUSH_S = 0.4
+_WARM_UPS = 3
+_REPAIRS = 5
+_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
+"""Seconds of a sound."""
+_LOUDER = 5.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,10 @@ def _walk(
     codes = _codes(decoder, crowd)
     try:
         for _ in range(crowd.hops):
-            sayings = [_next(reply, codes[place]) for place, reply in enumerate(replies)]
+            sayings = [
+                DecodeRequest(reply, own[len(reply.flow.codes) : reply.codes_needed])
+                for reply, own in zip(replies, codes, strict=True)
+            ]
             run = run_timed(lambda: _said(decoder, sayings), decoder.device)  # noqa: B023
             if cold is not None:
                 cold.append(run.ms)
@@ -108,11 +117,6 @@ def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
     random = torch.Generator().manual_seed(_SEED)
     limit = min(config.vocab_size, 16384)
     return torch.randint(0, limit, (crowd.replies, longest), generator=random).tolist()
-
-
-def _next(reply: SpokenReply, codes: Sequence[int]) -> DecodeRequest:
-    """The codes of the reply's next hop, those that it waits for."""
-    return DecodeRequest(reply, codes[len(reply.flow.codes) : reply.codes_needed])
 
 
 def _hop_fault(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
@@ -154,14 +158,6 @@ def _recomputed_ms(codec: Codec, voice: Voice, codes: list[int], hop: int) -> fl
         vocoder.push(voice.mel[:_BEFORE].T.to(codec.device))
     missing = codes[flow.done_codes : flow.codes_needed]
     return run_timed(lambda: [vocoder.push(mel) for mel in flow.push(missing)], codec.device).ms
-
-
-PUSH_S = 0.4
-_WARM_UPS = 3
-_REPAIRS = 5
-_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
-"""Seconds of a sound."""
-_LOUDER = 5.0
 
 
 def sound_like_speech(seconds: float, seed: int) -> Samples:

@@ -26,6 +26,7 @@ _KERNELS = {
     "mlp": "fused: norm, gate, up and their activation in one kernel",
 }
 _HEARD = "speech tokenizer"
+_GIB = 2**30
 
 
 def architecture(config: LanguageModelConfig) -> dict[str, Any]:
@@ -68,9 +69,6 @@ def engine_facts(*, fast: bool) -> dict[str, str]:
         "mlp": _KERNELS["mlp"] if fast else "torch, one product after the other",
         "modes": "each conversation's own, in one batch; blocks and draws that no row needs wait",
     }
-
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """``mosstalk checkpoint inspect``: what a folder holds, and what is wrong with it, by name."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from mosstalk.models.weights import (
     open_sharded,
     shapes_of,
 )
-from mosstalk.progress import Progress, progress_bar
+from mosstalk.progress import Progress
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""
+_SHOWN_HASH = 16
 _PARTS = {
     "model.shared_block.": "shared block",
     "model.text_block.": "text block",
@@ -45,6 +46,7 @@ _PARTS = {
     "text_lm_head.": "text head",
     "audio_lm_head.": "audio head",
 }
+_SHOWN_HASH = 16
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Group:
 
     def add(self, shape: tuple[int, ...], dtype: str) -> None:
         """Count one tensor."""
-        elements = torch.Size(shape).numel()
+        elements = prod(shape)
         self.tensors += 1
         self.parameters += elements
         self.bytes += elements * getattr(torch, dtype).itemsize
@@ -257,33 +259,19 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             report.files[path.relative_to(report.folder).as_posix()] = facts
 
 
-_SHOWN_HASH = 16
-
-
-def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:
-    """Print what a checkpoint holds; return 1 when something is wrong with it."""
-    with progress_bar() as tell:
-        reports = inspect(folder, hashes=hashes, progress=tell)
-    if as_json:
-        print(json.dumps([report.as_dict() for report in reports], indent=2))
-    else:
-        for report in reports:
-            _print_report(report)
-    return 1 if any(report.problems for report in reports) else 0
-
-
-def _print_report(report: Report) -> None:
-    print(f"{report.folder}: {report.kind}")
-    for name, value in report.facts.items():
-        print(f"  {name:<18} {value}")
-    for name, group in [*report.groups.items(), ("total", report.total)]:
-        print(
-            f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
-            f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
-        )
-    for name, facts in report.files.items():
-        digest = str(facts.get("sha256", ""))[:_SHOWN_HASH]
-        print(f"  {name:<40} {facts['bytes']:14,} bytes  {digest}")
-    for problem in report.problems:
-        print(f"  PROBLEM {problem}")
-    print("  sound" if not report.problems else f"  {len(report.problems)} problems")
+def text_of(report: Report) -> str:
+    """What a checkpoint holds, for people."""
+    lines = [f"{report.folder}: {report.kind}"]
+    lines += [f"  {name:<18} {value}" for name, value in report.facts.items()]
+    lines += [
+        f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
+        f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
+        for name, group in [*report.groups.items(), ("total", report.total)]
+    ]
+    lines += [
+        f"  {name:<40} {facts['bytes']:14,} bytes  {str(facts.get('sha256', ''))[:_SHOWN_HASH]}"
+        for name, facts in report.files.items()
+    ]
+    lines += [f"  PROBLEM {problem}" for problem in report.problems]
+    lines.append(f"  {len(report.problems)} problems" if report.problems else "  sound")
+    return "\n".join(lines) + "\n"

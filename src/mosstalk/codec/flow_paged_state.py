@@ -31,7 +31,7 @@ _MOST_SPLITS, _SPLIT_PROGRAMS = 8, 16
 _LEAST_KEYS, _LEAST_FLOAT32_KEYS = 512, 128
 """What a program that shares an item's keys takes at least: joining costs as much as some 400. In
 float32, which the encoder always computes in, it takes them slowly."""
-_PACK_SPLITS, _LEAST_PACKED_KEYS = 2, 256
+_PACK_SPLITS, _LEAST_PACKED_KEYS = 1, 256
 """Of packed items: there are fewer programs, each with more to do."""
 
 

@@ -198,7 +198,6 @@ class EngineCore:
         for sequence in (*self.scheduler.idle.values(), *self.scheduler.ahead.values()):
             sequence.invalidate()
         self.scheduler.idle.clear()
-        self.scheduler.ahead.clear()
 
     def close(self, sequence: Sequence) -> list[Request]:
         """Forget a conversation; its blocks are free again.

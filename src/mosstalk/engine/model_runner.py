@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mosstalk.conversation import Mode, Row, SpecialIds
@@ -42,6 +41,8 @@ from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)
+_CHANNELS = ("text", "audio")
+"""As TEXT and AUDIO number them."""
 _KNOWN_TOKENS = 4096
 """Of a conversation's tokens so many at a time are marked as seen."""
 _PARTS = ((TEXT, Part.TEXT), (AUDIO, Part.AUDIO))
@@ -113,8 +114,9 @@ class ModelRunner:
         self.steps = 0
         self._slots = Slots.allocate(config, ids, slots, model.device)
         self._draws = DrawInputs(slots, ids, model.device)
-        known = Field((_KNOWN_TOKENS,), "int64", "tokens")
-        self._known = DeviceInputs({"tokens": known}, model.device)
+        self._known = DeviceInputs(
+            {name: Field((_KNOWN_TOKENS,), "int64", name) for name in _CHANNELS}, model.device
+        )
         self._layer_options = layers
         self.layers = Layers(model, self.store, self._slots.latest, layers)
 
@@ -138,17 +140,14 @@ class ModelRunner:
         put_off = {due.place for due in request.deferred_draws}
         rows = request.sequence.rows
         audio = [row[AUDIO] for place, row in enumerate(rows) if place not in put_off]
-        text = [row[TEXT] for row in rows]
-        for seen, tokens in zip(self._slots.seen, (text, audio), strict=True):
-            self._mark(seen[request.slot], np.array(tokens, np.int64))
-
-    def _mark(self, seen: Tensor, tokens: NDArray[np.int64]) -> None:
-        """Have ``seen`` (V,) be True at ``tokens`` (n,) alone."""
-        seen.zero_()
-        for first in range(0, len(tokens), _KNOWN_TOKENS):
-            part = tokens[first : first + _KNOWN_TOKENS]
-            self._known.fill({"tokens": part}, made_for=self.steps, step=self.steps)
-            seen.index_fill_(0, self._known["tokens"][: len(part)], True)
+        given = [np.array(tokens, np.int64) for tokens in ([row[TEXT] for row in rows], audio)]
+        marked = [seen[request.slot].zero_() for seen in self._slots.seen]
+        for first in range(0, len(rows), _KNOWN_TOKENS):
+            parts = [tokens[first : first + _KNOWN_TOKENS] for tokens in given]
+            values = dict(zip(_CHANNELS, parts, strict=True))
+            self._known.fill(values, made_for=self.steps, step=self.steps)
+            for name, part, seen in zip(_CHANNELS, parts, marked, strict=True):
+                seen.index_fill_(0, self._known[name][: len(part)], True)
 
     @torch.inference_mode()
     def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:

@@ -19,7 +19,6 @@ from mosstalk.errors import CheckpointError, PoisonedError
 from mosstalk.models.generation import require_room
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.sampling import NOT_FINITE
-from mosstalk.sampling_options import Limits, SamplingOptions
 
 _BLOCK_ROWS = 16
 _FIRST_ROWS = 2048
@@ -102,25 +101,10 @@ class EngineReply:
     sequence: Sequence
     rows: list[Row]
     params: ReplyParams
-    _unasked: Reply = field(default_factory=Reply)
+    reply: Reply = field(default_factory=Reply)
     _request: Request | None = None
     _handed_out: int = 0
     _cancelled: Event = field(default_factory=Event)
-
-    @property
-    def reply(self) -> Reply:
-        """The rows so far, and why the reply ended."""
-        return self._request.reply if self._request else self._unasked
-
-    @property
-    def options(self) -> SamplingOptions:
-        """How its ids are drawn."""
-        return self.params.options
-
-    @property
-    def limits(self) -> Limits:
-        """How long it may be."""
-        return self.params.limits
 
     def cancel(self) -> None:
         """End the reply before its next step, with finish reason ``cancelled``."""
@@ -136,7 +120,7 @@ class EngineReply:
         require_room(self.rows, model)
         with self.engine.lock:
             longest = model.config.max_position_embeddings
-            most = min(longest, len(self.rows) + self.limits.max_new_rows)
+            most = min(longest, len(self.rows) + self.params.limits.max_new_rows)
             self.engine.make_room(self.sequence, most)
             self.sequence.rows = self.rows[:-1]
             unread = self.sequence.unread
@@ -154,6 +138,7 @@ class EngineReply:
         with self.engine.lock:
             self.sequence.rows = list(self.rows)
             self._request = self.engine.core.submit(self.sequence, self.params)
+        self.reply = self._request.reply
 
     @property
     def ended(self) -> bool:
@@ -189,7 +174,7 @@ class EngineReply:
     def end(self) -> None:
         """End the reply here and now, with finish reason ``cancelled`` unless it has ended."""
         if self._request is None:
-            self._unasked.finish_reason = FinishReason.CANCELLED
+            self.reply.finish_reason = FinishReason.CANCELLED
             return
         with self.engine.lock:
             self.engine.core.cancel(self._request)

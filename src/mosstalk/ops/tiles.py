@@ -85,7 +85,7 @@ EXACT: dict[Kernel, Tile] = {
     "norm_linear": Tile(16, 32, 32, 4, 2),
     "linear_add": Tile(16, 32, 32, 4, 2),
     "norm_qkv": Tile(16, 32, 32, 4, 2),
-    "attention_flow": Tile(32, 32, 0, 8, 1),
+    "attention_flow": Tile(32, 32, 0, 4, 1),
     "conv1d": Tile(16, 32, 32, 4, 2),
     "close_residual": Tile(16, 32, 32, 4, 2),
     "euler": Tile(4, 128, 0, 4, 1),

@@ -17,6 +17,8 @@ class Limits:
         message_bytes: longest message; a longer one closes the connection with code 1009.
         audio_bytes: most sound in one message.
         text_chars: longest text of an item or of instructions.
+        kept_chars: most that is kept beside the session for the client's eyes alone: a session's
+            fields, and items that the model does not read.
         tools_chars: longest ``tools`` of a session, as JSON.
         event_bytes: longest message without what sound takes in it; a longer one is refused
             before it is parsed.
@@ -53,6 +55,7 @@ class Limits:
     message_bytes: int = 32 * MIB
     audio_bytes: int = 15 * MIB
     text_chars: int = 32_768
+    kept_chars: int = MIB
     tools_chars: int = MIB // 8
     event_bytes: int = MIB
     unsent_s: float = 90.0

@@ -1,24 +1,97 @@
-"""What a worker loads: folders, device, detector, host."""
+"""What a worker loads: folders, device, detector, host, and a runner that times its steps."""
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
+from typing import Any, cast
 
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
-from mosstalk.engine.engine_core import EngineOptions
+from mosstalk.engine.engine_core import EngineCore, EngineOptions
+from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.environment import faults_folder
 from mosstalk.errors import DetectorError
 from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
-from mosstalk.prepared.start import require_room, settings_named, take_kernels
+from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
+from mosstalk.server.fitting import require_room, settings_named
 from mosstalk.server.ipc import BY_HAND, WorkerInfo, WorkerOptions
-from mosstalk.server.timed_runner import Faults, TimedRunner, time_steps
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.opening import open_detector
+
+_MOST_KEPT = 10_000
+
+
+class Faults:
+    """What shall go wrong, for tests: files in a folder, each of which works once.
+
+    ``step``: the next step raises. ``poison``: its first reply is not finite. ``stuck``: it never
+    ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take(self, name: str) -> bool:
+        """Whether it was asked for."""
+        try:
+            (self._folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class TimedRunner:
+    """A ``ModelRunner`` that notes how long its steps take.
+
+    A step that was launched while the one before it ran begins when that one has ended.
+    """
+
+    def __init__(self, runner: ModelRunner, faults: Faults | None = None) -> None:
+        self._runner, self._faults = runner, faults
+        self._steps_s: list[float] = []
+        self._ended_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def collect(self, flight: InFlightStep) -> list[Outcome]:
+        """See ``ModelRunner.collect``."""
+        outcomes = self._runner.collect(flight)
+        begun_s, self._ended_s = max(flight.launched_s, self._ended_s), time.perf_counter()
+        if len(self._steps_s) < _MOST_KEPT:
+            self._steps_s.append(self._ended_s - begun_s)
+        return self._spoilt(outcomes) if self._faults else outcomes
+
+    def taken_s(self) -> tuple[float, ...]:
+        """Seconds of each step since this was last asked; from any thread."""
+        taken, self._steps_s = self._steps_s, []
+        return tuple(taken)
+
+    def _spoilt(self, outcomes: list[Outcome]) -> list[Outcome]:
+        faults = self._faults
+        assert faults
+        if faults.take("step"):
+            raise RuntimeError("a fault that was asked for")
+        if faults.take("stuck"):
+            Event().wait()
+        drawn = next((n for n, outcome in enumerate(outcomes) if outcome.row), None)
+        if drawn is not None and faults.take("poison"):
+            outcomes[drawn] = replace(outcomes[drawn], row=None, bad=True)
+        return outcomes
+
+
+def time_steps(core: EngineCore, faults: Faults | None = None) -> TimedRunner:
+    """Watch an engine's steps from now on; before it is started."""
+    watched = TimedRunner(core.runner, faults)
+    core.runner = cast(ModelRunner, watched)
+    return watched
+
 
 _LOG = logging.getLogger(__name__)
 

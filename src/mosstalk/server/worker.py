@@ -16,9 +16,9 @@ from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
-from mosstalk.server.channel import Channel
+from mosstalk.server.ipc import Channel
 from mosstalk.server.loading import Loaded, load
-from mosstalk.server.process_memory import resident_bytes, trim_memory_forever
+from mosstalk.server.process import resident_bytes, trim_memory_forever
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session
@@ -27,8 +27,12 @@ _LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 
 
-async def serve(end: socket.socket) -> int:
+def run(end: socket.socket) -> int:
     """Do what comes over the link until it is closed; the exit code."""
+    return asyncio.run(_serve(end))
+
+
+async def _serve(end: socket.socket) -> int:
     channel = await Channel.over(end)
     messages = aiter(channel)
     start = await anext(messages, None)
