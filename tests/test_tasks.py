@@ -391,8 +391,8 @@ def test_the_librarys_tasks_are_drawn_so_too_unless_told_otherwise(
     own = {"speak": {"max_new_tokens": 4}, "transcribe": {"do_sample": False}}
     (at.model / "generation_config.json").write_text(json.dumps({"mosstalk": own}))
     pipeline, samples = Pipeline.load(at.model, at.codec, device="cpu"), speech(1)
-    assert speak(pipeline, "Hi.").generation.ask.limits == Limits(4)
-    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.ask.limits == Limits(9)
-    assert transcribe(pipeline, samples).generation.ask.options.temperature == 0
+    assert speak(pipeline, "Hi.").generation.params.limits == Limits(4)
+    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.params.limits == Limits(9)
+    assert transcribe(pipeline, samples).generation.params.options.temperature == 0
     warm = SamplingOptions(temperature=1)
-    assert transcribe(pipeline, samples, options=warm).generation.ask.options == warm
+    assert transcribe(pipeline, samples, options=warm).generation.params.options == warm

@@ -221,4 +221,4 @@ class _EngineProbe:
 
     async def _ask(self, engine: AsyncEngine) -> None:
         with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
-            await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))
+            await engine.close(engine.open(Conversation(engine.core.ids, lambda _: [])))
