@@ -105,7 +105,7 @@ class Task:
     """A prompt and what is asked for it."""
 
     rows: list[Row]
-    ask: ReplyParams
+    params: ReplyParams
 
 
 def random_rows(random: Random, count: int) -> list[Row]:
@@ -149,13 +149,13 @@ def random_tasks(seed: int, count: int) -> list[Task]:
 def reference(model: LanguageModel, task: Task, ids: SpecialIds = IDS) -> Reply:
     """What the reference loop replies, alone and one row a step.
 
-    Computed once: tests ask for the same reply with every switch and size of the engine.
+    Computed once: tests params for the same reply with every switch and size of the engine.
     """
-    key = (model.config, _fingerprint(model), repr(task.rows), repr(task.ask), ids)
+    key = (model.config, _fingerprint(model), repr(task.rows), repr(task.params), ids)
     if key not in _replies:
-        ask = task.ask
+        params = task.params
         made = Generation(
-            model, model.new_cache(), task.rows, ids, ask.options, ask.limits, ask.script
+            model, model.new_cache(), task.rows, ids, params.options, params.limits, params.script
         )
         for _ in made:
             pass
@@ -204,7 +204,7 @@ def play(core: EngineCore, tasks: Iterable[Task], seed: int = 0) -> list[Request
     while pending or core.busy:
         for _ in range(min(len(pending), random.choice([0, 0, 1, 3]))):
             task = pending.pop()
-            requests.append(core.submit(core.open(task.rows), task.ask))
+            requests.append(core.submit(core.open(task.rows), task.params))
         core.step()
     for request in requests:
         core.close(request.sequence)
@@ -245,4 +245,12 @@ def require_idle(core: EngineCore) -> None:
 
 def whole(task: Task) -> Task:
     """The same task, with whole rows asked for."""
-    return replace(task, ask=replace(task.ask, whole_rows=True))
+    return replace(task, params=replace(task.params, whole_rows=True))
+
+
+def penalised_tokens(core: EngineCore, request: Request) -> tuple[set[int], set[int]]:
+    """Text and audio tokens that the repetition penalty of a running request counts as seen."""
+    text, audio = (
+        set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in core.runner._slots.seen
+    )
+    return text, audio

@@ -33,8 +33,8 @@ from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
 from mosstalk.engine.engine_core import EngineOptions
-from mosstalk.engine.host_table import keep_table_on_host
 from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.engine.memory import keep_table_on_host
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.files import write_document
 from mosstalk.models.checkpoint import empty_model

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_items import packs_of
 from mosstalk.codec.flow_paged_state import splits_for
+from mosstalk.codec.flow_pages import packs_of
 from mosstalk.ops import attention_flow as module
 from mosstalk.ops import tiles
 from mosstalk.ops.attention_flow import MEMBERS

@@ -29,9 +29,8 @@ from mosstalk.prepared.default_models import chosen_codec, chosen_language_model
 from mosstalk.prepared.folder import BuiltEngine
 from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.start import configs_of
-from mosstalk.server.fitting import as_built, require_room, room_refusal
-from mosstalk.server.ipc import BY_HAND, WorkerOptions
-from mosstalk.server.loading import load
+from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
+from mosstalk.server.loading import load, require_room, room_refusal
 
 GIB = 2**30
 LIMITS = ("--max-sessions", "3", "--max-rows", "600")

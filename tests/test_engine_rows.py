@@ -150,7 +150,7 @@ def test_a_mode_switch_at_every_step_of_a_batch(
         for options in (GREEDY, HOT)
         for steps in range(15, 21)
     ]
-    tasks = [Task(random_rows(random, random.randint(1, 30)), ask) for ask in asks]
+    tasks = [Task(random_rows(random, random.randint(1, 30)), params) for params in asks]
     core = engine_core(wild_model(device), deferral=deferral, share=share, late=late)
     for request, task in zip(play(core, tasks), tasks, strict=True):
         expected = reference(truth, task)

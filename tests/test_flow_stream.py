@@ -14,10 +14,11 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mosstalk.codec.flow_batch_weights import packed
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
-from mosstalk.codec.flow_parts import Conv, Linear
-from mosstalk.codec.flow_rows import KeptKeys, RowFrames, RowState, seen_mask
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
+from mosstalk.codec.flow_row_state import KeptKeys, RowFrames, RowState, seen_mask
+from mosstalk.codec.flow_weights import Conv, Linear, packed
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
 from mosstalk.models.flow_encoder import block_mask
 from mosstalk.models.voices import Voice
@@ -33,7 +34,7 @@ RELATIVE = 1e-5
 
 def kept(flow: FlowDecoder) -> BatchedFlow:
     """A flow that keeps the rows of its replies side by side."""
-    return BatchedFlow(flow, FlowOptions(paged=False))
+    return batched_flow(flow, FlowOptions(paged=False))
 
 
 def opened(flow: FlowDecoder, voice: Voice) -> FlowReply:
@@ -171,13 +172,13 @@ def test_replies_leave_their_voices_state_bit_identical() -> None:
     flow, voice = kept(make_flow()), make_voice(10)
     held = flow.open(voice)
     held.push(make_codes(8).tolist())
-    start = held.state.start
+    start = held.start
     before = [tensor.clone() for tensor in tensors_in(start)]
 
     first, again = (frames(flow.open(voice), [make_codes(17).tolist()]) for _ in range(2))
 
     assert len(before) > 20
-    assert held.state.start is start
+    assert held.start is start
     assert all(map(torch.equal, tensors_in(start), before))
     assert all(map(torch.equal, first, again))
 

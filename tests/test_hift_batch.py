@@ -10,12 +10,12 @@ from conftest import GOLDENS, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from seams import jumps_at, seam_samples
 from test_hift import FRAME, HELD, make_mel, make_vocoder, splits
 from torch import Tensor
 
 from mosstalk.codec.hift_step import fades
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig
 from mosstalk.errors import CodecFullError, DeviceError, OptionError

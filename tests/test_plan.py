@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
 from mosstalk.cli.plan import memory_of
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
@@ -105,7 +106,7 @@ def test_packed_weights_take_what_was_planned() -> None:
     codec = random_codec(TINY, torch.device("cpu"))
     parts = {part.name: part.bytes for part in codec_parts(codec)}
     options = FlowOptions(dtype=SOUND_DTYPE, paged=True, pages=2)
-    packed = BatchedFlow(codec.flow, options).figures().weight_bytes
+    packed = batched_flow(codec.flow, options).figures().weight_bytes
     # The embedding of codes and the tables' weights are used as they are, and not counted there.
     planned = parts["flow encoder"] + parts["flow estimator"]
     unpacked = codec.flow.input_embedding.weight.nbytes

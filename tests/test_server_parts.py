@@ -289,7 +289,7 @@ def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_d
         assert (session.unheard_s, session.undone) == (0.0, 1)
         session.acknowledged(3)
         assert session.undone == 0
-        session.told(SessionOpened("sess", SessionSettings(), clock=8_000))
+        session.on_event(SessionOpened("sess", SessionSettings(), clock=8_000))
         session.lost("gone")
         session.lost("gone twice")
         events = [event async for event in session]
@@ -311,7 +311,7 @@ def test_sound_counts_at_the_rate_that_was_granted_not_at_one_that_was_asked_for
         session.tell(UpdateSettings(slow))
         session.tell(Push(bytes(2 * 24_000)))
         assert session.unheard_s == 1.0
-        session.told(SettingsUpdated(slow, clock=0))
+        session.on_event(SettingsUpdated(slow, clock=0))
         session.tell(Push(bytes(2 * 24_000)))
         session.tell(Push(bytes(2 * 24_000), rate=24_000))
         assert session.unheard_s == 1.0 + 3.0 + 1.0

@@ -215,8 +215,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
 # Writing down.
 
 
-def test_the_text_alone_goes_to_stdout_and_figures_aside(process: Run, pipeline: Pipeline) -> None:
-    run = process("transcribe", QUESTION, "--script", "text:9", "--stats", *SYNTHETIC)
+def test_the_text_alone_goes_to_stdout_and_figures_aside(mosstalk: Run, pipeline: Pipeline) -> None:
+    run = mosstalk("transcribe", QUESTION, "--script", "text:9", "--stats", *SYNTHETIC)
     assert run.returncode == 0
     text = wrote(pipeline, read_audio(QUESTION, RATE).samples, 9)
     assert run.stdout == f"{shown(text)}\n"
@@ -391,8 +391,8 @@ def test_the_librarys_tasks_are_drawn_so_too_unless_told_otherwise(
     own = {"speak": {"max_new_tokens": 4}, "transcribe": {"do_sample": False}}
     (at.model / "generation_config.json").write_text(json.dumps({"mosstalk": own}))
     pipeline, samples = Pipeline.load(at.model, at.codec, device="cpu"), speech(1)
-    assert speak(pipeline, "Hi.").generation.ask.limits == Limits(4)
-    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.ask.limits == Limits(9)
-    assert transcribe(pipeline, samples).generation.ask.options.temperature == 0
+    assert speak(pipeline, "Hi.").generation.params.limits == Limits(4)
+    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.params.limits == Limits(9)
+    assert transcribe(pipeline, samples).generation.params.options.temperature == 0
     warm = SamplingOptions(temperature=1)
-    assert transcribe(pipeline, samples, options=warm).generation.ask.options == warm
+    assert transcribe(pipeline, samples, options=warm).generation.params.options == warm

@@ -9,8 +9,8 @@ from conftest import ROOT, require_package, run
 from server_rig import Server, Talker, question, serving, silence
 
 SOURCES = ROOT / "src" / "mosstalk"
-MOST_FILES = 105
-"""What was reached; the goal is 45."""
+MOST_FILES = 97
+"""What was reached so far, on a CPU. It may only become less."""
 
 
 def test_a_turn_passes_few_files(cache_folder: Path, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def tell(
     for each in processes.values():
         os.kill(each, number)
     written = [folder / f"{name}-{each}" for each in processes.values()]
-    server.await_metrics(lambda _: all(path.exists() for path in written))
+    server.await_log(lambda: all(path.exists() for path in written))
 
 
 def files(path: Path) -> set[str]:

@@ -25,10 +25,9 @@ from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed
 from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
-from recipes.pocket.flow import speaker_embedding
+from recipes.pocket.flow import VOICE_CODES, speaker_embedding
 from recipes.pocket.sizes import PREPROCESSING, Sizes
 
-VOICE_CODES = 40
 LARGEST_BYTES = 25_000_000
 """What a wheel that everyone downloads may weigh; package registries take four times as much."""
 _LABEL = {WEIGHTS_KIND_KEY: "pocket"}

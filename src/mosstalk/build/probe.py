@@ -21,8 +21,7 @@ def main() -> None:
     from mosstalk.prepared.kernel_cache import kernels_in
     from mosstalk.prepared.machine import Peaks
     from mosstalk.runtime.device import pick_device
-    from mosstalk.server.fitting import as_built
-    from mosstalk.server.ipc import BY_HAND, WorkerOptions
+    from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
     from mosstalk.server.loading import load
 
     folder, device = Path(sys.argv[1]), sys.argv[2]

@@ -17,8 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.engine.layers import LayerBuffers
-from mosstalk.engine.linears import Fp8Matrix, LayerWeights, Linears, Matrix, packed_stacks
+from mosstalk.engine.linears import (
+    Fp8Matrix,
+    LayerBuffers,
+    LayerWeights,
+    Linears,
+    Matrix,
+    packed_stacks,
+)
 from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.fp8 import E4M3
@@ -318,11 +324,10 @@ def _products(layer: LayerWeights) -> tuple[Product, ...]:
 
 def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> None:
     """As a pass does, without attention."""
-    room = rooms.between
-    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
-    products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
-    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
-    products.added(rooms.inner, layer.down, rooms.hidden, room)
+    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, rooms)
+    products.added(rooms.mixed, layer.o_proj, rooms.hidden, rooms)
+    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, rooms)
+    products.added(rooms.inner, layer.down, rooms.hidden, rooms)
 
 
 def _operands(

@@ -192,8 +192,7 @@ class Serve:
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.server.fitting import as_built
-        from mosstalk.server.ipc import WorkerOptions
+        from mosstalk.server.ipc import WorkerOptions, as_built
 
         voice = Path(self.voice)
         options = WorkerOptions(

@@ -57,12 +57,8 @@ class Speak(SpeaksReplies):
             found = readable(text, rules)
             pipeline = run.load("speak", "speech", {"task": "speak", "voice": self.voice})
             voice = pipeline.codec.voice(self.voice)
-            run.results |= {
-                "out": None,
-                "audio_s": 0.0,
-                "left_out": found.left_out,
-                "pieces": [],
-            }
+            left_out = found.left_out
+            run.results |= {"out": None, "audio_s": 0.0, "left_out": left_out, "pieces": []}
             if found.note:
                 run.note(f"note: {found.note}")
             sound, pieces = Sound(run, out), found.pieces

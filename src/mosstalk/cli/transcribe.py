@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.options import argument
@@ -11,6 +11,9 @@ from mosstalk.cli.replies import DrawsReplies
 if TYPE_CHECKING:
     from mosstalk.audio.sound import Recording, Samples
     from mosstalk.cli.reply_run import ReplyRun
+
+Entry: TypeAlias = dict[str, Any]
+"""A file or a piece of one, in a document."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,7 +50,7 @@ class Transcribe(DrawsReplies):
         with reply_run(self) as run:
             recordings = [read_sound(path, self.channel) for path in self.files]
             run.load("transcribe", "text", {"task": "transcribe"})
-            files = run.results["files"] = list[dict[str, Any]]()
+            files = run.results["files"] = list[Entry]()
             for path, recording in zip(self.files, recordings, strict=True):
                 files.append({"file": str(path), **about(recording), "text": "", "pieces": []})
                 self._write_down(run, recording, files[-1])
@@ -57,7 +60,7 @@ class Transcribe(DrawsReplies):
                 whole = TurnTimings.together(run.timings)
                 run.show_profile(whole, heard_s, "of what was heard ")
 
-    def _write_down(self, run: "ReplyRun", recording: "Recording", file: dict[str, Any]) -> None:
+    def _write_down(self, run: "ReplyRun", recording: "Recording", file: Entry) -> None:
         import numpy as np
 
         from mosstalk.audio.sound import SILENCE_PEAK
@@ -84,12 +87,7 @@ class Transcribe(DrawsReplies):
             start = end
 
     def _write_piece(
-        self,
-        run: "ReplyRun",
-        piece: "Samples",
-        place: str,
-        file: dict[str, Any],
-        part: dict[str, Any],
+        self, run: "ReplyRun", piece: "Samples", place: str, file: Entry, part: Entry
     ) -> str:
         """Print the text of a piece, and add ``part`` of the document; how its reply ended."""
         from mosstalk.cli.reply_run import plain_line
@@ -112,7 +110,7 @@ class Transcribe(DrawsReplies):
         return ended if line else f"{ended}, no words"
 
 
-def about(recording: "Recording") -> dict[str, Any]:
+def about(recording: "Recording") -> Entry:
     """What a recording was, for documents."""
     return {
         "seconds": recording.seconds,

@@ -27,7 +27,7 @@ from mosstalk.conversation import (
     SpecialIds,
 )
 from mosstalk.engine.engine_core import ReplyParams
-from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.engine.memory import keep_table_on_host
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec
@@ -323,7 +323,7 @@ class Answer:
         for step in self._steps():
             if step.mode is Mode.TEXT or step.row[1] == chat.pipeline.ids.eosp:
                 continue
-            seed = self.generation.ask.options.seed
+            seed = self.generation.params.options.seed
             stream = stream or chat.pipeline.open_stream(chat.voice, seed)
             codes += 1
             waiting.append(step.row[1])

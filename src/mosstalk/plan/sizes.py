@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.flow_batch_voices import FlowOptions
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
 from mosstalk.codec.hift_step import HiftState
 from mosstalk.codec.sound_request import CONTEXT_S

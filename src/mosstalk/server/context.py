@@ -71,8 +71,8 @@ class ServerContext:
 
     def fitted(self, settings: SessionSettings) -> SessionSettings:
         """Settings as this model needs them: random weights never end a reply by themselves."""
-        facts = self.engine.ready.result()
-        if facts.weights_kind != "synthetic" or self.defaults.script is not None:
+        info = self.engine.ready.result()
+        if info.weights_kind != "synthetic" or self.defaults.script is not None:
             return settings
         return replace(settings, script=_SCRIPTS[settings.reply])
 

@@ -114,7 +114,7 @@ class SessionProxy:
         self.unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
         self._changed.set()
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """The session has told something."""
         self.clock = max(self.clock, event.clock)
         if isinstance(event, SettingsUpdated):  # a rate that was only asked for counts for nothing
@@ -128,8 +128,8 @@ class SessionProxy:
         """The worker is gone."""
         if not self.over:
             code = ErrorCode.ENGINE_STOPPED
-            self.told(ErrorRaised(code, why, fatal=True, clock=self.clock))
-            self.told(Closed(CloseReason.ENGINE, clock=self.clock))
+            self.on_event(ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self.on_event(Closed(CloseReason.ENGINE, clock=self.clock))
 
 
 def _new_future() -> "asyncio.Future[Any]":
@@ -226,15 +226,15 @@ class EngineClient:
         assert self._channel
         try:
             async for message in self._channel:
-                self._hear(message)
+                self._on_message(message)
         finally:
             self._dead(ipc.Failed("the worker's process has ended"))
 
-    def _hear(self, message: ipc.ToFront) -> None:
+    def _on_message(self, message: ipc.ToFront) -> None:
         match message:
             case ipc.SessionEvent() | ipc.Rows() | ipc.Opened() | ipc.Refused():
                 if session := self._sessions.get(message.number):
-                    self._tell(session, message)
+                    self._on_session_message(session, message)
             case ipc.Heartbeat():
                 self.heartbeat, self._heard_s = message, time.monotonic()
                 for number, done in message.done.items():
@@ -248,11 +248,11 @@ class EngineClient:
             case ipc.Failed():
                 self._dead(message)
 
-    def _tell(
+    def _on_session_message(
         self, session: SessionProxy, message: ipc.SessionEvent | ipc.Rows | ipc.Opened | ipc.Refused
     ) -> None:
         if isinstance(message, ipc.SessionEvent):
-            session.told(message.event)
+            session.on_event(message.event)
             if session.over:
                 self._sessions.pop(message.number)
         elif isinstance(message, ipc.Rows):

@@ -41,7 +41,7 @@ async def _serve(end: socket.socket) -> int:
     start.options.log.install("worker")
     worker = Worker(channel, start.options)
     working = asyncio.create_task(worker.run())
-    reading = asyncio.create_task(worker.obey(messages))
+    reading = asyncio.create_task(worker.handle(messages))
     await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         return working.result()
@@ -80,7 +80,7 @@ class Worker:
                 task.cancel()
         return 1
 
-    async def obey(self, messages: AsyncIterator[Any]) -> None:
+    async def handle(self, messages: AsyncIterator[Any]) -> None:
         """Do what the front says until it says ``Stop`` or is gone."""
         async for message in messages:
             if isinstance(message, ipc.Stop):
@@ -221,4 +221,4 @@ class _EngineProbe:
 
     async def _ask(self, engine: AsyncEngine) -> None:
         with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
-            await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))
+            await engine.close(engine.open(Conversation(engine.core.ids, lambda _: [])))

@@ -16,8 +16,7 @@ from mosstalk.conversation import (
     Turn,
     cut_reply,
 )
-from mosstalk.engine.async_engine import AsyncEngine, ReplyStream
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, ReplyStream
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import ROOT
@@ -229,7 +228,7 @@ class EngineConversation:
     _after: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._cached = self.engine.talk(Conversation(self.ids, self.encode))
+        self._cached = self.engine.open(Conversation(self.ids, self.encode))
 
     async def update(self, system: list[Row], history: History, live: list[Row]) -> None:
         """Make these rows the conversation's, one after the other; what is new is read ahead."""

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.codec.vocoder import VocoderReply
@@ -259,7 +261,7 @@ def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iter
     if device.type == "cpu" and compare.dtype == torch.float32:
         ways["fast"] = False
     for label, paged in ways.items():
-        batched = BatchedFlow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
+        batched = batched_flow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
         for prefix, run in runs:
             reply = batched.open(voice)
             yield from check_hops(case, reply, prefix, f"{label}.", run, compare)

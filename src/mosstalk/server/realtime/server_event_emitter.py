@@ -4,7 +4,7 @@ Clients act on the codes of errors: Pipecat ends its session on any ``error`` ev
 LiveKit passes over three, so both the code and the event that carries it are chosen with care.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
@@ -113,32 +113,14 @@ class ServerEventEmitter:
         state, tell = self._state, self._state.tell
         match event:
             case events.SpeechStarted():
-                tell(
-                    told.SpeechEvent(
-                        type="input_audio_buffer.speech_started",
-                        audio_start_ms=event.start_ms,
-                        item_id=event.item_id,
-                    )
-                )
+                self._speech("speech_started", event.item_id, audio_start_ms=event.start_ms)
             case events.SpeechStopped():
                 vendor = told.Vendor(speech_end_ms=_ms(event.speech_end), vad_wait_ms=event.wait_ms)
-                tell(
-                    told.SpeechEvent(
-                        type="input_audio_buffer.speech_stopped",
-                        audio_end_ms=event.end_ms,
-                        item_id=event.item_id,
-                        mosstalk=vendor,
-                    )
-                )
+                about = {"audio_end_ms": event.end_ms, "mosstalk": vendor}
+                self._speech("speech_stopped", event.item_id, **about)
             case events.IdleTimeout():
-                tell(
-                    told.SpeechEvent(
-                        type="input_audio_buffer.timeout_triggered",
-                        audio_start_ms=_ms(event.start),
-                        audio_end_ms=_ms(event.end),
-                        item_id=event.item_id,
-                    )
-                )
+                silence = {"audio_start_ms": _ms(event.start), "audio_end_ms": _ms(event.end)}
+                self._speech("timeout_triggered", event.item_id, **silence)
             case events.TurnCommitted():
                 before = state.items.last_id
                 tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
@@ -153,6 +135,10 @@ class ServerEventEmitter:
                 for item_id in event.item_ids:
                     state.items.forget(item_id)
                 state.note(f"{len(event.item_ids)} oldest items made room")
+
+    def _speech(self, what: str, item_id: str, **about: Any) -> None:
+        kind: Any = f"input_audio_buffer.{what}"
+        self._state.tell(told.SpeechEvent(type=kind, item_id=item_id, **about))
 
     # Items and their transcripts.
 

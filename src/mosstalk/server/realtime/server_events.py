@@ -15,12 +15,12 @@ from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.session_request import (
     Inert,
     NoiseReduction,
-    Omitted,
     SemanticVad,
     ServerVad,
     Texts,
     Transcription,
 )
+from mosstalk.server.realtime.validation import Omitted
 from mosstalk.session.settings import Sampling
 
 Modalities = list[Literal["audio", "text"]]

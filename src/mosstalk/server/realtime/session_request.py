@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticKnownError
 
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.validation import ClientObject, fault, number, whole
+from mosstalk.server.realtime.validation import ClientObject, Omitted, fault, number, whole
 from mosstalk.session.settings import ReplyMode
 
 LONGEST_ID = 512
@@ -63,14 +63,8 @@ def _one_of(name: str, *known: str) -> BeforeValidator:
     return _kept_if(lambda value: (kept := _strings(value, name)).get(name) in known and kept)
 
 
-def _is_absent(value: Any) -> bool:
-    return value is None
-
-
 Object = Annotated[_T, null_is({})]
 Objects = Annotated[list[_T], Field(max_length=_MOST_OBJECTS), null_is([])]
-Omitted = Annotated[_T | None, Field(exclude_if=_is_absent)]
-"""A field that is left out of what the server shows where it is None."""
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
 Text = Annotated[str, AfterValidator(_text)]
 Milliseconds = Annotated[int | None, whole(0, _LONGEST_MS)]

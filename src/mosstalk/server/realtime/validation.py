@@ -8,9 +8,9 @@ import json
 import re
 import sys
 from collections.abc import Collection
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 
 from mosstalk.errors import MosstalkError
@@ -38,6 +38,10 @@ _TOO_LONG = {
 _TAGS: set[str] = set()
 """Names of the members of unions, which pydantic puts into an error's location."""
 _T = TypeVar("_T")
+
+
+Omitted = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
+"""A field that is left out of what the server shows where it is None."""
 
 
 class WireError(MosstalkError):

@@ -87,7 +87,7 @@ class FlowOptions:
             return self.pages
         own = self.context_blocks(layout.config)
         if self.replies and own and self.memory_mib is None:
-            voices = math.ceil(_VOICES_S / seconds_per_page(layout.config))
+            voices = math.ceil(_VOICES_S * CODES_PER_SECOND / layout.config.chunk_size)
             return self.replies * (own + 1) + voices
         memory_mib = self.memory_mib or MEMORY_MIB
         count = memory_mib * _MIB // layout.bytes
@@ -108,7 +108,7 @@ class FlowFigures:
     """What a flow for many replies holds, in pages of ``page_bytes``.
 
     ``mb_per_s``: memory that a second of own history takes, and of a voice, in 10^6 bytes.
-    ``fixed_bytes``: tables and rooms besides weights and pages.
+    ``fixed_bytes``: tables and buffers besides weights and pages.
     """
 
     pages: int
@@ -129,11 +129,6 @@ def with_steps(flow: FlowDecoder, steps: int | None) -> FlowDecoder:
     other.config = decoder.config = replace(flow.config, n_timesteps=steps)
     other._modules = {**flow._modules, "decoder": decoder}
     return other
-
-
-def seconds_per_page(config: FlowConfig) -> float:
-    """Sound that a block of codes is."""
-    return config.chunk_size / CODES_PER_SECOND
 
 
 def alone_codes(voice: Voice, config: FlowConfig) -> int:

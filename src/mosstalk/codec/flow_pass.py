@@ -1,4 +1,4 @@
-"""One pass over at most I items: its tables and rooms, and its CUDA graph for each bucket.
+"""One pass over at most I items: its tables and buffers, and its CUDA graph for each bucket.
 
 F frames of an item, S pages that the longest item may see.
 """
@@ -6,21 +6,17 @@ F frames of an item, S pages that the longest item may see.
 import copy
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_weights import held_bytes
 from mosstalk.codec.flow_estimator import EstimatorBuffers
-from mosstalk.codec.flow_items import Item, PassInputs, descriptors
 from mosstalk.codec.flow_paged_state import PagedEncoder, PagedEstimator, spans
-from mosstalk.codec.flow_pages import PageLayout, PageStore
+from mosstalk.codec.flow_pages import Item, PageLayout, PageStore, PassInputs, Rows, descriptors
+from mosstalk.codec.flow_weights import held_bytes
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
 from mosstalk.ops.launch import compiled_together, runs
 from mosstalk.runtime.graphs import DECODING, Graphs
 
-Rows = npt.NDArray[np.int32]
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 SMALLEST_SPANS = {"cuda": 128, "cpu": 4}
 """Pages that a pass is made for at least, so that few graphs serve all: 51 s of the published."""
@@ -102,14 +98,14 @@ class FlowPass:
         self._clear(0)
 
     def _clear(self, lane: int) -> None:
-        """Have rooms and graphs of its own."""
+        """Have buffers and graphs of its own."""
         self._lane, most = lane, self.buckets[-1]
         self._first = lane * most
-        self._rooms = EstimatorBuffers.allocate(self._layout, most, self._device)
+        self._buffers = EstimatorBuffers.allocate(self._layout, most, self._device)
         self._inputs: dict[tuple[int, int], PassInputs] = {}
         # Lanes run at the same time, so their graphs must not share a stream.
         use = f"{DECODING} {lane}" if lane else DECODING
-        self._graphs = Graphs[tuple[int, int]](self._device, use, enabled=self._captures)
+        self._graphs = Graphs[tuple[int, int], None](self._device, use, enabled=self._captures)
 
     def beside(self, lane: int) -> "FlowPass":
         """Lane number ``lane``: the same weights, pages and tables, all else its own.
@@ -140,9 +136,9 @@ class FlowPass:
         return held_bytes(own) + self._encoder.table_bytes
 
     @property
-    def room_bytes(self) -> int:
-        """Memory of its rooms; what graphs hold besides is torch's to tell."""
-        return held_bytes(list(vars(self._rooms).values()))
+    def buffer_bytes(self) -> int:
+        """Memory of its buffers; what graphs hold besides is torch's to tell."""
+        return held_bytes(list(vars(self._buffers).values()))
 
     def warm(self, items: int, span: int) -> None:
         """Capture, or run once, a pass of up to ``items`` items that see up to ``span`` pages."""
@@ -170,7 +166,7 @@ class FlowPass:
         key = self._key(items)
         self._prepare(key)
         self._launch(key, items)
-        found = self._rooms.given[: len(items) * self._layout.frames, : self._config.mel_bins]
+        found = self._buffers.given[: len(items) * self._layout.frames, : self._config.mel_bins]
         mel.copy_(found.unflatten(0, (len(items), -1)))
 
     def _key(self, items: Sequence[Item]) -> tuple[int, int]:
@@ -206,10 +202,10 @@ class FlowPass:
             self._compute(inputs)
 
     def _compute(self, inputs: PassInputs) -> None:
-        """The whole pass; its mel lies in the first columns of the rooms' ``given``."""
+        """The whole pass; its mel lies in the first columns of the buffers' ``given``."""
         bins, rows = self._config.mel_bins, inputs.items * self._layout.frames
-        rooms, tables = self._rooms.first(2 * rows), self._tables
-        conditioned, free = rooms.given[:rows], rooms.given[rows:]
+        buffers, tables = self._buffers.first(2 * rows), self._tables
+        conditioned, free = buffers.given[:rows], buffers.given[rows:]
 
         def read(table: Tensor, first: Tensor) -> Tensor:
             return table[(first[:, None] + self._frame).flatten()]
@@ -220,4 +216,4 @@ class FlowPass:
         torch.cat([noise, mu, speaker, condition], dim=1, out=conditioned)
         free[:, :bins] = noise
         free[:, bins:] = 0
-        self._estimator.integrate(rooms, inputs)
+        self._estimator.integrate(buffers, inputs)

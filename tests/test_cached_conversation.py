@@ -16,6 +16,7 @@ from engine_rig import (
     SOSP,
     Task,
     engine_core,
+    penalised_tokens,
     reference,
     require_idle,
     require_same,
@@ -23,7 +24,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, FinishReason, Reply
-from mosstalk.engine.cached_conversation import CachedConversation
+from mosstalk.engine.async_engine import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineFullError, OptionError
@@ -43,26 +44,26 @@ def encode(text: str) -> list[int]:
 
 
 def new_talk(core: EngineCore) -> CachedConversation:
-    talk = CachedConversation(Conversation(IDS, encode), core.open())
-    talk.conversation.add_text("system", "be brief")
-    return talk
+    cached = CachedConversation(Conversation(IDS, encode), core.open())
+    cached.conversation.add_text("system", "be brief")
+    return cached
 
 
 def submit(
-    core: EngineCore, talk: CachedConversation, ask: ReplyParams, *, speech: bool = True
+    core: EngineCore, cached: CachedConversation, params: ReplyParams, *, speech: bool = True
 ) -> Request:
-    with talk.reply_opened(speech=speech):
-        return core.submit(talk.sequence, ask)
+    with cached.reply_opened(speech=speech):
+        return core.submit(cached.sequence, params)
 
 
 def replied(
-    core: EngineCore, talk: CachedConversation, ask: ReplyParams, *, speech: bool = True
+    core: EngineCore, cached: CachedConversation, params: ReplyParams, *, speech: bool = True
 ) -> Request:
     """A reply made to its end; it equals the reference's for the same rows."""
-    request = submit(core, talk, ask, speech=speech)
-    rows = list(talk.conversation.rows)
+    request = submit(core, cached, params, speech=speech)
+    rows = list(cached.conversation.rows)
     core.run()
-    require_same(request, reference(core.model, Task(rows, ask)))
+    require_same(request, reference(core.model, Task(rows, params)))
     return request
 
 
@@ -76,54 +77,54 @@ def test_every_turn_equals_a_fresh_conversation_with_the_same_history(
     talks = [new_talk(core) for _ in range(3)]
     random = Random(4)
     for turn in range(4):
-        for number, talk in enumerate(talks):
-            talk.conversation.add_speech("user", [random.randrange(EOSP) for _ in range(5)])
-            ask = random.choice([SPEECH, MIXED, LONG, PENALISED])
-            hot = replace(ask, options=replace(HOT, seed=turn))
+        for number, cached in enumerate(talks):
+            cached.conversation.add_speech("user", [random.randrange(EOSP) for _ in range(5)])
+            params = random.choice([SPEECH, MIXED, LONG, PENALISED])
+            hot = replace(params, options=replace(HOT, seed=turn))
             speech = (turn + number) % 2 == 0
-            request = replied(core, talk, random.choice([ask, hot]), speech=speech)
-            talk.close_reply(request)
-            assert talk.sequence.rows == talk.conversation.rows
-    for talk in talks:
-        core.close(talk.sequence)
+            request = replied(core, cached, random.choice([params, hot]), speech=speech)
+            cached.close_reply(request)
+            assert cached.sequence.rows == cached.conversation.rows
+    for cached in talks:
+        core.close(cached.sequence)
     require_idle(core)
 
 
 def test_the_next_turn_reads_only_what_is_new() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    first = replied(core, talk, SPEECH)
-    talk.close_reply(first)
-    history = len(talk.sequence.rows)
-    assert talk.sequence.read[0] == history - 2  # all but the stop row and the newline
-    talk.conversation.add_speech("user", [1, 2, 3])
-    request = submit(core, talk, SPEECH)
+    cached = new_talk(core)
+    first = replied(core, cached, SPEECH)
+    cached.close_reply(first)
+    history = len(cached.sequence.rows)
+    assert cached.sequence.read[0] == history - 2  # all but the stop row and the newline
+    cached.conversation.add_speech("user", [1, 2, 3])
+    request = submit(core, cached, SPEECH)
     (work,) = core.scheduler.plan()
     assert work.start == history - 2
-    assert work.start + work.count == len(talk.sequence.rows)
+    assert work.start + work.count == len(cached.sequence.rows)
     core.cancel(request)
 
 
-def cut(talk: CachedConversation, request: Request, *heard_ms: float) -> None:
+def cut(cached: CachedConversation, request: Request, *heard_ms: float) -> None:
     first, *more = heard_ms
-    talk.close_reply(request, first)
+    cached.close_reply(request, first)
     for each in more:
-        talk.truncate(each)
+        cached.truncate(each)
 
 
-def end_first(talk: CachedConversation, request: Request, *heard_ms: float) -> None:
-    talk.close_reply(request)
+def end_first(cached: CachedConversation, request: Request, *heard_ms: float) -> None:
+    cached.close_reply(request)
     for each in heard_ms:
-        talk.truncate(each)
+        cached.truncate(each)
 
 
 @pytest.mark.parametrize(
-    ("how", "ask"),
+    ("how", "params"),
     [
-        *((cut, ask) for ask in (SPEECH, MIXED, LONG)),
+        *((cut, params) for params in (SPEECH, MIXED, LONG)),
         (end_first, SPEECH),
         # Slow: ended first, they are cut as a reply in speech is.
-        *(pytest.param(end_first, ask, marks=pytest.mark.slow) for ask in (MIXED, LONG)),
+        *(pytest.param(end_first, params, marks=pytest.mark.slow) for params in (MIXED, LONG)),
     ],
     ids=["cut-speech", "cut-mixed", "cut-length", "ended-speech", "ended-mixed", "ended-length"],
 )
@@ -142,91 +143,91 @@ def end_first(talk: CachedConversation, request: Request, *heard_ms: float) -> N
     ],
 )
 def test_a_truncated_reply_is_a_fresh_prompt_of_what_was_heard(
-    how: Callable[..., None], ask: ReplyParams, heard_ms: tuple[float, ...], codes: int | None
+    how: Callable[..., None], params: ReplyParams, heard_ms: tuple[float, ...], codes: int | None
 ) -> None:
     core = engine_core(wild_model(), block_rows=4)
-    talk = new_talk(core)
-    talk.conversation.add_speech("user", [4, 4])
-    before = list(talk.conversation.rows)
-    request = replied(core, talk, ask)
-    how(talk, request, *heard_ms)
+    cached = new_talk(core)
+    cached.conversation.add_speech("user", [4, 4])
+    before = list(cached.conversation.rows)
+    request = replied(core, cached, params)
+    how(cached, request, *heard_ms)
     said = request.reply.codes(IDS) if codes is None else request.reply.codes(IDS)[:codes]
-    if ask is SPEECH or codes is not None:
+    if params is SPEECH or codes is not None:
         afresh = Conversation(IDS, encode)
         afresh.rows = before
         afresh.add_speech("assistant", said)
-        assert talk.conversation.rows == afresh.rows
-    talk.conversation.add_speech("user", [7])
-    replied(core, talk, PENALISED, speech=False)
-    core.close(talk.sequence)
+        assert cached.conversation.rows == afresh.rows
+    cached.conversation.add_speech("user", [7])
+    replied(core, cached, PENALISED, speech=False)
+    core.close(cached.sequence)
     require_idle(core)
 
 
 def test_a_truncated_reply_leaves_nothing_in_the_penalty() -> None:
     core = engine_core(wild_model(), late=False)
-    talk = new_talk(core)
-    request = replied(core, talk, ReplyParams(HOT, Limits(40), Script.parse("speech:30")))
-    talk.close_reply(request, 80.0)
-    (kept,) = {audio for text, audio in talk.conversation.rows if text == PAD and audio != EOSP}
+    cached = new_talk(core)
+    request = replied(core, cached, ReplyParams(HOT, Limits(40), Script.parse("speech:30")))
+    cached.close_reply(request, 80.0)
+    (kept,) = {audio for text, audio in cached.conversation.rows if text == PAD and audio != EOSP}
     gone = {audio for _, audio in request.reply.rows} - {kept, SILENT, EOSP}
     assert len(gone) > 5
-    again = submit(core, talk, PENALISED)
+    again = submit(core, cached, PENALISED)
     core.step()
-    state = core.runner.penalised_tokens(again)[1]
+    state = penalised_tokens(core, again)[1]
     assert state.isdisjoint(gone - {again.reply.rows[0][1]})
     assert state >= {kept, SILENT, EOSP}
 
 
 def test_a_reply_is_cut_while_it_runs() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    request = submit(core, talk, SPEECH)
+    cached = new_talk(core)
+    request = submit(core, cached, SPEECH)
     for _ in range(6):
         core.step()
-    rows = list(talk.sequence.rows)
-    talk.truncate(80.0)  # before it is cancelled: the reply goes on as if nothing had been said
-    assert talk.sequence.rows == rows
+    rows = list(cached.sequence.rows)
+    cached.truncate(80.0)  # before it is cancelled: the reply goes on as if nothing had been said
+    assert cached.sequence.rows == rows
     core.step()
     assert len(request.reply.rows) == 7
     core.cancel(request)
     core.cancel(request)
     assert request.reply.finish_reason is FinishReason.CANCELLED
-    talk.close_reply(request, 3 * 80.0)
-    assert talk.conversation.rows[-4:] == [
+    cached.close_reply(request, 3 * 80.0)
+    assert cached.conversation.rows[-4:] == [
         (PAD, request.reply.rows[2][1]), (PAD, EOSP), (IDS.im_end, SILENT), (10, SILENT)
     ]  # fmt: skip
-    talk.truncate(79.0)
-    talk.conversation.add_text("user", "go on")
-    replied(core, talk, PENALISED)
+    cached.truncate(79.0)
+    cached.conversation.add_text("user", "go on")
+    replied(core, cached, PENALISED)
 
 
 def test_a_reply_cancelled_before_it_began_is_an_empty_one() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    request = submit(core, talk, SPEECH)
+    cached = new_talk(core)
+    request = submit(core, cached, SPEECH)
     core.cancel(request)
-    talk.close_reply(request, 0.0)
+    cached.close_reply(request, 0.0)
     afresh = new_talk(core).conversation
     afresh.add_speech("assistant", [])
-    assert talk.conversation.rows == afresh.rows
-    replied(core, talk, PENALISED)
+    assert cached.conversation.rows == afresh.rows
+    replied(core, cached, PENALISED)
 
 
 def test_a_refused_reply_leaves_the_conversation_as_it_was() -> None:
     core = engine_core(wild_model(), slots=1, waiting=0)
-    busy, talk = new_talk(core), new_talk(core)
-    talk.close_reply(replied(core, talk, SPEECH))
+    busy, cached = new_talk(core), new_talk(core)
+    cached.close_reply(replied(core, cached, SPEECH))
     submit(core, busy, LONG)
-    rows, table = list(talk.conversation.rows), list(talk.sequence.table)
+    rows, table = list(cached.conversation.rows), list(cached.sequence.table)
     with pytest.raises(EngineFullError) as refused:
-        submit(core, talk, SPEECH)
+        submit(core, cached, SPEECH)
     assert 0 < refused.value.retry_after_s < 60
-    assert talk.conversation.rows == talk.sequence.rows == rows
-    assert talk.sequence.table == table
-    talk.truncate(80.0)  # the reply before can be cut as before
-    assert len(talk.conversation.rows) < len(rows)
+    assert cached.conversation.rows == cached.sequence.rows == rows
+    assert cached.sequence.table == table
+    cached.truncate(80.0)  # the reply before can be cut as before
+    assert len(cached.conversation.rows) < len(rows)
     core.run()
-    replied(core, talk, SPEECH)
+    replied(core, cached, SPEECH)
 
 
 def test_a_conversation_that_lost_its_blocks_reads_its_rows_again() -> None:
@@ -242,36 +243,36 @@ def test_a_conversation_that_lost_its_blocks_reads_its_rows_again() -> None:
 
 def test_what_was_heard_must_be_a_time() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    talk.close_reply(replied(core, talk, SPEECH))
-    rows = list(talk.conversation.rows)
+    cached = new_talk(core)
+    cached.close_reply(replied(core, cached, SPEECH))
+    rows = list(cached.conversation.rows)
     for heard_ms in (float("nan"), float("inf")):
         with pytest.raises(OptionError, match="milliseconds"):
-            talk.truncate(heard_ms)
-    assert talk.conversation.rows == rows
+            cached.truncate(heard_ms)
+    assert cached.conversation.rows == rows
 
 
 def test_a_second_reply_cannot_begin_before_the_first_has_ended() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    request = submit(core, talk, SPEECH)
+    cached = new_talk(core)
+    request = submit(core, cached, SPEECH)
     with pytest.raises(AssertionError, match="close it first"):
-        submit(core, talk, SPEECH)
+        submit(core, cached, SPEECH)
     with pytest.raises(AssertionError, match="under way"):
-        core.submit(talk.sequence, SPEECH)
+        core.submit(cached.sequence, SPEECH)
     with pytest.raises(AssertionError, match="cancel it first"):
-        talk.close_reply(request)
+        cached.close_reply(request)
     core.run()
     assert request.reply.finish_reason is FinishReason.STOP
 
 
 def test_an_ill_formed_reply_is_kept_as_generated() -> None:
     core = engine_core(wild_model())
-    talk = new_talk(core)
-    request = submit(core, talk, SPEECH)
+    cached = new_talk(core)
+    request = submit(core, cached, SPEECH)
     core.cancel(request)
     reply = Reply([(SOSP, EOSP), (PAD, 3), (3, 4)], [request.mode] * 3, FinishReason.LENGTH)
     request.reply = reply
-    talk.close_reply(request)
-    assert (PAD, 3) in talk.conversation.rows
-    replied(core, talk, PENALISED)
+    cached.close_reply(request)
+    assert (PAD, 3) in cached.conversation.rows
+    replied(core, cached, PENALISED)
