@@ -283,6 +283,13 @@ def test_attention_flow_of_packed_items(rand: Rand, dtype: torch.dtype) -> None:
             same(found, right, dtype)
     again = attention_flow(q, kv, table, visible, torch.empty_like(q), **how)
     assert torch.equal(again, out)
+    whole, shared = (
+        attention_flow.plan(q, kv, table, visible, out, splits=splits, **how) for splits in (1, 2)
+    )
+    assert whole.arguments["packs"] is how["packs"]
+    assert whole.grid[2] == 1
+    assert whole.arguments["sums"] is None
+    assert shared.arguments["packs"] is None
 
 
 @every_dtype
