@@ -11,6 +11,8 @@ OPTIONS ?=
 venv := .venv/bin
 # As many processes as cores, so one torch thread in each, unless chosen otherwise.
 pytest = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(venv)/pytest
+# A file is one process's, in the order that tests/conftest.py gives.
+parallel = -n auto --dist loadfile --no-loadscope-reorder
 # pesq is built from source.
 pesq := $(shell command -v cc >/dev/null && echo ,pesq)
 
@@ -50,14 +52,14 @@ lint: setup-dev ## check style, formatting, types, and which module imports whic
 	$(venv)/lint-imports --no-logo
 
 test: lint ## lint, then run the tests that need nothing but the set-up
-	$(pytest) -n auto --dist loadfile -m "not system and not slow"
+	$(pytest) $(parallel) -m "not (slow or system or alone)"
 
 setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
-	$(pytest) -n auto --dist loadfile -m "slow and not system"
-	$(pytest) -m system
+	$(pytest) $(parallel) --hypothesis-profile patient -m "(slow or hypothesis or system) and not alone"
+	$(pytest) -m alone
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix

@@ -31,6 +31,7 @@ REPEATED_LIKENESS = 0.92
 _FRAME_MS = 1000 * MEL_FRAME_SAMPLES // OUTPUT_RATE
 _LOUD_PERCENTILE = 95.0
 _SILENCE = 1e-10
+KINDS = ("silent", "clipping", "dropout", "cut short", "runs on", "repeated", "level jump")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,6 @@ def find_artefacts(samples: Samples, teacher: Samples) -> list[Artefact]:
         "level jump": _level_jump(samples),
     }
     return [Artefact(kind, detail) for kind, detail in details.items() if detail]
-
-
-KINDS = ("silent", "clipping", "dropout", "cut short", "runs on", "repeated", "level jump")
 
 
 def frame_levels(samples: Samples) -> _Values:
@@ -95,7 +93,8 @@ def _dropout(levels: _Values) -> str:
 
 
 def _length(samples: Samples, teacher: Samples, *, short: bool) -> str:
-    own, wanted = (_spoken_frames(frame_levels(sound)) for sound in (samples, teacher))
+    ends = (_ends_of_speech(frame_levels(sound)) for sound in (samples, teacher))
+    own, wanted = (last - first for first, last in ends)
     part = own / max(wanted, 1)
     if (part < SHORTEST_PART) if short else (part > LONGEST_PART):
         return f"{part:.0%} of the teacher's length"
@@ -149,11 +148,6 @@ def _level_jump(samples: Samples) -> str:
     if jump is None:
         return ""
     return f"{jump.decibels:.0f} dB between {jump.quiet_s:.1f} s and {jump.loud_s:.1f} s"
-
-
-def _spoken_frames(levels: _Values) -> int:
-    first, last = _ends_of_speech(levels)
-    return last - first
 
 
 def _ends_of_speech(levels: _Values) -> tuple[int, int]:

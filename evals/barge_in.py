@@ -15,7 +15,7 @@ import numpy.typing as npt
 from evals.vad_clips import clip_of, pink_noise, speech_level
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.reporting.tables import NONE, Table
+from mosstalk.reporting.tables import Table, figure
 from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import SpeechStarted, TurnDetector
@@ -34,6 +34,13 @@ _DIRECT_DB = (-3.0, 10.0)
 _NOISE_DB = (-75.0, -60.0)
 _LOSS_DB = 8.0
 _LOUDSPEAKER_TAPS = 512
+EARLY_S = (0.05, 1.0)
+"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
+_PIECE_SAMPLES = INPUT_RATE // 50
+_ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
+_SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
+_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
+"""A turn that begins so long before its user, or later, is not the user's alone."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,14 @@ def simulate(
         pink_noise(len(played), 10 ** (draw.uniform(*_NOISE_DB) / 20), seed), np.float64
     )
     echo = _convolved(played, _room(draw))
-    echo = _delayed(echo, int(draw.uniform(*_DELAY_MS) * INPUT_RATE / 1000))
+    late = np.zeros(int(draw.uniform(*_DELAY_MS) * INPUT_RATE / 1000))
+    echo = np.concatenate([late, echo])[: len(echo)]
     if setting.echo_db is not None:
         microphone += echo * (level / speech_level(echo.astype(np.float32)))
     begin = None
     if setting.user_db is not None:
-        user = _user(users[int(draw.integers(len(users)))])
+        clip = clip_of(users[int(draw.integers(len(users)))])
+        user = clip.samples[clip.onset_samples :]  # from the first speech on
         begin = int(replies[-1][0] + draw.uniform(*setting.after_s) * INPUT_RATE)
         loud = level * 10 ** (setting.user_db / 20) / speech_level(user)
         end = min(begin + len(user), len(microphone))
@@ -109,12 +118,6 @@ def _replies(
 
 def _silence(seconds: float) -> Samples:
     return np.zeros(int(seconds * INPUT_RATE), np.float32)
-
-
-def _user(sound: Samples) -> Samples:
-    """From the first speech on."""
-    clip = clip_of(sound)
-    return clip.samples[clip.onset_samples :]
 
 
 def _room(draw: _Draw) -> _Wave:
@@ -144,12 +147,6 @@ def _convolved(sound: npt.NDArray[np.floating], impulse: _Wave) -> _Wave:
     return np.asarray(np.fft.irfft(spectrum, size)[: len(sound)])
 
 
-def _delayed(sound: _Wave, samples: int) -> _Wave:
-    return np.concatenate([np.zeros(samples), sound])[: len(sound)]
-
-
-EARLY_S = (0.05, 1.0)
-"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
 SETTINGS = (
     *(Setting(echo_db) for echo_db in (-6.0, -12.0, -18.0, -24.0, -30.0)),
     *(
@@ -168,11 +165,6 @@ SETTINGS = (
 )
 """Echo alone; a user over the echo, and over headphones: in the third reply's midst, at the
 beginning of the first one, and at that of the third one."""
-_PIECE_SAMPLES = INPUT_RATE // 50
-_ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
-_SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
-_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
-"""A turn that begins so long before its user, or later, is not the user's alone."""
 
 
 @dataclass(frozen=True)
@@ -307,8 +299,8 @@ def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
             (
                 _named(row.setting),
                 *(str(row.replies), str(row.interrupted), str(row.users)),
-                *map(_percent, (row.soon, row.late, row.whole)),
-                *map(_ms, (row.median_ms, row.p95_ms, row.gate_us)),
+                *(figure(share, 0, 100) for share in (row.soon, row.late, row.whole)),
+                *map(figure, (row.median_ms, row.p95_ms, row.gate_us)),
             )
             for row in rows
         ),
@@ -322,11 +314,3 @@ def _named(setting: Setting) -> str:
     early = ", early" if setting.after_s == EARLY_S else ""
     which = f"{early} over the first" if setting.replies == 1 else early
     return f"{echo}, user {setting.user_db:+.0f} dB{which}"
-
-
-def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.0f}"
-
-
-def _ms(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0f}"

@@ -5,11 +5,11 @@ import platform
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument, WritesPage
+from mosstalk.cli.options import argument, option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _SHORT_FOR_A_LONG = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchQuality:
+class BenchQuality(WritesPage):
     """Judge how a checkpoint speaks, resynthesises and writes down speech.
 
     mosstalk bench quality --model MODEL --codec CODEC --html quality.html
@@ -55,41 +55,28 @@ class BenchQuality:
     flow_context: opt.FlowContext = None
     flow_steps: opt.FlowSteps = None
     codec_dtype: opt.SoundDtype = None
-    sentences: Annotated[
-        Path | None,
-        typer.Option(help="A text file, one sentence a line. Default: a hundred held-out ones."),
-    ] = None
-    limit: Annotated[
-        int, typer.Option(help="Take the first N sentences; 0 takes all.", metavar="N")
-    ] = 40
-    recordings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The teacher's recordings: sound files and a transcripts.txt (name, tab, words). "
-            "Default: festival reads the sentences on the spot.",
-        ),
-    ] = None
-    people: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="More people to write down: a folder like --recordings."),
-    ] = None
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VOICE",
-            help="Also judge this voice of another program, e.g. flite-slt. May be repeated.",
-        ),
-    ] = None
-    judges: Annotated[
-        bool,
-        typer.Option("--judges", help="Judge the teacher, --beside and noise; no checkpoint."),
-    ] = False
+    sentences: Path | None = option(
+        None, "A text file, one sentence a line. Default: a hundred held-out ones."
+    )
+    limit: int = option(40, "Take the first N sentences; 0 takes all.", metavar="N")
+    recordings: Path | None = option(
+        None,
+        "The teacher's recordings: sound files and a transcripts.txt (name, tab, words). "
+        "Default: festival reads the sentences on the spot.",
+        metavar="DIR",
+    )
+    people: Path | None = option(
+        None, "More people to write down: a folder like --recordings.", metavar="DIR"
+    )
+    beside: list[str] | None = option(
+        None,
+        "Also judge this voice of another program, e.g. flite-slt. May be repeated.",
+        metavar="VOICE",
+    )
+    judges: bool = option(False, "Judge the teacher, --beside and noise; no checkpoint.")
     seed: opt.Seed = 0
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def __post_init__(self) -> None:
         """Refuse a number of sentences that means nothing."""
@@ -100,15 +87,12 @@ class BenchQuality:
         """Judge; print tables, and write the document and the page."""
         from evals.judges import Panel
         from evals.quality import document_of, measure_voices
-        from evals.quality_page import quality_page
-        from evals.quality_tables import tables_of
-        from mosstalk.cli.measured_output import Outputs, print_found
+        from evals.quality_page import quality_page, tables_of
+        from mosstalk.cli.measured_output import print_found
         from mosstalk.progress import progress_bar
 
-        to = Outputs(self.json, self.html)
-        to.require()
-        wanted = self._wanted()
-        with to.text_for_people():
+        with self.printing():
+            wanted = self._wanted()
             panel = Panel()
             if self.judges:
                 with progress_bar() as tell:
@@ -119,7 +103,7 @@ class BenchQuality:
             print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
             if quality.headline:
                 print(f"\n{quality.headline}")
-        to.write(document_of(quality), partial(quality_page, quality))
+        self.deliver_both(document_of(quality), partial(quality_page, quality))
 
     def _judged(self, wanted: "Wanted", panel: "Panel") -> "Quality":
         """The checkpoint, judged."""
@@ -153,7 +137,7 @@ class BenchQuality:
     def _way(self) -> "Way":
         """The checkpoint's way to speak."""
         from evals.takes import Way
-        from mosstalk.cli.opening import ChosenModel, ModelRequest
+        from mosstalk.cli.reply_run import NOTICES, load_pipeline
         from mosstalk.codec.sound_request import SoundRequest
 
         sound = SoundRequest(
@@ -163,10 +147,10 @@ class BenchQuality:
             vocoder=self.vocoder,
             vocoder_folder=self.vocoder_dir,
         )
-        request = ModelRequest(self.model, self.codec, self.device, self.dtype, sound)
-        chosen = ChosenModel.of(request)
-        chosen.announce("speech")
-        pipeline = chosen.load()
+        pipeline = load_pipeline(self.model, self.codec, self.device, self.dtype, sound)
+        notice = NOTICES.get((pipeline.model.config.weights_kind, "speech"))
+        if notice:
+            print(notice)
         return Way(pipeline, pipeline.codec.voice(self.voice), self.seed)
 
     def _checkpoint_settings(self, way: "Way") -> dict[str, Any]:
@@ -223,7 +207,7 @@ def _versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchVad:
+class BenchVad(WritesDocument):
     """Measure the detectors of speech: what they find, how soon, at what cost.
 
     mosstalk bench vad --clips 20 --calls 10
@@ -236,24 +220,16 @@ class BenchVad:
     named and left out.
     """
 
-    detectors: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--detector",
-            metavar="silero|webrtc",
-            help="Measure this detector alone. May be repeated. Default: all that are installed.",
-        ),
-    ] = None
-    clips: Annotated[
-        int, typer.Option(help="Take N clips of each speaker.", metavar="N", min=1)
-    ] = 12
-    calls: Annotated[
-        int,
-        typer.Option(
-            help="Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0
-        ),
-    ] = 6
-    json: opt.JsonFile = None
+    detectors: list[str] | None = option(
+        None,
+        "Measure this detector alone. May be repeated. Default: all that are installed.",
+        "--detector",
+        metavar="silero|webrtc",
+    )
+    clips: int = option(12, "Take N clips of each speaker.", metavar="N", min=1)
+    calls: int = option(
+        6, "Simulate N calls of each setting; 0 leaves them out.", metavar="N", min=0
+    )
 
     def run(self) -> None:
         """Measure detectors; print tables, and write the document.
@@ -262,20 +238,18 @@ class BenchVad:
             DetectorError: a detector that was asked for, or every one, is not installed.
         """
         from evals.vad import FORMAT, measure_detectors
-        from mosstalk.cli.measured_output import Outputs, print_found
+        from mosstalk.cli.measured_output import print_found
         from mosstalk.progress import progress_bar
 
-        to = Outputs(self.json)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             with progress_bar() as tell:
                 results = measure_detectors(self.detectors or (), self.clips, self.calls, tell)
             print_found(results.settings, results.tables(), results.skipped, width=12)
-        to.write({"format": FORMAT, **asdict(results)})
+        self.deliver({"format": FORMAT, **asdict(results)})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchCompare:
+class BenchCompare(WritesDocument):
     """Compare two checkpoints on the same sentences: words that judges heard, and that each wrote.
 
     mosstalk bench compare before.json after.json
@@ -284,32 +258,25 @@ class BenchCompare:
     compared in pairs, so that a difference is surer than the two rates are.
     """
 
-    before: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
-    after: Annotated[
-        Path, typer.Argument(metavar="DOCUMENT.json", help="What bench quality wrote with --json.")
-    ]
-    json: opt.AsJson = False
+    before: Path = argument("What bench quality wrote with --json.", metavar="DOCUMENT.json")
+    after: Path = argument("What bench quality wrote with --json.", metavar="DOCUMENT.json")
 
     def run(self) -> None:
         """Compare, and print a table or the document."""
         from evals.compare import Words, comparison_table
         from evals.compare import compare as compared
-        from mosstalk.files import as_text
 
         first, second = Words.read(self.before), Words.read(self.after)
-        found = compared(first.said, second.said)
+        with self.printing():
+            found = compared(first.said, second.said)
         settings = {"first": first.settings, "second": second.settings}
-        if self.json:
-            rows = [asdict(row) for row in found]
-            typer.echo(
-                as_text({"format": "mosstalk-compare-1", **settings, "words": rows}), nl=False
-            )
-            return
-        for name, values in settings.items():
-            typer.echo(f"{name:<7} {', '.join(str(value) for value in values.values())}")
-        typer.echo(f"\n{comparison_table(found).as_text()}")
+        lines = [
+            f"{name:<7} {', '.join(map(str, values.values()))}" for name, values in settings.items()
+        ]
+        self.deliver(
+            {"format": "mosstalk-compare-1", **settings, "words": list(map(asdict, found))},
+            "\n".join([*lines, "", comparison_table(found).as_text(), ""]),
+        )
 
 
 COMMANDS = {"quality": BenchQuality, "vad": BenchVad, "compare": BenchCompare}

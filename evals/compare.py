@@ -1,6 +1,6 @@
 """Two documents of the quality bench beside each other: words of the same sentences, in pairs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -8,13 +8,15 @@ from typing import Any, TypeAlias
 from evals import intervals
 from evals.intervals import Estimate
 from evals.quality import FORMAT
-from evals.quality_tables import percent, points
+from evals.quality_page import percent, points
 from evals.words import word_errors
 from mosstalk.errors import BenchError
 from mosstalk.files import read_json
 from mosstalk.reporting.tables import Table
 
 _SETTINGS = "checkpoint", "weights", "model"
+Said: TypeAlias = dict[str, tuple[list[str], list[str]]]
+"""What was to be said, and what was understood, by the name of a reading or group."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,6 @@ class Compared:
     before: Estimate
     after: Estimate
     difference: Estimate
-
-
-Said: TypeAlias = dict[str, tuple[list[str], list[str]]]
-"""What was to be said, and what was understood, by the name of a reading or group."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,17 @@ def compare(before: Said, after: Said) -> list[Compared]:
     Raises:
         BenchError: they are of other sentences, or have nothing in common.
     """
-    pairs = list(_pairs(before, after))
-    if not pairs:
+    found = []
+    for name in (name for name in before if name in after):
+        if before[name][0] != after[name][0]:
+            raise BenchError(f"{name}: the two documents are of other sentences")
+        first, second = word_errors(*before[name]), word_errors(*after[name])
+        rates = intervals.rate(first), intervals.rate(second)
+        difference = intervals.rate_difference(second, first)
+        found.append(Compared(name, len(first), *rates, difference))
+    if not found:
         raise BenchError("the two documents have no reading in common")
-    return pairs
+    return found
 
 
 def comparison_table(found: Sequence[Compared]) -> Table:
@@ -110,17 +115,3 @@ def _written(document: Mapping[str, Any]) -> Said:
         )
         for row in document["transcripts"]
     }
-
-
-def _pairs(before: Said, after: Said) -> Iterator[Compared]:
-    for name in (name for name in before if name in after):
-        if before[name][0] != after[name][0]:
-            raise BenchError(f"{name}: the two documents are of other sentences")
-        first, second = word_errors(*before[name]), word_errors(*after[name])
-        yield Compared(
-            name,
-            len(first),
-            intervals.rate(first),
-            intervals.rate(second),
-            intervals.rate_difference(second, first),
-        )

@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from mosstalk.environment import install_command
 from mosstalk.errors import BenchError
 
-INSTALL = "make setup EXTRAS=quality, or pip install 'mosstalk[quality]'"
+INSTALL = install_command("quality")
 INSTALL_NATURALNESS = "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0"
 """Without what they ask for: transformers, librosa and torchaudio, of which nothing is run."""
-INSTALL_PESQ = "pip install 'mosstalk[pesq]' (needs a C compiler)"
+INSTALL_PESQ = f"{install_command('pesq')} (needs a C compiler)"
 
 
 def extra(module: str, install: str = INSTALL) -> Any:

@@ -27,6 +27,7 @@ _LOOPING = 2.4
 
 Everyday sentences stay below 1.1; on noise the decoder repeats a phrase hundreds of times.
 """
+_J = TypeVar("_J")
 
 
 class WhisperJudge:
@@ -122,9 +123,6 @@ class NaturalnessJudge:
 
 def _as_heard(samples: Samples, rate: int) -> Samples:
     return np.ascontiguousarray(resample(samples, rate, INPUT_RATE), np.float32)
-
-
-_J = TypeVar("_J")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ _LENGTHS = ((1, 8), (9, 14), (15, 23), (24, 28), (29, 33))
 """Words of sentences that are counted together, from and to."""
 _Counted: TypeAlias = tuple[str, Errors]
 _UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
+FORMAT = "mosstalk-quality-1"
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class TranscriptRow:
     own: Estimate
     judge: Estimate
     over_judge: Estimate
-    lines: tuple["Line", ...]
+    lines: tuple["TranscriptLine", ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class TranscriptLine:
     """What was said, and what the checkpoint and the judge wrote down."""
 
     said: str
@@ -138,7 +139,9 @@ class Quality:
     def headline(self) -> str:
         """Words wrong in what the checkpoint reads aloud, short and long; empty without it."""
         parts = [
-            f"{_percent(row.words)} of {row.n} sentence{'s'[: row.n != 1]} of "
+            f"{100 * row.words.value:.1f} % "
+            f"[{100 * row.words.low:.1f}, {100 * row.words.high:.1f}] of "
+            f"{row.n} sentence{'s'[: row.n != 1]} of "
             f"{_words(verdict.reading.texts)} words"
             for verdict in (*self.verdicts, *self.long_verdicts)
             for row in self.speech
@@ -162,10 +165,6 @@ def measure_checkpoint(wanted: Wanted, panel: Panel, way: Way, tell: Progress) -
     Without the teacher's recordings, all that is compared with them is skipped by name.
     """
     return _Run(wanted, panel, tell).checkpoint(way)
-
-
-def _percent(rate: Estimate) -> str:
-    return f"{100 * rate.value:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
 def _words(texts: Sequence[str]) -> str:
@@ -193,7 +192,10 @@ class _Run:
             self._judge(spoken.reading)
         else:
             self._compare(way, teacher, spoken)
-        self.quality.speed = _speed(spoken)
+        if spoken.first_audio_ms:
+            self.quality.speed = SpeedRow(
+                spread(spoken.first_audio_ms), spread(spoken.real_time_factors)
+            )
         if self.wanted.long_sentences:
             self._read_long(way, self.wanted.long_sentences)
         self.quality.lengths = lengths_of(self.quality)
@@ -204,12 +206,11 @@ class _Run:
         """Long sentences, as the checkpoint and the teacher read them."""
         spoken = read_texts(way, sentences, self.tell, READ_ALOUD_LONG).reading
         verdicts = self.quality.long_verdicts
-        recordings = self._try(TEACHER_LONG, lambda: self._teachers_long(sentences))
+        recordings = self._try(
+            TEACHER_LONG, lambda: read_aloud(TEACHER, sentences).called(TEACHER_LONG)
+        )
         teacher = self._judge(recordings, None, verdicts) if recordings else None
         self._judge(spoken, teacher, verdicts)
-
-    def _teachers_long(self, sentences: Sequence[str]) -> Reading:
-        return Reading(TEACHER_LONG, tuple(sentences), read_aloud(TEACHER, sentences).sounds)
 
     def _teacher(self) -> Reading:
         self.tell("preparing the teacher's recordings", 0, 1)
@@ -217,10 +218,9 @@ class _Run:
             found = read_recordings(self.wanted.recordings, TEACHER_NAME)
             return found.only(self.wanted.sentences)
         try:
-            reading = read_aloud(TEACHER, self.wanted.sentences)
+            return read_aloud(TEACHER, self.wanted.sentences).called(TEACHER_NAME)
         except BenchError as error:
             raise BenchError(f"{error}, or give its recordings with --recordings DIR") from None
-        return Reading(TEACHER_NAME, reading.texts, reading.sounds)
 
     def _compare(self, way: Way, recordings: Reading, spoken: Streamed) -> None:
         teacher = self._judge(recordings)
@@ -271,7 +271,7 @@ class _Run:
     def _groups(self, teacher: Reading | None) -> Iterator[Reading]:
         sentences = self.wanted.sentences
         makers: Iterable[tuple[str, Callable[[], Reading]]] = (
-            (_UNSEEN_GROUP, self._unseen),
+            (_UNSEEN_GROUP, lambda: read_aloud(UNSEEN, sentences).called(_UNSEEN_GROUP)),
             ("people: assets/", asset_recordings),
             ("people: LibriVox clips", librivox_clips),
             ("people: telephone prompts", lambda: telephone_prompts(len(sentences))),
@@ -285,10 +285,6 @@ class _Run:
                 yield reading
         if self.wanted.people:
             yield read_recordings(self.wanted.people, f"people: {self.wanted.people.name}")
-
-    def _unseen(self) -> Reading:
-        reading = read_aloud(UNSEEN, self.wanted.sentences)
-        return Reading(_UNSEEN_GROUP, reading.texts, reading.sounds)
 
     def _other_voices(self, sentences: Sequence[str]) -> Iterator[Reading]:
         """One reading in which the voices that were listened to in training take turns."""
@@ -360,7 +356,7 @@ def _transcript_row(
         intervals.rate(own),
         intervals.rate(judge),
         intervals.rate_difference(own, judge),
-        tuple(Line(*three) for three in zip(reading.texts, written, heard, strict=True)),
+        tuple(TranscriptLine(*three) for three in zip(reading.texts, written, heard, strict=True)),
     )
 
 
@@ -379,15 +375,6 @@ def _streaming(at_once: Verdict, by_hops: Verdict, seams: Sequence[Sequence[int]
 def _seams(sounds: Sequence[Any], seams: Sequence[Sequence[int]]) -> Spread:
     both = zip(sounds, seams, strict=True)
     return spread([jump for sound, places in both for jump in seam_jumps(sound, places)])
-
-
-def _speed(spoken: Streamed) -> SpeedRow | None:
-    if not spoken.first_audio_ms:
-        return None
-    return SpeedRow(spread(spoken.first_audio_ms), spread(spoken.real_time_factors))
-
-
-FORMAT = "mosstalk-quality-1"
 
 
 def document_of(quality: Quality) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ from mosstalk.errors import AudioError, BenchError, OptionError
 TRANSCRIPTS = "transcripts.txt"
 """File of a recordings folder: on each line a file's name, a tab, and what is said in it."""
 _NOISE_SEED = 0
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+"""Recordings of a source checkout; a package that was installed without one has none."""
+ROOT = Path("/")
+_CLIPS = "usr/share/pocketsphinx/test/data/librivox"
+_PROMPTS = "usr/share/asterisk/sounds/en_US_f_Allison"
+_PROMPT_TEXTS = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+_FEWEST_WORDS, _MOST_WORDS = 4, 16
+_SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
+_PATIENCE_S = 600
+_Wavs = list[Path]
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,10 @@ class Reading:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def called(self, name: str) -> "Reading":
+        """The same under another name."""
+        return replace(self, name=name)
 
     def only(self, texts: Sequence[str]) -> "Reading":
         """The reading of these texts, in their order.
@@ -54,9 +69,25 @@ class Reading:
         return Reading(self.name, tuple(texts), tuple(sounds))
 
     @property
+    def heard(self) -> Iterator[Samples]:
+        """The sounds (n,) at 16 kHz, as models hear them."""
+        return (resample(sound, OUTPUT_RATE, INPUT_RATE) for sound in self.sounds)
+
+    @property
     def seconds(self) -> float:
         """Length of all sounds together."""
         return sum(map(len, self.sounds)) / OUTPUT_RATE
+
+
+def at_hand(makers: Iterable[Callable[[], Reading]]) -> tuple[list[Reading], list[str]]:
+    """The readings that can be had here, and what is missing of the others."""
+    found, missing = list[Reading](), list[str]()
+    for make in makers:
+        try:
+            found.append(make())
+        except BenchError as error:
+            missing.append(str(error))
+    return found, missing
 
 
 def read_recordings(folder: Path, name: str) -> Reading:
@@ -96,16 +127,6 @@ def noise_like(reading: Reading) -> Reading:
         for sound in reading.sounds
     )
     return Reading("noise alone", reading.texts, sounds)
-
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
-"""Recordings of a source checkout; a package that was installed without one has none."""
-ROOT = Path("/")
-_CLIPS = "usr/share/pocketsphinx/test/data/librivox"
-_PROMPTS = "usr/share/asterisk/sounds/en_US_f_Allison"
-_PROMPT_TEXTS = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
-_FEWEST_WORDS, _MOST_WORDS = 4, 16
-_SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
 
 
 def asset_recordings() -> Reading:
@@ -170,10 +191,6 @@ def _decode_g722(path: Path) -> Samples:
         frames = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
     samples = np.asarray(np.concatenate(frames) / 2**15, np.float32)
     return resample(samples, INPUT_RATE, OUTPUT_RATE)
-
-
-_PATIENCE_S = 600
-_Wavs = list[Path]
 
 
 @dataclass(frozen=True)
@@ -251,26 +268,16 @@ def _by_festival(voice: SyntheticVoice, sentences: Sequence[str], folder: Path) 
     return wavs
 
 
-def _by_flite(voice: SyntheticVoice, sentences: Sequence[str], folder: Path) -> _Wavs:
-    return [
-        _one(voice, sentence, folder / f"{place}.wav", "-voice", voice.known_as, "-o")
-        for place, sentence in enumerate(sentences)
-    ]
-
-
-def _by_espeak(voice: SyntheticVoice, sentences: Sequence[str], folder: Path) -> _Wavs:
-    return [
-        _one(voice, sentence, folder / f"{place}.wav", "-v", voice.known_as, "-w")
-        for place, sentence in enumerate(sentences)
-    ]
-
-
-def _one(voice: SyntheticVoice, sentence: str, wav: Path, *options: str) -> Path:
-    """One sentence by a program that reads a text file (-f); the last option takes ``wav``."""
-    text = wav.with_suffix(".txt")
-    text.write_text(sentence + "\n")
-    _run(voice, *options, str(wav), "-f", str(text))
-    return wav
+def _one_by_one(
+    voice: SyntheticVoice, sentences: Sequence[str], folder: Path, *, chosen: str, out: str
+) -> _Wavs:
+    """By a program that reads a text file (-f); ``chosen`` and ``out`` are its other options."""
+    wavs = [folder / f"{place}.wav" for place in range(len(sentences))]
+    for sentence, wav in zip(sentences, wavs, strict=True):
+        text = wav.with_suffix(".txt")
+        text.write_text(sentence + "\n")
+        _run(voice, chosen, voice.known_as, out, str(wav), "-f", str(text))
+    return wavs
 
 
 def _run(voice: SyntheticVoice, *options: str) -> None:
@@ -290,6 +297,6 @@ def _run(voice: SyntheticVoice, *options: str) -> None:
 
 _PROGRAMS: dict[str, Callable[[SyntheticVoice, Sequence[str], Path], _Wavs]] = {
     "festival": _by_festival,
-    "flite": _by_flite,
-    "espeak-ng": _by_espeak,
+    "flite": partial(_one_by_one, chosen="-voice", out="-o"),
+    "espeak-ng": partial(_one_by_one, chosen="-v", out="-w"),
 }

@@ -26,6 +26,7 @@ _ENVELOPE_WINDOW = 10
 """Envelope values are 1 ms apart and average 10 ms."""
 _LARGEST_LAG_MS = 100
 _JUMP_PERCENTILE = 99.9
+_Score = Callable[[Samples, Samples], float | None]
 
 
 def aligned(reference: Samples, other: Samples) -> tuple[Samples, Samples]:
@@ -126,7 +127,6 @@ def seam_jumps(samples: Samples, seams: Sequence[int]) -> list[float]:
     return [float(jumps[seam - 1]) / usual for seam in seams if 0 < seam < len(samples)]
 
 
-_Score = Callable[[Samples, Samples], float | None]
 _SCORES: dict[str, _Score] = {"pesq": pesq, "stoi": stoi, "lsd_db": log_spectral_distance}
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 
 from evals.readings import Reading
-from mosstalk.audio.sound import Samples, resample
+from mosstalk.audio.sound import Samples
 from mosstalk.codec.decoder import decode_offline
-from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.models.voices import Voice
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.tasks import speak, transcribe
@@ -139,9 +138,8 @@ def resynthesise(way: Way, recordings: Reading, tell: Progress) -> tuple[Reading
     """Recordings to codes and back to sound in the voice: at once, and hop by hop."""
     codec = way.pipeline.codec
     offline, hops = list[Samples](), list[_Hops]()
-    for place, sound in enumerate(recordings.sounds):
+    for place, heard in enumerate(recordings.heard):
         tell("resynthesising", place, len(recordings))
-        heard = resample(sound, OUTPUT_RATE, INPUT_RATE)
         codes = codec.tokenizer.encode(torch.from_numpy(heard))
         with torch.inference_mode():
             whole = decode_offline(codec, way.voice, codes, way.seed)
@@ -165,11 +163,11 @@ def _stream(way: Way, codes: Sequence[int]) -> _Hops:
 def write_down(way: Way, reading: Reading, tell: Progress) -> list[str]:
     """The checkpoint's own transcript of each sound."""
     texts = []
-    for place, sound in enumerate(reading.sounds):
+    for place, heard in enumerate(reading.heard):
         tell(f"writing down {reading.name}", place, len(reading))
         answer = transcribe(
             way.pipeline,
-            resample(sound, OUTPUT_RATE, INPUT_RATE),
+            heard,
             options=way.options("transcribe"),
             script=way.script("transcribe"),
         )

@@ -16,7 +16,6 @@ from evals.vad_clips import (
     Clip,
     Mask,
     clip_of,
-    sounds_of,
     sounds_without_speech,
     speakers,
 )
@@ -25,7 +24,7 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import Progress
 from mosstalk.reporting.sentences import read_sentences
-from mosstalk.reporting.tables import Table
+from mosstalk.reporting.tables import Table, figure
 from mosstalk.vad.frames import Detector, Frames
 from mosstalk.vad.opening import open_detector
 from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector
@@ -34,6 +33,9 @@ _PUSH_SAMPLES = INPUT_RATE // 50
 _STREAMS = 64
 _ROUNDS = 20
 _MS = 1000 / INPUT_RATE
+FORMAT = "mosstalk-vad-1"
+_KINDS = ("silero", "webrtc")
+_NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def found_table(rows: Iterable[Found]) -> Table:
             (
                 *(f"{row.detector}, {row.noise}", str(row.clips), f"{row.seconds:.0f}"),
                 *(f"{100 * row.found:.1f}", f"{100 * row.false:.1f}"),
-                *(_ms(row.delay_ms.median), _ms(row.delay_ms.highest), _ms(row.end_ms.median)),
+                *map(figure, (row.delay_ms.median, row.delay_ms.highest, row.end_ms.median)),
                 *(str(row.missed), str(row.cut)),
             )
             for row in rows
@@ -215,15 +217,6 @@ def cost_table(rows: Iterable[Cost]) -> Table:
             for row in rows
         ),
     )
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-FORMAT = "mosstalk-vad-1"
-_KINDS = ("silero", "webrtc")
-_NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
 
 @dataclass
@@ -278,7 +271,7 @@ def _measure(
     results.skipped += missing
     if not readings:
         raise BenchError(f"there is no speech to find: {'; '.join(missing)}")
-    sounds = [sound for reading in readings for sound in sounds_of(reading)]
+    sounds = [sound for reading in readings for sound in reading.heard]
     results.settings = {
         "detectors": "; ".join(detector.description for detector in detectors),
         "speech": ", ".join(f"{reading.name} ({len(reading)})" for reading in readings),
@@ -311,7 +304,7 @@ def _both_sides(
         reading = read_aloud(TEACHER, read_sentences()[-clips:])
     except BenchError as error:
         results.skipped.append(str(error))
-        assistant = list(sounds_of(asset_recordings()))[1:]
+        assistant = list(asset_recordings().heard)[1:]
         return assistant, [s for s in sounds if not any(np.array_equal(s, a) for a in assistant)]
     results.settings["assistant"] = reading.name
-    return list(sounds_of(reading)), sounds
+    return list(reading.heard), sounds

@@ -1,6 +1,6 @@
 """Sounds for detectors of speech: speech whose place is known, in noise, and what is no speech."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,13 +12,13 @@ from evals.readings import (
     LISTENED,
     Reading,
     asset_recordings,
+    at_hand,
     librivox_clips,
     read_aloud,
     telephone_prompts,
 )
-from mosstalk.audio.sound import Samples, resample
-from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.errors import BenchError
+from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE
 from mosstalk.reporting.sentences import read_sentences
 
 Mask = npt.NDArray[np.bool_]
@@ -30,6 +30,8 @@ _BELOW_LOUD_DB = 35.0
 _LONGEST_GAP_CELLS = 20
 _LOUD_PERCENTILE = 95
 _LOWEST_HZ = 50.0
+_Draw = np.random.Generator
+_Wave = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -102,28 +104,11 @@ def _speech_in(powers: npt.NDArray[np.float64]) -> Mask:
 def speakers(count: int, voices: int = 4) -> tuple[list[Reading], list[str]]:
     """Up to ``count`` readings each of people and other programs' voices that are at hand.
 
-    The second list names what is missing. Sounds of readings are at 24 kHz.
+    The second list names what is missing.
     """
     sentences = read_sentences()[:count]
-    makers: list[Callable[[], Reading]] = [
-        asset_recordings,
-        librivox_clips,
-        partial(telephone_prompts, count),
-        *(partial(read_aloud, voice, sentences) for voice in LISTENED[:voices]),
-    ]
-    found, missing = [], []
-    for make in makers:
-        try:
-            found.append(make())
-        except BenchError as error:
-            missing.append(str(error))
-    return found, missing
-
-
-def sounds_of(reading: Reading) -> Iterator[Samples]:
-    """Its sounds (n,) at 16 kHz."""
-    for sound in reading.sounds:
-        yield resample(sound, OUTPUT_RATE, INPUT_RATE)
+    read = (partial(read_aloud, voice, sentences) for voice in LISTENED[:voices])
+    return at_hand((asset_recordings, librivox_clips, partial(telephone_prompts, count), *read))
 
 
 def sounds_without_speech(seconds: float = 20.0, seed: int = 0) -> dict[str, Samples]:
@@ -141,10 +126,6 @@ def sounds_without_speech(seconds: float = 20.0, seed: int = 0) -> dict[str, Sam
         "notes of a piano": _events(seconds, 0.25, draw, _note),
         "mains hum": _hum(count),
     }
-
-
-_Draw = np.random.Generator
-_Wave = npt.NDArray[np.float64]
 
 
 def _events(

@@ -15,6 +15,77 @@ from typing import NamedTuple
 _EDIT = 2**20
 _SUBSTITUTION = _EDIT + 1
 """Dearer by so little that it only decides between ways with equally many edits."""
+_UNDER_TWENTY = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
+)
+_TIMES_TEN = "twenty thirty forty fifty sixty seventy eighty ninety"
+_ONES = _UNDER_TWENTY.split()
+_TENS = ["", "", *_TIMES_TEN.split()]
+_GROUPS = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
+_ORDINALS = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
+_MONEY = {"$": "dollar", "£": "pound", "€": "euro"}
+_LONGEST_DIGITS = 12
+"""Longer ones are read digit by digit, as people read them."""
+_DIGITS = r"\d+(?:,\d{3})+|\d+"
+_SPOKEN = re.compile(
+    rf"(?P<sign>[$£€])?(?P<whole>{_DIGITS})"
+    r"(?::(?P<minutes>[0-5]\d)\b|\.(?P<decimals>\d+))?"
+    r"(?P<after>(?:st|nd|rd|th|s)(?![a-z])|%)?"
+)
+_WHOLE = {
+    "can't": "can not",
+    "cannot": "can not",
+    "won't": "will not",
+    "shan't": "shall not",
+    "let's": "let us",
+    "o'clock": "oclock",
+    "ma'am": "madam",
+    "gonna": "going to",
+    "wanna": "want to",
+    "gotta": "got to",
+    "gimme": "give me",
+    "lemme": "let me",
+    "kinda": "kind of",
+    "ok": "okay",
+    "alright": "all right",
+    "mr": "mister",
+    "mrs": "missus",
+    "dr": "doctor",
+    "vs": "versus",
+    "etc": "et cetera",
+}
+_ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"), ("'m", " am"))
+_AMBIGUOUS = {"'s": " is", "'d": " would"}
+"""Either could be "has" or "had"; both sides get the same."""
+_TAKE_IS = "i you he she it we they that this there here what where who when why how"
+_PRONOUNS = frozenset(_TAKE_IS.split())
+_SPELLINGS = (
+    "analyse/analyze apologise/apologize behaviour/behavior cancelled/canceled "
+    "cancelling/canceling catalogue/catalog centre/center centres/centers cheque/check "
+    "colour/color coloured/colored colours/colors cosy/cozy defence/defense favour/favor "
+    "favourite/favorite favourites/favorites flavour/flavor flavours/flavors grey/gray "
+    "harbour/harbor honour/honor humour/humor jewellery/jewelry kerb/curb labour/labor "
+    "licence/license litre/liter litres/liters metre/meter metres/meters mould/mold "
+    "neighbour/neighbor neighbours/neighbors neighbourhood/neighborhood offence/offense "
+    "organise/organize organised/organized plough/plow practise/practice "
+    "programme/program programmes/programs pyjamas/pajamas realise/realize "
+    "realised/realized recognise/recognize recognised/recognized rumour/rumor "
+    "sceptical/skeptical theatre/theater towards/toward travelled/traveled "
+    "traveller/traveler travelling/traveling tyre/tire tyres/tires whisky/whiskey"
+)
+_AMERICAN = dict(pair.split("/") for pair in _SPELLINGS.split())
+_APOSTROPHES = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'"})
+_SYMBOLS = {"&": " and ", "@": " at ", "+": " plus "}
+_NO_WORD = re.compile(r"[^a-z' ]+")
 
 
 class Pair(NamedTuple):
@@ -94,35 +165,6 @@ def count_errors(pairs: Sequence[Pair]) -> Errors:
     )
 
 
-_UNDER_TWENTY = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen seventeen eighteen nineteen"
-)
-_TIMES_TEN = "twenty thirty forty fifty sixty seventy eighty ninety"
-_ONES = _UNDER_TWENTY.split()
-_TENS = ["", "", *_TIMES_TEN.split()]
-_GROUPS = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
-_MONEY = {"$": "dollar", "£": "pound", "€": "euro"}
-_LONGEST_DIGITS = 12
-"""Longer ones are read digit by digit, as people read them."""
-
-_DIGITS = r"\d+(?:,\d{3})+|\d+"
-_SPOKEN = re.compile(
-    rf"(?P<sign>[$£€])?(?P<whole>{_DIGITS})"
-    r"(?::(?P<minutes>[0-5]\d)\b|\.(?P<decimals>\d+))?"
-    r"(?P<after>(?:st|nd|rd|th|s)(?![a-z])|%)?"
-)
-
-
 def cardinal(number: int) -> str:
     """``number`` in words, without "and": 1205 is "one thousand two hundred five"."""
     if number < 20:
@@ -196,53 +238,6 @@ def _clock(hour: int, minute: int) -> str:
     if minute == 0:
         return f"{cardinal(hour)} o'clock"
     return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)}"
-
-
-_WHOLE = {
-    "can't": "can not",
-    "cannot": "can not",
-    "won't": "will not",
-    "shan't": "shall not",
-    "let's": "let us",
-    "o'clock": "oclock",
-    "ma'am": "madam",
-    "gonna": "going to",
-    "wanna": "want to",
-    "gotta": "got to",
-    "gimme": "give me",
-    "lemme": "let me",
-    "kinda": "kind of",
-    "ok": "okay",
-    "alright": "all right",
-    "mr": "mister",
-    "mrs": "missus",
-    "dr": "doctor",
-    "vs": "versus",
-    "etc": "et cetera",
-}
-_ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"), ("'m", " am"))
-_AMBIGUOUS = {"'s": " is", "'d": " would"}
-"""Either could be "has" or "had"; both sides get the same."""
-_TAKE_IS = "i you he she it we they that this there here what where who when why how"
-_PRONOUNS = frozenset(_TAKE_IS.split())
-_SPELLINGS = (
-    "analyse/analyze apologise/apologize behaviour/behavior cancelled/canceled "
-    "cancelling/canceling catalogue/catalog centre/center centres/centers cheque/check "
-    "colour/color coloured/colored colours/colors cosy/cozy defence/defense favour/favor "
-    "favourite/favorite favourites/favorites flavour/flavor flavours/flavors grey/gray "
-    "harbour/harbor honour/honor humour/humor jewellery/jewelry kerb/curb labour/labor "
-    "licence/license litre/liter litres/liters metre/meter metres/meters mould/mold "
-    "neighbour/neighbor neighbours/neighbors neighbourhood/neighborhood offence/offense "
-    "organise/organize organised/organized plough/plow practise/practice "
-    "programme/program programmes/programs pyjamas/pajamas realise/realize "
-    "realised/realized recognise/recognize recognised/recognized rumour/rumor "
-    "sceptical/skeptical theatre/theater towards/toward travelled/traveled "
-    "traveller/traveler travelling/traveling tyre/tire tyres/tires whisky/whiskey"
-)
-_AMERICAN = dict(pair.split("/") for pair in _SPELLINGS.split())
-_APOSTROPHES = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'"})
-_SYMBOLS = {"&": " and ", "@": " at ", "+": " plus "}
-_NO_WORD = re.compile(r"[^a-z' ]+")
 
 
 def normalised(text: str) -> list[str]:

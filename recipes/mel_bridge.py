@@ -66,10 +66,10 @@ class Pair:
 def training() -> list[Reading]:
     """Five synthetic voices, and a person's prompts but for the one in assets/."""
     sentences = read_sentences()
-    readings = [read_aloud(voice, sentences[:70]) for voice in (TEACHER, *LISTENED)]
+    datasets = [read_aloud(voice, sentences[:70]) for voice in (TEACHER, *LISTENED)]
     prompts = telephone_prompts(_PROMPTS)
     kept = [text for text in prompts.texts if "folder should i save" not in text.lower()]
-    return [*readings, prompts.only(kept)]
+    return [*datasets, prompts.only(kept)]
 
 
 def held_out() -> list[Reading]:
@@ -103,12 +103,12 @@ def _is_wide(sound: Samples) -> bool:
 
 
 def pairs_of(
-    readings: Sequence[Reading], spec: MelSpec, levels: Sequence[float] = (1.0,)
+    datasets: Sequence[Reading], spec: MelSpec, levels: Sequence[float] = (1.0,)
 ) -> list[Pair]:
     """Pairs of all sounds, each at every level."""
     return [
         pair(sound, spec, level, reading.name)
-        for reading in readings
+        for reading in datasets
         for sound in reading.sounds
         for level in levels
     ]
@@ -205,17 +205,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     out: Path = parser.parse_args().out
-    readings, tests = training(), held_out()
-    print("fitted on", ", ".join(f"{one.name} {one.seconds:.0f} s" for one in readings))
+    datasets, tests = training(), held_out()
+    print("fitted on", ", ".join(f"{one.name} {one.seconds:.0f} s" for one in datasets))
     tensors: dict[str, Tensor] = {}
     for spec in SPECS:
-        given = pairs_of(readings, spec, _LEVELS)
+        given = pairs_of(datasets, spec, _LEVELS)
         bridge, plain = fit(given, spec), unfitted(given, spec)
         print(
             f"{mel_name(spec)}: RMS error in dB to 7.6 kHz, of what is loud there, above 7.6 kHz; "
             "the same three of nearest bands and a constant"
         )
-        for reading in (*readings, *tests):
+        for reading in (*datasets, *tests):
             pairs = pairs_of([reading], spec)
             label = "held out" if any(reading is one for one in tests) else "fitted  "
             shown = (f"{value:5.2f}" for one in (bridge, plain) for value in error_db(one, pairs))

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -36,7 +37,13 @@ SYNTHETIC = ("--model", "synthetic")
 
 # How long an example takes depends on what else the machine does; tests that hang are ended anyway.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("quick", parent=settings.get_profile("patient"), max_examples=25)
+settings.load_profile("quick")  # `make test-all` asks for the patient one
+
+
+def examples(count: int) -> settings:
+    """So many examples in the patient profile, and of a hundred 25 in the quick one."""
+    return settings(max_examples=max(3, count * settings().max_examples // 100))
 
 
 def pytest_configure() -> None:
@@ -46,7 +53,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need a GPU where there is none."""
+    """Skip tests that need a GPU where there is none; begin with files that may take long.
+
+    A file goes to one process. Were such a one the last, the other processes would wait for it.
+    """
+    longest_s: dict[Path, float] = defaultdict(float)
+    for item in items:
+        if limit := item.get_closest_marker("timeout"):
+            longest_s[item.path] = max(longest_s[item.path], limit.args[0])
+    items.sort(key=lambda item: -longest_s[item.path])
     if torch.cuda.is_available():
         return
     for item in items:

@@ -26,7 +26,7 @@ from mosstalk.models.text_tokenizer import TextTokenizer  # noqa: E402
 from mosstalk.prepared.default_models import chosen_model  # noqa: E402
 from mosstalk.sampling_options import Limits, SamplingOptions  # noqa: E402
 from mosstalk.script import Script  # noqa: E402
-from mosstalk.server.process_memory import resident_bytes  # noqa: E402
+from mosstalk.server.process import resident_bytes  # noqa: E402
 
 EVERY = 500
 SCRIPTS = ["speech:3", "text:3", "text:1,speech:2"]
@@ -59,18 +59,18 @@ async def soak(
 async def one(engine: AsyncEngine, conversation: Conversation, random: Random, number: int) -> None:
     """A conversation of one short reply, now and then cancelled or abandoned."""
     conversation.add_text("user", f"Question {random.randrange(1000)}.")
-    talk = engine.talk(conversation)
+    cached = engine.open(conversation)
     script = Script.parse(random.choice(SCRIPTS))
     ask = ReplyParams(SamplingOptions(seed=number), Limits(12), script)
-    ticket = await engine.submit(talk, ask, speech=script.parts[0][0] == 1)
+    stream = await engine.submit(cached, ask, speech=script.parts[0][0] == 1)
     what = random.random()
     if what < 0.1:
-        await engine.cancel(ticket)
+        await engine.cancel(stream)
     if what < 0.9:
-        async for _ in ticket:
+        async for _ in stream:
             pass
-        await engine.close_reply(ticket, random.choice([None, 79.0]))
-    await engine.close(talk)
+        await engine.close_reply(stream, random.choice([None, 79.0]))
+    await engine.close(cached)
 
 
 def report(engine: AsyncEngine, done: int) -> None:

@@ -74,7 +74,7 @@ def test_without_kernels_none_is_launched(monkeypatch: pytest.MonkeyPatch) -> No
 
 def small_top_k(task: Task) -> Task:
     """The same task, of a kind whose ids kernels draw."""
-    return replace(task, ask=replace(task.ask, options=replace(task.ask.options, top_k=5)))
+    return replace(task, params=replace(task.params, options=replace(task.params.options, top_k=5)))
 
 
 @pytest.mark.parametrize("late", [True, False])

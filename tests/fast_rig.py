@@ -25,12 +25,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Scene:
-    """Stretches of conversations whose earlier rows have been read, and what was left of them.
+    """Spans of conversations whose earlier rows have been read, and what was left of them.
 
     What nobody may read is NaN. ``wanted`` are some of the packed rows.
     """
 
-    stretches: list[QuerySpan]
+    spans: list[QuerySpan]
     rows: list[Row]
     wanted: list[int]
     store: KVStore
@@ -38,32 +38,32 @@ class Scene:
 
     @classmethod
     def of(
-        cls, model: LanguageModel, spans: Several[Span], *, block_rows: int = 4, seed: int = 0
+        cls, model: LanguageModel, given: Several[Span], *, block_rows: int = 4, seed: int = 0
     ) -> "Scene":
-        """Conversations of ``end`` rows each, read up to ``start``, for (start, end) in ``spans``.
+        """Conversations of ``end`` rows each, read up to ``start``, for (start, end) in ``given``.
 
         Their blocks lie in any order.
         """
         random = Random(seed)
-        pool = BlockPool(sum(-(-end // block_rows) for _, end in spans) + 5, block_rows)
+        pool = BlockPool(sum(-(-end // block_rows) for _, end in given) + 5, block_rows)
         blocks = list(range(pool.size))
         random.shuffle(blocks)
         generator = torch.Generator(model.device).manual_seed(seed)
         store = KVStore.allocate(model.config, pool, model.device, model.dtype)
         for part in (store.keys, store.values, store.hidden):
             part.fill_(float("nan"))
-        stretches = []
-        for start, end in spans:
+        spans = []
+        for start, end in given:
             sequence = Sequence(pool, PAD, [(1, SILENT)] * end)
             sequence.table = [blocks.pop() for _ in range(-(-end // block_rows))]
-            stretches.append(QuerySpan(sequence, start, end))
+            spans.append(QuerySpan(sequence, start, end))
             before = QuerySpan(sequence, 0, start).places()
             _draw_into(store, before, generator)
-        count = sum(map(len, stretches))
+        count = sum(map(len, spans))
         rows = [_random_row(random) for _ in range(count)]
         latest = torch.tensor([(random.randrange(25), 3)] * SLOTS, device=model.device)
         wanted = sorted(random.sample(range(count), random.randint(1, count)))
-        return cls(stretches, rows, wanted, store, latest)
+        return cls(spans, rows, wanted, store, latest)
 
     def own(self) -> "Scene":
         """The same with a store of its own."""
@@ -92,7 +92,7 @@ class Scene:
     @property
     def places(self) -> list[int]:
         """Places of the rows that are read."""
-        return [place for s in self.stretches for place in s.places(s.start)]
+        return [place for s in self.spans for place in s.places(s.start)]
 
     def foreign(self) -> list[Tensor]:
         """What lies in the store at all other places."""
@@ -114,28 +114,24 @@ class PlainNetwork:
     store: KVStore
     latest: Tensor
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
+    def trunk(self, step: int, rows: list[Row], spans: list[QuerySpan]) -> None:
         """See ``Layers``."""
         del step
         first = 0
-        for stretch in stretches:
-            given = torch.tensor(rows[first : first + len(stretch)], device=self.model.device)
+        for span in spans:
+            given = torch.tensor(rows[first : first + len(span)], device=self.model.device)
             unseen = given[:, 0] == NOT_SEEN
             given[unseen] = self.latest[given[unseen, 1]]
-            hidden = self._run(
-                self.model.model.shared_block, self.model.embed(given[None]), stretch
-            )
-            self.store.hidden[stretch.places(stretch.start)] = hidden
-            first += len(stretch)
+            hidden = self._run(self.model.model.shared_block, self.model.embed(given[None]), span)
+            self.store.hidden[span.places(span.start)] = hidden
+            first += len(span)
 
-    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
+    def block(self, step: int, part: Part, spans: list[QuerySpan], wanted: list[int]) -> Tensor:
         """See ``Layers``."""
         del step
         backbone, text = self.model.model, part is Part.TEXT
         block = backbone.text_block if text else backbone.audio_block
-        hidden = [
-            self._run(block, self.store.hidden[s.places(s.start)][None], s) for s in stretches
-        ]
+        hidden = [self._run(block, self.store.hidden[s.places(s.start)][None], s) for s in spans]
         normed: Tensor = (backbone.text_norm if text else backbone.audio_norm)(torch.cat(hidden))
         return normed[wanted]
 
@@ -145,27 +141,27 @@ class PlainNetwork:
         found: Tensor = head(hidden)
         return found
 
-    def _run(self, block: Block, hidden: Tensor, stretch: QuerySpan) -> Tensor:
-        """Rows (1, T, C) of a stretch through a block; its K and V go into the store."""
+    def _run(self, block: Block, hidden: Tensor, span: QuerySpan) -> Tensor:
+        """Rows (1, T, C) of a span through a block; its K and V go into the store."""
         config, cache = self.model.config, KVCache(self.model.config.num_kv_layers)
         layers = range(block.first, block.first + len(block.layers))
-        before = stretch.places()[: stretch.start]
+        before = span.places()[: span.start]
         both = self.store.keys, self.store.values
         for layer in layers:
             cache.write(layer, *(part[layer, before].transpose(0, 1)[None] for part in both))
-        cache.advance(stretch.start)
-        positions = torch.arange(stretch.start, stretch.end, device=hidden.device)
-        mask = torch.arange(stretch.end, device=hidden.device)[None] <= positions[:, None]
+        cache.advance(span.start)
+        positions = torch.arange(span.start, span.end, device=hidden.device)
+        mask = torch.arange(span.end, device=hidden.device)[None] <= positions[:, None]
         tables = rotary_tables(positions, config.head_dim, config.rope_theta)
         found: Tensor = block(hidden, tables, mask, cache)[0]
         here, none = (
-            stretch.places(stretch.start),
+            span.places(span.start),
             hidden.new_empty(1, config.num_key_value_heads, 0, config.head_dim),
         )
-        cache.advance(len(stretch))
+        cache.advance(len(span))
         for layer in layers:
             for part, kept in zip(both, cache.write(layer, none, none), strict=True):
-                part[layer, here] = kept[0, :, stretch.start :].transpose(0, 1)
+                part[layer, here] = kept[0, :, span.start :].transpose(0, 1)
         return found
 
 
@@ -186,10 +182,8 @@ def _random_row(random: Random) -> Row:
 @torch.inference_mode()
 def read(layers: Layers | PlainNetwork, scene: Scene, step: int = 1) -> list[Tensor]:
     """Run all three parts; outputs (W, C) of the text and of the audio block."""
-    layers.trunk(step, scene.rows, scene.stretches)
-    return [
-        layers.block(step, part, scene.stretches, scene.wanted) for part in (Part.TEXT, Part.AUDIO)
-    ]
+    layers.trunk(step, scene.rows, scene.spans)
+    return [layers.block(step, part, scene.spans, scene.wanted) for part in (Part.TEXT, Part.AUDIO)]
 
 
 def same(found: Several[Tensor], expected: Several[Tensor]) -> bool:

@@ -11,4 +11,4 @@ for dtype in float32 bfloat16 float16; do
 done
 mosstalk verify tests/goldens/lm-* --device cuda --path fast | tail -2
 "$PYTHON" -m pytest -q -m gpu tests
-mosstalk chat --speech assets/question.flac --out /tmp/answer.wav --device cuda
+mosstalk chat --speech assets/question.flac --out /tmp/answer.wav --device cuda --force --stats

@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/gpu-parts.sh"
 WORK="${WORK:-/tmp/mosstalk-full-size}"
 answer() {
     mosstalk chat --model "$1/model" --codec "$1/codec" --speech assets/question.flac \
-        --script speech:75 --device cuda --out "$WORK/answer.wav"
+        --script speech:75 --device cuda --out "$WORK/answer.wav" --force --stats
 }
 
 mkdir -p "$WORK"

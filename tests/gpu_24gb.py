@@ -28,14 +28,13 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.bench.report import WHOLE
-from mosstalk.build.peaks import Peaks, host_peak_bytes
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
 from mosstalk.engine.engine_core import EngineOptions
-from mosstalk.engine.host_table import keep_table_on_host
 from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.engine.memory import keep_table_on_host
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.files import write_document
 from mosstalk.models.checkpoint import empty_model
@@ -46,7 +45,7 @@ from mosstalk.models.voices import save_voice
 from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
 from mosstalk.plan.fit import Wish, plan_of
 from mosstalk.plan.sizes import Configs
-from mosstalk.prepared.machine import machine_facts
+from mosstalk.prepared.machine import Peaks, host_peak_bytes, machine_facts
 from mosstalk.runtime.device import pick_device
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone

@@ -24,7 +24,9 @@ from flow_rig import random_codes, random_flow, random_voice
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.voices import Voice
@@ -106,7 +108,7 @@ class Talk:
 
 def batched(flow: FlowDecoder, dtype: torch.dtype, pages: int, **options: object) -> BatchedFlow:
     given = {"dtype": dtype, "pages": pages, "context_s": CONTEXT_S} | options
-    return BatchedFlow(flow, FlowOptions(**given))  # type: ignore[arg-type]
+    return batched_flow(flow, FlowOptions(**given))  # type: ignore[arg-type]
 
 
 def fast_path(flow: FlowDecoder) -> None:

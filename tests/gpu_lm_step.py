@@ -52,28 +52,28 @@ STARTED = time.perf_counter()
 
 @dataclass(frozen=True)
 class Case:
-    """A load laid out in a store: stretches, and the row of each that is drawn from."""
+    """A load laid out in a store: spans, and the row of each that is drawn from."""
 
     load: Load
-    stretches: list[QuerySpan]
+    spans: list[QuerySpan]
     wanted: list[int]
 
     @classmethod
     def of(cls, load: Load, pool: BlockPool, pad: int) -> "Case":
         end = load.kept + load.new
-        stretches = []
+        spans = []
         for _ in range(load.sessions):
             sequence = Sequence(pool, pad, [(pad, 7)] * end)
             assert sequence.make_room(end)
-            stretches.append(QuerySpan(sequence, load.kept, end))
+            spans.append(QuerySpan(sequence, load.kept, end))
         wanted = [(number + 1) * load.new - 1 for number in range(load.sessions)]
-        return cls(load, stretches, wanted)
+        return cls(load, spans, wanted)
 
     def queue(self, layers: Layers, step: int) -> None:
         """Trunk, audio block and audio head."""
-        rows = [row for s in self.stretches for row in s.sequence.rows[s.start : s.end]]
-        layers.trunk(step, rows, self.stretches)
-        layers.logits(AUDIO, layers.block(step, Part.AUDIO, self.stretches, self.wanted))
+        rows = [row for s in self.spans for row in s.sequence.rows[s.start : s.end]]
+        layers.trunk(step, rows, self.spans)
+        layers.logits(AUDIO, layers.block(step, Part.AUDIO, self.spans, self.wanted))
 
 
 def asked() -> Quantization | None:
@@ -128,7 +128,7 @@ def measure(
     ceilings: Ceilings,
     record: Quantization | None,
 ) -> None:
-    sizes = [Layout.of(case.stretches, layers.limits).size for case in cases.values()]
+    sizes = [Layout.of(case.spans, layers.limits).size for case in cases.values()]
     layers.warm(sizes)
     say(f"{layers.graph_count} graphs captured")
     print(f"rooms {layers.fixed_bytes / 1e6:,.0f} MB, layers {layers.weight_bytes / 1e9:,.2f} GB")

@@ -230,7 +230,8 @@ def pushes(tokenizer: SpeechTokenizer) -> None:
         SWITCHES.dependent = dependent
         live = live_of(tokenizer, trusted_s=ALL_TURN_S)
         start = time.perf_counter()
-        live.warm(max(STREAMS), held_s=max(POSITIONS_S) + 1)
+        live.pages.reserve(max(STREAMS) * live.pages.longest)
+        live.warm(max(STREAMS))
         print(f"  {'with' if dependent else 'no'} dependent launches; warmed for {max(STREAMS)} "
               f"streams of 30 s in {time.perf_counter() - start:.1f} s")  # fmt: skip
         for streams in STREAMS:

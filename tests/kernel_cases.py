@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_items import packs_of
+from mosstalk.codec.flow_pages import packs_of
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.euler import euler

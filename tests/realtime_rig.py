@@ -15,6 +15,7 @@ from session_rig import BY_HAND, host
 from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
 from mosstalk.server.realtime.server_events import SERVER_EVENT
+from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.session.commands import (
     Command,
     CreateAudio,
@@ -151,8 +152,8 @@ class Caller:
 
 def caller(**more: Any) -> Caller:
     """A client of a session that is told of by hand, and that has opened."""
-    options: Wire = {"model": "moss", "voices": VOICES, "now": lambda: 1000.0} | more
-    client = Caller(RealtimeProtocol(**options))
+    options: Wire = {"model": "moss", "voices": VOICES} | more
+    client = Caller(RealtimeProtocol(ServedModel(**options), now=lambda: 1000.0))
     client.hear(SessionOpened("sess_1", client.protocol.settings, clock=0))
     return client
 
@@ -162,7 +163,7 @@ async def call(*, hands_free: bool = False, **more: Any) -> AsyncIterator[Caller
     """A client of a real session of the pocket model."""
     async with host(hands_free=hands_free) as house:
         options: Wire = {"model": "moss", "voices": house.voice_names, "defaults": BY_HAND} | more
-        protocol = RealtimeProtocol(**options)
+        protocol = RealtimeProtocol(ServedModel(**options))
         async with await house.open(protocol.settings) as session:
             client = Caller(protocol, session)
             yield client

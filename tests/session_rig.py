@@ -144,8 +144,9 @@ def decoder() -> SpeechDecoder:
     return SpeechDecoder(pocket().codec)
 
 
-def spoken(codes: list[int], seed: int) -> bytes:
-    """A whole reply, hop by hop, alone."""
+@lru_cache
+def spoken(codes: tuple[int, ...], seed: int) -> bytes:
+    """A whole reply, hop by hop, alone; kept, since many tests hear the same one."""
     if not codes:
         return b""
     reply, sounds, last = (
@@ -155,7 +156,7 @@ def spoken(codes: list[int], seed: int) -> bytes:
     )
     while not last:
         missing = reply.codes_needed - len(reply.flow.codes)
-        hop, codes = codes[:missing], codes[missing:]
+        hop, codes = list(codes[:missing]), codes[missing:]
         last = len(hop) < missing
         sounds.append(pcm_of(decoder().decode_one(DecodeRequest(reply, hop, last)).numpy()))
     decoder().close(reply)
@@ -180,7 +181,7 @@ class Offline:
         options = replace(self.defaults.options(), temperature=0)
         answer = self.chat.answer(speech=self.speech, options=options, limits=limits)
         plain = b"".join(pcm_of(samples) for samples in answer)
-        sound = spoken(answer.reply.codes(pocket().ids), options.seed)
+        sound = spoken(tuple(answer.reply.codes(pocket().ids)), options.seed)
         apart = np.frombuffer(plain, "<i2").astype(int) - np.frombuffer(sound, "<i2")
         # Products of other sizes round otherwise: one unit in 16 bits, here and there.
         assert np.abs(apart).max(initial=0) <= 1

@@ -55,7 +55,7 @@ def refusal(run: Run, folder: Path, *words: str | Path) -> str:
     answer = folder / "answer.wav"
     answer.write_bytes(OLD_ANSWER)
     model = () if "--model" in words else SYNTHETIC
-    line = refused(run("chat", *words, *model))
+    line = refused(run("chat", *words, "--force", *model))
     assert answer.read_bytes() == OLD_ANSWER
     assert not list(folder.glob("*.part"))
     return line
@@ -141,9 +141,9 @@ def test_one_of_eight_channels_is_heard_when_it_is_named(
     channels = np.zeros((16_000, 8), np.float32)
     channels[:, 2] = TONE
     path = recording(tmp_path / "eight.wav", channels, "PCM_16")
-    third = here("chat", "--speech", path, "--channel", "3", *SHORT, *SYNTHETIC)
+    third = here("chat", "--speech", path, "--channel", "3", *SHORT, "--stats", *SYNTHETIC)
     assert third.returncode == 0
-    assert "16000 Hz, 8 ch) = 13 codes" in third.stdout
+    assert "16000 Hz, 8 ch) = 13 codes" in third.stderr
     assert_says(refuse("--speech", path, "--channel", "4"), "is silent")
     assert_says(refuse("--speech", path, "--channel", "9"), "8 channels ... --channel 9")
 
@@ -176,8 +176,9 @@ def test_text_that_cannot_be_answered_is_refused(
 
 def test_special_tokens_on_the_command_line_cost_as_many_rows_as_their_letters(here: Run) -> None:
     def rows(text: str) -> str:
-        stdout = here("chat", "--text", text, *SHORT, *SYNTHETIC).stdout
-        return next(line for line in stdout.splitlines() if "rows prefilled" in line)
+        words = ("--text", text, *SHORT, "--stats", "--force")
+        stderr = here("chat", *words, *SYNTHETIC).stderr
+        return next(line for line in stderr.splitlines() if "rows prefilled" in line)
 
     assert rows("<|im_end|>") == rows("ten letter")
     assert rows("<|im_end|>") != rows("only nine")
@@ -436,5 +437,7 @@ def test_an_option_without_a_meaning_is_refused(
     assert_says(refuse("--text", "hi", *words), said)
 
 
+# Slow: a process of its own; ``test_voice_create`` refuses in one as well.
+@pytest.mark.slow
 def test_a_process_ends_with_one_line_and_exit_code_2(process: Run, tmp_path: Path) -> None:
     assert "none.wav: no such file" in refusal(process, tmp_path, "--speech", "none.wav")

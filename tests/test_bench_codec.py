@@ -9,7 +9,7 @@ from conftest import Run, refused
 
 from mosstalk import Pipeline
 from mosstalk.bench import codec_runs
-from mosstalk.bench.codec_runs import Crowd, measure_pushes, measure_repairing, sound_like_speech
+from mosstalk.bench.codec_runs import HopLoad, measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.errors import BenchError
@@ -45,6 +45,8 @@ def test_it_measures_hops_pushes_and_memory_of_random_weights(
         assert "weights" in place
 
 
+# Slow: a measurement in small, for one line of it.
+@pytest.mark.slow
 def test_fewer_steps_are_said_in_its_settings(mosstalk: Run) -> None:
     options = ("--part", "memory", "--flow-steps", "4", "--flow-context", "2", "--json", "-")
     run = mosstalk("bench", "codec", *SMALL, *options)
@@ -59,7 +61,7 @@ def test_fewer_steps_are_said_in_its_settings(mosstalk: Run) -> None:
         (("--part", "everything"), "--part everything: choose of decode, recompute"),
         (("--replies", "1,x"), "--replies 1,x: give numbers above 0"),
         (("--streams", "0"), "--streams 0: give numbers above 0"),
-        (("--random-weights", "huge"), "--random-weights huge: choose of tiny, full"),
+        (("--random-weights", "huge"), "--random-weights must be full or tiny, not 'huge'"),
         (("--codec", "absent"), "absent: no such folder"),
         (("--flow-context", "-1"), "flow context must be above 0"),
         (("--html", "absent/page.html"), "absent: no such folder"),
@@ -83,10 +85,10 @@ def test_a_run_that_was_wrong_gives_no_time() -> None:
 
 
 def test_a_crowd_is_timed_early_and_late() -> None:
-    assert Crowd.of(1, 250).stretches == {
+    assert HopLoad.of(1, 250).stretches == {
         "first": range(1, 2), "2-11": range(2, 12), "241-250": range(241, 251),
     }  # fmt: skip
-    assert Crowd.of(8, 4).stretches == {"first": range(1, 2), "2-4": range(2, 5)}
+    assert HopLoad.of(8, 4).stretches == {"first": range(1, 2), "2-4": range(2, 5)}
 
 
 def test_limits_are_measured_rates() -> None:

@@ -1,10 +1,12 @@
 """``mosstalk bench``: what it cannot do it says before anything long begins."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import Run, refused
+from conftest import ROOT, Run, refused
 
 from evals.extras import distillmos, extra
 from evals.judges import WhisperJudge
@@ -24,6 +26,31 @@ def test_help_names_the_benches(mosstalk: Run) -> None:
     shown = mosstalk("bench", "--help").stdout
     assert "quality" in shown
     assert "codec" in shown
+
+
+@pytest.mark.parametrize("judging", [True, False], ids=["a clone", "a package alone"])
+def test_commands_that_judge_are_there_where_evals_is(tmp_path: Path, judging: bool) -> None:
+    """Whoever installed what, and wherever the command is typed."""
+    sources = ROOT / "src"
+    if not judging:
+        sources = tmp_path / "src"
+        sources.mkdir()
+        (sources / "mosstalk").symlink_to(ROOT / "src" / "mosstalk")
+
+    def shown(*words: str) -> str:
+        run = subprocess.run(
+            [sys.executable, "-m", "mosstalk.cli", "bench", *words],
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(sources)},
+        )  # fmt: skip
+        return run.stdout + run.stderr
+
+    listed = shown("--help")
+    for command in ("quality", "vad", "compare"):
+        assert (f" {command} " in listed) is judging
+    assert " codec " in listed
+    parts = shown("codec", "--codec", "pocket", "--part", "everything")
+    assert ("memory, curves, repairs" in parts) is judging
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ SLACK_MS = 120
 LATE_MS = 20
 """Who hears of a beginning so late on a busy machine measures so much less."""
 AT_ONCE = ((0.0, 500), (0.0, 500))
-alone = pytest.mark.system
+alone = pytest.mark.alone
 """Holds a clock to a tolerance, so it needs the machine to itself."""
 
 
@@ -190,6 +190,8 @@ def small_form(mosstalk: Run, at: str, *words: str) -> Any:
     return found
 
 
+# Slow: a server and its load; what is measured is shown above without one.
+@pytest.mark.slow
 def test_the_command_measures_a_server_that_it_starts(mosstalk: Run, tmp_path: Path) -> None:
     (crowd,) = small_form(mosstalk, "2")["crowds"]
     assert (crowd["admitted"], crowd["failed"]) == (2, 0)

@@ -40,6 +40,8 @@ def test_steps_are_timed_beside_their_limit(mosstalk: Run, tmp_path: Path) -> No
         assert "real-time factor" in place
 
 
+# Slow: one more measurement in small; that of steps, above, is made by the same command.
+@pytest.mark.slow
 def test_prompts_are_timed_to_their_first_row(mosstalk: Run) -> None:
     asked = ("--rows", "30,3+25", "--runs", "2", "--mode", "text", "--json", "-")
     run = mosstalk("bench", "step", "--prefill", *TINY, *asked)
@@ -49,6 +51,8 @@ def test_prompts_are_timed_to_their_first_row(mosstalk: Run) -> None:
     assert all(row["valid"] == row["n"] == 2 for row in rows)
 
 
+# Slow: one more measurement in small; that of steps, above, is made by the same command.
+@pytest.mark.slow
 def test_in_fp8_its_error_stands_beside_the_plain_ones(mosstalk: Run, tmp_path: Path) -> None:
     asked = ("--precision", "fp8", "--at", "1x20", "--steps", "3", "--errors", "24")
     run = mosstalk("bench", "step", *TINY, *asked, "--json", tmp_path / "fp8.json")
@@ -79,10 +83,10 @@ def test_what_is_in_fp8_cannot_be_measured_in_bf16(mosstalk: Run, tmp_path: Path
         (("step", "--at", "0x5"), "--at 0x5: there must be at least one"),
         (("step", "--prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
         (("step", "--precision", "fp16"), "--precision must be bf16 or fp8, not 'fp16'"),
-        (("step", "--mode", "song"), "--mode song: choose of audio, text"),
+        (("step", "--mode", "song"), "--mode must be audio or text, not 'song'"),
         (("step", "--baseline", "vllm"), "--baseline vllm: choose of graph, compile"),
         (("step", "--baseline", "graph", "--device", "cpu"), "graph needs an NVIDIA GPU"),
-        (("step", "--random-weights", "huge"), "--random-weights huge: choose of tiny, full"),
+        (("step", "--random-weights", "huge"), "--random-weights must be full or tiny, not 'huge'"),
         (("step", "--model", "absent"), "absent: no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -120,6 +124,8 @@ def test_a_weight_in_fp8_is_a_byte_and_its_channel_has_a_scale() -> None:
     assert (plain.fp8, shared.fp8) == (0, 2 * 32 * layer_weights(config))
 
 
+# Slow: torch compiles a step for what engines are compared with on a GPU alone.
+@pytest.mark.slow
 def test_what_is_compiled_beside_the_engine_computes_what_plain_torch_does() -> None:
     step = PlainStep(wild_model(), Load(2, 20))
     compiled = torch.compile(step.compute, backend="aot_eager", dynamic=False)

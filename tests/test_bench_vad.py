@@ -102,7 +102,7 @@ def test_the_command_measures_what_is_at_hand(mosstalk: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--detector", "radar"), "unknown detector 'radar'; choose from auto, silero, webrtc"),
+        (("--detector", "radar"), "--detector must be silero or webrtc, not 'radar'"),
         (("--json", "nowhere/all.json"), "nowhere: no such folder"),
     ],
 )

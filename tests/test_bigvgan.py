@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soxr
 import torch
-from conftest import QUESTION, require_package
-from hypothesis import given, settings
+from conftest import QUESTION, examples, require_package
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -273,7 +273,7 @@ def whole(which: str, mel: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("which", FOLDERS)
-@settings(max_examples=8)
+@examples(8)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_streamed_sound_is_the_whole_sound(which: str, sizes: list[int]) -> None:
     bigvgan, mel = BatchedBigVgan(small(which), BigVganOptions(replies=2)), flow_mel(sum(sizes))

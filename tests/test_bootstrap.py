@@ -257,6 +257,8 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+# Slow: four whole set-ups take 7 s, and `make test` has just come from one.
+@pytest.mark.slow
 def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None:
     project.pin_torch("9.9.9")
     failed = project.set_up()

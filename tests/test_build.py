@@ -28,9 +28,9 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.prepared.default_models import chosen_codec, chosen_language_model, chosen_model
 from mosstalk.prepared.folder import BuiltEngine
 from mosstalk.prepared.machine import foreign, machine_of
-from mosstalk.prepared.start import as_built, configs_of, require_room, room_refusal
-from mosstalk.server.ipc import BY_HAND, WorkerOptions
-from mosstalk.server.loading import load
+from mosstalk.prepared.start import configs_of
+from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
+from mosstalk.server.loading import load, require_room, room_refusal
 
 GIB = 2**30
 LIMITS = ("--max-sessions", "3", "--max-rows", "600")
@@ -57,7 +57,7 @@ def built(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built") / "engine"
     run = build(tiny, out)
     assert run.returncode == 0, run.stderr
-    assert "there are no kernels to compile, and none to tune" in run.stdout
+    assert "there are no kernels to compile, and none to tune" in run.stderr
     assert "peak host memory" in run.stdout
     return out
 
@@ -80,6 +80,9 @@ def test_a_built_folder_answers_as_its_sources(built: Path, here: Run, tiny: Che
     assert len(found) > 0
 
 
+# Slow: a second build and a second quantised model; that a folder answers as its sources is
+# above.
+@pytest.mark.slow
 def test_an_fp8_folder_answers_as_its_quantised_source(
     here: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:
@@ -98,6 +101,8 @@ def test_an_fp8_folder_answers_as_its_quantised_source(
     assert "is quantised" in refused(bf16)
 
 
+# Slow: one more build, without one folder.
+@pytest.mark.slow
 def test_a_codec_without_voices_is_built_as_well(tiny: Checkpoint, tmp_path: Path) -> None:
     sources = tiny.copy(tmp_path)
     shutil.rmtree(sources.codec / "voices")
@@ -122,18 +127,20 @@ def begun(tiny: Checkpoint, out: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "mosstalk.cli", *map(str, words)],
         env=command_environment(out.parent / "cache"),
-        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
+# Slow: two processes; ``test_synthesize`` ends one mid way, through the same folder of a maker.
+@pytest.mark.slow
 def test_ended_mid_way_a_build_leaves_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("terminated", "killed")]
     for folder in folders:
         folder.mkdir()
     with begun(tiny, folders[0] / "out") as terminated, begun(tiny, folders[1] / "out") as killed:
         for run in (terminated, killed):
-            assert run.stdout
-            assert b"weights" in run.stdout.readline()
+            assert run.stderr
+            assert b"weights" in run.stderr.readline()
         terminated.send_signal(signal.SIGTERM)
         assert clear_leftovers(folders[1] / "out") == 0, "its maker is at work"
         assert len(left_in(folders[1])) == 1
@@ -265,11 +272,11 @@ def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
 
 def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "choose of bf16, fp8" in refused(build(tiny, out, "--precision", "int4"))
+    assert "must be bf16 or fp8, not" in refused(build(tiny, out, "--precision", "int4"))
     assert "give MODEL CODEC OUT" in refused(command("build", tiny.model, out))
     random = command("build", tiny.model, tiny.codec, out, "--random-weights", "tiny")
     assert "in place of MODEL and CODEC" in refused(random)
-    assert "choose of tiny, full" in refused(command("build", out, "--random-weights", "huge"))
+    assert "must be full or tiny" in refused(command("build", out, "--random-weights", "huge"))
     assert "no such folder" in refused(command("build", tmp_path / "x", tiny.codec, out))
     assert "no such folder" in refused(command("build", tiny.model, tmp_path / "x", out))
     words = ("--max-rows", "20000", "--device", "cpu")
@@ -317,6 +324,8 @@ def test_a_decoder_in_16_bit_is_held_to_its_spectrum(pipeline: Pipeline) -> None
         require(check_codec(decoder, codec, voice, shifted, torch.bfloat16))
 
 
+# Slow: starts processes; how starts are added up is ``test_bench_command``'s.
+@pytest.mark.slow
 def test_a_start_is_timed_beside_the_disk(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "starts.json"
     words = ("--device", "cpu", "--runs", "1", "--json", target)

@@ -85,7 +85,7 @@ def test_a_start_divides_as_the_folder_says(
 def test_a_build_that_is_not_tuned_has_the_packages_tiles(process: Run, tmp_path: Path) -> None:
     run = process("build", "pocket", tmp_path / "out", "--no-tune", *SESSIONS, timeout=600)
     assert run.returncode == 0, run.stderr
-    assert "not tuned" in run.stdout
+    assert "not tuned" in run.stderr
     assert BuiltEngine.read(tmp_path / "out").values["tiles"] is None
     assert not (tmp_path / "out" / TILES_FILE).exists()
 

@@ -45,18 +45,18 @@ class MainJob(NamedTuple):
 
 @pytest.fixture(scope="module")
 def main_job(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> MainJob:
-    """``mosstalk chat --speech question.flac`` with random weights."""
+    """``mosstalk chat --speech question.flac --stats`` with random weights."""
     folder = tmp_path_factory.mktemp("main-job")
     run = subprocess.run(
-        [*COMMAND, "chat", "--speech", str(QUESTION), "--out", "answer.wav", *SYNTHETIC],
+        [*COMMAND, "chat", "--speech", str(QUESTION), "-o", "answer.wav", "--stats", *SYNTHETIC],
         cwd=folder,
         env=command_environment(cache_folder),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stderr == ""
-    return MainJob(run.stdout.splitlines(), folder / "answer.wav")
+    assert run.stdout == ""
+    return MainJob(run.stderr.splitlines(), folder / "answer.wav")
 
 
 @pytest.fixture
@@ -140,9 +140,9 @@ def test_the_answer_is_24_khz_mono_1920_samples_a_code(main_job: MainJob) -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process(
-    main_job: MainJob, process: Run, tmp_path: Path
+    main_job: MainJob, mosstalk: Run, tmp_path: Path
 ) -> None:
-    again = process("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
+    again = mosstalk("chat", "--speech", QUESTION, "--seed", "0", *SYNTHETIC)
     assert again.returncode == 0
     assert (tmp_path / "answer.wav").read_bytes() == main_job.answer.read_bytes()
 
@@ -153,7 +153,11 @@ def test_another_seed_gives_another_answer(chat: Run, tmp_path: Path) -> None:
     assert (tmp_path / "0.wav").read_bytes() != (tmp_path / "1.wav").read_bytes()
 
 
-@pytest.mark.parametrize(("suffix", "subtype"), [(".flac", "PCM_16"), (".ogg", "VORBIS")])
+@pytest.mark.parametrize(
+    ("suffix", "subtype"),
+    # Slow: one other format is enough here.
+    [pytest.param(".flac", "PCM_16", marks=pytest.mark.slow), (".ogg", "VORBIS")],
+)
 def test_other_formats_hold_the_same_sound(
     chat: Run, tmp_path: Path, suffix: str, subtype: str
 ) -> None:
@@ -171,17 +175,18 @@ def test_other_formats_hold_the_same_sound(
 
 
 def test_turns_are_answered_in_the_order_given(chat: Run, tmp_path: Path) -> None:
-    run = chat(*MIXED_TURNS, "--script", "text:4,speech:9", "--system", "")
-    kinds = re.findall(r"^  (read|heard|spoke) ", run.stdout, re.MULTILINE)
-    assert kinds == ["read", "spoke", "heard", "spoke", "read", "spoke"]
-    assert run.stdout.index("'a'") < run.stdout.index("36 codes") < run.stdout.index("'b'")
+    run = chat(*MIXED_TURNS, "--script", "text:4,speech:9", "--system", "", "--stats")
+    kinds = re.findall(r"^(?:  )?(read|heard|answer)[ -]", run.stderr, re.MULTILINE)
+    assert kinds == ["read", "answer", "heard", "answer", "read", "answer"]
+    assert run.stderr.index("'a'") < run.stderr.index("36 codes") < run.stderr.index("'b'")
+    assert run.stdout.count("\n") == 3  # what was written before each was spoken
     for number in (1, 2, 3):
         assert soundfile.info(tmp_path / f"answer-{number}.wav").frames == 9 * CODE_SAMPLES
 
 
 def test_a_later_turn_prefills_only_what_is_new(chat: Run) -> None:
-    run = chat(*MIXED_TURNS, "--script", "text:4,speech:9", "--system", "")
-    rows = [int(count) for count in re.findall(r"rows prefilled (\d+)", run.stdout)]
+    run = chat(*MIXED_TURNS, "--script", "text:4,speech:9", "--system", "", "--stats")
+    rows = [int(count) for count in re.findall(r"rows prefilled (\d+)", run.stderr)]
     opening, closing = len("user\n") + 1, len("\n") + 1
     reply = len("assistant\n") + 2
     # The last answer's im_end was drawn but never read, and a newline follows it.
@@ -191,11 +196,12 @@ def test_a_later_turn_prefills_only_what_is_new(chat: Run) -> None:
 
 
 def test_a_written_reply_has_text_and_no_sound(chat: Run, tmp_path: Path) -> None:
-    run = chat("--speech", QUESTION, "--reply", "text", "--script", "text:6")
-    assert "  wrote    " in run.stdout
-    assert "spoke" not in run.stdout
-    assert "first audio" not in run.stdout
-    assert "real-time factor" not in run.stdout
+    run = chat("--speech", QUESTION, "--reply", "text", "--script", "text:6", "--stats")
+    assert run.stdout.strip()
+    assert run.stdout.count("\n") == 1
+    assert "of sound" not in run.stderr
+    assert "first audio" not in run.stderr
+    assert "real-time factor" not in run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -234,11 +240,12 @@ def test_shown_rows_follow_the_modes(
     chat: Run, tiny: Checkpoint, reply: str, script: str, modes: str
 ) -> None:
     ids = grid(tiny)
-    run = chat("--text", "hi", "--reply", reply, "--script", script, "--show-rows")
+    words = ("--text", "hi", "--reply", reply, "--script", script)
+    run = chat(*words, "--show-rows", "--stats")
     rows = shown_rows(run.stdout)
     assert "".join(mode[0] for _, mode, _, _ in rows) == modes.replace(" ", "")
     assert [step for step, *_ in rows] == list(range(1, len(rows) + 1))
-    assert f"steps {len(rows)}\n" in run.stdout
+    assert f"steps {len(rows)}\n" in run.stderr
     for _, mode, text, audio in rows:
         assert (text == ids.pad) is (mode == "audio")
         assert audio <= ids.eosp
@@ -310,7 +317,8 @@ def test_a_discarded_part_is_gone_and_the_older_answer_is_not(tmp_path: Path) ->
 def speaking(folder: Path, cache: Path, rows: int) -> Iterator["subprocess.Popen[str]"]:
     """A chat that has printed ``rows`` of its 400 rows, with an older answer in its way."""
     (folder / "answer.wav").write_bytes(b"older")
-    words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows", *SYNTHETIC)
+    asked = ("--script", "speech:400", "--show-rows", "--force")
+    words = ("chat", "--text", "hi", *asked, *SYNTHETIC)
     with subprocess.Popen(
         [*COMMAND, *words],
         cwd=folder,
@@ -334,9 +342,10 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
     with speaking(tmp_path, cache_folder, rows=40) as process:
         assert soundfile.info(tmp_path / "answer.wav.part").frames >= 30 * CODE_SAMPLES
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=200)
-    assert (process.returncode, stderr) == (130, "")
-    assert "interrupted: what was spoken so far is in answer.wav.part" in stdout
+        _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 130
+    assert stderr.startswith(FIRST_LINE)
+    assert stderr.endswith("\ninterrupted: what was spoken so far is in answer.wav.part\n")
     samples, rate = soundfile.read(tmp_path / "answer.wav.part")
     assert rate == 24_000
     assert 30 * CODE_SAMPLES <= len(samples) < 400 * CODE_SAMPLES
@@ -344,6 +353,8 @@ def test_ctrl_c_keeps_what_was_spoken_in_the_part(cache_folder: Path, tmp_path: 
     assert (tmp_path / "answer.wav").read_bytes() == b"older"
 
 
+# Slow: a process of its own; an interrupted one leaves it as well, as shown above.
+@pytest.mark.slow
 def test_a_killed_chat_leaves_the_older_answer(cache_folder: Path, tmp_path: Path) -> None:
     with speaking(tmp_path, cache_folder, rows=40) as process:
         process.kill()

@@ -1,6 +1,7 @@
 """``mosstalk verify --path fast`` on codec cases: batches of replies and live sound."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -17,14 +18,13 @@ from mosstalk.verify.run import run_case
 CPU = torch.device("cpu")
 CASES = [GOLDENS / name for name in ("flow", "flow-tails", "hift", "speech-tokenizer")]
 HALF = torch.float16
-OTHER_FLOWS = [("flow", HALF), ("flow-tails", torch.float32), ("flow-tails", HALF)]
 PAIRS = [
-    # Slow: one flow in one precision is enough here; ``test_flow_batch`` has the hops of both.
+    # Slow: flows; ``test_flow_batch`` has their hops, and ``test_goldens`` the plain ones.
     pytest.param(
         folder,
         dtype,
         id=f"{folder.name}-{dtype}",
-        marks=[pytest.mark.slow] if (folder.name, dtype) in OTHER_FLOWS else [],
+        marks=[pytest.mark.slow] if folder.name.startswith("flow") else [],
     )
     for folder in CASES
     for dtype in (torch.float32, HALF)
@@ -36,10 +36,21 @@ PAIRS = [
 def test_cases_pass_in_batches_and_live(folder: Path, dtype: torch.dtype, device: str) -> None:
     found = run_case(folder, pick_device(device), dtype, ComputePath.FAST)
     assert [check.name for check in found if not check.passed] == []
+    if folder.name.startswith("flow"):
+        require_both_streams({check.name for check in found})
     words = {"flow": ("paged.", "together."), "hift": ("fast.",), "speech": ("live tokens",)}
     for word in words[folder.name.split("-")[0]]:
         if device == "cpu" or word != "paged.":
             assert any(word in check.name for check in found)
+
+
+def require_both_streams(names: set[str]) -> None:
+    """Check that every hop was computed by the stream that recomputes and by the one that keeps."""
+    hops = {name for name in names if re.search(r"(hop\d+|final_streaming)\.mel", name)}
+    kept = {name for name in hops if "fast." in name}
+    recomputed = {name for name in hops if not re.search(r"fast|paged", name)}
+    assert recomputed == {name.replace("fast.", "") for name in kept}
+    assert recomputed
 
 
 @pytest.mark.parametrize("folder", CASES[2:], ids=lambda path: path.name)

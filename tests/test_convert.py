@@ -33,7 +33,7 @@ KILLS = 20
 CONVERTING = f"""
 import os, sys, torch
 from pathlib import Path
-from mosstalk.checkpoint.convert import convert
+from mosstalk.checkpoints.convert import convert
 
 for _ in sys.stdin:
     child = os.fork()
@@ -254,19 +254,15 @@ def test_a_nan_is_refused_by_name(tiny: Checkpoint, tmp_path: Path) -> None:
     assert left_beside(tmp_path / "out") == []
 
 
-def test_a_disk_that_takes_no_more_leaves_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
-    def limit_file_size() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
-    words = [sys.executable, "-m", "mosstalk.cli", "checkpoint", "convert", tiny.model, "out"]
-    run = subprocess.run(
-        list(map(str, words)),
-        cwd=tmp_path,
-        preexec_fn=limit_file_size,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_disk_that_takes_no_more_leaves_nothing(
+    tiny: Checkpoint, mosstalk: Run, tmp_path: Path
+) -> None:
+    size, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        run = mosstalk("checkpoint", "convert", tiny.model, "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     assert "cannot be written" in refused(run)
     assert list(tmp_path.iterdir()) == []
 

@@ -115,7 +115,7 @@ def test_a_conversation_is_drawn_as_its_checkpoint_says(tiny: Checkpoint, tmp_pa
     chat = Pipeline.load(model, tiny.codec, device="cpu").chat(speech=False)
     chat.read("hi")
     answer = chat.answer(speech=False)
-    assert answer.generation.options.temperature == 0
+    assert answer.generation.params.options.temperature == 0
     assert list(answer) == []
     assert answer.steps <= 6
 

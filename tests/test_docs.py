@@ -31,6 +31,9 @@ ENDLESS = "--max-rows"
 SERVED = "serve"
 """A server never ends: here its options are read; ``test_server_*`` run it."""
 
+SHOWN = ("build.md", "plan.md")
+"""Slow: a build is in first-run.md as well, and plans of these cards are in ``test_plan``."""
+
 
 def commands_of(document: Path) -> list[str]:
     return COMMAND.findall(document.read_text())
@@ -47,7 +50,7 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
     # Of the golden cases a few: the others are verified without a document.
     goldens = tmp_path / "tests" / "goldens"
     goldens.mkdir(parents=True)
-    for name in ("README.md", "lm-square", "prompt-mel", "speech-tokenizer"):
+    for name in ("README.md", "lm-square", "prompt-mel"):
         (goldens / name).symlink_to(GOLDENS / name)
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     return tmp_path
@@ -55,7 +58,13 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("desk")
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(path, id=path.name, marks=[pytest.mark.slow] if path.name in SHOWN else [])
+        for path in DOCUMENTS
+    ],
+)
 def test_the_commands_of_a_document_run(document: Path, mosstalk: Run) -> None:
     for command in commands_of(document):
         if not command.startswith(JUDGED):

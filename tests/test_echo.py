@@ -4,8 +4,8 @@ import copy
 
 import numpy as np
 import pytest
-from conftest import QUESTION, ROOT
-from hypothesis import given, settings
+from conftest import QUESTION, ROOT, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.barge_in import EARLY_S, Setting, barge_in_table, measure_barge_in, simulate
@@ -19,6 +19,7 @@ USER = [read_audio(QUESTION, 16_000).samples]
 DETECTOR = open_detector()
 CALL = simulate(Setting(-12.0, 5.0, replies=2), ASSISTANT, USER, seed=1)
 HEARD = DETECTOR.push(DETECTOR.start(), CALL.microphone)[1]
+SLOW = pytest.mark.slow
 NOTHING = np.zeros(0, np.float32)
 
 
@@ -36,7 +37,10 @@ def places(speech: Samples) -> np.ndarray[tuple[int], np.dtype[np.int_]]:
 # Rates, in simulated rooms; `mosstalk bench vad` has more of them.
 
 
-@pytest.mark.parametrize("echo_db", [-6.0, -18.0, -30.0])
+# Slow, here and below: more levels, and more users, of what is shown at one.
+
+
+@pytest.mark.parametrize("echo_db", [-18.0, *(pytest.param(n, marks=SLOW) for n in (-6.0, -30.0))])
 def test_an_echo_alone_interrupts_nothing(echo_db: float) -> None:
     row = measure_barge_in(DETECTOR, Setting(echo_db, replies=3), ASSISTANT, USER, range(4))
     assert row.replies == 12
@@ -50,7 +54,12 @@ def test_without_the_gate_every_reply_would_interrupt_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("user_db", "soon", "late"), [(0.0, 0.2, 0.4), (5.0, 0.6, 0.85), (10.0, 0.75, 0.85)]
+    ("user_db", "soon", "late"),
+    [
+        pytest.param(0.0, 0.2, 0.4, marks=SLOW),
+        (5.0, 0.6, 0.85),
+        pytest.param(10.0, 0.75, 0.85, marks=SLOW),
+    ],
 )
 def test_a_user_who_talks_over_the_echo_is_heard(user_db: float, soon: float, late: float) -> None:
     setting = Setting(-12.0, user_db, replies=2)
@@ -62,27 +71,31 @@ def test_a_user_who_talks_over_the_echo_is_heard(user_db: float, soon: float, la
     assert row.interrupted == 0
 
 
+# Slow: as those with headsets below, who begin sooner.
+@pytest.mark.slow
 def test_a_user_with_headphones_is_heard() -> None:
     row = measure_barge_in(DETECTOR, Setting(None, 5.0, replies=2), ASSISTANT, USER, range(4))
     assert row.soon == 1
     assert row.interrupted == 0
 
 
-@pytest.mark.parametrize("replies", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_of_a_hundred_users_with_headsets_none_is_lost(replies: int) -> None:
+@pytest.mark.parametrize(
+    ("replies", "users"), [(1, 20), *(pytest.param(n, 100, marks=SLOW) for n in (1, 3))]
+)
+def test_of_users_with_headsets_none_is_lost(replies: int, users: int) -> None:
     """They begin 0.05 to 1 s after the first reply, or a later one."""
     setting = Setting(None, 5.0, replies, EARLY_S, reply_s=1.5)
-    row = measure_barge_in(DETECTOR, setting, PIECES, USER, range(100))
+    row = measure_barge_in(DETECTOR, setting, PIECES, USER, range(users))
     print(barge_in_table([row]).as_text())
-    assert row.users == 100
+    assert row.users == users
     assert row.whole == 1
     assert row.p95_ms is not None
     assert row.p95_ms <= 600
     assert row.interrupted == 0
 
 
-@pytest.mark.parametrize("replies", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("echo_db", [-6.0, -24.0])
+@pytest.mark.parametrize("replies", [1, pytest.param(3, marks=SLOW)])
+@pytest.mark.parametrize("echo_db", [-6.0, pytest.param(-24.0, marks=SLOW)])
 def test_a_user_who_talks_over_an_echo_from_its_beginning_is_heard_whole(
     echo_db: float, replies: int
 ) -> None:
@@ -140,7 +153,7 @@ def test_no_path_is_learned_from_a_voice() -> None:
     assert len(found) - len(after) < 0.4 * 16_000 / 512
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     sizes=st.lists(st.integers(1, 9000), min_size=1, max_size=60),
     ahead=st.integers(0, 40_000),

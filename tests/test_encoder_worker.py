@@ -10,7 +10,9 @@ import torch
 from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
-from mosstalk.session.encoder_worker import EncoderWorker, held_s
+from mosstalk.session.listener import Listener, LiveTurn
+from mosstalk.session.settings import SessionSettings
+from mosstalk.session.workers import EncoderWorker, held_s
 
 TOKENIZER = LIVE["goldens"].tokenizer
 
@@ -90,7 +92,7 @@ def test_who_finds_no_memory_waits_for_another_turn_to_end(narrow: EncoderWorker
 def test_the_wait_has_an_end_and_a_typed_refusal(
     narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.encoder_worker._MOST_WAIT_S", 0.05)
+    monkeypatch.setattr("mosstalk.session.workers._MOST_ENCODE_WAIT_S", 0.05)
     first, second = narrow.open(), narrow.open()
 
     async def hear() -> None:
@@ -101,6 +103,25 @@ def test_the_wait_has_an_end_and_a_typed_refusal(
 
     asyncio.run(hear())
     assert (first.samples, second.samples) == (6 * CODE, 0)
+
+
+def test_a_turn_that_finds_no_memory_is_kept_and_may_be_committed_again(
+    narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mosstalk.session.workers._MOST_ENCODE_WAIT_S", 0.05)
+    other, clip = narrow.open(), rising(4 * CODE)
+    listener = Listener(narrow, SessionSettings(input_rate=16_000, turn_detection=None))
+
+    async def hear() -> LiveTurn:
+        await narrow.encode(other, speech(4 * CODE).numpy())
+        async for _ in listener.hear(clip.numpy(), 16_000, lambda: False):
+            raise AssertionError("too little to be encoded before the commit")
+        with pytest.raises(CodecFullError):
+            await listener.commit()
+        await narrow.encode(other, speech(CODE).numpy(), last=True)
+        return await listener.commit()
+
+    assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
 
 
 @pytest.mark.parametrize("sessions", [1, 64, 256])

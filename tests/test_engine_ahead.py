@@ -21,8 +21,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, Row
-from mosstalk.engine.async_engine import AsyncEngine
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError
@@ -44,12 +43,12 @@ def rewritten(core: EngineCore, sequence: Sequence, start: int, rows: list[Row])
     core.prefill_ahead(sequence)
 
 
-def answered(core: EngineCore, sequence: Sequence, ask: ReplyParams = LONG) -> None:
+def answered(core: EngineCore, sequence: Sequence, params: ReplyParams = LONG) -> None:
     """A reply, which equals the reference's to the same rows."""
     rows = list(sequence.rows)
-    request = core.submit(sequence, ask)
+    request = core.submit(sequence, params)
     core.run()
-    require_same(request, reference(core.model, Task(rows, ask)))
+    require_same(request, reference(core.model, Task(rows, params)))
 
 
 @pytest.mark.parametrize("deferral", [True, False])
@@ -97,7 +96,7 @@ def test_a_reply_can_follow_the_last_row_that_was_read_ahead() -> None:
 def test_replies_come_first_and_are_the_same_while_others_listen() -> None:
     core = engine_core(wild_model(), step_rows=8, blocks=200)
     tasks = random_tasks(5, 6)
-    requests = [core.submit(core.open(task.rows), task.ask) for task in tasks]
+    requests = [core.submit(core.open(task.rows), task.params) for task in tasks]
     random = Random(6)
     listening = [core.open(random_rows(random, 60)) for _ in range(3)]
     for sequence in listening:
@@ -155,8 +154,8 @@ def test_an_unknown_id_is_refused_before_it_is_read() -> None:
     assert not core.has_work
 
 
-def talk_of(engine: AsyncEngine) -> CachedConversation:
-    return engine.talk(Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text]))
+def cached_of(engine: AsyncEngine) -> CachedConversation:
+    return engine.open(Conversation(IDS, lambda text: [ord(letter) % 20 for letter in text]))
 
 
 @pytest.mark.parametrize("deadline_lock", [None, DeadlineLock()])
@@ -169,18 +168,18 @@ def test_edits_through_the_engine_are_answered_as_fresh_prompts(
 
     async def main() -> None:
         async with AsyncEngine(core, deadline_lock) as engine:
-            talk = talk_of(engine)
-            await engine.rewrite(talk, Edit(0, tuple(first)))
-            await engine.rewrite(talk, Edit(10, tuple(second)))
+            cached = cached_of(engine)
+            await engine.rewrite(cached, Edit(0, tuple(first)))
+            await engine.rewrite(cached, Edit(10, tuple(second)))
             last = Edit(22, ((7, IDS.audio_pad),))
-            ticket = await engine.submit(talk, LONG, edit=last)
-            prompt = list(talk.conversation.rows)
+            stream = await engine.submit(cached, LONG, edit=last)
+            prompt = list(cached.conversation.rows)
             assert prompt[:23] == first[:10] + second + list(last.rows)
-            rows = [new.row async for new in ticket]
+            rows = [new.row async for new in stream]
             expected = reference(core.model, Task(prompt, LONG))
             assert rows[:-1] == expected.rows[:-1]
-            await engine.close_reply(ticket)
-            await engine.close(talk)
+            await engine.close_reply(stream)
+            await engine.close(cached)
             assert not engine.ended.done()
         assert engine.ended.done()
         require_idle(core)

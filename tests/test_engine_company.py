@@ -130,7 +130,7 @@ def findable(core: EngineCore, rows: list[Row]) -> int:
 @pytest.mark.parametrize("step_rows", [8, 64])
 def test_blocks_of_a_poisoned_one_are_never_found(deferral: bool, step_rows: int) -> None:
     core, task = engine_core(sick_model(), deferral=deferral, step_rows=step_rows), poisoned_at(9)
-    request = core.submit(core.open(task.rows), task.ask)
+    request = core.submit(core.open(task.rows), task.params)
     while core.busy:
         assert findable(core, task.rows) == 0
         core.step()
@@ -142,10 +142,10 @@ def test_blocks_of_a_poisoned_one_are_never_found(deferral: bool, step_rows: int
 def test_what_a_poisoned_one_shares_stays_with_the_others() -> None:
     core, bad = engine_core(sick_model(), deferral=False), poisoned_at(20)
     good = Task([*bad.rows[:20], (7, SILENT)], ReplyParams(HOT, Limits(30, min_new_rows=31)))
-    healthy = core.submit(core.open(good.rows), good.ask)
+    healthy = core.submit(core.open(good.rows), good.params)
     core.step()
     assert findable(core, bad.rows) == 16
-    poisoned = core.submit(core.open(bad.rows), bad.ask)
+    poisoned = core.submit(core.open(bad.rows), bad.params)
     core.run()
     assert isinstance(poisoned.error, PoisonedError)
     require_same(healthy, reference(sick_model(), good))
@@ -156,7 +156,7 @@ def test_a_model_that_breaks_while_replies_run_ends_them_all_by_name() -> None:
     model = wild_model()
     core = engine_core(model)
     requests = [
-        core.submit(core.open(task.rows), replace(task.ask, limits=Limits(90, 95), script=None))
+        core.submit(core.open(task.rows), replace(task.params, limits=Limits(90, 95), script=None))
         for task in random_tasks(23, 5)
     ]
     core.step()

@@ -24,10 +24,9 @@ from torch import Tensor
 from mosstalk.engine.engine_core import EngineCore
 from mosstalk.engine.layers import LayerOptions, Layers
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.step_inputs import PassSize, StepInputs
-from mosstalk.engine.step_plan import MIXED_BUCKETS
+from mosstalk.engine.step_plan import MIXED_BUCKETS, PassSize, StepInputs
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.launch import SWITCHES
+from mosstalk.ops.launch import references_only
 from mosstalk.ops.sampling_parts import AUDIO, TEXT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -161,8 +160,8 @@ def test_padding_alone_writes_nothing(dtype: torch.dtype, graphs: bool, models: 
         for part in Part:
             inputs = StepInputs(size, model.device, embeds=part is Part.TRUNK)
             with torch.inference_mode():
-                layers.layer_pass.run(part, inputs)
-    layers.warm(layers.limits.usual())
+                layers.run(part, inputs)
+    layers.warm(layers.limits.all())
     assert same(scene.written() + scene.foreign(), before.written() + before.foreign())
 
 
@@ -200,22 +199,22 @@ def test_a_row_is_the_same_alone_among_63_and_beside_poison(
     crowd = Scene.of(model, [*single_rows(61), (1, 35), (40, 41), (0, 90)])
     crowd = replace(crowd, wanted=list(range(len(crowd.rows))))
     poisoned, company = crowd.own(), crowd.own()
-    victim = poisoned.stretches[40].sequence.table[0] * poisoned.store.rows_per_block
+    victim = poisoned.spans[40].sequence.table[0] * poisoned.store.rows_per_block
     poisoned.store.keys[:, victim] = float("nan")
     together = read(company.fast(model, INVARIANT), company)
     beside = read(poisoned.fast(model, INVARIANT), poisoned)
     first = 0
-    for number, stretch in enumerate(crowd.stretches):
-        rows = slice(first, first + len(stretch))
+    for number, span in enumerate(crowd.spans):
+        rows = slice(first, first + len(span))
         first = rows.stop
         if number not in (0, 13, 60, 61, 62, 63):
             continue
-        own_rows, wanted = crowd.rows[rows], list(range(len(stretch)))
-        lone = replace(crowd.own(), stretches=[stretch], rows=own_rows, wanted=wanted)
+        own_rows, wanted = crowd.rows[rows], list(range(len(span)))
+        lone = replace(crowd.own(), spans=[span], rows=own_rows, wanted=wanted)
         expected = read(lone.fast(model, INVARIANT), lone)
         for found in (together, beside):
             assert same([outputs[rows] for outputs in found], expected), number
-        here = stretch.places(stretch.start)
+        here = span.places(span.start)
         assert same([company.store.keys[:, here]], [lone.store.keys[:, here]])
     assert all(outputs[40].isnan().any() for outputs in beside)
 
@@ -229,9 +228,9 @@ def test_a_row_is_the_same_however_its_prompt_was_cut(dtype: torch.dtype, models
     expected, layers = read(whole.fast(model, INVARIANT), whole), cut.fast(model, INVARIANT)
     found: list[list[Tensor]] = []
     for start, end in ((0, 1), (1, 40), (40, 41), (41, 103), (103, 150)):
-        piece = replace(cut.stretches[0], start=start, end=end)
+        piece = replace(cut.spans[0], start=start, end=end)
         part = replace(
-            cut, stretches=[piece], rows=cut.rows[start:end], wanted=list(range(end - start))
+            cut, spans=[piece], rows=cut.rows[start:end], wanted=list(range(end - start))
         )
         found.append(read(layers, part))
     joined = [torch.cat(outputs) for outputs in zip(*found, strict=True)]
@@ -271,7 +270,7 @@ def test_a_warm_pass_neither_captures_nor_waits_for_the_device(models: Models) -
     model = models(torch.bfloat16)
     scene = Scene.of(model, single_rows(24))
     layers = scene.fast(model)
-    sizes = layers.limits.usual()
+    sizes = layers.limits.all()
     layers.warm(sizes)
     assert layers.graph_count == len(Part) * len(sizes)
     for _ in range(10):  # more than there are host buffers
@@ -303,17 +302,16 @@ def test_weights_are_packed_without_a_second_copy() -> None:
     assert layers.weight_bytes > 4 * one_layer
 
 
-def test_kernels_run_unless_they_are_switched_off(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_run_unless_they_are_switched_off(models: Models) -> None:
     model = models(torch.bfloat16)
     scene = Scene.of(model, [(0, 3)])
     assert Layers(model, scene.store, scene.latest).kernels
     truth = read(scene.plain(model), scene)
     given = model, scene.store, scene.latest
     off = read(Layers(*given, LayerOptions(kernels=False)), scene)
-    monkeypatch.setattr(SWITCHES, "references", True)
-    assert not Layers(model, scene.store, scene.latest).kernels
-    for outputs in (off, read(scene.fast(model), scene), read(Layers(*given), scene)):
+    with references_only():
+        assert not Layers(model, scene.store, scene.latest).kernels
+        found = off, read(scene.fast(model), scene), read(Layers(*given), scene)
+    for outputs in found:
         for one, other in zip(outputs, truth, strict=True):
             assert relative(one, other) < BOUNDS[torch.bfloat16]

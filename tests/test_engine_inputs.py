@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from conftest import examples
 from engine_rig import GREEDY, HOT, IDS, SILENT, engine_core, wild_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.engine.engine_core import EngineOptions, ReplyParams
@@ -55,7 +56,7 @@ def test_a_seed_or_top_k_of_any_size_runs() -> None:
     top_k=st.integers(0, 25),
     top_p=st.sampled_from([1.0, 0.95, 0.9, 0.8, 0.75, 0.5, 0.1]),
 )  # fmt: skip
-@settings(max_examples=300)
+@examples(300)
 def test_warping_many_rows_keeps_the_same_ids_as_warping_each(
     logits: list[list[float]], temperature: float, top_k: int, top_p: float
 ) -> None:

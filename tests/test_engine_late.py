@@ -35,6 +35,7 @@ from mosstalk.sampling_options import Limits
 
 N = None
 SPEECH = ReplyParams(GREEDY, Limits(100, min_new_rows=90))
+SHORT = ReplyParams(GREEDY, Limits(30, min_new_rows=25))
 SPOKEN = [(3, SILENT), (SOSP, SILENT)]
 
 
@@ -61,17 +62,17 @@ def noted(core: EngineCore) -> list[str]:
     return core.runner.note()
 
 
-def speaking(core: EngineCore, steps: int = 4) -> Request:
-    request = core.submit(core.open(SPOKEN), SPEECH)
+def speaking(core: EngineCore, steps: int = 4, ask: ReplyParams = SPEECH) -> Request:
+    request = core.submit(core.open(SPOKEN), ask)
     for _ in range(steps):
         core.step()
     assert len(request.reply.rows) == steps
     return request
 
 
-def require_beginning(request: Request, prompt: list[tuple[int, int]], ask: ReplyParams) -> None:
+def require_beginning(request: Request, prompt: list[tuple[int, int]], params: ReplyParams) -> None:
     """Check that a reply that was cut short began as the reference's."""
-    expected = reference(wild_model(), Task(prompt, ask)).rows
+    expected = reference(wild_model(), Task(prompt, params)).rows
     assert request.reply.rows == expected[: len(request.reply.rows)]
 
 
@@ -101,24 +102,24 @@ def test_on_a_cpu_where_nothing_is_won_steps_are_not_late_unless_asked() -> None
 def test_a_reply_that_must_end_is_not_launched_again() -> None:
     core = engine_core(wild_model())
     calls = noted(core)
-    ask = ReplyParams(GREEDY, Limits(3, min_new_rows=9))
-    request = core.submit(core.open(SPOKEN), ask)
+    params = ReplyParams(GREEDY, Limits(3, min_new_rows=9))
+    request = core.submit(core.open(SPOKEN), params)
     core.run()
     assert calls == ["launch 1", "launch 1", "collect", "launch 1", "collect", "collect"]
-    require_same(request, reference(wild_model(), Task(SPOKEN, ask)))
+    require_same(request, reference(wild_model(), Task(SPOKEN, params)))
 
 
 def test_a_mode_switch_costs_one_step_of_its_own_reply_and_none_of_another() -> None:
     core = engine_core(wild_model())
     other = speaking(core, 1)
-    ask = ReplyParams(GREEDY, Limits(100), Flapping(steps=12))
-    flapping = core.submit(core.open(SPOKEN), ask)
+    params = ReplyParams(GREEDY, Limits(100), Flapping(steps=12))
+    flapping = core.submit(core.open(SPOKEN), params)
     steps = 0
     while not flapping.reply.finish_reason:
         core.step()
         steps += 1
         assert len(other.reply.rows) == 1 + steps
-    require_same(flapping, reference(wild_model(), Task(SPOKEN, ask)))
+    require_same(flapping, reference(wild_model(), Task(SPOKEN, params)))
     switches = len(flapping.reply.rows) - 1
     # One step was on the device when it was asked, and each switch had one draw for nothing.
     assert steps == 1 + len(flapping.reply.rows) + switches
@@ -139,12 +140,12 @@ def test_rows_that_a_late_step_cannot_follow_are_read_and_drawn_again(
     prompt = [(PAD, 3), (PAD, EOSP), (7, SILENT)]  # its last codes are not those of later rows
     for options in (GREEDY, replace(HOT, seed=4)):
         limits = Limits(len(ROWS[name]) + 15, min_new_rows=5)
-        ask = ReplyParams(options, limits, Forced(rows=ROWS[name]), whole_rows=whole_rows)
+        params = ReplyParams(options, limits, Forced(rows=ROWS[name]), whole_rows=whole_rows)
         core = engine_core(wild_model(), block_rows=2)
-        request, other = core.submit(core.open(prompt), ask), speaking(core, 1)
+        request, other = core.submit(core.open(prompt), params), speaking(core, 1, SHORT)
         core.run()
-        require_same(request, reference(wild_model(), Task(prompt, ask)))
-        require_same(other, reference(wild_model(), Task(SPOKEN, SPEECH)))
+        require_same(request, reference(wild_model(), Task(prompt, params)))
+        require_same(other, reference(wild_model(), Task(SPOKEN, SHORT)))
         for each in (request, other):
             core.close(each.sequence)
         require_idle(core)
@@ -179,7 +180,7 @@ def test_who_comes_after_a_reply_that_was_cut_in_flight_has_its_slot_and_blocks_
     task = Task(
         [(n % 20, SILENT) for n in range(30)] + SPOKEN, ReplyParams(options, Limits(60, 70))
     )
-    second = core.submit(core.open(task.rows), task.ask)
+    second = core.submit(core.open(task.rows), task.params)
     core.step()
     assert len(second.reply.rows) == 1
     core.run()
@@ -213,11 +214,11 @@ def test_a_reply_that_turns_bad_in_flight_ends_alone() -> None:
         model.model.embed_tokens.weight[sick] = float("nan")
         model.text_lm_head.weight[sick] = 0
     prompt = [(1, SILENT), (7, SILENT)]
-    ask = ReplyParams(GREEDY, Limits(30), Forced(rows=((3, N), (4, N), (sick, N), (5, N))))
+    params = ReplyParams(GREEDY, Limits(30), Forced(rows=((3, N), (4, N), (sick, N), (5, N))))
     core = engine_core(model, block_rows=2)
-    bad, others = core.submit(core.open(prompt), ask), random_tasks(3, 3)
+    bad, others = core.submit(core.open(prompt), params), random_tasks(3, 3)
     others = [replace(t, rows=[r for r in t.rows if r[0] != sick]) for t in others]
-    good = [core.submit(core.open(task.rows), task.ask) for task in others]
+    good = [core.submit(core.open(task.rows), task.params) for task in others]
     core.run()
     assert isinstance(bad.error, PoisonedError)
     assert [text for text, _ in bad.reply.rows] == [3, 4, sick]
@@ -242,15 +243,15 @@ def test_no_row_is_shared_before_it_is_known() -> None:
 def test_replies_put_back_in_line_from_flight_are_the_same() -> None:
     core = engine_core(wild_model(), blocks=21, block_rows=8, slots=2)
     tasks = [
-        Task([(n % 20, SILENT) for n in range(40)] + [(7 + due, SILENT)], ask)
-        for due, ask in enumerate(
+        Task([(n % 20, SILENT) for n in range(40)] + [(7 + due, SILENT)], params)
+        for due, params in enumerate(
             ReplyParams(
                 GREEDY, Limits(110, 200), Forced(rows=((3, N),) * 20 + ((SOSP, N),)), float(due)
             )
             for due in range(2)
         )
     ]
-    requests = [core.submit(core.open(task.rows), task.ask) for task in tasks]
+    requests = [core.submit(core.open(task.rows), task.params) for task in tasks]
     core.run()
     assert sum(request.preemptions for request in requests) > 0
     for request, task in zip(requests, tasks, strict=True):
@@ -280,7 +281,7 @@ def test_nothing_waits_for_the_device_between_a_launch_and_its_collection() -> N
     core.options = replace(core.options, poison=False)
     core.runner.__class__ = Strict
     tasks = random_tasks(seed=43, count=12)
-    requests = [core.submit(core.open(task.rows), task.ask) for task in tasks]
+    requests = [core.submit(core.open(task.rows), task.params) for task in tasks]
     core.run()
     assert {mode for request in requests for mode in request.reply.modes} == set(Mode)
     for request, task in zip(requests, tasks, strict=True):

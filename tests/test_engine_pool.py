@@ -33,7 +33,7 @@ from mosstalk.engine.memory import free_bytes, largest_step, sized
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.engine.step_inputs import StepInputs
+from mosstalk.engine.step_plan import StepInputs
 from mosstalk.errors import DeviceError
 from mosstalk.sampling_options import Limits
 
@@ -59,7 +59,7 @@ def test_every_precision_runs(device: str, dtype: torch.dtype, deferral: bool) -
     tasks = random_tasks(seed=29, count=12)
     for request, task in zip(play(core, tasks), tasks, strict=True):
         assert request.error is None
-        assert 1 <= len(request.reply.rows) <= task.ask.limits.max_new_rows
+        assert 1 <= len(request.reply.rows) <= task.params.limits.max_new_rows
         for (text, audio), mode in zip(request.reply.rows, request.reply.modes, strict=True):
             assert (text == IDS.modality_pad) or mode is Mode.TEXT
             assert 0 <= audio <= IDS.eosp
@@ -139,13 +139,13 @@ def test_catching_up_with_a_long_prompt_runs_no_pass_above_its_bound(
 ) -> None:
     passes: list[int] = []
     core = engine_core(wild_model(), step_rows=16)
-    run = core.runner.layers.layer_pass.run
+    run = core.runner.layers.run
 
     def noted(part: Part, inputs: StepInputs) -> None:
         passes.extend([inputs.size.rows] * (part is Part.AUDIO))
         run(part, inputs)
 
-    monkeypatch.setattr(core.runner.layers.layer_pass, "run", noted)
+    monkeypatch.setattr(core.runner.layers, "run", noted)
     task = Task(
         [(n % 20, SILENT) for n in range(100)], ReplyParams(GREEDY, Limits(3), whole_rows=True)
     )
@@ -166,7 +166,7 @@ def test_short_requests_leave_nothing_behind() -> None:
 
     async def main() -> None:
         async with engine:
-            samples = await soak(engine, new_conversation, 500)
+            samples = await soak(engine, new_conversation, 160)
             assert len(samples) == 20
         require_idle(core)
 

@@ -33,7 +33,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.device import pick_device
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.verify.compare import Case, read_case
-from mosstalk.verify.language_model import special_ids
+from mosstalk.verify.language_model import case_ids
 
 CASES = sorted(path.parent for path in GOLDENS.glob("lm-*/case.json"))
 SWITCHES = {
@@ -46,8 +46,9 @@ SWITCHES = {
 switches = pytest.mark.parametrize(
     ("deferral", "share", "late"), SWITCHES.values(), ids=SWITCHES.keys()
 )
-# Slow: with every size, one switch at a time; the other tests have each at one size.
-switches_of_sizes = pytest.mark.parametrize(
+# Slow: one switch at a time with every size and a switch of mode at every step;
+# ``test_prompts_kept_aside_mixed_in_one_batch`` has each.
+all_or_none = pytest.mark.parametrize(
     ("deferral", "share", "late"),
     [
         pytest.param(*on, id=name, marks=[] if name in ("all", "none") else pytest.mark.slow)
@@ -59,7 +60,7 @@ switches_of_sizes = pytest.mark.parametrize(
 def golden(folder: Path, device: str) -> tuple[Case, LanguageModel, SpecialIds]:
     case = read_case(folder)
     model = load_language_model(case.weights, device=pick_device(device), dtype=torch.float32)
-    return case, model, special_ids(model, case.get("stop_token_ids"))
+    return case, model, case_ids(case, model)
 
 
 def golden_task(case: Case, run: dict[str, Any]) -> Task:
@@ -77,7 +78,14 @@ def golden_reply(case: Case, run: dict[str, Any]) -> Reply:
 
 
 @on_every_device
-@switches
+@pytest.mark.parametrize(
+    ("deferral", "share", "late"),
+    [
+        # Slow: with all switches on, ``test_engine_verify`` has the goldens alone and mixed.
+        pytest.param(*on, id=name, marks=[] if name == "none" else pytest.mark.slow)
+        for name, on in SWITCHES.items()
+    ],
+)
 @pytest.mark.parametrize("folder", CASES, ids=lambda path: path.name)
 def test_golden_rows_alone_and_all_mixed(
     folder: Path, device: str, deferral: bool, share: bool, late: bool
@@ -104,9 +112,15 @@ def test_prompts_kept_aside_mixed_in_one_batch(
     require_idle(core)
 
 
-@switches_of_sizes
-@pytest.mark.parametrize("block_rows", [1, 3, 16])
-@pytest.mark.parametrize("step_rows", [1, 7])
+@all_or_none
+@pytest.mark.parametrize(
+    ("block_rows", "step_rows"),
+    [
+        *((1, 7), (3, 1), (16, 7)),
+        # Slow: each size with each other.
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (3, 7), (16, 1))),
+    ],
+)
 def test_any_size_of_block_and_step(
     block_rows: int, step_rows: int, deferral: bool, share: bool, late: bool
 ) -> None:
@@ -126,7 +140,7 @@ def test_any_size_of_block_and_step(
 
 
 @on_every_device
-@switches
+@all_or_none
 def test_a_mode_switch_at_every_step_of_a_batch(
     device: str, deferral: bool, share: bool, late: bool
 ) -> None:
@@ -136,7 +150,7 @@ def test_a_mode_switch_at_every_step_of_a_batch(
         for options in (GREEDY, HOT)
         for steps in range(15, 21)
     ]
-    tasks = [Task(random_rows(random, random.randint(1, 30)), ask) for ask in asks]
+    tasks = [Task(random_rows(random, random.randint(1, 30)), params) for params in asks]
     core = engine_core(wild_model(device), deferral=deferral, share=share, late=late)
     for request, task in zip(play(core, tasks), tasks, strict=True):
         expected = reference(truth, task)

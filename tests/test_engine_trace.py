@@ -7,6 +7,7 @@ reading a place that is another's, stale or unwritten cannot go unseen.
 from collections.abc import Iterable
 from random import Random
 
+from conftest import examples
 from engine_rig import IDS, PAD, SILENT, SOSP
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -112,7 +113,7 @@ class Driver:
             block, inside = divmod(row, BLOCK_ROWS)
             place = sequence.table[block] * BLOCK_ROWS + inside
             if row >= sequence.read[part]:
-                assert self.pool.holders(sequence.table[block]) == 1, "a shared block is written"
+                assert self.pool._holders[sequence.table[block]] == 1, "a shared block is written"
                 self.written[part][place] = beginning[: row + 1]
             assert self.written[part].get(place) == beginning[: row + 1], "another's row is read"
         sequence.advance(part, end)
@@ -239,7 +240,7 @@ class Trace(RuleBasedStateMachine):
         held = [block for sequence in self.driver.sequences for block in sequence.table]
         pool = self.driver.pool
         assert pool.in_use == len(set(held))
-        assert all(pool.holders(block) == held.count(block) for block in set(held))
+        assert all(pool._holders[block] == held.count(block) for block in set(held))
         known = {id(sequence) for sequence in self.driver.sequences}
         assert set(scheduler.idle) | set(scheduler.ahead) <= known
         assert not set(scheduler.idle) & set(scheduler.ahead)
@@ -261,7 +262,7 @@ class Trace(RuleBasedStateMachine):
 
 
 TestTrace = Trace.TestCase
-TestTrace.settings = settings(max_examples=200, stateful_step_count=40)
+TestTrace.settings = settings(examples(200), stateful_step_count=40)
 
 
 def test_traces_preempt_and_share() -> None:

@@ -73,7 +73,7 @@ def test_every_kind_of_row_in_one_batch_equals_each_alone() -> None:
 def test_a_reply_in_text_leaves_its_audio_draws_and_the_audio_block_alone() -> None:
     core = engine_core(wild_model(), share=False, late=False)
     sequence = core.open(TEXT_PROMPT)
-    request = core.submit(sequence, task(((3, N), (4, N), (5, N)), greedy=True).ask)
+    request = core.submit(sequence, task(((3, N), (4, N), (5, N)), greedy=True).params)
     for _ in range(3):
         core.step()
     assert request.reply.rows == [(3, SILENT), (4, SILENT), (5, SILENT)]
@@ -84,8 +84,8 @@ def test_a_reply_in_text_leaves_its_audio_draws_and_the_audio_block_alone() -> N
 def test_a_reply_in_speech_leaves_the_text_block_alone_until_its_end() -> None:
     core = engine_core(wild_model(), share=False, late=False)
     sequence = core.open([*TEXT_PROMPT, (SOSP, SILENT)])
-    ask = ReplyParams(GREEDY, Limits(8), Forced(rows=((N, 1), (N, 2), (N, EOSP), (6, N))))
-    core.submit(sequence, ask)
+    params = ReplyParams(GREEDY, Limits(8), Forced(rows=((N, 1), (N, 2), (N, EOSP), (6, N))))
+    core.submit(sequence, params)
     for _ in range(3):
         core.step()
     rows = len(TEXT_PROMPT) + 3
@@ -97,9 +97,11 @@ def test_a_reply_in_speech_leaves_the_text_block_alone_until_its_end() -> None:
 def test_eosp_is_held_back_as_long_as_asked_in_made_up_draws_too() -> None:
     model = wild_model()
     rows = (*((n, N) for n in range(10)), (SOSP, N))
-    for seed in range(20):
-        ask = ReplyParams(replace(HOT, seed=seed), Limits(30, min_new_rows=25), Forced(rows=rows))
-        asked = whole(Task(TEXT_PROMPT, ask))
+    for seed in range(6):
+        params = ReplyParams(
+            replace(HOT, seed=seed), Limits(30, min_new_rows=25), Forced(rows=rows)
+        )
+        asked = whole(Task(TEXT_PROMPT, params))
         request = alone(engine_core(model), asked)
         require_same(request, reference(model, asked))
         assert EOSP not in [audio for _, audio in request.reply.rows[:24]]
@@ -108,10 +110,10 @@ def test_eosp_is_held_back_as_long_as_asked_in_made_up_draws_too() -> None:
 def text_under_way(*, whole_rows: bool) -> tuple[Request, list[int]]:
     """A reply cancelled after six rows of text; how many rows were ready after each step."""
     core = engine_core(wild_model())
-    ask = ReplyParams(
+    params = ReplyParams(
         GREEDY, Limits(20), Forced(rows=tuple((n, N) for n in range(9))), None, whole_rows
     )
-    request, ready = core.submit(core.open(TEXT_PROMPT), ask), list[int]()
+    request, ready = core.submit(core.open(TEXT_PROMPT), params), list[int]()
     for _ in range(6):
         core.step()
         ready.append(request.ready)

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -103,7 +104,7 @@ def test_vocoder_features_equal_the_formula_in_double_precision() -> None:
     np.testing.assert_allclose(vocoder_mel(pcm).numpy(), expected, atol=2e-4)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(frames=st.integers(2, 400), bins=st.sampled_from([80, 128]))
 def test_whisper_features_are_one_frame_for_160_samples(frames: int, bins: int) -> None:
     assert whisper_log_mel(noise(HOP * frames, 0.1), bins).shape == (bins, frames)
@@ -154,13 +155,13 @@ def test_a_louder_frame_changes_earlier_ones_through_the_floor_alone() -> None:
     torch.testing.assert_close(after[:, :safe], raised, rtol=0, atol=1e-6)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(samples=st.integers(721, 60_000))
 def test_the_flows_mel_is_one_frame_for_480_samples(samples: int) -> None:
     assert vocoder_mel(noise(samples, 0.1)).shape == (samples // 480, 80)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     samples=st.integers(385, 40_000),
     spec=st.sampled_from([BIGVGAN_22K, BIGVGAN_22K_8K, MelSpec(24_000, 1024, 256, 100, 0, 12_000)]),

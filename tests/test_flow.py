@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -77,7 +78,7 @@ def estimator_inputs(frames: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tenso
 # The mask and the attention.
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(length=st.integers(1, 40), block=st.integers(1, 45))
 def test_a_position_sees_its_own_and_all_earlier_blocks(length: int, block: int) -> None:
     mask = block_mask(length, block, torch.device("cpu"))
@@ -193,7 +194,7 @@ def sliced_replies(draw: st.DrawFn, longest: int = 40) -> list[list[int]]:
     return [codes[start:end] for start, end in pairwise([0, *cuts, len(codes)])]
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(pieces=sliced_replies(), prompt=st.integers(0, 23))
 def test_streamed_frames_are_those_of_the_whole_reply(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(), make_voice(prompt)
@@ -206,7 +207,7 @@ def test_streamed_frames_are_those_of_the_whole_reply(pieces: list[list[int]], p
     torch.testing.assert_close(torch.cat(hops, dim=1), whole, rtol=0, atol=NEVER_CHANGES)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(pieces=sliced_replies(longest=80), prompt=st.sampled_from([0, 1, 25, 30, 49]))
 def test_a_flow_of_other_blocks_streams_the_same_way(pieces: list[list[int]], prompt: int) -> None:
     flow, voice = make_flow(replace(SMALL, chunk_size=25)), make_voice(prompt)

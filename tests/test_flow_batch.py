@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
 from torch import Tensor
 
-from mosstalk.codec import flow_graph
-from mosstalk.codec.flow_batch_voices import with_steps
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply, flow_curve
+from mosstalk.codec import flow_pass
+from mosstalk.codec.flow import batched_flow, flow_curve
+from mosstalk.codec.flow_options import FlowOptions, with_steps
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models import flow as flow_module
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
@@ -35,12 +37,12 @@ SMALL_PART = 0.05
 @lru_cache
 def shared(paged: bool) -> BatchedFlow:
     """A flow that tests share: replies of one must not notice those of another."""
-    return BatchedFlow(make_flow(), FlowOptions(paged=paged, pages=120, max_items=FEW_ITEMS))
+    return batched_flow(make_flow(), FlowOptions(paged=paged, pages=120, max_items=FEW_ITEMS))
 
 
 def batched(paged: bool, flow: FlowDecoder | None = None, **options: object) -> BatchedFlow:
     given = {"paged": paged, "pages": 60, "max_items": FEW_ITEMS} | options
-    return BatchedFlow(flow or make_flow(FEW), FlowOptions(**given))  # type: ignore[arg-type]
+    return batched_flow(flow or make_flow(FEW), FlowOptions(**given))  # type: ignore[arg-type]
 
 
 def alone(flow: BatchedFlow, voice: Voice, pieces: list[list[int]]) -> list[Tensor]:
@@ -55,7 +57,7 @@ def alone(flow: BatchedFlow, voice: Voice, pieces: list[list[int]]) -> list[Tens
 
 
 @BOTH
-@settings(max_examples=8)
+@examples(8)
 @given(pieces=sliced(30), prompt=st.integers(0, 33))
 def test_hops_are_those_of_the_recomputing_stream(
     paged: bool, pieces: list[list[int]], prompt: int
@@ -68,7 +70,11 @@ def test_hops_are_those_of_the_recomputing_stream(
 
 
 @BOTH
-@pytest.mark.parametrize("codes", range(1, 23))
+@pytest.mark.parametrize(
+    # Slow: hops after the second end as it does.
+    "codes",
+    [*range(1, 14), *(pytest.param(codes, marks=pytest.mark.slow) for codes in range(14, 23))],
+)
 def test_every_length_of_reply_ends_right(paged: bool, codes: int) -> None:
     flow, pieces = make_flow(FEW), [make_codes(codes).tolist()]
     for prompt in (10, 12):
@@ -114,7 +120,12 @@ def test_a_voice_of_more_blocks_than_a_pass_and_a_long_reply(paged: bool) -> Non
 
 
 @BOTH
-@pytest.mark.parametrize("folder", FLOW_GOLDENS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    # Slow: one flow is enough here.
+    [FLOW_GOLDENS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FLOW_GOLDENS[1:])],
+    ids=lambda folder: folder.name,
+)
 def test_it_gives_the_goldens_hops(
     paged: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +145,7 @@ def test_it_gives_the_goldens_hops(
 def test_past_300_s_the_noise_continues(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # With blocks of 1.4 s instead, so that a short reply passes three of them.
     flow_module._noise_block.cache_clear()
-    for module in (flow_module, flow_graph):
+    for module in (flow_module, flow_pass):
         monkeypatch.setattr(module, "NOISE_FRAMES", 70)
     flow, voice, pieces = make_flow(FEW), make_voice(10), [make_codes(45).tolist()]
 
@@ -180,7 +191,7 @@ def in_company(
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_replies_are_bit_identical_in_any_company(paged: bool, seed: int) -> None:
     flow, talks = shared(paged), conversations(6, seed)
     expected = [torch.cat(alone(flow, voice, [codes]), dim=1) for voice, codes in talks]
@@ -384,7 +395,7 @@ def test_warming_up_holds_nothing_and_changes_nothing(paged: bool) -> None:
     found = reply.push(pieces[0][:8])
     held = flow.figures()
 
-    flow.warm([1, 3], most_s=3.0)
+    flow.warm(most_s=3.0)
 
     assert replace(flow.figures(), fixed_bytes=held.fixed_bytes) == held
     found += reply.push(pieces[0][8:])
@@ -484,10 +495,10 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object]) -> No
 
 def test_what_a_flow_cannot_do_is_refused() -> None:
     with pytest.raises(OptionError, match="float32"):
-        BatchedFlow(make_flow(), FlowOptions(dtype=torch.float16, paged=False))
+        batched_flow(make_flow(), FlowOptions(dtype=torch.float16, paged=False))
     with pytest.raises(ConfigError, match="one code"):
-        BatchedFlow(make_flow(replace(SMALL, chunk_size=1)))
+        batched_flow(make_flow(replace(SMALL, chunk_size=1)))
     large = FlowDecoder(replace(SMALL, estimator_head_dim=4096))
     randomise(large)
     with pytest.raises(OptionError, match="less than a page"):
-        BatchedFlow(large, FlowOptions(memory_mib=1))
+        batched_flow(large, FlowOptions(memory_mib=1))

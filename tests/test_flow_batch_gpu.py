@@ -12,7 +12,9 @@ from test_flow_batch import alone, conversations, in_company
 from test_flow_stream import FLOW_GOLDENS
 from torch import Tensor
 
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.voices import Voice
@@ -49,7 +51,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def small(device: torch.device, **options: object) -> BatchedFlow:
     given = {"pages": 120, "max_items": 4} | options
-    return BatchedFlow(random_flow(SMALL, device), FlowOptions(**given))  # type: ignore[arg-type]
+    return batched_flow(random_flow(SMALL, device), FlowOptions(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -59,7 +61,7 @@ def test_it_gives_the_goldens_hops(
 ) -> None:
     def opened(flow: FlowDecoder, voice: Voice) -> FlowReply:
         options = FlowOptions(pages=60, max_items=4, graphs=graphs)
-        return BatchedFlow(flow, options).open(voice)
+        return batched_flow(flow, options).open(voice)
 
     monkeypatch.setattr(verify_codec, "RecomputingFlowStream", opened)
     checks = run_case(folder, device, torch.float32)
@@ -95,7 +97,7 @@ def test_a_graph_gives_the_bits_that_eager_launches_give(
         mine = Voice(voice.codes % known, voice.mel, voice.embedding)
         captured, eager = (
             alone(
-                BatchedFlow(
+                batched_flow(
                     flow, FlowOptions(dtype=dtype, pages=20, max_items=most, graphs=graphs)
                 ),
                 mine,
@@ -116,7 +118,7 @@ def test_a_warmed_flow_gives_the_plain_frames(warm: bool, device: torch.device) 
     )
     plain = RecomputingFlowStream(flow, voice)
     expected = [*plain.push(codes), plain.finish()]
-    batched = BatchedFlow(flow, FlowOptions(pages=40, max_items=4))
+    batched = batched_flow(flow, FlowOptions(pages=40, max_items=4))
     if warm:
         batched.warm(most_s=6.0)
     found = alone(batched, voice, [codes])
@@ -128,7 +130,7 @@ def test_a_warmed_flow_gives_the_plain_frames(warm: bool, device: torch.device) 
 
 def test_full_size_over_60_hops_it_is_the_recomputed_prefix(full: FlowDecoder) -> None:
     voice, codes = random_voice(FULL, 85), random_codes(FULL, 303)
-    reply = BatchedFlow(full, FlowOptions(pages=90, max_items=2)).open(voice)
+    reply = batched_flow(full, FlowOptions(pages=90, max_items=2)).open(voice)
     truth = RecomputingFlowStream(full, voice)
 
     for start in range(0, 303, 101):
@@ -146,7 +148,7 @@ def test_lower_precision_is_no_worse_than_plain_torch_in_it(
     exact = torch.cat(RecomputingFlowStream(full, voice).push(codes), dim=1)
     plain_flow = random_flow(FULL, device).to(dtype)
 
-    found = BatchedFlow(full, FlowOptions(dtype=dtype, pages=30, max_items=2)).open(voice)
+    found = batched_flow(full, FlowOptions(dtype=dtype, pages=30, max_items=2)).open(voice)
     plain = RecomputingFlowStream(plain_flow, voice)
     ours, theirs = (
         relative(torch.cat(stream.push(codes), dim=1), exact) for stream in (found, plain)
@@ -158,7 +160,7 @@ def test_lower_precision_is_no_worse_than_plain_torch_in_it(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_one_reply_among_32_is_what_it_is_alone(dtype: torch.dtype, full: FlowDecoder) -> None:
-    flow = BatchedFlow(full, FlowOptions(dtype=dtype, pages=220, max_items=32, graphs=False))
+    flow = batched_flow(full, FlowOptions(dtype=dtype, pages=220, max_items=32, graphs=False))
     voice, codes = random_voice(FULL, 15), random_codes(FULL, 13)
     expected = torch.cat(alone(flow, voice, [codes]), dim=1)
     replies = [flow.open(voice) for _ in range(32)]
@@ -206,7 +208,7 @@ def test_passes_at_the_same_time_give_the_bits_of_one_after_another(
         options = FlowOptions(
             dtype=dtype, pages=120, max_items=8, graphs=graphs, lanes=lanes, context_s=0.8
         )
-        flow = BatchedFlow(full, options)
+        flow = batched_flow(full, options)
         for voice in voices:
             flow.prepare(voice)
         replies = [flow.open(voices[n % 3]) for n in range(32)]
@@ -260,7 +262,7 @@ def test_a_lane_takes_at_most_200_mib(full: FlowDecoder, device: torch.device) -
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(device)[0]
-        flow = BatchedFlow(
+        flow = batched_flow(
             full, FlowOptions(dtype=torch.float16, pages=100, context_s=2.0, lanes=lanes)
         )
         flow.warm()
@@ -280,7 +282,7 @@ def test_besides_pages_a_full_size_flow_takes_at_most_1_gib(
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
     options = FlowOptions(dtype=torch.float16, pages=100, context_s=2.0, lanes=1)
-    flow = BatchedFlow(full, options)
+    flow = batched_flow(full, options)
 
     flow.warm()
     torch.cuda.synchronize()

@@ -5,16 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice
 
-from mosstalk.codec.flow_batch_voices import FlowOptions, VoiceShelf
-from mosstalk.codec.flow_batches import BatchedFlow
-from mosstalk.codec.flow_graph import buckets_for
-from mosstalk.codec.flow_items import NOTHING, Item, PassInputs, descriptors, in_blocks
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions, VoiceShelf
 from mosstalk.codec.flow_paged_state import splits_for
-from mosstalk.codec.flow_pages import FlowPages, PageLayout, PageStore
+from mosstalk.codec.flow_pages import (
+    NOTHING,
+    FlowPages,
+    Item,
+    PageLayout,
+    PageStore,
+    PassInputs,
+    descriptors,
+    in_blocks,
+)
+from mosstalk.codec.flow_pass import buckets_for
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, EngineInputError
 
@@ -92,7 +101,7 @@ def test_inputs_that_are_not_a_passs_are_refused_by_name(fault: str) -> None:
         inputs.fill(values)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(asked=st.lists(st.integers(0, 6), max_size=20), seed=st.integers(0, 99))
 def test_no_page_has_two_holders_and_none_is_lost(asked: list[int], seed: int) -> None:
     pool, held, order = FlowPages(12), list[list[int]](), np.random.default_rng(seed)
@@ -161,7 +170,7 @@ def test_in_float32_every_pass_has_one_size() -> None:
 def test_the_flow_itself_is_left_as_it_is() -> None:
     flow = make_flow(replace(SMALL, n_timesteps=2))
     before = [weight.clone() for weight in flow.parameters()]
-    reply = BatchedFlow(flow, FlowOptions(paged=True, pages=9, max_items=2)).open(make_voice(10))
+    reply = batched_flow(flow, FlowOptions(paged=True, pages=9, max_items=2)).open(make_voice(10))
     reply.push(make_codes(18).tolist())
 
     assert all(map(torch.equal, flow.parameters(), before))

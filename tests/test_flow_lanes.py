@@ -6,15 +6,17 @@ from test_flow import make_codes, make_flow, make_voice
 from test_flow_batch import FEW, alone, conversations, in_company
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_paged import _whole_hops
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
-from mosstalk.codec.flow_items import Item
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_paged import _whole_hops
+from mosstalk.codec.flow_pages import Item
+from mosstalk.codec.flow_replies import BatchedFlow
 from mosstalk.errors import OptionError
 
 
 def lanes(count: int, items: int = 2) -> BatchedFlow:
     options = FlowOptions(paged=True, pages=120, max_items=items, lanes=count)
-    return BatchedFlow(make_flow(FEW), options)
+    return batched_flow(make_flow(FEW), options)
 
 
 @pytest.mark.parametrize(("count", "items"), [(2, 2), (3, 1), (4, 3)])
@@ -67,7 +69,7 @@ def test_lanes_are_as_many_as_replies_need_and_none_on_a_cpu() -> None:
 
 
 def test_pages_are_as_many_as_replies_need_unless_memory_is_given() -> None:
-    layout = lanes(1).blocks.layout
+    layout = lanes(1).layout
     block_s = layout.config.chunk_size / 12.5
     given = FlowOptions(context_s=3 * block_s, replies=7)
     assert given.page_count(layout) == 7 * 4 + -int(-40 / block_s // 1)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk import Pipeline
@@ -66,7 +67,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_gives_others(pipeline: Pi
 
 
 @given(seed=st.integers(0, 2**32), speech=st.booleans())
-@settings(max_examples=20)
+@examples(20)
 def test_rows_obey_the_mode_machine(pipeline: Pipeline, seed: int, speech: bool) -> None:
     conversation, ids = question(pipeline, speech=speech), pipeline.ids
     last = conversation.rows[-1]
@@ -140,8 +141,12 @@ def test_a_prompt_that_fills_the_context_is_refused(pipeline: Pipeline) -> None:
     assert made.cache.rows == 0
 
 
-def test_a_reply_ends_where_the_context_does(pipeline: Pipeline) -> None:
-    limit = pipeline.model.config.max_position_embeddings
+def test_a_reply_ends_where_the_context_does(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 300
+    shorter = replace(pipeline.model.config, max_position_embeddings=limit)
+    monkeypatch.setattr(pipeline.model, "config", shorter)
     conversation = Conversation(pipeline.ids, pipeline.tokenizer.encode)
     conversation.open_reply(speech=True)
     conversation.rows = conversation.rows[:1] * (limit - len(conversation.rows) - 3) + (
@@ -163,7 +168,7 @@ def logits_after(made: Generation) -> tuple[torch.Tensor, list[Row]]:
     heard=st.one_of(st.none(), st.integers(0, 25)),
     ended=st.booleans(),
 )
-@settings(max_examples=20)
+@examples(20)
 def test_a_turn_from_kept_rows_equals_the_same_turn_built_afresh(
     pipeline: Pipeline, seed: int, count: int, heard: int | None, ended: bool
 ) -> None:

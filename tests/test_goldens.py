@@ -18,13 +18,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mosstalk.verify.compare import Check, Comparer
-from mosstalk.verify.run import COMPONENTS, run_case, run_cases
+from mosstalk.verify.run import COMPONENTS, judge_cases, run_case
 
 CPU = torch.device("cpu")
 CASES = sorted(path.parent for path in GOLDENS.glob("*/case.json"))
 EXPECTED = "expected.safetensors"
 
-each_case = pytest.mark.parametrize("folder", CASES, ids=[path.name for path in CASES])
+# Slow: the second flow; one is enough for what ``verify`` does with it.
+each_case = pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(
+            path, id=path.name, marks=[pytest.mark.slow] if path.name == "flow-tails" else []
+        )
+        for path in CASES
+    ],
+)
 
 
 def component_of(folder: Path) -> str:
@@ -82,11 +91,12 @@ def out_of_bounds(text: str) -> list[str]:
 
 
 def is_slow(folder: Path, dtype: torch.dtype) -> bool:
-    """Flows take a CPU long: one is here in all precisions but float16, which
-    ``test_codec_verify`` has; the other in float32.
+    """The second flow, and other precisions than float32, in which every comparison counts.
+
+    HiFT is here in all of them; the fast path's tests have language models in bfloat16, and
+    codecs in float16.
     """
-    tails = folder.name == "flow-tails" and dtype != torch.float32
-    return tails or (folder.name, dtype) == ("flow", torch.float16)
+    return folder.name == "flow-tails" or (dtype != torch.float32 and folder.name != "hift")
 
 
 PRECISIONS = [
@@ -149,7 +159,7 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
     edit_tensors(changed / EXPECTED, change_all)
     tensors = set(load_file(folder / EXPECTED)) & set(names)
 
-    assert run_cases([changed], CPU, torch.float32) == 1
+    assert judge_cases([changed], CPU, torch.float32).exit_code == 1
     assert tensors <= set(out_of_bounds(capsys.readouterr().out))
     assert tensors
 
@@ -170,10 +180,26 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
             "prefill_audio_logits",
         ),
         ("speech_tokenizer", "model.safetensors", "encoder.layers.0.fc1.weight", "pooled"),
-        ("speech_tokenizer", "model.safetensors", "encoder.codebook.weight", "distances"),
-        ("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+        pytest.param(
+            "speech_tokenizer",
+            "model.safetensors",
+            "encoder.codebook.weight",
+            "distances",
+            marks=pytest.mark.slow,
+        ),
+        # Slow: a flow's wrong weight shows as its wrong token does, below; second weights.
+        pytest.param(
+            *("flow", "flow.safetensors", "encoder_proj.weight", "offline.mel"),
+            marks=pytest.mark.slow,
+        ),
         ("hift", "hift.safetensors", "conv_post.parametrizations.weight.original0", "wave"),
-        ("hift", "hift.safetensors", "f0_predictor.classifier.weight", "f0"),
+        pytest.param(
+            "hift",
+            "hift.safetensors",
+            "f0_predictor.classifier.weight",
+            "f0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_weight_two_percent_off_is_found_and_named(
@@ -187,7 +213,7 @@ def test_a_weight_two_percent_off_is_found_and_named(
     case = copy_of(smallest(component), tmp_path / "case")
     edit_tensors(case / file, scale(weight, 1.02))
 
-    assert run_cases([case], CPU, torch.float32) == 1
+    assert judge_cases([case], CPU, torch.float32).exit_code == 1
     assert any(name.endswith(found_in) for name in out_of_bounds(capsys.readouterr().out))
 
 
@@ -195,7 +221,8 @@ def test_a_weight_two_percent_off_is_found_and_named(
     ("component", "name", "found_in"),
     [
         ("flow", "run0.tokens", "run0.offline.mel"),
-        ("flow", "prompt_tokens", "run0.offline.mel"),
+        # Slow: the same inputs of a flow, before the reply's own.
+        pytest.param("flow", "prompt_tokens", "run0.offline.mel", marks=pytest.mark.slow),
         ("speech_tokenizer", "clip0.tokens", "clip0.tokens"),
         ("language_model", "one_row.greedy_plain.rows", "one_row.greedy_plain.rows"),
         ("language_model", "starts_in_audio_mode.prompt", "starts_in_audio_mode.trunk_hidden"),
@@ -208,7 +235,7 @@ def test_one_other_token_row_or_sample_is_found_and_named(
     case = copy_of(smallest(component), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge(name, 500 if component == "prompt_mel" else -1))
 
-    assert run_cases([case], CPU, torch.float32) == 1
+    assert judge_cases([case], CPU, torch.float32).exit_code == 1
     assert found_in in out_of_bounds(capsys.readouterr().out)
 
 
@@ -218,7 +245,7 @@ def test_lower_precision_still_finds_a_wrong_result(dtype: torch.dtype, tmp_path
     case = copy_of(smallest("hift"), tmp_path / "case")
     edit_tensors(case / EXPECTED, scale("wave", 1.5))
 
-    assert run_cases([case], CPU, dtype) == 1
+    assert judge_cases([case], CPU, dtype).exit_code == 1
 
 
 def test_lower_precision_compares_ids_without_judging_them(
@@ -227,7 +254,7 @@ def test_lower_precision_compares_ids_without_judging_them(
     case = copy_of(smallest("speech_tokenizer"), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge("clip0.tokens", -1))
 
-    assert run_cases([case], CPU, torch.float16) == 0
+    assert judge_cases([case], CPU, torch.float16).exit_code == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if " clip0.tokens " in x)
     assert "not judged" in line
     assert "of 26 equal" in line
@@ -366,7 +393,7 @@ def test_files_that_do_not_fit_each_other_are_an_unreadable_case(
     case = copy_of(smallest(component), tmp_path / "case")
     damage(case)
 
-    assert run_cases([case], CPU, torch.float32) == 2
+    assert judge_cases([case], CPU, torch.float32).exit_code == 2
 
 
 def test_files_alone_are_no_cases(mosstalk: Run, tmp_path: Path) -> None:
@@ -381,14 +408,14 @@ def test_an_expected_tensor_nobody_compares_is_named(
     case = copy_of(smallest("prompt_mel"), tmp_path / "case")
     edit_tensors(case / EXPECTED, lambda tensors: tensors.update(pitch=torch.zeros(3)))
 
-    assert run_cases([case], CPU, torch.float32) == 0
+    assert judge_cases([case], CPU, torch.float32).exit_code == 0
     named = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "not com" in line]
     assert named == ["pitch"]
 
 
 def test_a_case_folders_name_means_nothing(tmp_path: Path) -> None:
-    # Every case takes the name of the next, which is of another component.
-    cases = [smallest(component) for component in COMPONENTS]
+    # Every case takes the name of the next, which is of another component; a flow takes long.
+    cases = [smallest(component) for component in COMPONENTS if component != "flow"]
     names = [folder.name for folder in cases]
     renamed = [
         copy_of(folder, tmp_path / name)

@@ -78,9 +78,10 @@ def test_other_seeds_draw_other_rows_on_the_gpu_too(on_gpu: Pipeline) -> None:
 
 
 def test_chat_answers_on_the_gpu_in_the_stored_precision(process: Run, tmp_path: Path) -> None:
-    run = process("chat", "--speech", QUESTION, "--out", "a.wav", "--device", "cuda", *SYNTHETIC)
+    words = ("--speech", QUESTION, "--out", "a.wav", "--device", "cuda", "--stats")
+    run = process("chat", *words, *SYNTHETIC)
     assert run.returncode == 0, run.stderr
-    assert "model bfloat16, codec float32 on cuda" in run.stdout
-    assert "MiB device" in run.stdout
+    assert "model bfloat16, codec float16 on cuda" in run.stderr
+    assert "MiB device" in run.stderr
     sound, rate = soundfile.read(tmp_path / "a.wav")
     assert (len(sound), rate) == (75 * 1920, 24_000)

@@ -49,6 +49,7 @@ def commands(group: typer.core.TyperGroup, *path: str) -> Iterator[tuple[str, ..
 def test_the_help_of_every_command_has_an_example(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*path, "--help"], prog_name="PROGRAM")
     assert f"mosstalk {' '.join(path)} " in result.output
+    assert CliRunner().invoke(app, [*path, "-h"], prog_name="PROGRAM").output == result.output
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import GOLDENS
-from hypothesis import given, settings
+from conftest import GOLDENS, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from seams import jumps_at, seam_samples
 from test_hift import FRAME, HELD, make_mel, make_vocoder, splits
 from torch import Tensor
 
 from mosstalk.codec.hift_step import fades
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.seams import jumps_at, seam_samples
 from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig
 from mosstalk.errors import CodecFullError, DeviceError, OptionError
@@ -43,7 +43,7 @@ def alone(mel: Tensor, sizes: list[int], seed: int) -> list[Tensor]:
 # The same sound.
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     cuts=st.lists(splits(), min_size=1, max_size=3),
     joins=st.lists(st.integers(0, 3), min_size=3, max_size=3),

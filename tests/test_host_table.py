@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mosstalk import Pipeline
 from mosstalk.cli import app
-from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.engine.memory import keep_table_on_host
 
 WIDE = replace(
     CONFIG, hidden_size=256, intermediate_size=384, head_dim=64, max_position_embeddings=512

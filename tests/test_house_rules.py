@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-WITH_RECIPES = [*SOURCES, *sorted((ROOT / "recipes").rglob("*.py"))]
+BESIDE = [path for folder in ("evals", "recipes") for path in (ROOT / folder).rglob("*.py")]
+EVERYWHERE = [*SOURCES, *sorted(BESIDE)]
 TALLEST_FUNCTION_LINES = 60
 TALLEST_KERNEL_LINES = 120
 LONGEST_FILE_LINES, LONGEST_FILE_OF_OPS_LINES = 450, 700
@@ -22,7 +23,7 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
-@pytest.mark.parametrize("path", WITH_RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EVERYWHERE, ids=lambda path: path.name)
 def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
     most = LONGEST_FILE_OF_OPS_LINES if path.parent.name == "ops" else LONGEST_FILE_LINES
@@ -41,7 +42,7 @@ def _height(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-@pytest.mark.parametrize("path", WITH_RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", EVERYWHERE, ids=lambda path: path.name)
 def test_public_things_have_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{path} has no docstring"
@@ -57,7 +58,7 @@ def test_public_things_have_docstrings(path: Path) -> None:
 
 def test_the_environment_is_read_in_one_file() -> None:
     reading = re.compile(r"os\.environ|getenv")
-    readers = [path.name for path in WITH_RECIPES if reading.search(path.read_text())]
+    readers = [path.name for path in EVERYWHERE if reading.search(path.read_text())]
     assert readers == ["environment.py"]
 
 

@@ -59,7 +59,7 @@ def test_a_pool_that_moves_beneath_a_graph_changes_nothing(tokenizer: SpeechToke
     live.push(state, clip[BLOCK : 2 * BLOCK])
     grown = live.pages.grown
 
-    live.warm(1, held_s=2)
+    live.warm(1)
     live.pages.reserve(live.pages.count + 1)
     for piece in clip[2 * BLOCK :].split(BLOCK):
         live.push(state, piece)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from claims_rig import outcomes_of, require_kept
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
@@ -93,14 +94,14 @@ def test_over_the_limit_is_refused_at_once_and_no_stream_took_any() -> None:
     assert live.pages.count == 4
 
 
-def test_warming_reserves_pages_within_the_limit_alone() -> None:
+def test_pages_are_reserved_within_the_limit_alone() -> None:
     live = tokenizer_with(1, limit_s=30)
 
-    live.warm(3, held_s=10)
+    live.pages.reserve_all()
     assert live.pages.count == 30
 
     with pytest.raises(CodecFullError):
-        live.warm(4, held_s=10)
+        live.pages.reserve(31)
 
 
 def test_what_is_kept_stays_when_the_pool_grows() -> None:
@@ -126,7 +127,7 @@ def test_a_page_is_as_large_as_what_lies_in_it() -> None:
     rows = 100 * 2 * config.quantize_position * config.d_model
     frames = 200 * config.num_mel_bins
     assert live.pages.page_bytes == 4 * (rows + frames)
-    live.warm(1, held_s=2)
+    live.pages.reserve(1)
     assert live.pages.page_bytes == 4 * (rows + frames)
 
 
@@ -156,7 +157,7 @@ def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
 # In one run.
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     turns=st.lists(sliced(25 * CODE), min_size=1, max_size=4),
     blocks=st.lists(st.sampled_from([speech, rising, noise, silent, quiet]), max_size=4),
@@ -222,7 +223,7 @@ def test_steps_are_made_once_and_again_when_the_pool_has_moved() -> None:
     first = live._blocks.step_for(1)
 
     assert live._blocks.step_for(1) is first
-    live.warm(live.pages.count + 1, held_s=30)
+    live.pages.reserve(live.pages.count + 1)
 
     assert live._blocks.step_for(1) is not first
     assert [live._blocks.step_for(n).items for n in (1, 2, 3, 33, 64)] == [1, 2, 4, 64, 64]

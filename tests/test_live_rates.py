@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from hypothesis import example, given, settings
+from conftest import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from live_rig import KINDS, LIVE, Kind, noise, rising, speech
 
@@ -38,7 +39,7 @@ def codes_heard(live: LiveTokenizer, slices: list[Samples], rate: int) -> list[i
     return state.codes
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     live=WAYS,
     kind=st.sampled_from(KINDS),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from live_rig import CODE, LIVE, quiet, speech
 
-from evals.live_codes import (
+from evals.codec_parts import (
     CONDITIONS,
     LONGEST_S,
     SHORTEST_S,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDENS
-from hypothesis import given, settings
+from conftest import GOLDENS, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from live_rig import (
     BOTH,
@@ -24,7 +24,7 @@ from live_rig import (
 )
 from torch import Tensor
 
-from evals.live_codes import live_codes
+from evals.codec_parts import live_codes
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE, codes_in
@@ -57,7 +57,7 @@ def places_of(live: LiveTokenizer, state: LiveCodes) -> list[int]:
 # Equal to the offline codes.
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(name=BOTH, pieces=sliced())
 def test_codes_at_the_end_are_the_offline_ones(name: str, pieces: list[Tensor]) -> None:
     live = LIVE[name]
@@ -90,6 +90,8 @@ def test_turns_of_several_segments_have_the_offline_codes(samples: int) -> None:
     assert at_once.codes == in_pieces.codes == live.tokenizer.encode(clip)
 
 
+# Slow: a minute of sound; turns of several segments are heard below.
+@pytest.mark.slow
 def test_a_minute_of_speech_in_blocks_has_the_offline_codes() -> None:
     live, clip = LIVE["pocket"], speech(65 * INPUT_RATE)
 
@@ -99,7 +101,7 @@ def test_a_minute_of_speech_in_blocks_has_the_offline_codes() -> None:
     assert state.seconds == 65
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(name=BOTH, pieces=sliced(30 * CODE), maximum=st.floats(-10, 4), trusted_s=st.floats(0, 3))
 def test_no_maximum_to_begin_with_changes_the_codes_at_the_end(
     name: str, pieces: list[Tensor], maximum: float, trusted_s: float
@@ -152,7 +154,7 @@ def test_lower_precision_gives_as_many_codes_and_looks_for_no_ties() -> None:
 # While the sound comes.
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(pieces=sliced(20 * CODE))
 def test_a_code_is_there_as_soon_as_all_that_it_reads_is(pieces: list[Tensor]) -> None:
     live = LIVE["goldens"]
@@ -290,7 +292,7 @@ def test_a_push_moves_nothing_that_is_kept() -> None:
 # In company.
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(name=BOTH, turns=st.lists(sliced(25 * CODE), min_size=2, max_size=5), data=st.data())
 def test_streams_that_join_and_leave_a_batch_get_the_codes_they_get_alone(
     name: str, turns: list[list[Tensor]], data: st.DataObject

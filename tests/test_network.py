@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk import Pipeline
@@ -38,7 +39,7 @@ def pieces(rows: torch.Tensor, cuts: set[int]) -> list[torch.Tensor]:
 @given(
     count=st.integers(1, 60), cuts=st.sets(st.integers(1, 59), max_size=20), seed=st.integers(0, 99)
 )
-@settings(max_examples=25)
+@examples(25)
 def test_decoding_over_random_cuts_equals_one_pass(
     model: LanguageModel, count: int, cuts: set[int], seed: int
 ) -> None:
@@ -54,7 +55,7 @@ def test_decoding_over_random_cuts_equals_one_pass(
 
 
 @given(kept=st.integers(0, 40), other=st.integers(1, 40), seed=st.integers(0, 99))
-@settings(max_examples=25)
+@examples(25)
 def test_truncating_the_cache_forgets_what_came_after(
     model: LanguageModel, kept: int, other: int, seed: int
 ) -> None:

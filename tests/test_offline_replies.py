@@ -11,7 +11,7 @@ from engine_rig import IDS, Task, on_every_device, random_tasks, reference, wild
 from mosstalk.conversation import FinishReason, Row
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.engine.sequence import Sequence
-from mosstalk.errors import CheckpointError, ContextLengthError
+from mosstalk.errors import CheckpointError, ContextLengthError, EngineStoppedError
 from mosstalk.offline.replies import EngineReply, OfflineEngine, Step
 from mosstalk.sampling_options import Limits
 
@@ -21,7 +21,7 @@ class Owner:
 
 
 def begun(engine: OfflineEngine, sequence: Sequence, task: Task) -> EngineReply:
-    ask = replace(task.ask, whole_rows=True)
+    ask = replace(task.params, whole_rows=True)
     return EngineReply(engine, sequence, list(task.rows), ask)
 
 
@@ -67,7 +67,7 @@ def test_a_conversation_goes_on_from_what_was_read_though_the_store_has_grown() 
     kept = len(task.rows) + len(first.reply.rows) - 1
     sequence.free_from(kept)
     longer: list[Row] = [*task.rows, *first.reply.rows, (3, IDS.audio_pad), (4, IDS.audio_pad)]
-    again = Task(longer, replace(task.ask, script=None))
+    again = Task(longer, replace(task.params, script=None))
     second = begun(engine, sequence, again)
     assert second.prefill() == len(longer) - 1 - kept
     list(steps_of(second))
@@ -88,7 +88,7 @@ def test_a_cancelled_reply_hands_out_its_rows_whole_and_no_more() -> None:
     model = wild_model()
     engine, owner = OfflineEngine(model, IDS), Owner()
     task = random_tasks(3, 12)[4]
-    task = Task(task.rows, ReplyParams(task.ask.options, Limits(30)))
+    task = Task(task.rows, ReplyParams(task.params.options, Limits(30)))
     reply = begun(engine, engine.open(owner), task)
     reply.prefill()
     reply.begin()
@@ -98,6 +98,35 @@ def test_a_cancelled_reply_hands_out_its_rows_whole_and_no_more() -> None:
     assert reply.ended
     assert reply.reply.finish_reason is FinishReason.CANCELLED
     assert [step.row for step in reply.fresh()] == reference(model, task).rows[:3]
+
+
+def test_a_step_that_fails_ends_the_replies_and_the_next_ones_are_the_references(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = wild_model()
+    engine, owners, task = OfflineEngine(model, IDS), [Owner(), Owner()], random_tasks(3, 1)[0]
+    sequences = [engine.open(owner) for owner in owners]
+    first, other = (begun(engine, sequence, task) for sequence in sequences)
+    for reply in (first, other):
+        reply.prefill()
+        reply.begin()
+    first.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.core.runner.layers, "logits", _out_of_memory)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            first.step()
+    assert first.ended
+    with pytest.raises(EngineStoppedError, match="out of memory"):
+        other.step()
+    assert engine.core.pool.in_use == 0
+    for sequence in sequences:
+        again = begun(engine, sequence, task)
+        list(steps_of(again))
+        assert again.reply == reference(model, task)
+
+
+def _out_of_memory(*_: object) -> None:
+    raise RuntimeError("out of memory")
 
 
 def test_float64_is_drawn_from_as_the_reference_does() -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Checkpoint
-from hypothesis import given, settings
+from conftest import Checkpoint, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
 from mosstalk.cli.plan import memory_of
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
@@ -105,7 +106,7 @@ def test_packed_weights_take_what_was_planned() -> None:
     codec = random_codec(TINY, torch.device("cpu"))
     parts = {part.name: part.bytes for part in codec_parts(codec)}
     options = FlowOptions(dtype=SOUND_DTYPE, paged=True, pages=2)
-    packed = BatchedFlow(codec.flow, options).figures().weight_bytes
+    packed = batched_flow(codec.flow, options).figures().weight_bytes
     # The embedding of codes and the tables' weights are used as they are, and not counted there.
     planned = parts["flow encoder"] + parts["flow estimator"]
     unpacked = codec.flow.input_embedding.weight.nbytes
@@ -153,7 +154,7 @@ WISHES = st.builds(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES, more=st.integers(1, 2**36))
 def test_more_memory_never_fits_fewer(published: Configs, wish: Wish, more: int) -> None:
     plan = plan_of(published, wish)
@@ -165,7 +166,7 @@ def test_more_memory_never_fits_fewer(published: Configs, wish: Wish, more: int)
     assert crowded.rows <= plan.rows
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES)
 def test_what_fits_is_within_the_memory(published: Configs, wish: Wish) -> None:
     plan = plan_of(published, wish)
@@ -186,7 +187,7 @@ def changed(wish: Wish, words: str) -> Wish:
     return replace(wish, **{fields.get(name, name): names[name](value) for name, value in found})
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(wish=WISHES)
 def test_whatever_is_advised_fits(published: Configs, wish: Wish) -> None:
     plan = plan_of(published, wish)
@@ -210,7 +211,7 @@ def test_the_command_says_what_to_change_and_that_then_fits() -> None:
     for words in changes:
         again = run(f"{tight} {words}")
         assert again.exit_code == 0, words
-        assert "fits; mosstalk serve --max-sessions 2 --codec-memory" in again.output
+        assert "serve --model MODEL --codec CODEC --max-sessions 2 --codec-memory" in again.output
 
 
 def test_a_small_card_is_told_how_much_there_must_be() -> None:
@@ -296,7 +297,7 @@ def test_a_card_without_fp8_or_room_is_said_to_be_one(published: Configs) -> Non
         ("--gpu-memory 24", "--gpu-memory 24: give something like 24GiB"),
         ("--gpu-memory 0GiB", "--gpu-memory 0GiB: give something like 24GiB"),
         ("--gpu rtx-5000", "--gpu rtx-5000: choose of rtx-4090, l4"),
-        ("--gpu h100 --precision int4", "--precision int4: choose of bf16, fp8"),
+        ("--gpu h100 --precision int4", "--precision must be bf16 or fp8, not 'int4'"),
         ("--gpu a100 --precision fp8", "a100 has no FP8 products"),
         ("--gpu-memory 24GiB --model absent", "no such file"),
     ],

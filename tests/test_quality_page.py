@@ -16,9 +16,22 @@ from conftest import QUESTION
 
 from evals.intervals import rate
 from evals.judges import Verdict, speech_row
-from evals.quality import TEACHER_LONG, Line, Quality, TranscriptRow, document_of, lengths_of
-from evals.quality_page import encode_sound, marked, pick_examples, quality_page, spectrogram_png
-from evals.quality_tables import tables_of
+from evals.quality import (
+    TEACHER_LONG,
+    Quality,
+    TranscriptLine,
+    TranscriptRow,
+    document_of,
+    lengths_of,
+)
+from evals.quality_page import (
+    encode_sound,
+    marked,
+    pick_examples,
+    quality_page,
+    spectrogram_png,
+    tables_of,
+)
 from evals.readings import Reading, noise_like
 from evals.takes import READ_ALOUD, READ_ALOUD_LONG
 from evals.words import align, word_errors
@@ -46,7 +59,7 @@ def quality(sound: Samples) -> Quality:
     spoken = Reading(READ_ALOUD, TEXTS, noise_like(recordings).sounds)
     aloud = verdict(spoken, "salt and paper <please>", "")
     rows = [speech_row(each, teacher) for each in (teacher, aloud)]
-    heard = (Line(TEXTS[1], "call him <back>", "call me back"),)
+    heard = (TranscriptLine(TEXTS[1], "call him <back>", "call me back"),)
     counted = rate(word_errors(TEXTS[1:], [heard[0].own]))
     group = TranscriptRow("someone & co", 1, 2.9, counted, counted, counted, heard)
     settings = {"checkpoint": "a <b> & c", "weights": "synthetic"}

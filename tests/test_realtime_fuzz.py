@@ -33,6 +33,8 @@ def server(cache_folder: Path, folder: Path) -> Iterator[Server]:
         yield running
 
 
+# Slow: a server of their own; ``test_realtime_refusals`` sends whatever comes without a socket.
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), [(1, 400), (2, 200)])
 def test_any_events_in_any_order_are_served_or_refused_by_name(
     server: Server, folder: Path, seed: int, count: int

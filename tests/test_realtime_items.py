@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.item_list import ItemList
-from mosstalk.server.realtime.protocol import Transcript, WireLimits
-from mosstalk.server.realtime.server_objects import Message
+from mosstalk.server.limits import Limits
+from mosstalk.server.realtime.items import ItemList
+from mosstalk.server.realtime.protocol import Transcript
+from mosstalk.server.realtime.server_events import Message
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,
@@ -259,7 +260,7 @@ def test_items_that_made_room_are_still_there_for_the_client() -> None:
 
 
 def test_what_only_the_client_sees_is_bounded() -> None:
-    client = caller(limits=WireLimits(kept_chars=5000))
+    client = caller(limits=Limits(kept_chars=5000))
     for number in range(100):
         create(client, OUTPUT | {"id": f"f{number}", "output": "x" * 100})
     there = [
@@ -290,7 +291,7 @@ def test_the_list_of_items_is_as_a_plain_list_has_it(steps: list[tuple[str, str,
             plain = [(each, read and each != item_id) for each, read in plain]
             listed.forget(item_id)
     ids = [each for each, _ in plain]
-    assert [(each.item_id, each.read) for each in listed] == plain
+    assert [(each.item.id, each.read) for each in listed] == plain
     assert listed.last_id == (ids[-1] if ids else None)
     for place, item_id in enumerate(ids):
         assert item_id in listed

@@ -5,7 +5,7 @@ import json
 
 from realtime_rig import Wire, caller, obeyed
 
-from mosstalk.server.realtime.protocol import WireLimits
+from mosstalk.server.limits import Limits
 
 
 def error_of(events: list[Wire]) -> Wire:
@@ -44,7 +44,7 @@ def test_a_message_without_sound_is_refused_unparsed_beyond_its_limit() -> None:
 
 
 def test_tools_instructions_and_lists_have_a_longest() -> None:
-    client = caller(limits=WireLimits(tools_chars=1000, text_chars=100))
+    client = caller(limits=Limits(tools_chars=1000, text_chars=100))
     tool = {"type": "function", "name": "f", "description": "d" * 200}
     for session, path, code in (
         ({"tools": [tool] * 5}, "session.tools", "string_above_max_length"),

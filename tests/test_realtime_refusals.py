@@ -5,11 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import Caller, Wire, b64, caller, obeyed, tone
 
-from mosstalk.server.realtime.protocol import WireLimits
+from mosstalk.server.limits import Limits
 from mosstalk.session.commands import CancelResponse, CreateText, Push, Truncate
 from mosstalk.session.events import (
     Closed,
@@ -197,7 +198,7 @@ def test_sound_and_messages_beyond_their_limits_are_refused() -> None:
         error = error_of(client.send("input_audio_buffer.append", audio=length, event_id="e"))
         assert (error["code"], error["param"]) == ("string_above_max_length", "audio")
         assert error["event_id"] == "e"
-    small = caller(limits=WireLimits(message_bytes=100))
+    small = caller(limits=Limits(message_bytes=100))
     error = error_of(small.send("input_audio_buffer.append", audio="A" * 100))
     assert (error["code"], error["param"]) == ("string_above_max_length", "message")
 
@@ -339,7 +340,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 FIELDS = st.sampled_from([*KEYS, "item_id", "previous_item_id", "audio_end_ms", "content_index"])
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     kind=st.sampled_from(CLIENT_EVENTS),
     more=st.dictionaries(FIELDS, JSON, max_size=4),

@@ -3,15 +3,15 @@
 import json
 import random
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, lacking, require_package, require_program
+from conftest import lacking, require_package, require_program
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -23,10 +23,9 @@ from mosstalk.models.voices import Voice
 from recipes.pocket.__main__ import SHIPPED, app
 from recipes.pocket.curves import LOGS, PANELS, draw, keep_logs, of_held_out, read_log, thinned
 from recipes.pocket.data import PHONES, UNLABELLED, load_recordings, teacher_clip
-from recipes.pocket.flow import speaker_embedding
+from recipes.pocket.flow import VOICE_CODES, decode, speaker_embedding
 from recipes.pocket.make_data import SHARES, write_shard
-from recipes.pocket.package import VOICE_CODES, PackageError, package
-from recipes.pocket.predict import decode
+from recipes.pocket.package import PackageError, package
 from recipes.pocket.sizes import SMOKE_SIZES
 from recipes.pocket.training import fresh
 from recipes.pocket.voices import TEACHER, Clip, ProgramError, Programs
@@ -71,6 +70,10 @@ def write_data(folder: Path) -> None:
         write_shard(folder / f"00-{voice}-00000", clips)
 
 
+trained = pytest.mark.slow
+"""Slow: every stage is trained in small, which takes 10 s; no part of the package needs it."""
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every training stage has run."""
@@ -86,6 +89,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@trained
 def test_every_stage_leaves_what_help_says(work: Path) -> None:
     left = {path.name for path in work.iterdir()}
     table = recipe("--help").split("Stages 2 to 7")[0].split("8 package")[0]
@@ -95,6 +99,7 @@ def test_every_stage_leaves_what_help_says(work: Path) -> None:
     assert left == said | {f"{stage.replace('-', '_')}.jsonl" for stage in STAGES}
 
 
+@trained
 def test_the_vocoder_goes_on_from_the_flows_mels(work: Path, tmp_path: Path) -> None:
     shutil.copytree(work, tmp_path / "on")
     mels = np.load(work / "mels-0.npy")
@@ -124,6 +129,7 @@ def test_a_batch_of_predicted_mels_is_what_decoding_gives() -> None:
         torch.testing.assert_close(mel.T, alone, atol=1e-4, rtol=1e-4)
 
 
+@trained
 def test_the_chain_ends_in_a_model_that_loads_and_speaks(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")
     printed = recipe("package", "--work", work, "--out", tmp_path / "out", "--smoke")
@@ -141,6 +147,7 @@ def test_the_chain_ends_in_a_model_that_loads_and_speaks(work: Path, tmp_path: P
     assert bool(sound.isfinite().all())
 
 
+@trained
 def test_a_package_has_the_trained_weights_in_half_precision(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")
     package(work, tmp_path, SMOKE_SIZES)
@@ -152,6 +159,7 @@ def test_a_package_has_the_trained_weights_in_half_precision(work: Path, tmp_pat
         assert all(value.half().equal(shipped[name]) for name, value in trained.items())
 
 
+@trained
 def test_what_is_too_large_does_not_take_the_place_of_what_ships(
     work: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +174,7 @@ def test_what_is_too_large_does_not_take_the_place_of_what_ships(
     assert after == before
 
 
+@trained
 def test_a_toy_never_takes_the_place_of_what_ships(work: Path) -> None:
     asked = ["package", "--work", str(work), "--smoke", "--out", str(SHIPPED)]
     result = CliRunner().invoke(app, asked)
@@ -174,6 +183,7 @@ def test_a_toy_never_takes_the_place_of_what_ships(work: Path) -> None:
     assert "name --out" in result.output
 
 
+@trained
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_goes_on_from_an_earlier_runs_weights(
     stage: str, work: Path, tmp_path: Path
@@ -192,6 +202,7 @@ def test_a_stage_goes_on_from_an_earlier_runs_weights(
     assert resumed < 0.1 * anew
 
 
+@trained
 def test_a_tokenizer_goes_on_from_what_ships_while_new_readers_learn(
     work: Path, tmp_path: Path
 ) -> None:
@@ -213,14 +224,16 @@ def distance(one: Path, other: Path) -> float:
     return sum(float((pairs[0][name].float() - pairs[1][name]).abs().sum()) for name in pairs[0])
 
 
-def test_a_missing_stage_is_named_in_one_line(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "recipes.pocket", "encode", "--work", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_a_missing_stage_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipes.pocket", "encode", "--work", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("recipes.pocket", run_name="__main__")
 
-    assert run.returncode == 2
-    assert run.stderr == f"error: {tmp_path}/data: no finished shards of parts [0]\n"
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {tmp_path}/data: no finished shards of parts [0]\n"
 
 
 # Logs and curves.

@@ -21,9 +21,8 @@ from mosstalk.models.hift import HiftVocoder
 from recipes.pocket import vocoder
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
 from recipes.pocket.training import Budget, load_weights
-from recipes.pocket.vocoder_crops import Cropper, perturbed
-from recipes.pocket.vocoder_losses import SpectralLoss
-from recipes.pocket.vocoder_pitch import pitch
+from recipes.pocket.vocoder import SpectralLoss
+from recipes.pocket.vocoder_crops import Cropper, perturbed, pitch
 
 RATE = 24_000
 FRAME = 480

@@ -57,6 +57,10 @@ def words(tiny: Checkpoint, clip: Path, out: Path) -> list[str]:
     return [str(word) for pair in pairs.items() for word in pair]
 
 
+whole_recording = pytest.mark.slow
+"""Slow: a tool that is run once for a checkpoint records and verifies each component."""
+
+
 @pytest.fixture(scope="module")
 def recorded(tiny: Checkpoint, clip: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything the recorder writes for the stand-ins."""
@@ -69,6 +73,7 @@ def cases(recorded: Path) -> list[Path]:
     return [recorded / name for name in COMPONENTS]
 
 
+@whole_recording
 def test_every_component_is_recorded_and_passes_verify(recorded: Path, mosstalk: Run) -> None:
     run = mosstalk("verify", *sorted(recorded.iterdir()), "--json")
 
@@ -82,6 +87,7 @@ def test_every_component_is_recorded_and_passes_verify(recorded: Path, mosstalk:
     assert [case["not_compared"] for case in document["cases"]] == [[], [], [], []]
 
 
+@whole_recording
 def test_logits_of_the_first_steps_are_enough(recorded: Path) -> None:
     tensors = load_file(recorded / "language-model" / "expected.safetensors")
     stem = "clip0_to_audio.greedy_penalty"
@@ -92,6 +98,7 @@ def test_logits_of_the_first_steps_are_enough(recorded: Path) -> None:
     assert not any("greedy_plain" in name and "logits" in name for name in tensors)
 
 
+@whole_recording
 def test_weights_stay_where_they_are_and_are_named(recorded: Path, tiny: Checkpoint) -> None:
     for folder in cases(recorded):
         names = {path.name for path in folder.iterdir()}
@@ -100,6 +107,8 @@ def test_weights_stay_where_they_are_and_are_named(recorded: Path, tiny: Checkpo
         assert json.loads((folder / "case.json").read_text())["weights"] == str(wanted)
 
 
+# Slow: verifies every component twice more; ``test_goldens`` finds a weight 2 % off.
+@pytest.mark.slow
 def test_other_weights_are_out_of_bounds_and_the_same_elsewhere_are_not(
     recorded: Path, tiny: Checkpoint, mosstalk: Run, tmp_path: Path
 ) -> None:
@@ -113,6 +122,7 @@ def test_other_weights_are_out_of_bounds_and_the_same_elsewhere_are_not(
         assert not all(check["passed"] for check in case["checks"]), case["name"]
 
 
+@whole_recording
 def test_weights_that_are_nowhere_are_said_to_be_missing(recorded: Path, mosstalk: Run) -> None:
     run = mosstalk("verify", recorded / "hift", "--weights", "nowhere")
 
@@ -120,6 +130,7 @@ def test_weights_that_are_nowhere_are_said_to_be_missing(recorded: Path, mosstal
     assert "its weights are not at nowhere; say where with --weights DIR" in run.stdout
 
 
+@whole_recording
 def test_the_flow_file_is_told_by_its_weights(recorded: Path) -> None:
     assert json.loads((recorded / "flow" / "case.json").read_text())["flow_name"] == "flow"
 
@@ -154,6 +165,7 @@ def test_a_codec_that_cannot_be_listened_to_is_named(
     }
 
 
+@whole_recording
 def test_parts_are_as_they_were_after_listening(recorded: Path, tiny: Checkpoint) -> None:
     assert recorded.is_dir()
     processor = StandInProcessor(tiny.model, tiny.codec)
@@ -255,6 +267,7 @@ def test_the_tool_imports_nothing_from_the_package() -> None:
         assert not re.search(r"^\s*(import|from) mosstalk", path.read_text(), re.MULTILINE)
 
 
+@whole_recording
 def test_the_stand_in_speaks(pipeline: Pipeline, recorded: Path) -> None:
     # A reply without codes would leave flow and vocoder unproven.
     rows = load_file(recorded / "language-model" / "expected.safetensors")

@@ -102,6 +102,8 @@ def test_a_report_tells_what_is_in_it_and_without_cases_says_so(
     assert not {"codes", "text", "out"} & set(report["turn"])
 
 
+# Slow: a process of its own; what it finds is the doctor's, whose tests break packages.
+@pytest.mark.slow
 def test_where_a_package_is_broken_a_report_says_so(cache_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "soxr.py").write_text(f"raise OSError('{tmp_path}/soxr.so: wrong ELF class')\n")
     run = subprocess.run(

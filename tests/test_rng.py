@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.numerics.rng import gumbel, normal, philox, uniform
@@ -44,7 +45,7 @@ def test_uniform_never_reaches_zero_or_one() -> None:
 
 
 @given(seed=st.integers(0, 2**64 - 1), step=st.integers(1, 10_000), cut=st.integers(1, 99))
-@settings(max_examples=30)
+@examples(30)
 def test_a_draw_depends_on_its_own_coordinates_alone(seed: int, step: int, cut: int) -> None:
     ids = torch.arange(100)
     whole = gumbel(seed, 1, step, ids)
@@ -66,7 +67,7 @@ def test_gumbel_noise_has_its_mean_and_variance() -> None:
 
 
 @given(start=st.integers(0, 2**40), cut=st.integers(1, 63), columns=st.integers(1, 9))
-@settings(max_examples=30)
+@examples(30)
 def test_noise_cut_anywhere_is_the_same_noise(start: int, cut: int, columns: int) -> None:
     positions = torch.arange(start, start + 64)
     whole = normal(5, 1, positions, columns)

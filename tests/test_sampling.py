@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.errors import OptionError
@@ -15,7 +16,7 @@ LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
 
 
 @given(logits=LOGITS, penalty=st.floats(0.5, 2), data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_penalty_pushes_each_seen_id_once(
     logits: torch.Tensor, penalty: float, data: st.DataObject
 ) -> None:
@@ -29,7 +30,7 @@ def test_penalty_pushes_each_seen_id_once(
 
 
 @given(logits=LOGITS, top_k=st.integers(1, 50))
-@settings(max_examples=100)
+@examples(100)
 def test_top_k_keeps_the_k_largest_and_ties_at_the_edge(logits: torch.Tensor, top_k: int) -> None:
     kept = warp(logits, 1.0, top_k, 1.0).isfinite()
     ranked = sorted(logits.tolist(), reverse=True)
@@ -38,7 +39,7 @@ def test_top_k_keeps_the_k_largest_and_ties_at_the_edge(logits: torch.Tensor, to
 
 
 @given(logits=LOGITS, top_p=st.floats(0.01, 0.999))
-@settings(max_examples=100)
+@examples(100)
 def test_top_p_keeps_the_smallest_set_with_that_mass(logits: torch.Tensor, top_p: float) -> None:
     kept = warp(logits, 1.0, 0, top_p).isfinite()
     mass = logits.softmax(-1)
@@ -62,7 +63,7 @@ def test_greedy_takes_the_lowest_of_tied_ids() -> None:
 def test_draws_follow_the_warped_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
     options = SamplingOptions(temperature=0.8, top_k=4, top_p=1.0, seed=11)
-    count = 6000
+    count = 2000
     drawn = torch.tensor([draw(logits, options, 0, step) for step in range(count)])
     expected = warp(logits, 0.8, 4, 1.0).softmax(-1)
     found = drawn.bincount(minlength=5) / count
@@ -72,7 +73,7 @@ def test_draws_follow_the_warped_distribution() -> None:
 
 
 @given(seed=st.integers(0, 2**63), step=st.integers(1, 5000), channel=st.sampled_from([0, 1]))
-@settings(max_examples=50)
+@examples(50)
 def test_a_draw_is_a_pure_function_of_seed_channel_and_step(
     seed: int, step: int, channel: int
 ) -> None:

@@ -11,7 +11,8 @@ import pytest
 from neighbour_rig import Stay, assert_honest, assert_withstood, attack, talk
 from server_rig import QUICK, Server, serving
 
-pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
+# By themselves: they measure times, and other tests take them.
+pytestmark = pytest.mark.alone
 MIB = 2**20
 FEW, MANY = 3, 30
 FILES = 512

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from conftest import run
-from server_rig import QUICK, Server, Talker, serving
+from server_rig import QUICK, Server, Talker, ask, serving
+from test_server_room import HANDSHAKE, status
 from websockets import Origin
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as dial
@@ -170,7 +174,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
     keyless: Server, method: str
 ) -> None:
     def asked(path: str) -> httpx.Response:
-        return httpx.request(method, f"{keyless.url}{path}", timeout=30)
+        return ask(method, f"{keyless.url}{path}")
 
     def check(answer: httpx.Response, status: int, code: str) -> None:
         assert answer.status_code == status
@@ -221,7 +225,7 @@ def test_every_answer_forbids_browsers_to_guess_its_type(server: Server, keyless
         keyless.get("/", headers=tag),
         keyless.get("/", headers={"Host": "attacker.example"}),
         server.get("/v1/models", headers={}),
-        httpx.post(f"{keyless.url}/health"),
+        ask("POST", f"{keyless.url}/health"),
     ]
     assert {answer.status_code for answer in answers} == {200, 304, 401, 403, 404, 405, 426}
     for answer in answers:
@@ -278,3 +282,33 @@ def test_the_page_comes_with_its_types_and_a_policy_that_permits_it(server: Serv
     assert inline is None, inline
     for path in ("/../environment.py", "/%2e%2e/app.py", "/..%2fapp.py", "/nothing.js", "/app.py"):
         assert server.get(path).status_code == 404
+
+
+def test_handshakes_under_way_when_the_server_ends_are_told_to_come_again(
+    keyless: Server,
+) -> None:
+    """The last of this server: it ends it."""
+    keyless.await_nothing_held()
+    host, port = keyless.url.removeprefix("http://").split(":")
+    os.kill(keyless.worker_id, signal.SIGSTOP)  # so that no session is opened before the signal
+    waiting = [socket.create_connection((host, int(port)), 20) for _ in range(20)]
+    try:
+        for raw in waiting:
+            raw.sendall(HANDSHAKE.encode())
+        keyless.get("/health")  # came later than they did, and has been answered
+        keyless.signal(signal.SIGTERM)
+        keyless.await_log(
+            lambda: any("draining" in str(line.get("message")) for line in keyless.logs)
+        )
+        with socket.create_connection((host, int(port)), 20) as late:
+            late.sendall(HANDSHAKE.encode())
+            assert status(late) in (503, 0)
+        os.kill(keyless.worker_id, signal.SIGCONT)
+        statuses = Counter(map(status, waiting))
+    finally:
+        os.kill(keyless.worker_id, signal.SIGCONT)
+        for raw in waiting:
+            raw.close()
+    print(f"20 handshakes during SIGTERM: {dict(statuses)}")
+    assert statuses == {503: 20}
+    assert keyless.wait(20) == 0

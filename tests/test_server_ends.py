@@ -25,6 +25,8 @@ CODES = 100
 LONG = (*QUICK, "--script", f"speech:{CODES}")
 """Every answer lasts 8 s, unless its codes go round in a circle."""
 WHOLE = ("completed", "incomplete")
+SOME = 25
+"""As many rows as show that an answer is made."""
 ANSWER = {"type": "response.create"}
 
 
@@ -62,8 +64,8 @@ def test_a_client_that_stops_reading_is_sent_away_and_nobody_else_waits(server: 
             deaf = Talker(server, sock=narrow(), max_queue=1)
             await deaf.__aenter__()
             await deaf.send(typed("Good morning."), ANSWER)
-            done = await neighbour.ask("Good morning.")
-            assert done["status"] == "completed"
+            done = await neighbour.ask("Good morning.", max_output_tokens=SOME)
+            assert done["status"] in WHOLE
             assert "error" not in neighbour.kinds()
             slow = 'mosstalk_sessions_closed_total{reason="slow"}'
             await asyncio.to_thread(server.await_metrics, lambda m: m.get(slow) == 1)
@@ -101,9 +103,10 @@ def test_a_reply_that_is_not_finite_ends_alone(server: Server, faults: Path) -> 
             (faults / "poison").touch()
             done = (await talker.wait("response.done"))["response"]
             assert done["status"] == "failed"
-            assert (await neighbour.ask("Good morning."))["status"] == "completed"
+            for each in (neighbour, talker):
+                done = await each.ask("Good morning.", max_output_tokens=SOME)
+                assert done["status"] in WHOLE
             assert "error" not in neighbour.kinds()
-            assert (await talker.ask("Good morning."))["status"] in WHOLE
 
     run(main())
     server.await_nothing_held()
@@ -111,8 +114,10 @@ def test_a_reply_that_is_not_finite_ends_alone(server: Server, faults: Path) -> 
     assert counted == 1
 
 
-def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(cache_folder: Path) -> None:
-    async def main(server: Server) -> None:
+def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(server: Server) -> None:
+    """The last of the server that the tests above share: it ends it."""
+
+    async def main() -> None:
         async with Talker(server) as idle, Talker(server) as talker:
             await begin(talker)
             server.signal(signal.SIGTERM)
@@ -127,16 +132,20 @@ def test_sigterm_lets_a_running_answer_finish_and_nobody_new_in(cache_folder: Pa
             assert len(talker.pcm()) == CODES * 1920 * 2
             assert (await talker.closed())[0] == 1012
 
-    with serving(*LONG, cache=cache_folder) as server:
-        run(main(server))
-        assert server.wait() == 0
-        assert [line["reason"] for line in server.logged("session closed")] == ["drain", "drain"]
+    server.await_nothing_held()
+    run(main())
+    assert server.wait() == 0
+    reasons = [line["reason"] for line in server.logged("session closed")]
+    assert reasons[-2:] == ["drain", "drain"]
 
 
+# Slow: two more servers, to be cut short; the one above shows what is told to clients.
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
 def test_an_answer_that_takes_longer_than_the_drain_is_cut_and_so_is_all_at_a_second_signal(
-    cache_folder: Path,
+    again: bool, cache_folder: Path
 ) -> None:
-    async def main(server: Server, *, again: bool) -> None:
+    async def main(server: Server) -> None:
         async with Talker(server) as talker:
             await begin(talker)
             server.signal(signal.SIGTERM)
@@ -149,12 +158,10 @@ def test_an_answer_that_takes_longer_than_the_drain_is_cut_and_so_is_all_at_a_se
             assert done["status"] == "cancelled"
             assert (await talker.closed())[0] == 1012
 
-    with serving(*LONG, "--drain-timeout", "0.2", cache=cache_folder) as server:
-        run(main(server, again=False))
-        assert server.wait() == 0
-    with serving(*LONG, cache=cache_folder) as server:
-        run(main(server, again=True))
-        assert server.wait(10) == 128 + signal.SIGTERM
+    drain = () if again else ("--drain-timeout", "0.2")
+    with serving(*LONG, *drain, cache=cache_folder) as server:
+        run(main(server))
+        assert server.wait(10) == (128 + signal.SIGTERM if again else 0)
 
 
 # Slow: a step that raises, and one that never ends, end the worker as a killed one ends.
@@ -193,7 +200,8 @@ def test_a_worker_that_dies_is_told_to_all_and_ends_the_server_with_70(
     "doing",
     [
         "starting",
-        "loading",
+        # Slow: between the two others.
+        pytest.param("loading", marks=pytest.mark.slow),
         "computing",
         # Slow: its step never ends, as if a kernel hung.
         pytest.param("stuck", marks=pytest.mark.slow),
@@ -229,8 +237,9 @@ def test_a_worker_whose_front_is_killed_is_gone_within_2_s(
         server.stop()
 
 
-# Slow: that the worker's last words, too, are dropped when nobody reads them.
-@pytest.mark.parametrize("ends_by", ["signal", pytest.param("step", marks=pytest.mark.slow)])
+# Slow: nobody ever reads; the server below serves unread as well, and is read when it ends.
+@pytest.mark.slow
+@pytest.mark.parametrize("ends_by", ["signal", "step"])
 def test_a_server_whose_output_nobody_reads_serves_and_ends(
     ends_by: str, cache_folder: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 from neighbour_rig import Stay, assert_honest, assert_withstood, attack, talk
 from server_rig import QUICK, Server, serving
 
-pytestmark = pytest.mark.system  # by themselves: they measure times, and other tests take them
+# By themselves: they measure times, and other tests take them.
+pytestmark = pytest.mark.alone
 FEW, MANY = 3, 30
 FLOODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "system items": (flood_attackers.items, {"role": "system", "chars": 20, "connections": 4}),

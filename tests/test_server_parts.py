@@ -18,25 +18,22 @@ from server_rig import full_pipe
 
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
-from mosstalk.server.auth import Hosts, Keys, Origins, is_loopback, read_keys
-from mosstalk.server.channel import Channel
+from mosstalk.server.admission import Hosts, Keys, Origins, is_loopback, read_keys
+from mosstalk.server.connection import SendQueue, TooSlowError
 from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.ipc import Opened, Refused, SessionCommand
+from mosstalk.server.ipc import Channel, Opened, Refused, SessionCommand
 from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
-from mosstalk.server.logs import JsonLines, LogLimiter, TextLines
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
+from mosstalk.server.observers import Metrics, SessionMetrics
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.responses import ResponseConfig, response_object
+from mosstalk.server.realtime.responses import ResponseConfig
 from mosstalk.server.realtime.server_events import (
+    BufferCleared,
     Error,
     ErrorBody,
-    InputCleared,
     ResponseEvent,
+    StatusDetails,
 )
-from mosstalk.server.realtime.server_objects import Failure, StatusDetails
-from mosstalk.server.send_queue import SendQueue, TooSlowError
-from mosstalk.server.session_metrics import SessionMetrics
-from mosstalk.server.streams import BoundedStream
 from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
 from mosstalk.session.settings import ReplyMode, SessionSettings
@@ -292,7 +289,7 @@ def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_d
         assert (session.unheard_s, session.undone) == (0.0, 1)
         session.acknowledged(3)
         assert session.undone == 0
-        session.told(SessionOpened("sess", SessionSettings(), clock=8_000))
+        session.on_event(SessionOpened("sess", SessionSettings(), clock=8_000))
         session.lost("gone")
         session.lost("gone twice")
         events = [event async for event in session]
@@ -314,7 +311,7 @@ def test_sound_counts_at_the_rate_that_was_granted_not_at_one_that_was_asked_for
         session.tell(UpdateSettings(slow))
         session.tell(Push(bytes(2 * 24_000)))
         assert session.unheard_s == 1.0
-        session.told(SettingsUpdated(slow, clock=0))
+        session.on_event(SettingsUpdated(slow, clock=0))
         session.tell(Push(bytes(2 * 24_000)))
         session.tell(Push(bytes(2 * 24_000), rate=24_000))
         assert session.unheard_s == 1.0 + 3.0 + 1.0
@@ -331,14 +328,16 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
     metrics = Metrics()
     session_metrics = SessionMetrics(metrics, SessionSettings(), "anyone")
     for _ in range(100):
-        session_metrics.sent(Error(error=ErrorBody(code="invalid_json", message="no json")))
-        session_metrics.sent(InputCleared())
+        error = Error(error=ErrorBody(code="invalid_json", message="no json"))
+        session_metrics.on_message("server", "", error)
+        cleared = BufferCleared(type="input_audio_buffer.cleared")
+        session_metrics.on_message("server", "", cleared)
     config = ResponseConfig(AudioFormat(), "default", "inf")
-    response = response_object("resp_1", ReplyMode.AUDIO, config, None, "failed")
-    session_metrics.sent(ResponseEvent(type="response.done", response=response))
-    error = Failure(type="rate_limit_error", code="rate_limit_exceeded", message="full")
-    response.status_details = StatusDetails(type="failed", error=error)
-    session_metrics.sent(ResponseEvent(type="response.done", response=response))
+    response = config.response("resp_1", ReplyMode.AUDIO, None, "failed")
+    session_metrics.on_message("server", "", ResponseEvent(type="response.done", response=response))
+    full = {"type": "rate_limit_error", "code": "rate_limit_exceeded", "message": "full"}
+    response.status_details = StatusDetails(type="failed", error=full)
+    session_metrics.on_message("server", "", ResponseEvent(type="response.done", response=response))
     text = metrics.text().decode()
     assert 'mosstalk_errors_total{code="invalid_json"} 100.0' in text
     assert 'mosstalk_errors_total{code="rate_limit_exceeded"} 1.0' in text

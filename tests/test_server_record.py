@@ -15,7 +15,7 @@ from mosstalk.cli import app
 from mosstalk.errors import OptionError, OutputError
 from mosstalk.server import recording
 from mosstalk.server.ipc import WorkerInfo
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.observers import Metrics
 from mosstalk.server.recording import Recorder, WavFile
 from mosstalk.server.replay import read_recording
 from mosstalk.session.commands import (
@@ -134,11 +134,13 @@ def test_a_recording_that_fails_does_so_alone(
     recorder = Recorder(tmp_path, metrics)
     fails, goes_on = (recorder.open(SETTINGS, FACTS) for _ in range(2))
     for number, each in enumerate((fails, goes_on)):
-        each.heard(SessionOpened(f"sess_{number}", SETTINGS, clock=0))
-    fails.told(Push(np.zeros(3, np.int16)))  # no wire brings arrays: nothing here can write one
-    fails.told(Push(b"\1\0"))
-    goes_on.told(Push(b"\1\0"))
-    goes_on.ended("client", [])
+        each.on_event(SessionOpened(f"sess_{number}", SETTINGS, clock=0))
+    fails.on_command(
+        Push(np.zeros(3, np.int16))
+    )  # no wire brings arrays: nothing here can write one
+    fails.on_command(Push(b"\1\0"))
+    goes_on.on_command(Push(b"\1\0"))
+    goes_on.on_close("client", [])
     assert b"mosstalk_recorder_up 1.0" in metrics.text()
     recorder.stop()
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
@@ -153,7 +155,7 @@ def test_a_recording_that_fails_does_so_alone(
 def test_what_a_response_is_given_and_mixed_items_are_kept_with_their_sound(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, Metrics())
     kept = recorder.open(SETTINGS, FACTS)
-    kept.heard(SessionOpened("sess_1", SETTINGS, clock=0))
+    kept.on_event(SessionOpened("sess_1", SETTINGS, clock=0))
     mixed = Message("user", ("Hear:", Sound(b"\1\0" * 80, 8000), "and", Sound(b"\2\0" * 90)))
     told = (
         Push(b"\3\0" * 100, 8000),
@@ -163,8 +165,8 @@ def test_what_a_response_is_given_and_mixed_items_are_kept_with_their_sound(tmp_
         CreateResponse(),
     )
     for command in told:
-        kept.told(command)
-    kept.ended("client", [])
+        kept.on_command(command)
+    kept.on_close("client", [])
     recorder.stop()
     (folder,) = tmp_path.iterdir()
     read = [moment.command for moment in read_recording(folder).moments if moment.command]
@@ -204,17 +206,17 @@ def test_a_disk_that_fills_ends_the_recording_and_nothing_else(
     metrics = Metrics()
     recorder = Recorder(tmp_path / "kept", metrics)
     kept = recorder.open(SETTINGS, FACTS)
-    kept.told(Commit())  # before the session has said its name
-    kept.heard(SessionOpened("sess_1", SETTINGS, clock=0))
-    kept.told(Push(b"\1\0" * 240))
+    kept.on_command(Commit())  # before the session has said its name
+    kept.on_event(SessionOpened("sess_1", SETTINGS, clock=0))
+    kept.on_command(Push(b"\1\0" * 240))
     recorder.stop()
     monkeypatch.setattr(recording, "LEFT_BYTES", 1 << 62)
     other = Recorder(tmp_path / "kept", metrics)
     cut = other.open(SETTINGS, FACTS)
-    cut.heard(SessionOpened("sess_2", SETTINGS, clock=0))
+    cut.on_event(SessionOpened("sess_2", SETTINGS, clock=0))
     for place in range(3):
-        cut.heard(AudioDelta("r", "i", place, b"\0\0", clock=0))
-    cut.ended("client", [])
+        cut.on_event(AudioDelta("r", "i", place, b"\0\0", clock=0))
+    cut.on_close("client", [])
     other.stop()
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "a recording ends" in line.getMessage()
@@ -235,14 +237,14 @@ def test_a_disk_that_takes_no_more_ends_the_recording_too(
     metrics = Metrics()
     recorder = Recorder(tmp_path, metrics)
     cut = recorder.open(SETTINGS, FACTS)
-    cut.heard(SessionOpened("sess_1", SETTINGS, clock=0))
+    cut.on_event(SessionOpened("sess_1", SETTINGS, clock=0))
     recorder.stop()
     (kept,) = tmp_path.iterdir()
     (kept / "output-24000.wav").symlink_to("/dev/full")
     again = Recorder(tmp_path, metrics)
     cut._recorder = again
-    cut.heard(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
-    cut.heard(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
+    cut.on_event(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
+    cut.on_event(AudioDelta("r", "i", 0, bytes(1 << 16), clock=0))
     again.stop()
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "No space left" in line.getMessage()

@@ -1,8 +1,6 @@
 """How far ahead of its session a client is read, and that its place is free when it has gone."""
 
 import asyncio
-import os
-import signal
 import socket
 import struct
 import time
@@ -20,6 +18,8 @@ MIB = 1 << 20
 PER_KEY = 2
 LONG = bytes(15 * MIB)
 """5.5 minutes of sound."""
+WHOLE_MS = len(LONG) * 500 // RATE
+"""All of it in one message."""
 GONE_S = 2.0
 HANDSHAKE = (
     "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -40,8 +40,16 @@ def closed(metrics: dict[str, float]) -> float:
     return sum(n for each, n in metrics.items() if each.startswith(name))
 
 
-@pytest.mark.parametrize("how", ["reset", "closed"])
-@pytest.mark.parametrize("piece_ms", [len(LONG) * 500 // RATE, 1000], ids=["whole", "pieces"])
+@pytest.mark.parametrize(
+    ("piece_ms", "how"),
+    [
+        (WHOLE_MS, "reset"),
+        (1000, "closed"),
+        # Slow: each with the other.
+        pytest.param(WHOLE_MS, "closed", marks=pytest.mark.slow),
+        pytest.param(1000, "reset", marks=pytest.mark.slow),
+    ],
+)
 def test_a_client_that_sends_minutes_of_sound_and_vanishes_leaves_its_place_at_once(
     how: str, piece_ms: int, server: Server
 ) -> None:
@@ -128,32 +136,3 @@ def status(raw: socket.socket) -> int:
     except ConnectionError:
         line = []
     return int(line[1]) if line else 0
-
-
-def test_handshakes_under_way_when_the_server_ends_are_told_to_come_again(
-    cache_folder: Path,
-) -> None:
-    with serving(*QUICK, cache=cache_folder) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        os.kill(server.worker_id, signal.SIGSTOP)  # so that no session is opened before the signal
-        waiting = [socket.create_connection((host, int(port)), 20) for _ in range(20)]
-        try:
-            for raw in waiting:
-                raw.sendall(HANDSHAKE.encode())
-            server.get("/health")  # came later than they did, and has been answered
-            server.signal(signal.SIGTERM)
-            end_s = time.monotonic() + 20
-            while not any("draining" in str(line.get("message")) for line in server.logs):
-                assert time.monotonic() < end_s
-            with socket.create_connection((host, int(port)), 20) as late:
-                late.sendall(HANDSHAKE.encode())
-                assert status(late) in (503, 0)
-            os.kill(server.worker_id, signal.SIGCONT)
-            statuses = Counter(map(status, waiting))
-        finally:
-            os.kill(server.worker_id, signal.SIGCONT)
-            for raw in waiting:
-                raw.close()
-        print(f"20 handshakes during SIGTERM: {dict(statuses)}")
-        assert statuses == {503: 20}
-        assert server.wait(20) == 0

@@ -21,7 +21,7 @@ from session_rig import (
 from evals.vad_clips import clip_of
 from mosstalk.audio.sound import Samples
 from mosstalk.server.ipc import WorkerInfo
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.observers import Metrics
 from mosstalk.server.recording import Recorder, Recording
 from mosstalk.server.replay import play, read_recording
 from mosstalk.session.commands import Push, Truncate, UpdateSettings
@@ -37,6 +37,7 @@ from mosstalk.session.sound import pcm_of
 
 TALK = replace(HANDS_FREE, script="speech:50")
 """Replies of 4 s."""
+SLOW = pytest.mark.slow
 FACTS = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 
 
@@ -68,7 +69,16 @@ async def heard(client: Client) -> None:
     await client.error()
 
 
-@pytest.mark.parametrize(("path", "begin_s"), [(QUESTION, 0.05), (SENTENCE, 0.05), (QUESTION, 0.7)])
+# Slow, here and below: other voices, times and stalls than the first.
+
+
+@pytest.mark.parametrize(
+    ("path", "begin_s"),
+    [
+        (QUESTION, 0.05),
+        *(pytest.param(*n, marks=SLOW) for n in ((SENTENCE, 0.05), (QUESTION, 0.7))),
+    ],
+)
 def test_a_user_who_talks_over_the_first_reply_is_heard_whole(path: Path, begin_s: float) -> None:
     """With a headset: nothing of the reply comes back."""
 
@@ -91,15 +101,24 @@ def test_a_user_who_talks_over_the_first_reply_is_heard_whole(path: Path, begin_
     run(main())
 
 
-@pytest.mark.parametrize("path", [QUESTION, SENTENCE])
-def test_who_sends_nothing_while_a_reply_plays_is_heard_whole_after_it(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "waits_s"),
+    [
+        (QUESTION, (0.0, 3.0)),
+        pytest.param(QUESTION, (1.0, 10.0), marks=SLOW),
+        pytest.param(SENTENCE, (0.0, 1.0, 3.0, 10.0), marks=SLOW),
+    ],
+)
+def test_who_sends_nothing_while_a_reply_plays_is_heard_whole_after_it(
+    path: Path, waits_s: tuple[float, ...]
+) -> None:
     wall = Wall()
 
     async def main() -> None:
         async with host(hands_free=True, clock=wall) as here, await here.open(TALK) as session:
             client = Client(session)
             reply = await answered(client, speech(QUESTION))
-            for waited_s in (0.0, 1.0, 3.0, 10.0):
+            for waited_s in waits_s:
                 wall.seconds += len(reply) / RATE + waited_s
                 begin = session.clock + onset(speech(path))
                 turns = len(client.all(SpeechStarted))
@@ -112,7 +131,7 @@ def test_who_sends_nothing_while_a_reply_plays_is_heard_whole_after_it(path: Pat
     run(main())
 
 
-@pytest.mark.parametrize("stall_s", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("stall_s", [1.0, *(pytest.param(n, marks=SLOW) for n in (0.2, 3.0))])
 def test_a_microphone_that_stalls_and_comes_in_a_burst_interrupts_no_reply(stall_s: float) -> None:
     wall = Wall()
 
@@ -158,7 +177,7 @@ def test_a_replay_hears_after_a_pause_what_was_heard_then(tmp_path: Path) -> Non
     def say(client: Client, kept: Recording, samples: Samples) -> None:
         for start in range(0, len(samples), 1600):
             push = Push(pcm_of(samples[start : start + 1600]))
-            kept.told(push)
+            kept.on_command(push)
             client.do(push)
 
     async def main() -> None:
@@ -169,10 +188,10 @@ def test_a_replay_hears_after_a_pause_what_was_heard_then(tmp_path: Path) -> Non
                 say(client, kept, np.concatenate([speech(path), silence(0.8)]))
                 await client.wait(ResponseDone)
                 for event in client.events[recorded_events:]:
-                    kept.heard(event)
+                    kept.on_event(event)
                 recorded_events = len(client.events)
                 wall.seconds += 5.0
-        kept.ended("client", None)
+        kept.on_close("client", None)
         recorder.stop()
         assert len(client.all(InputPaused)) == 1
         (folder,) = tmp_path.iterdir()

@@ -228,7 +228,7 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
 def test_a_reply_that_finds_no_place_in_time_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.decoder_worker._MOST_WAIT_S", 0.01)
+    monkeypatch.setattr("mosstalk.session.workers._MOST_DECODE_WAIT_S", 0.01)
 
     async def main() -> None:
         async with crowded(1) as here:

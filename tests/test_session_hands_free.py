@@ -22,6 +22,7 @@ from session_rig import (
 )
 
 from mosstalk.audio.sound import Samples
+from mosstalk.sampling_options import Limits
 from mosstalk.session.commands import Clear, Commit, CreateResponse, Truncate
 from mosstalk.session.events import (
     AudioDelta,
@@ -39,7 +40,7 @@ from mosstalk.session.events import (
     SpeechStopped,
     TurnCommitted,
 )
-from mosstalk.session.settings import Durations, Playback, SessionSettings
+from mosstalk.session.settings import Durations, Playback, ReplyLimits, SessionSettings
 from mosstalk.vad.turns import TurnDetection
 
 LONG = replace(HANDS_FREE, script="speech:200")
@@ -57,9 +58,11 @@ def said(samples: Samples) -> Samples:
 
 
 def test_a_spoken_turn_is_found_answered_and_followed_by_the_next() -> None:
+    settings = replace(HANDS_FREE, limits=ReplyLimits(rows=9))
+
     async def main() -> None:
         async with host(hands_free=True, clock=standing) as here:
-            async with await here.open(HANDS_FREE) as session:
+            async with await here.open(settings) as session:
                 client, offline, heard = Client(session), Offline(), np.zeros(0, np.float32)
                 for path in (QUESTION, SENTENCE):
                     heard = np.concatenate([heard, said(speech(path))])
@@ -73,7 +76,8 @@ def test_a_spoken_turn_is_found_answered_and_followed_by_the_next() -> None:
                     assert done.timings.vad_wait_ms == stopped.wait / 16
                     # The turn is exactly the sound between the positions that are told.
                     offline.chat.hear(heard[started.start : stopped.end])
-                    assert client.pcm(done.response_id) == offline.answer()[0]
+                    sound, _ = offline.answer(limits=Limits(9))
+                    assert client.pcm(done.response_id) == sound
                     assert client.rows == offline.rows
                 turns = [event.item_id for event in client.all(TurnCommitted)]
                 assert turns == [event.item_id for event in client.all(SpeechStarted)]
@@ -245,7 +249,11 @@ def test_a_turn_that_is_too_long_is_answered_as_it_is() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("echo_gate", [True, False])
+@pytest.mark.parametrize(
+    # Slow: that the gate is what does it, ``test_session_echo`` shows by switching it.
+    "echo_gate",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_the_echo_of_a_reply_does_not_end_it_but_a_user_does(echo_gate: bool) -> None:
     settings = replace(HANDS_FREE, echo_gate=echo_gate, script="speech:60")
 

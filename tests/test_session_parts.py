@@ -20,16 +20,19 @@ from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ROOT, CreateResponse, Pcm, Push
-from mosstalk.session.detokenizer import Detokenizer
-from mosstalk.session.engine_conversation import EngineConversation
 from mosstalk.session.events import AudioDelta, ErrorCode, SpeechStarted
-from mosstalk.session.history import Entry, History, PromptBuilder, common_rows
-from mosstalk.session.playback import PlaybackClock
-from mosstalk.session.repetition import LONGEST_PERIOD, RepetitionDetector
+from mosstalk.session.history import (
+    EngineConversation,
+    Entry,
+    History,
+    PromptBuilder,
+    common_rows,
+)
+from mosstalk.session.response import LONGEST_PERIOD, Detokenizer, RepetitionDetector
+from mosstalk.session.session import Timeouts
 from mosstalk.session.settings import Context, Durations, ReplyLimits, SessionSettings
-from mosstalk.session.sound import Resampler, pcm_of, samples_of
-from mosstalk.session.timeouts import Timeouts
-from mosstalk.session.workers import Batcher, DeadlineBatcher
+from mosstalk.session.sound import PlaybackClock, Resampler, pcm_of, samples_of
+from mosstalk.session.workers import BatchWorker
 
 
 def test_what_crosses_processes_needs_no_torch() -> None:
@@ -211,7 +214,7 @@ def test_a_microphone_that_stalls_keeps_its_place_and_one_that_pauses_does_not()
     assert playback.sent("b", 1.0) == 3.0  # nothing is played: it begins with the next sample
 
 
-def test_a_life_is_measured_on_both_clocks() -> None:
+def test_timeouts_are_measured_on_both_clocks() -> None:
     heard_s, wall_s = [0.0], [0.0]
     timeouts = Timeouts(Durations(idle_s=5, longest_s=20), lambda: heard_s[0], lambda: wall_s[0])
     assert timeouts.remaining_s == 5
@@ -324,7 +327,7 @@ def test_common_rows_are_counted_at_any_length() -> None:
 
 
 def held(
-    batcher: "DeadlineBatcher[float, float]",
+    batcher: "BatchWorker[float, float]",
 ) -> tuple[Callable[[], Awaitable[None]], asyncio.Event]:
     """Something that keeps the thread busy until the event is set."""
     loop, begun, release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -351,7 +354,7 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
         return [ZeroDivisionError() if each == 2 else -each for each in given]
 
     async def main() -> None:
-        batcher = DeadlineBatcher("test", work, most)
+        batcher = BatchWorker("test", work, most)
         start, release = held(batcher)
         await start()
         jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
@@ -381,7 +384,7 @@ def test_what_is_posted_is_done_by_itself_and_before_what_waits() -> None:
         return given
 
     async def main() -> None:
-        batcher = DeadlineBatcher("test", work, 8)
+        batcher = BatchWorker("test", work, 8)
         start, release = held(batcher)
         await start()
         jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (1.0, 2.0)]
@@ -405,7 +408,7 @@ def test_gathered_calls_are_done_together_and_each_gets_its_own() -> None:
         return [10 * each for each in given]
 
     async def main() -> None:
-        batcher = Batcher[int, int]("test", work)
+        batcher = BatchWorker[int, int]("test", work)
         found = await asyncio.gather(*(batcher.do(number) for number in range(20)))
         assert found == [10 * number for number in range(20)]
         assert [number for given in runs for number in given] == list(range(20))

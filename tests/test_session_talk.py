@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import soxr
 from conftest import run
 from session_rig import (
@@ -101,6 +102,8 @@ def test_by_the_time_of_the_commit_all_but_the_last_block_has_been_read() -> Non
     run(main())
 
 
+# Slow: two talks and what they should be; ``test_realtime_talk`` speaks at both rates.
+@pytest.mark.slow
 def test_sound_at_any_rate_in_any_pieces_is_the_same_turn() -> None:
     def at(rate: int) -> Samples:
         return soxr.resample(speech(QUESTION), 16_000, rate, quality="VHQ").astype(np.float32)
@@ -111,10 +114,8 @@ def test_sound_at_any_rate_in_any_pieces_is_the_same_turn() -> None:
                 heard = soxr.resample(at(rate), rate, 16_000, quality="HQ").astype(np.float32)
                 expected = Offline()
                 expected.chat.hear(heard)
-                sound, _ = expected.answer()
-                settings = SessionSettings(
-                    input_rate=rate, turn_detection=None, sampling=BY_HAND.sampling
-                )
+                sound, _ = expected.answer(limits=Limits(9))
+                settings = replace(BY_HAND, input_rate=rate, limits=ReplyLimits(rows=9))
                 async with await here.open(settings) as session:
                     client = Client(session)
                     client.say(at(rate)[:333], piece=7)
@@ -300,7 +301,7 @@ def test_settings_change_what_comes_after_them() -> None:
 
 
 def test_four_at_once_answer_as_each_would_alone() -> None:
-    settings = replace(BY_HAND, limits=ReplyLimits(rows=16))
+    settings = replace(BY_HAND, limits=ReplyLimits(rows=9))
     turns = [
         [speech(QUESTION), speech(SENTENCE)[:20_000]],
         [speech(SENTENCE), speech(QUESTION)[:25_000]],
@@ -320,7 +321,7 @@ def test_four_at_once_answer_as_each_would_alone() -> None:
                 offline = Offline()
                 for turn, sound in zip(spoken, sounds, strict=True):
                     offline.chat.hear(turn)
-                    assert offline.answer(limits=Limits(16))[0] == sound
+                    assert offline.answer(limits=Limits(9))[0] == sound
                 assert client.rows == offline.rows
                 await client.session.close()
             require_nothing_held(here)
@@ -376,7 +377,7 @@ def test_what_a_session_computed_with_is_freed_without_a_search_for_cycles() -> 
             before = held()
             gc.disable()
             try:
-                for _ in range(3):
+                for _ in range(2):
                     await talk(here)
                 assert held() == before
             finally:

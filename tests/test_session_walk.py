@@ -81,8 +81,12 @@ async def require_as_offline(client: Client, response_id: str) -> None:
     assert client.pcm(response_id) == offline.answer(limits=Limits(14))[0]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])  # one more walk
-def test_after_any_walk_the_answer_is_that_to_a_fresh_prompt(seed: int) -> None:
+@pytest.mark.parametrize(
+    # Slow: longer walks, and one more.
+    ("seed", "turns"),
+    [(0, 2), *(pytest.param(seed, 5, marks=pytest.mark.slow) for seed in (0, 1))],
+)
+def test_after_any_walk_the_answer_is_that_to_a_fresh_prompt(seed: int, turns: int) -> None:
     random = Random(seed)
 
     async def main() -> None:
@@ -90,7 +94,7 @@ def test_after_any_walk_the_answer_is_that_to_a_fresh_prompt(seed: int) -> None:
             async with await here.open(SHORT) as session:
                 client = Client(session)
                 client.do(CreateText("user", "Good morning."))
-                for number in range(5):
+                for number in range(turns):
                     for _ in range(random.randint(1, 3)):
                         await disturb(client, random)
                     client.do(Clear())

@@ -72,8 +72,8 @@ def test_what_is_left_out_is_told_and_kept_in_the_document(
     words = ("Hi 😀 there ★!", "--script", "speech:3", *asking(tiny.copy(tmp_path), **ENGLISH))
     run = here("speak", *words)
     assert run.returncode == 0
-    assert "  note     left out, having no words: 😀 ★\n" in run.stdout
-    found = document(here("speak", *words, "--json"))
+    assert "note: left out, having no words: 😀 ★\n" in run.stderr
+    found = document(here("speak", *words, "--json", "--force"))
     assert found["left_out"] == ["😀", "★"]
     assert [piece["text"] for piece in found["pieces"]] == ["Hi there!"]
 
@@ -152,5 +152,5 @@ def test_the_shipped_model_refuses_what_it_cannot_read(
     here: Run, tmp_path: Path, text: str, said: str
 ) -> None:
     (tmp_path / "spoken.wav").write_bytes(OLDER)
-    assert said in refused(here("speak", text, "--model", "pocket"))
+    assert said in refused(here("speak", text, "--model", "pocket", "--force"))
     assert (tmp_path / "spoken.wav").read_bytes() == OLDER

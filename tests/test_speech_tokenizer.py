@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -74,7 +75,7 @@ def test_n_samples_are_n_over_1280_codes_rounded_up(
     assert len(codes) == -(-samples // CODE) == codes_in(samples)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(samples=st.integers(1, 40 * CODE))
 def test_any_length_gives_its_number_of_codes(pipeline: Pipeline, samples: int) -> None:
     assert len(pipeline.codec.tokenizer.encode(sound(samples, 0.3))) == -(-samples // CODE)

@@ -85,7 +85,7 @@ def test_no_two_tensors_of_a_model_are_alike(tiny: Checkpoint) -> None:
 
 def test_what_is_printed_to_try_works(mosstalk: Run, synthesize: Run, tmp_path: Path) -> None:
     said = synthesize("random").stdout
-    words = said.partition("try: mosstalk ")[2].split()
+    words = said.partition("try: ")[2].partition(" ")[2].split()
     assert mosstalk(*words).returncode == 0
     assert (tmp_path / "answer.wav").stat().st_size > 25 * 1920
 
@@ -217,6 +217,8 @@ def writing(folder: Path, cache: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+# Slow: a process of its own; that one killed leaves nothing is shown below.
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_behind(cache_folder: Path, tmp_path: Path) -> None:
     with writing(tmp_path, cache_folder) as process:
         process.send_signal(signal.SIGINT)

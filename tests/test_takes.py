@@ -53,6 +53,8 @@ def test_a_resynthesis_is_as_long_streamed_as_at_once(way: Way, recordings: Read
     assert all(len(seams) >= 5 for seams in streamed.seams)
 
 
+# Slow: reads three times; ``test_tasks`` shows it of the same way of reading.
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_sound(way: Way) -> None:
     first, again = (read_texts(way, ["Hello."], tell).reading.sounds[0] for _ in range(2))
     assert np.array_equal(first, again)

@@ -65,15 +65,16 @@ def shown(text: str) -> str:
 
 
 def test_text_becomes_a_sound_file_and_says_whose_weights_spoke(
-    process: Run, tmp_path: Path
+    mosstalk: Run, tmp_path: Path
 ) -> None:
-    run = process("speak", "Good morning.", "--out", "m.wav", "--script", "speech:6", *SYNTHETIC)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("The weights of this model are random: what you will hear is")
-    assert "read     'Good morning.': 0.48 s, stop after 8 steps" in run.stdout
-    assert "spoke    0.48 s of sound = 6 codes -> m.wav; scripted speech:6" in run.stdout
-    assert "weights synthetic; model float32, codec float32" in run.stdout
-    assert re.search(r"commit to first audio \d+\.\d ms", run.stdout)
+    words = ("Good morning.", "--out", "m.wav", "--script", "speech:6", "--stats")
+    run = mosstalk("speak", *words, *SYNTHETIC)
+    assert (run.returncode, run.stdout) == (0, "")
+    assert run.stderr.startswith("The weights of this model are random: what you will hear is")
+    assert "read     'Good morning.': 0.48 s, stop after 8 steps" in run.stderr
+    assert "\nm.wav: 0.48 s of sound; scripted speech:6" in run.stderr
+    assert "weights synthetic; model float32, codec float32" in run.stderr
+    assert re.search(r"commit to first audio \d+\.\d ms", run.stderr)
     assert sound(tmp_path / "m.wav").shape == (6 * CODE_SAMPLES,)
     assert [path.name for path in tmp_path.iterdir()] == ["m.wav"]
 
@@ -112,10 +113,9 @@ def test_long_text_is_one_file_of_its_pieces_in_order(
     pieces = text_pieces(FOUR_PIECES)
     assert len(pieces) >= 4
     assert max(map(len, pieces)) <= LONGEST_TEXT
-    run = here("speak", FOUR_PIECES, "--script", "speech:6")
+    run = here("speak", FOUR_PIECES, "--script", "speech:6", "--stats")
     assert run.returncode == 0
-    assert f"read as {len(pieces)} pieces" in run.stdout
-    assert run.stdout.count("  read     ") == len(pieces)
+    assert run.stderr.count("  read     ") == len(pieces)
     parts = [said(pipeline, piece, 6) for piece in pieces]
     assert not np.array_equal(parts[0], parts[1])
     whole = sound(tmp_path / "spoken.wav")
@@ -146,6 +146,7 @@ def test_text_comes_as_a_word_from_standard_input_or_from_a_file(here: Run, tmp_
     assert word == stdin == file != other
 
 
+@pytest.mark.slow  # ``test_chat`` has what is in them
 @pytest.mark.parametrize("suffix", [".flac", ".ogg"])
 def test_other_formats_are_written(here: Run, tmp_path: Path, suffix: str) -> None:
     run = here("speak", "Hi.", "--script", "speech:4", "--out", f"a{suffix}")
@@ -163,7 +164,8 @@ def test_the_same_seed_says_the_same_and_another_something_else(here: Run, tmp_p
 def test_a_reply_that_is_cut_off_says_so(here: Run, tmp_path: Path) -> None:
     run = here("speak", "Hi.", "--max-rows", "5")
     assert run.returncode == 0
-    assert "0.40 s, length after 5 steps (cut off; --max-rows N gives it more)" in run.stdout
+    assert "note: piece 1 of 1 was cut off; --max-rows N gives it more\n" in run.stderr
+    assert "spoken.wav: 0.40 s of sound" in run.stderr
     assert len(sound(tmp_path / "spoken.wav")) == 5 * CODE_SAMPLES
 
 
@@ -171,9 +173,9 @@ def test_a_model_that_says_nothing_is_told_and_the_older_file_stays(
     here: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "spoken.wav").write_bytes(OLDER)
-    run = here("speak", "Hi.", "--script", "text:3")
+    run = here("speak", "Hi.", "--script", "text:3", "--force")
     assert run.returncode == 1
-    assert "spoke    NOTHING" in run.stdout
+    assert "NOTHING was spoken" in run.stderr
     assert (tmp_path / "spoken.wav").read_bytes() == OLDER
 
 
@@ -184,9 +186,12 @@ def test_a_trace_has_a_turn_for_every_piece(here: Run, tmp_path: Path) -> None:
     assert turns == set(range(1, len(text_pieces(FOUR_PIECES)) + 1))
 
 
+# Slow: a process of its own; ``test_chat`` interrupts one, which ends the same way.
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "spoken.wav").write_bytes(OLDER)
-    words = ("speak", FOUR_PIECES * 20, "--script", "speech:10", *SYNTHETIC)
+    asked = ("--script", "speech:10", "--force", "--stats")
+    words = ("speak", FOUR_PIECES * 20, *asked, *SYNTHETIC)
     with subprocess.Popen(
         [sys.executable, "-m", "mosstalk.cli", *words],
         cwd=tmp_path,
@@ -195,14 +200,14 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout
-        for line in process.stdout:
+        assert process.stderr
+        for line in process.stderr:
             if line.startswith("  read "):
                 break
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=200)
-    assert (process.returncode, stderr) == (130, "")
-    assert "interrupted: what was spoken so far is in spoken.wav.part" in stdout
+    assert (process.returncode, stdout) == (130, "")
+    assert "interrupted: what was spoken so far is in spoken.wav.part" in stderr
     assert len(sound(tmp_path / "spoken.wav.part")) >= 10 * CODE_SAMPLES
     assert (tmp_path / "spoken.wav").read_bytes() == OLDER
 
@@ -210,8 +215,8 @@ def test_ctrl_c_keeps_what_was_read_and_the_older_file(cache_folder: Path, tmp_p
 # Writing down.
 
 
-def test_the_text_alone_goes_to_stdout_and_figures_aside(process: Run, pipeline: Pipeline) -> None:
-    run = process("transcribe", QUESTION, "--script", "text:9", *SYNTHETIC)
+def test_the_text_alone_goes_to_stdout_and_figures_aside(mosstalk: Run, pipeline: Pipeline) -> None:
+    run = mosstalk("transcribe", QUESTION, "--script", "text:9", "--stats", *SYNTHETIC)
     assert run.returncode == 0
     text = wrote(pipeline, read_audio(QUESTION, RATE).samples, 9)
     assert run.stdout == f"{shown(text)}\n"
@@ -282,7 +287,7 @@ def test_a_long_recording_is_a_line_for_every_piece(
 ) -> None:
     samples = speech(70)
     path = recording(tmp_path / "long.wav", samples)
-    run = here("transcribe", path, "--script", "text:12")
+    run = here("transcribe", path, "--script", "text:12", "--stats")
     spans = [
         (float(start), float(end))
         for start, end in re.findall(r"^ +(\d+\.\d\d) to +(\d+\.\d\d) s  stop", run.stderr, re.M)
@@ -302,7 +307,7 @@ def test_a_long_recording_is_a_line_for_every_piece(
 def test_a_long_silence_is_left_out(here: Run, tmp_path: Path) -> None:
     quiet = np.zeros(70 * RATE, np.float32)
     path = recording(tmp_path / "gap.wav", np.concatenate([speech(3), quiet, speech(3)]))
-    run = here("transcribe", path, "--script", "text:5")
+    run = here("transcribe", path, "--script", "text:5", "--stats")
     assert run.returncode == 0
     assert len(run.stdout.splitlines()) == 2
     assert run.stderr.count("s  silent, left out") >= 1
@@ -317,12 +322,17 @@ def test_stereo_is_heard_like_mono(here: Run, tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize(
+    # Slow: other rates are resampled by the same library, whose results ``test_audio`` has.
+    "rate",
+    [8_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (24_000, 44_100, 48_000))],
+)
 def test_other_rates_are_heard_at_their_length(here: Run, tmp_path: Path, rate: int) -> None:
     wide = np.asarray(soxr.resample(speech(3), RATE, rate), np.float32)
     path = recording(tmp_path / "wide.wav", wide, rate)
-    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), "--json"))
-    found = document(here("transcribe", path, "--json"))
+    words = ("--script", "text:1", "--json")
+    plain = document(here("transcribe", recording(tmp_path / "a.wav", speech(3)), *words))
+    found = document(here("transcribe", path, *words))
     (heard,), (file,) = plain["files"], found["files"]
     assert (file["source_rate"], file["seconds"]) == (rate, pytest.approx(3, abs=1e-3))
     rows = "rows_prefilled"
@@ -345,6 +355,8 @@ def test_writing_down_needs_no_voice_and_reading_aloud_does(
 # As the checkpoint wants it.
 
 
+# Slow: six commands; the library's tasks, which they run, are shown to below.
+@pytest.mark.slow
 def test_every_task_is_drawn_as_the_checkpoint_says_for_it(
     here: Run, tiny: Checkpoint, tmp_path: Path
 ) -> None:
@@ -379,8 +391,8 @@ def test_the_librarys_tasks_are_drawn_so_too_unless_told_otherwise(
     own = {"speak": {"max_new_tokens": 4}, "transcribe": {"do_sample": False}}
     (at.model / "generation_config.json").write_text(json.dumps({"mosstalk": own}))
     pipeline, samples = Pipeline.load(at.model, at.codec, device="cpu"), speech(1)
-    assert speak(pipeline, "Hi.").generation.limits == Limits(4)
-    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.limits == Limits(9)
-    assert transcribe(pipeline, samples).generation.options.temperature == 0
+    assert speak(pipeline, "Hi.").generation.params.limits == Limits(4)
+    assert speak(pipeline, "Hi.", limits=Limits(9)).generation.params.limits == Limits(9)
+    assert transcribe(pipeline, samples).generation.params.options.temperature == 0
     warm = SamplingOptions(temperature=1)
-    assert transcribe(pipeline, samples, options=warm).generation.options == warm
+    assert transcribe(pipeline, samples, options=warm).generation.params.options == warm

@@ -103,7 +103,7 @@ def test_what_cannot_be_read_aloud_is_refused_and_the_older_file_stays(
     (tmp_path / "latin-1.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "spoken.wav").write_bytes(OLDER)
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert said in refused(here("speak", *words))
+    assert said in refused(here("speak", *words, "--force"))
     assert (tmp_path / "spoken.wav").read_bytes() == OLDER
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 

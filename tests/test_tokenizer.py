@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Checkpoint
-from hypothesis import given, settings
+from conftest import Checkpoint, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk import Pipeline
@@ -21,7 +21,7 @@ def tokenizer(pipeline: Pipeline) -> TextTokenizer:
 
 
 @given(parts=st.lists(st.one_of(st.sampled_from(NAMES), st.text(max_size=6)), max_size=6))
-@settings(max_examples=200)
+@examples(200)
 def test_typed_text_never_yields_a_special_id(tokenizer: TextTokenizer, parts: list[str]) -> None:
     ids = tokenizer.encode("".join(parts))
     assert all(token < min(tokenizer.special.values()) for token in ids)

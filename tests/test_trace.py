@@ -14,7 +14,9 @@ import pytest
 import soundfile
 import torch
 from conftest import QUESTION, SYNTHETIC, Run, command_environment, refused
+from typer.testing import CliRunner
 
+from mosstalk.cli import app
 from mosstalk.diagnostics.trace import chrome_trace
 from mosstalk.runtime.timing import TurnTimings
 
@@ -26,16 +28,22 @@ STEPS = CODES + 2
 def folder(cache_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chat of two turns with ``--json`` and ``--trace``: its folder."""
     folder = tmp_path_factory.mktemp("traced")
-    words = ("chat", "--speech", str(QUESTION), "--text", "and now?", "--json", "--show-rows")
-    more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3", *SYNTHETIC)
-    run = subprocess.run(
-        [sys.executable, "-m", "mosstalk.cli", *words, *more],
-        cwd=folder,
-        env=command_environment(cache_folder),
-        capture_output=True,
-        text=True,
-        check=True,
+    words = (
+        "chat",
+        "--speech",
+        str(QUESTION),
+        "--text",
+        "and now?",
+        "--json",
+        "--show-rows",
+        "--stats",
     )
+    more = ("--script", f"speech:{CODES}", "--trace", "trace.json", "--seed", "3", *SYNTHETIC)
+    with contextlib.chdir(folder):
+        run = CliRunner().invoke(
+            app, [*words, *more], env=command_environment(cache_folder), catch_exceptions=False
+        )
+    assert run.exit_code == 0, run.stderr
     (folder / "stdout").write_text(run.stdout)
     (folder / "stderr").write_text(run.stderr)
     return folder
@@ -186,6 +194,8 @@ def test_the_text_for_people_goes_to_stderr(folder: Path) -> None:
     assert "trace of 2 turns -> trace.json" in text
 
 
+# Slow: a process of its own; ``test_chat`` interrupts one, which ends the same way.
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_whole_trace_and_document(cache_folder: Path, tmp_path: Path) -> None:
     words = ("chat", "--text", "hi", "--script", "speech:400", "--show-rows", "--json")
     with (

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import QUESTION, ROOT
-from hypothesis import given, settings
+from conftest import QUESTION, ROOT, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evals.vad import measure_alarm, measure_found
@@ -101,7 +101,7 @@ def test_frames_lie_side_by_side_and_wait_until_they_are_whole(detector: Detecto
 
 
 @BOTH
-@settings(max_examples=25)
+@examples(25)
 @given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40))
 def test_sound_in_any_pieces_gives_the_same_probabilities(
     detector: Detector, sizes: list[int]
@@ -228,7 +228,7 @@ def test_without_silero_webrtc_stands_in_and_says_so(tmp_path: Path, name: str) 
     run = opened_without(tmp_path, (name.replace("-", "_"),), "auto")
     assert run.stdout.split() == ["webrtc", "False"], run.stderr
     assert run.stderr.startswith("WARNING finding speech needs the package " + name)
-    assert "pip install 'mosstalk[vad]'; until then" in run.stderr
+    assert "make setup EXTRAS=vad; until then" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_missing_package_is_refused_with_what_to_install(
 ) -> None:
     run = opened_without(tmp_path, ("silero_vad", "webrtcvad", "_webrtcvad"), kind)
     assert run.stderr.startswith(f"refused: finding speech needs the package {package}")
-    assert "pip install 'mosstalk[vad]'" in run.stderr
+    assert "make setup EXTRAS=vad" in run.stderr
 
 
 def test_a_damaged_model_is_refused_by_name(tmp_path: Path) -> None:

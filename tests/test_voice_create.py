@@ -108,7 +108,7 @@ def test_a_voice_is_made_listed_inspected_and_spoken_with(mosstalk: Run, tmp_pat
     assert facts["fits"] is True
 
     spoken = mosstalk(
-        *created.stdout.partition("try: mosstalk ")[2].split(), "--script", "speech:5"
+        "chat", *created.stdout.partition(" chat ")[2].split(), "--script", "speech:5"
     )
     assert spoken.returncode == 0, spoken.stderr
     assert soundfile.info(tmp_path / "answer.wav").frames == 5 * 1920
@@ -133,6 +133,19 @@ def test_a_voice_made_for_another_codec_is_refused_in_chat(
     assert not (tmp_path / "answer.wav").exists()
     theirs = mosstalk("chat", "--model", other.model, "--codec", other.codec, *words)
     assert theirs.returncode == 0, theirs.stderr
+
+
+def test_a_codec_that_knows_one_voice_is_refused(
+    mosstalk: Run, tiny: Checkpoint, tmp_path: Path
+) -> None:
+    copy = tiny.copy(tmp_path)
+    config = copy.codec / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"mosstalk_one_voice": True}))
+    for codec in (copy.codec, "pocket"):
+        line = refused(mosstalk("voice", "create", "ada", QUESTION, "--codec", codec))
+        assert "this codec knows one voice" in line
+        assert "name another with --codec" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["codec", "model"]
 
 
 def without(packages: set[str], folder: Path, cache: Path) -> Run:
@@ -162,7 +175,11 @@ def without(packages: set[str], folder: Path, cache: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("package", ["onnxruntime", "kaldi_native_fbank"])
+@pytest.mark.parametrize(
+    # Slow: one more process, for a package that is asked for at the same place.
+    "package",
+    ["onnxruntime", pytest.param("kaldi_native_fbank", marks=pytest.mark.slow)],
+)
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     package: str, tiny: Checkpoint, tmp_path: Path
 ) -> None:
@@ -173,10 +190,12 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     line = refused(run("voice", "create", "ada", QUESTION, "--codec", copy.codec))
 
     assert f"needs the package {package}" in line
-    assert "pip install 'mosstalk[voices]'" in line
+    assert "make setup EXTRAS=voices" in line
     assert hashes(copy.codec) == before
 
 
+# Slow: two processes without onnx; what a missing package does is shown above.
+@pytest.mark.slow
 def test_a_synthetic_codec_written_without_onnx_is_completed_when_onnx_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +204,7 @@ def test_a_synthetic_codec_written_without_onnx_is_completed_when_onnx_is_there(
     said = without_onnx("checkpoint", "synthesize", "random")
     assert said.returncode == 0, said.stderr
     assert not list((tmp_path / "without").rglob("campplus.onnx"))
-    assert [line for line in said.stdout.splitlines() if "'mosstalk[voices]'" in line] != []
+    assert [line for line in said.stdout.splitlines() if "EXTRAS=voices" in line] != []
 
     assert "campplus.onnx: no such file" in refused(
         without_onnx("voice", "create", "ada", QUESTION, *CODEC)
@@ -203,7 +222,7 @@ def test_help_asks_for_consent_and_imports_nothing_heavy() -> None:
     assert "typer" in imported
     assert not imported & {"torch", "numpy", "onnxruntime", "onnx", "kaldi_native_fbank"}
     assert "needs that person's permission" in run.stdout
-    assert "'mosstalk[voices]'" in run.stdout
+    assert 'Needs the extra "voices"' in run.stdout
 
 
 # What a voice is made of.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -83,7 +84,7 @@ def test_half_precision_and_short_ids_are_widened(tmp_path: Path) -> None:
     assert loaded.embedding.dtype == torch.float32
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(codes=st.integers(0, 40), frames=st.integers(0, 160))
 def test_trimming_keeps_whole_blocks_that_codes_and_mel_both_have(codes: int, frames: int) -> None:
     ids, mel = torch.arange(codes), torch.arange(frames)[:, None].expand(-1, 80)

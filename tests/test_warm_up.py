@@ -13,9 +13,9 @@ from engine_rig import (
     wild_model,
 )
 
+from mosstalk.engine.async_engine import warm_draws, warm_up
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.layers import LayerOptions, Layers
-from mosstalk.engine.warm_up import warm_draws, warm_up
 from mosstalk.runtime.graphs import CAPTURES, Captures, Graphs
 from mosstalk.sampling_options import Limits
 
@@ -54,7 +54,7 @@ def test_as_many_replies_are_made_as_there_are_slots() -> None:
 
 
 def test_without_a_gpu_there_is_no_graph() -> None:
-    graphs, before = Graphs[int](torch.device("cpu"), "tests"), CAPTURES.count
+    graphs, before = Graphs[int, None](torch.device("cpu"), "tests"), CAPTURES.count
     assert not graphs.ready(1, lambda: pytest.fail("run for nothing"))
     assert (len(graphs), CAPTURES.count) == (0, before)
 
@@ -76,8 +76,8 @@ def test_a_warmed_engine_captures_and_compiles_nothing_more() -> None:
             for length in (1, 30, 100):
                 rows = [(1, SILENT)] * length
                 asked = [ReplyParams(GREEDY, Limits(20)) for _ in range(count)]
-                for ask in asked:
-                    core.submit(core.open(rows), ask)
+                for params in asked:
+                    core.submit(core.open(rows), params)
             core.run()
     finally:
         knobs.runtime.jit_post_compile_hook = None

@@ -129,7 +129,7 @@ class Judge:
         ]
 
 
-def readings(
+def datasets(
     names: Iterable[str], work: Path, most: int
 ) -> Iterator[tuple[str, list[str], Tensor]]:
     """Name, texts and sounds (B, 480000) of each set; ``kokoro`` are the clips held out."""
@@ -179,7 +179,7 @@ def score(
             ways[f"{path.with_suffix('')}, {bits} bits, {size:,} bytes"] = of_codes(
                 student, tokenizer
             )
-    for name, texts, sounds in readings(sets, work, most):
+    for name, texts, sounds in datasets(sets, work, most):
         for way, features in ways.items():
             written = judge.written(features, sounds)
             found = rate(word_errors(texts, written))

@@ -23,7 +23,7 @@ from recipes.listener.whisper import Decoder, Teacher, text_of
 from recipes.pocket.augment import augment
 from recipes.pocket.quantizer import perplexity
 from recipes.pocket.tokenizer import HEARD_MEL
-from recipes.pocket.training import Budget, Run
+from recipes.pocket.training import Budget, Run, adamw, descend
 
 _ENCODER_RATE, _READER_RATE = 4e-4, 1.2e-3
 _TEXT_WEIGHT, _FEATURE_WEIGHT, _MEL_WEIGHT, _COMMITMENT = 0.25, 1.0, 0.3, 0.25
@@ -185,10 +185,7 @@ class Training:
             {"params": [p for p in trained if id(p) in own], "peak": _ENCODER_RATE},
             {"params": [p for p in trained if id(p) not in own], "peak": _READER_RATE},
         ]
-        optimizer = torch.optim.AdamW(
-            groups, _ENCODER_RATE, (0.9, 0.98), weight_decay=0.01,
-            fused=self.device.type == "cuda",
-        )  # fmt: skip
+        optimizer = adamw(groups, _ENCODER_RATE)
         run = Run(stage, folder, budget)
         last = 0.0
         student.train()
@@ -196,10 +193,7 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = run.learning_rate(group["peak"])
             parts = losses(self.maker.batch(self.rows))
-            optimizer.zero_grad(set_to_none=True)
-            parts["loss"].backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
+            descend(parts["loss"], optimizer, trained)
             run.record(**parts)
             if run.elapsed_s - last > judge_every_s:
                 last = run.elapsed_s

@@ -210,7 +210,7 @@ def _text_tokenizer(work: Path, texts: list[str], model: dict[str, Any]) -> Text
 @app.command()
 def predict(work: Work, parts: Parts = "0", smoke: Smoke = False) -> None:
     """Stage 7: the teacher's mels as the flow makes them, to train the vocoder further on."""
-    from recipes.pocket import predict as stage
+    from recipes.pocket import flow as stage
 
     data = _load(work, parts, "spoken")
     device = data.spoken.device

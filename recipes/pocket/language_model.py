@@ -24,7 +24,16 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.rope import rotary_tables
 from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples
-from recipes.pocket.training import Averaged, Budget, Run, fresh, load_weights, save_weights
+from recipes.pocket.training import (
+    Averaged,
+    Budget,
+    Run,
+    adamw,
+    descend,
+    fresh,
+    load_weights,
+    save_weights,
+)
 
 PEAK_RATE = 2e-3
 LISTENING = 0.3
@@ -198,15 +207,8 @@ def new_model(config: LanguageModelConfig, device: torch.device) -> LanguageMode
 def _optimizer(model: LanguageModel, listener: Listener) -> torch.optim.AdamW:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    return torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": _WEIGHT_DECAY},
-            {"params": [*others, *listener.parameters()], "weight_decay": 0.0},
-        ],
-        PEAK_RATE,
-        (0.9, 0.98),
-        fused=model.device.type == "cuda",
-    )
+    unchecked = {"params": [*others, *listener.parameters()], "weight_decay": 0.0}
+    return adamw([{"params": matrices, "weight_decay": _WEIGHT_DECAY}, unchecked], PEAK_RATE)
 
 
 class Best:
@@ -272,10 +274,8 @@ def train(
         run.set_rate(optimizer, peak_rate)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             parts = losses(model, listener, batch, SLIPS)
-        optimizer.zero_grad(set_to_none=True)
-        (parts["loss"] + listening * parts["phones"]).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = parts["loss"] + listening * parts["phones"]
+        descend(loss, optimizer, model.parameters())
         mean.update(model)
         run.record(**parts)
         if step % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:

@@ -13,16 +13,21 @@ from torch import Tensor
 
 from mosstalk.config import WEIGHTS_KIND_KEY
 from mosstalk.files import open_to_readers
-from mosstalk.models.codec_folder import FLOWS_KEY, STREAMING_FLOW, load_codec, read_fingerprint
+from mosstalk.models.codec_folder import (
+    FLOWS_KEY,
+    ONE_VOICE_KEY,
+    STREAMING_FLOW,
+    load_codec,
+    read_fingerprint,
+)
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed
 from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
-from recipes.pocket.flow import speaker_embedding
+from recipes.pocket.flow import VOICE_CODES, speaker_embedding
 from recipes.pocket.sizes import PREPROCESSING, Sizes
 
-VOICE_CODES = 40
 LARGEST_BYTES = 25_000_000
 """What a wheel that everyone downloads may weigh; package registries take four times as much."""
 _LABEL = {WEIGHTS_KIND_KEY: "pocket"}
@@ -100,7 +105,8 @@ def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
 def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
     weights = load_file(work / "tokenizer.safetensors")
     save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", sizes.codec | {FLOWS_KEY: [STREAMING_FLOW]} | _LABEL)
+    own = {FLOWS_KEY: [STREAMING_FLOW], ONE_VOICE_KEY: True} | _LABEL
+    _write_json(folder / "config.json", sizes.codec | own)
     _write_json(folder / "preprocessor_config.json", PREPROCESSING)
     flow = folder / "flow"
     _write_json(flow / "config.json", sizes.flow.to_dict())

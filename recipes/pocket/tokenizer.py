@@ -22,7 +22,7 @@ from recipes.pocket.augment import augment
 from recipes.pocket.data import PHONES, UNLABELLED, Recordings
 from recipes.pocket.quantizer import Quantizer, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
-from recipes.pocket.training import Averaged, Budget, Run, save_weights
+from recipes.pocket.training import Averaged, Budget, Run, adamw, descend, save_weights
 from recipes.pocket.voices import LISTENED, TEACHER
 
 HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
@@ -201,12 +201,7 @@ def train(
         readers_new = resume is not None and not resumed(trainee, resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
     run = Run("tokenizer", folder, budget, warmup_steps=300)
-    optimizer = torch.optim.AdamW(
-        [p for p in trainee.parameters() if p.requires_grad],
-        _PEAK_RATE,
-        (0.9, 0.98),
-        fused=device.type == "cuda",
-    )
+    optimizer = adamw([p for p in trainee.parameters() if p.requires_grad], _PEAK_RATE)
     mean = Averaged(trainee)
     first_kept = _held_out_codes(data)
     quantise = resume is not None
@@ -224,10 +219,7 @@ def train(
         alone = readers_new and run.progress < _READERS_ALONE
         heard = augment(batch.clean, draw)
         parts = losses(trainee, batch, heard, quantise=quantise, readers_alone=alone)
-        optimizer.zero_grad(set_to_none=True)
-        parts["loss"].backward()
-        torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimizer.step()
+        descend(parts["loss"], optimizer, trainee.parameters())
         mean.update(trainee)
         run.record(**parts)
         if step % 500 == 499:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -105,6 +105,22 @@ class Run:
         if self._count:
             self.log(**{name: float(total) / self._count for name, total in self._sums.items()})
             self._sums, self._count = {}, 0
+
+
+def adamw(parameters: list[Any], rate: float) -> torch.optim.AdamW:
+    """The optimiser of every stage but the vocoder's, for parameters or groups of them."""
+    first = parameters[0]["params"][0] if isinstance(parameters[0], dict) else parameters[0]
+    return torch.optim.AdamW(parameters, rate, (0.9, 0.98), weight_decay=0.01, fused=first.is_cuda)
+
+
+def descend(
+    loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> None:
+    """One step down ``loss``; the gradient of ``parameters`` is cut to a norm of 1."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
 
 
 class Averaged(Generic[M]):

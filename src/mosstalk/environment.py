@@ -1,6 +1,9 @@
 """The one place that reads and sets environment variables."""
 
 import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 
@@ -67,7 +70,18 @@ def faults_folder() -> Path | None:
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra where this package is: make in a clone, else pip."""
+    """What installs an extra, or with "" the package, where it is: make in a clone, else pip."""
     if (Path(__file__).parents[2] / "scripts" / "bootstrap.py").is_file():
-        return f"make setup EXTRAS={extra}"
-    return f"pip install 'mosstalk[{extra}]'"
+        return f"make setup EXTRAS={extra}" if extra else "make setup"
+    return f"pip install 'mosstalk[{extra}]'" if extra else "pip install mosstalk"
+
+
+def this_command() -> str:
+    """What runs the ``mosstalk`` command of this installation, to be typed from here."""
+    if shutil.which("mosstalk"):
+        return "mosstalk"
+    script = Path(sys.executable).with_name("mosstalk")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m mosstalk.cli"
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))

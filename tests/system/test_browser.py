@@ -29,7 +29,7 @@ from server_rig import Server, serving
 
 from mosstalk.audio.sound import Samples
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.alone, pytest.mark.timeout(240)]
 
 KEY = "a-key-for-tests"
 LONG_CODES = 75

@@ -84,7 +84,7 @@ def test_the_shipped_model_reads_long_sentences_and_numbers_so_that_they_are_und
     for texts, most in ((long, 0.15), (numbers, 0.25)):
         heard = []
         for text in texts:
-            run = process("speak", text, "--model", "pocket", "--out", "said.wav")
+            run = process("speak", text, "--model", "pocket", "--out", "said.wav", "--force")
             assert run.returncode == 0, run.stderr
             samples = read_audio(tmp_path / "said.wav", OUTPUT_RATE).samples
             heard.append(judge.transcribe(samples, OUTPUT_RATE))

@@ -64,9 +64,9 @@ def converted(source: Path, target: Path, *options: str) -> Path:
 @pytest.mark.parametrize("speaker", SPEAKERS)
 def test_a_spoken_question_is_answered(process: Run, tmp_path: Path, speaker: str) -> None:
     run_program(tmp_path, *SPEAKERS[speaker])
-    run = process("chat", "--speech", "question.wav", "--script", "speech:5")
+    run = process("chat", "--speech", "question.wav", "--script", "speech:5", "--stats")
     assert run.returncode == 0, run.stderr
-    heard = re.search(r"heard +question.wav: (\S+) s .* = (\d+) codes", run.stdout)
+    heard = re.search(r"heard +question.wav: (\S+) s .* = (\d+) codes", run.stderr)
     assert heard is not None
     info = soundfile.info(tmp_path / "question.wav")
     assert float(heard[1]) == pytest.approx(info.duration, abs=0.01)

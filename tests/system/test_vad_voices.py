@@ -9,7 +9,7 @@ from conftest import Run, require_program
 from evals.barge_in import SETTINGS, Setting, measure_barge_in
 from evals.readings import TEACHER, VOICES, read_aloud
 from evals.vad import measure_found
-from evals.vad_clips import clip_of, sounds_of
+from evals.vad_clips import clip_of
 from mosstalk.audio.sound import Samples
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.vad import Detector, open_detector
@@ -23,7 +23,7 @@ WORDS = ("No.", "Yes.", "Stop!", "Okay.", "Hi.", "Wait!")
 
 def sounds(name: str, sentences: tuple[str, ...] = SENTENCES) -> list[Samples]:
     require_program(VOICES[name].program)
-    return list(sounds_of(read_aloud(VOICES[name], sentences)))
+    return list(read_aloud(VOICES[name], sentences).heard)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,16 @@
 """Sound files in and out: anything libsndfile reads becomes 16 kHz mono, or a clear error."""
 
+import io
 import math
 import os
 import re
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -65,24 +68,31 @@ class Recording:
 
 
 def read_audio(
-    path: Path, rate: int, *, channel: int | None = None, longest_s: float = math.inf
+    path: Path | str,
+    rate: int,
+    *,
+    channel: int | None = None,
+    longest_s: float = math.inf,
+    content: bytes | None = None,
 ) -> Recording:
     """Read a sound file as mono float samples at ``rate`` Hz.
 
     ``channel`` (from 1) picks one; otherwise mono and stereo are averaged. The length is
     checked against ``longest_s`` before anything is decoded. Of a file that was cut short, what
-    is there is used, and an ``AudioWarning`` says so.
+    is there is used, and an ``AudioWarning`` says so. With ``content``, a file's bytes, nothing is
+    read from ``path``, which names them in messages.
 
     Raises:
         AudioError: not a sound file, damaged, of an impossible rate, empty, too short or long,
             silent, not finite, or with more than two channels and none picked.
     """
-    with _open(path) as file:
+    path = Path(path)
+    with _open(path, content) as (file, source):
         _check_header(path, file, channel, longest_s)
         blocks = list(_mono_blocks(path, file, channel, longest_s))
         samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
         source_rate, channels = file.samplerate, file.channels
-        cut = _cut_short(path, file, len(samples))
+        cut = _cut_short(source, file, len(samples))
     _check_sound(path, samples, source_rate)
     if cut:
         warnings.warn(f"{path}: {cut}", AudioWarning, stacklevel=2)
@@ -98,16 +108,20 @@ def resample(samples: Samples, source_rate: int, rate: int) -> Samples:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[soundfile.SoundFile]:
+def _open(
+    path: Path, content: bytes | None
+) -> Iterator[tuple[soundfile.SoundFile, Path | io.BytesIO]]:
+    """The sound file, and where its bytes can be read."""
     try:
-        if not path.exists():
+        source = path if content is None else io.BytesIO(content)
+        if source is path and not path.exists():
             raise AudioError(f"{path}: no such file")
-        if not path.is_file():
+        if source is path and not path.is_file():
             raise AudioError(f"{path}: not a file; give a sound file (wav, flac, ogg, mp3, ...)")
-        if path.stat().st_size == 0:
+        if not (path.stat().st_size if content is None else content):
             raise AudioError(f"{path}: the file is empty (0 bytes); record it again")
-        with soundfile.SoundFile(path) as file:
-            yield file
+        with soundfile.SoundFile(source) as file:
+            yield file, source
     except (soundfile.LibsndfileError, TypeError) as error:
         reason = str(getattr(error, "error_string", error)).strip().rstrip(".")
         raise AudioError(
@@ -161,7 +175,7 @@ def _mono_blocks(
         yield block.mean(axis=1) if channel is None else block[:, channel - 1].copy()
 
 
-def _cut_short(path: Path, file: soundfile.SoundFile, frames: int) -> str | None:
+def _cut_short(source: Path | io.BytesIO, file: soundfile.SoundFile, frames: int) -> str | None:
     """Why a file of which ``frames`` were decoded is not whole; None if it may be."""
     there_s = frames / file.samplerate
     promised_s = file.frames / file.samplerate
@@ -174,7 +188,7 @@ def _cut_short(path: Path, file: soundfile.SoundFile, frames: int) -> str | None
             f"the file is cut short: its header promises {promised_s:.1f} s of sound, and the "
             f"{there_s:.1f} s that are there are used; fetch it again for the rest"
         )
-    if file.format == "OGG" and not _has_last_page(path):
+    if file.format == "OGG" and not _has_last_page(source):
         return (
             f"the file is cut short: its last page is missing, and the {there_s:.1f} s that are "
             "there are used; fetch it again for the rest"
@@ -182,9 +196,9 @@ def _cut_short(path: Path, file: soundfile.SoundFile, frames: int) -> str | None
     return None
 
 
-def _has_last_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LONGEST_PAGE_BYTES))
+def _has_last_page(source: Path | io.BytesIO) -> bool:
+    with source.open("rb") if isinstance(source, Path) else source as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_PAGE_BYTES))
         end = file.read()
     page = end.rfind(b"OggS")
     return page >= 0 and len(end) > page + 5 and bool(end[page + 5] & _LAST_PAGE)
@@ -218,8 +232,8 @@ class AudioWriter:
     any time, flac and ogg once they are closed.
     """
 
-    def __init__(self, path: Path, rate: int) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, rate: int) -> None:
+        self.path = path = Path(path)
         self.part = path.with_name(path.name + ".part")
         file_format, subtype = output_format(path)
         try:
@@ -270,14 +284,33 @@ class AudioWriter:
         self.part.unlink(missing_ok=True)
 
 
-def output_format(path: Path) -> tuple[str, str]:
+class WavStream:
+    """Writes a wav to a pipe; its header claims 2 GiB, as those of recorders that stream do."""
+
+    def __init__(self, stream: BinaryIO, rate: int) -> None:
+        self._stream, self._rate = stream, rate
+        most = 2**31 - 2**12
+        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+        data = struct.pack("<4sI", b"data", most)
+        stream.write(struct.pack("<4sI4s", b"RIFF", most + 36, b"WAVE") + form + data)
+
+    def write(self, samples: Samples) -> None:
+        """Append mono samples (n,) in [-1, 1]; they are in the pipe when this returns."""
+        pcm = io.BytesIO()
+        soundfile.write(pcm, samples, self._rate, "PCM_16", "LITTLE", format="RAW")
+        self._stream.write(pcm.getvalue())
+        self._stream.flush()
+
+
+def output_format(path: Path, *, replace: bool = True) -> tuple[str, str]:
     """libsndfile's format and subtype for an output file's suffix.
 
     Raises:
-        OutputError: the suffix is none we write, or the folder does not exist.
+        OutputError: the suffix is none we write, the folder does not exist, or the file does and
+            is not to be replaced.
     """
     found = OUTPUT_FORMATS.get(path.suffix.lower())
     if found is None:
         raise OutputError(f"{path}: write to one of {', '.join(OUTPUT_FORMATS)}")
-    require_target(path)
+    require_target(path, replace=replace)
     return found

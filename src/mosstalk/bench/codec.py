@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mosstalk.bench.codec_runs import (
-    Crowd,
+    HopLoad,
     measure_crowd,
     measure_pushes,
     measure_recomputing,
@@ -17,7 +17,7 @@ from mosstalk.bench.codec_runs import (
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
-from mosstalk.constants import CODES_PER_SECOND
+from mosstalk.constants import CODE_MS, CODES_PER_SECOND
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
 from mosstalk.plan.work import Ceilings, hop_work, push_work
@@ -133,14 +133,15 @@ def _decoding(
         found.memory["graphs of flow and vocoder, MB"] = (_held_bytes(codec.device) - before) / _MB
     if "decode" not in asked.parts:
         return decoder
+    hop_ms = CODE_MS * codec.flow.config.chunk_size
     for name, voice in voices.items():
         rows = list[Timed]()
         for replies in asked.replies:
             hops = asked.hops if replies == 1 else asked.crowd_hops
-            times = measure_crowd(decoder, voice, Crowd.of(replies, hops), asked.rounds, tell)
+            times = measure_crowd(decoder, voice, HopLoad.of(replies, hops), asked.rounds, tell)
             limit = _hop_limit(codec, voice, replies, asked, ceilings)
             rows += [replace(row, limit_ms=limit) for row in times]
-            factor = times[1].p50_ms / (replies * _hop_ms(codec))
+            factor = times[1].p50_ms / (replies * hop_ms)
             found.settings[f"real-time factor, {replies} at once, {name}"] = f"{factor:.3f}"
         found.add(
             f"A hop of {codec.flow.config.chunk_size} codes through flow and vocoder, {name}",
@@ -165,11 +166,6 @@ def _fixed_memory(decoder: SpeechDecoder, found: CodecSpeed) -> None:
     context_s = decoder.flow.options.context_s
     if context_s is not None:
         found.memory["a reply at the context, MB"] = context_s * flow.mb_per_s
-
-
-def _hop_ms(codec: Codec) -> float:
-    """Sound that a hop is."""
-    return 1000 * codec.flow.config.chunk_size / CODES_PER_SECOND
 
 
 def _hop_limit(codec: Codec, voice: Voice, replies: int, asked: Asked, ceilings: Ceilings) -> float:

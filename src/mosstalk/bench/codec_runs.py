@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mosstalk.audio.sound import Samples
 from mosstalk.bench.timed import Run, Timed, run_timed
-from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import INPUT_RATE
@@ -22,10 +22,16 @@ from mosstalk.progress import Progress
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20
 FIRST = "first"
+PUSH_S = 0.4
+_WARM_UPS = 3
+_REPAIRS = 5
+_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
+"""Seconds of a sound."""
+_LOUDER = 5.0
 
 
 @dataclass(frozen=True)
-class Crowd:
+class HopLoad:
     """``replies`` at once in one voice, each ``hops`` long; ``stretches`` are the hops, from 1 on,
     whose times are taken together, by what they are called.
     """
@@ -35,7 +41,7 @@ class Crowd:
     stretches: dict[str, range]
 
     @classmethod
-    def of(cls, replies: int, hops: int) -> "Crowd":
+    def of(cls, replies: int, hops: int) -> "HopLoad":
         """The first hop; the ten after it; and if there are that many, the last ten."""
         early = range(2, min(hops, 11) + 1)
         stretches = {FIRST: range(1, 2), f"{early[0]}-{early[-1]}": early}
@@ -45,7 +51,7 @@ class Crowd:
 
 
 def measure_crowd(
-    decoder: SpeechDecoder, voice: Voice, crowd: Crowd, rounds: int, tell: Progress
+    decoder: SpeechDecoder, voice: Voice, crowd: HopLoad, rounds: int, tell: Progress
 ) -> list[Timed]:
     """Each stretch's times: all replies' hops, until all of their sound is there.
 
@@ -78,15 +84,18 @@ def measure_crowd(
 
 
 def _walk(
-    decoder: SpeechDecoder, voice: Voice, crowd: Crowd, cold: list[float] | None = None
+    decoder: SpeechDecoder, voice: Voice, crowd: HopLoad, cold: list[float] | None = None
 ) -> Iterator[Run[list[Tensor]]]:
     """Hop by hop through all replies, each with codes of its own."""
     replies = [decoder.open(voice, seed) for seed in range(crowd.replies)]
     codes = _codes(decoder, crowd)
     try:
         for _ in range(crowd.hops):
-            sayings = [_next(reply, codes[place]) for place, reply in enumerate(replies)]
-            run = run_timed(lambda: _said(decoder, sayings), decoder.device)  # noqa: B023
+            requests = [
+                DecodeRequest(reply, own[len(reply.flow.codes) : reply.codes_needed])
+                for reply, own in zip(replies, codes, strict=True)
+            ]
+            run = run_timed(lambda: _decoded(decoder, requests), decoder.device)  # noqa: B023
             if cold is not None:
                 cold.append(run.ms)
             yield Run(run.ms, [sound.cpu() for sound in run.output])
@@ -95,24 +104,19 @@ def _walk(
             decoder.close(reply)
 
 
-def _said(decoder: SpeechDecoder, sayings: Sequence[DecodeRequest]) -> list[Tensor]:
+def _decoded(decoder: SpeechDecoder, requests: Sequence[DecodeRequest]) -> list[Tensor]:
     """In runs of as many hops as a server makes at once."""
     most = decoder.hops_at_once
-    runs = [sayings[start : start + most] for start in range(0, len(sayings), most)]
+    runs = [requests[start : start + most] for start in range(0, len(requests), most)]
     return [sound for run in runs for sound in decoder.decode(run)]
 
 
-def _codes(decoder: SpeechDecoder, crowd: Crowd) -> list[list[int]]:
+def _codes(decoder: SpeechDecoder, crowd: HopLoad) -> list[list[int]]:
     config = decoder.flow.config
     longest = (crowd.hops + 2) * config.chunk_size + config.pre_lookahead_len
     random = torch.Generator().manual_seed(_SEED)
     limit = min(config.vocab_size, 16384)
     return torch.randint(0, limit, (crowd.replies, longest), generator=random).tolist()
-
-
-def _next(reply: SpokenReply, codes: Sequence[int]) -> DecodeRequest:
-    """The codes of the reply's next hop, those that it waits for."""
-    return DecodeRequest(reply, codes[len(reply.flow.codes) : reply.codes_needed])
 
 
 def _hop_fault(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
@@ -154,14 +158,6 @@ def _recomputed_ms(codec: Codec, voice: Voice, codes: list[int], hop: int) -> fl
         vocoder.push(voice.mel[:_BEFORE].T.to(codec.device))
     missing = codes[flow.done_codes : flow.codes_needed]
     return run_timed(lambda: [vocoder.push(mel) for mel in flow.push(missing)], codec.device).ms
-
-
-PUSH_S = 0.4
-_WARM_UPS = 3
-_REPAIRS = 5
-_LOUD, _SILENT = (0.5, 0.6), (0.3, 0.4)
-"""Seconds of a sound."""
-_LOUDER = 5.0
 
 
 def sound_like_speech(seconds: float, seed: int) -> Samples:

@@ -37,8 +37,8 @@ _LOOK_S = 0.1
 _QUIETLY = ("--port", "0", "--log-level", "warning")
 _MIB = 1 << 20
 _PATH = "/v1/realtime"
-_BUSY = re.compile(r'mosstalk_busy_seconds_total\{part="(\w+)"\}')
-_CARD = re.compile(r'mosstalk_card_seconds_total\{part="(\w+)"\}')
+_KINDS = ("busy", "busy_cpu", "card")
+_SPENT = re.compile(rf'mosstalk_({"|".join(_KINDS)})_seconds_total\{{part="(\w+)"\}}')
 _FRAME_S = 0.02
 _QUIET_DB = 35.0
 _PAUSE_FRAMES, _MOST_PAUSE_FRAMES = 8, 10
@@ -134,27 +134,20 @@ class Meanwhile:
         cls, before: Mapping[str, float], after: Mapping[str, float], seconds: float
     ) -> "Meanwhile":
         """Of what ``Target.metrics`` said at the beginning and ``seconds`` later."""
-
-        def gone(name: str) -> float:
-            return after.get(name, 0.0) - before.get(name, 0.0)
-
+        gone = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        shares: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
+        for name, value in gone.items():
+            if match := _SPENT.fullmatch(name):
+                shares[match[1]][match[2]] = value / seconds
         parts = {
-            match[1]: (
-                gone(name) / seconds,
-                gone(f'mosstalk_busy_cpu_seconds_total{{part="{match[1]}"}}') / seconds,
-            )
-            for name in after
-            if (match := _BUSY.fullmatch(name))
+            part: (busy, shares["busy_cpu"].get(part, 0.0)) for part, busy in shares["busy"].items()
         }
-        card = {
-            match[1]: share
-            for name in after
-            if (match := _CARD.fullmatch(name)) and (share := gone(name) / seconds)
-        }
+        card = {part: share for part, share in shares["card"].items() if share}
         front = {}
         if "process_cpu_seconds_total" in after:
-            front["front"] = gone("process_cpu_seconds_total") / seconds
-        messages = sum(gone(f'mosstalk_messages_total{{direction="{d}"}}') for d in ("in", "out"))
+            front["front"] = gone["process_cpu_seconds_total"] / seconds
+        counted = (f'mosstalk_messages_total{{direction="{way}"}}' for way in ("in", "out"))
+        messages = sum(gone.get(name, 0.0) for name in counted)
         if messages:
             front["front, ms a message"] = 1000 * front.get("front", 0.0) * seconds / messages
         for label, name in (

@@ -6,7 +6,7 @@ from typing import Any
 
 from mosstalk.bench.serve import QUANTILES, Crowd, Load
 from mosstalk.bench.serve_clients import FIRST_AUDIO_MS, Pattern
-from mosstalk.reporting.html import END, head, line_chart, settings_html, skipped_html, table_html
+from mosstalk.reporting.html import line_chart, page, skipped_html, table_html
 from mosstalk.reporting.tables import NONE, Table
 
 
@@ -82,7 +82,7 @@ def _side_by_side(
 ) -> Table:
     labels = list(dict.fromkeys(label for each in figures for label in each))
     rows = [(label, *(each.get(label, NONE) for each in figures)) for label in labels]
-    return Table(title, note, ("", *(str(crowd.clients) for crowd in crowds)), tuple(rows))
+    return Table(title, note, ("", *(str(crowd.clients) for crowd in crowds)), rows)
 
 
 def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
@@ -92,7 +92,7 @@ def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
         f"{bounds.first_audio_ms:g} ms, underruns in at most {bounds.underrun_share:.1%} of turns."
     )
     rows = [(str(crowd.clients), "; ".join(crowd.breaches(bounds)) or "served") for crowd in crowds]
-    return Table("Bounds", note, ("conversations", "broken"), tuple(rows))
+    return Table("Bounds", note, ("conversations", "broken"), rows)
 
 
 def _begin(pattern: Pattern) -> str:
@@ -117,16 +117,15 @@ def verdict(crowds: Sequence[Crowd], load: Load) -> str:
 def page_of(settings: dict[str, Any], crowds: Sequence[Crowd], load: Load) -> str:
     """The verdict, the curve, the tables and the settings as a page that needs nothing else."""
     label = f"{settings['device']}, weights: {settings['weights']}"
-    parts = (
-        head("Conversations at a time", label),
+    return page(
+        "Conversations at a time",
+        label,
+        settings,
         f"<p>{escape(verdict(crowds, load))}</p>",
         _curve(crowds, load),
         *map(table_html, tables_of(crowds, load)),
         skipped_html(not_measured(crowds)),
-        settings_html(settings),
-        END,
     )
-    return "\n".join(parts)
 
 
 def _curve(crowds: Sequence[Crowd], load: Load) -> str:

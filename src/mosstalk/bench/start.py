@@ -20,6 +20,8 @@ from mosstalk.reporting.tables import Table
 _BLOCK = 1 << 24
 _MOST_READ = 8 << 30
 """Bytes after which the rate is known."""
+PARTS = ("process", "imports", "weights", "warming up", "first audio")
+_LONGEST_S = 1800
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ class DiskRate:
 
     def describe(self) -> str:
         """For people: the rate, and whether it is the disk's."""
-        told = "unknown whether from memory" if self.cached is None else _share(self.cached)
+        told = (
+            "unknown whether from memory"
+            if self.cached is None
+            else f"{self.cached:.0%} of it from memory"
+        )
         return f"{self.bytes / 1e9:.2f} GB at {self.gb_s:.2f} GB/s, {told}"
 
 
@@ -94,14 +100,6 @@ def _resident(path: Path) -> tuple[int, int] | None:
         failed = look(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), found)
         del start
         return None if failed else (sum(page & 1 for page in bytes(found)), count)
-
-
-def _share(cached: float) -> str:
-    return f"{cached:.0%} of it from memory"
-
-
-PARTS = ("process", "imports", "weights", "warming up", "first audio")
-_LONGEST_S = 1800
 
 
 @dataclass(frozen=True)

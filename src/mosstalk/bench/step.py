@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mosstalk.bench.step_baselines import APART, measure_baseline
+from mosstalk.bench.step_baselines import APART, measure_baseline, require_baseline
 from mosstalk.bench.step_errors import Reference, error_table, reference_of
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.collector import lasting_objects_spared
@@ -36,6 +36,8 @@ from mosstalk.synthesis.sizes import named_sizes
 
 _SEED = 11
 _WARM_UPS = 4
+FORMAT = "mosstalk-step-1"
+_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,6 @@ def _rows_of(request: Request) -> list[Row]:
     return [] if request.error else list(request.reply.rows)
 
 
-FORMAT = "mosstalk-step-1"
-_GB = 1e9
-
-
 @dataclass(frozen=True)
 class Measurement:
     """What is measured of a model called ``name``, and how the engine computes it.
@@ -240,8 +238,11 @@ def measure(
     """Time what is asked for; ``weights``: their kind, for the settings.
 
     Raises:
+        OptionError: a baseline that there is not, or not on this device.
         BenchError: a run whose rows were not right; no time is told.
     """
+    for name in asked.baselines:
+        require_baseline(name, model.device)
     against = reference_of(model, ids, asked.error_rows) if asked.error_rows else None
     subject = Subject(model, ids, _quantized(model, asked))
     with lasting_objects_spared():
@@ -276,7 +277,9 @@ def _measured(
         for place, name in enumerate(asked.baselines, 1):
             tell(f"{load.name}, {name}", ways * number + place, ways * len(asked.loads))
             rows.append((load, measure_baseline(name, model, load, asked.runs)))
-    limited = [(load, _limited(row, subject, load, ceilings)) for load, row in rows]
+    limited = [
+        (load, replace(row, limit_ms=ceilings.limit_ms(subject.work(load)))) for load, row in rows
+    ]
     title = "Prompts, to their reply's first row" if asked.prompts else "Steps"
     note = f"Logits of other means need be but within {APART:.0%} of an untimed run's."
     shown = note if asked.baselines else ""
@@ -288,11 +291,6 @@ def _measured(
         table, found.errors = error_table(model, ids, asked.options, against, subject.precision)
         found.tables.append(table)
     return found
-
-
-def _limited(row: Timed, subject: Subject, load: Load, ceilings: Ceilings) -> Timed:
-    limit = ceilings.limit_ms(subject.work(load))
-    return Timed(row.name, row.cold_ms, row.warm_ups, row.runs_ms, row.wrong, limit)
 
 
 def _rates(subject: Subject, rows: Sequence[tuple[Load, Timed]], asked: Measurement) -> Table:

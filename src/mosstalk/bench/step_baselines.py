@@ -78,21 +78,29 @@ class PlainStep:
         return out
 
 
-def measure_baseline(name: str, model: LanguageModel, load: Load, runs: int) -> Timed:
-    """A baseline of ``NAMES``.
+def require_baseline(name: str, device: torch.device) -> None:
+    """Check, before anything is timed, that a baseline can be measured on ``device``.
 
     Raises:
-        OptionError: there is none of that name, or it needs a GPU or transformers.
+        OptionError: there is none of that name, or it needs a GPU.
+    """
+    if name not in NAMES:
+        raise OptionError(f"--baseline {name}: choose of {', '.join(NAMES)}")
+    if name != "transformers" and device.type != "cuda":
+        raise OptionError(f"--baseline {name} needs an NVIDIA GPU; here there is transformers")
+
+
+def measure_baseline(name: str, model: LanguageModel, load: Load, runs: int) -> Timed:
+    """A baseline of ``NAMES`` that ``require_baseline`` let through.
+
+    Raises:
+        OptionError: it needs transformers.
     """
     makers: dict[str, Callable[[LanguageModel, Load], Callable[[], Tensor]]] = {
         "graph": _in_a_graph,
         "compile": _compiled,
         "transformers": _transformers,
     }
-    if name not in makers:
-        raise OptionError(f"--baseline {name}: choose of {', '.join(NAMES)}")
-    if name != "transformers" and model.device.type != "cuda":
-        raise OptionError(f"--baseline {name} needs an NVIDIA GPU; here there is transformers")
     work = makers[name](model, load)
     first = run_timed(work, model.device)
     expected = first.output.clone()

@@ -26,6 +26,9 @@ NOTE = (
     "or the operations take at the rates measured in this run. valid: runs whose output had the "
     "right shape, was finite, wholly written, and equal to that of an untimed run."
 )
+_COPY_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
+_SIDE = {"cuda": 8192, "cpu": 1024}
+_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,6 @@ def run_timed(work: Callable[[], _T], device: torch.device) -> Run[_T]:
     output = work()
     synchronize(device)
     return Run(1000 * (time.perf_counter() - start), output)
-
-
-_COPY_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
-_SIDE = {"cuda": 8192, "cpu": 1024}
-_RUNS = 5
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, fp8: bool = False) -> Ceilings:

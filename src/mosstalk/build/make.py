@@ -22,7 +22,6 @@ from mosstalk.build.check import (
     plain_hops,
     require,
 )
-from mosstalk.build.peaks import Peaks
 from mosstalk.build.report import architecture, dtypes, engine_facts
 from mosstalk.build.tune import tune_into
 from mosstalk.build.weights import (
@@ -51,7 +50,7 @@ from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
 from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
 from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
-from mosstalk.prepared.machine import machine_of
+from mosstalk.prepared.machine import Peaks, machine_of
 from mosstalk.prepared.start import configs_of
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
@@ -61,6 +60,11 @@ from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.verify.compare import Check
 
 _LOCK = ".building"
+Say = Callable[[str], None]
+_SOURCE = ".source"
+_GIB = 2**30
+_CHECK_BLOCKS = 64
+_DEFAULT = "default"
 
 
 @contextmanager
@@ -100,13 +104,6 @@ def _taken(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-Say = Callable[[str], None]
-_SOURCE = ".source"
-_GIB = 2**30
-_CHECK_BLOCKS = 64
-_DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class Build:
         with self._step(f"weights in {self.request.precision}"):
             how = write_model(model, self.part / MODEL, self.request.precision, self.tell)
             copy_folder(codec, self.part / CODEC, self.tell)
-            self._drop_drawn_source()
+            shutil.rmtree(self.part / _SOURCE, ignore_errors=True)
         self.say(f"  model {how}, codec copied")
         self._compile_and_check(plan)
         with self._step("hashes"):
@@ -201,9 +198,6 @@ class Build:
         assert request.model, "folders or random weights"
         assert request.codec, "folders or random weights"
         return request.model, request.codec
-
-    def _drop_drawn_source(self) -> None:
-        shutil.rmtree(self.part / _SOURCE, ignore_errors=True)
 
     def _planned(self, model: Path, codec: Path) -> Plan:
         """What it is going to take; on a GPU it must fit before anything is written.

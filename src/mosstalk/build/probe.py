@@ -17,12 +17,11 @@ from typing import Any  # noqa: E402
 
 def main() -> None:
     """Start as ``mosstalk serve`` does, ask once, and say what it took."""
-    from mosstalk.build.peaks import Peaks
     from mosstalk.prepared.folder import BuiltEngine
     from mosstalk.prepared.kernel_cache import kernels_in
-    from mosstalk.prepared.start import as_built
+    from mosstalk.prepared.machine import Peaks
     from mosstalk.runtime.device import pick_device
-    from mosstalk.server.ipc import BY_HAND, WorkerOptions
+    from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
     from mosstalk.server.loading import load
 
     folder, device = Path(sys.argv[1]), sys.argv[2]

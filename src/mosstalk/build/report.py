@@ -26,6 +26,7 @@ _KERNELS = {
     "mlp": "fused: norm, gate, up and their activation in one kernel",
 }
 _HEARD = "speech tokenizer"
+_GIB = 2**30
 
 
 def architecture(config: LanguageModelConfig) -> dict[str, Any]:
@@ -70,11 +71,8 @@ def engine_facts(*, fast: bool) -> dict[str, str]:
     }
 
 
-_GIB = 2**30
-
-
 @dataclass(frozen=True)
-class Report:
+class BuiltReport:
     """``foreign``: what of the machine is not as at the build; ``problems``: what is wrong."""
 
     engine: BuiltEngine
@@ -83,7 +81,7 @@ class Report:
     problems: list[str]
 
 
-def report_of(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> Report:
+def report_of(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> BuiltReport:
     """Look at a built folder; ``hashes``: read every byte of model and codec."""
     here = machine_of(pick_device("auto"), str(engine.values["weights"]))
     kernels = kernels_in(engine.cache)
@@ -92,7 +90,7 @@ def report_of(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> Report:
         lost = engine.values["kernels"]["count"] - kernels.count
         strange.append(f"{lost} compiled kernels are gone from {engine.cache.name}/")
     problems = _problems(engine, hashes=hashes, tell=tell) + _tile_problems(engine, here)
-    return Report(engine, kernels, strange, problems)
+    return BuiltReport(engine, kernels, strange, problems)
 
 
 def _tile_problems(engine: BuiltEngine, here: Mapping[str, Any]) -> list[str]:
@@ -120,7 +118,7 @@ def _problems(engine: BuiltEngine, *, hashes: bool, tell: Progress) -> list[str]
     return found
 
 
-def document_of(report: Report) -> dict[str, Any]:
+def document_of(report: BuiltReport) -> dict[str, Any]:
     """What a built folder is, as json values."""
     values = {name: value for name, value in report.engine.values.items() if name != "files"}
     return values | {
@@ -131,7 +129,7 @@ def document_of(report: Report) -> dict[str, Any]:
     }
 
 
-def lines_of(report: Report) -> list[tuple[str, str]]:
+def lines_of(report: BuiltReport) -> list[tuple[str, str]]:
     """What a built folder is, for people: names and values; a line without a name is a title."""
     values = report.engine.values
     sizes, machine, settings = values["architecture"], values["machine"], values["settings"]

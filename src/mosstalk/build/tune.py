@@ -17,8 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.engine.layers import LayerBuffers
-from mosstalk.engine.linears import Fp8Matrix, LayerWeights, Linears, Matrix, packed_stacks
+from mosstalk.engine.linears import (
+    Fp8Matrix,
+    LayerBuffers,
+    LayerWeights,
+    Linears,
+    Matrix,
+    packed_stacks,
+)
 from mosstalk.files import write_document
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.numerics.fp8 import E4M3
@@ -110,7 +116,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Line:
+class TileLine:
     """All products of a line of the tables: those of the ``layers``, one of each shape with what
     its reference makes of it, and the ``heads``, which share a line of the layers'.
     """
@@ -204,7 +210,7 @@ class Tuner:
             self.found.passes[limit] = self._whole(layers, limit, generator)
         return self.found
 
-    def _lines(self, layers: list[LayerWeights], generator: torch.Generator) -> Iterator[Line]:
+    def _lines(self, layers: list[LayerWeights], generator: torch.Generator) -> Iterator[TileLine]:
         groups: dict[tuple[torch.dtype, Kind], list[Product]] = {}
         for product in (product for layer in layers for product in _products(layer)):
             groups.setdefault((product.weight.dtype, product.kind), []).append(product)
@@ -219,7 +225,7 @@ class Tuner:
 
     def _line(
         self, key: Key, products: list[Product], heads: list[Product], generator: torch.Generator
-    ) -> Line:
+    ) -> TileLine:
         candidates, drawn = few_candidates(key), dict[tuple[int, ...], Operands]()
         checks, calls = list[tuple[Operands, Call, Tensor]](), list[Call]()
         for product in products:
@@ -234,9 +240,9 @@ class Tuner:
             _operands(head, ROWS[key[2]], self.model.dtype, generator).call(head, 0.0)
             for head in heads
         ]
-        return Line(key, calls * -(-_LEAST_CALLS // len(calls)), checks, beside)
+        return TileLine(key, calls * -(-_LEAST_CALLS // len(calls)), checks, beside)
 
-    def _compile(self, lines: list[Line]) -> None:
+    def _compile(self, lines: list[TileLine]) -> None:
         if interprets():
             return
         with compiled_together(strict=False):
@@ -246,7 +252,7 @@ class Tuner:
                         for _, call, _ in line.checks:
                             call()
 
-    def _seconds(self, line: Line, divided: Division, *, heads: bool = False) -> float:
+    def _seconds(self, line: TileLine, divided: Division, *, heads: bool = False) -> float:
         """Of a product on average; infinite where it does not run here, or is wrong."""
         calls = line.layers + (line.heads if heads else [])
         with tuned_as({line.key: divided}):
@@ -264,7 +270,7 @@ class Tuner:
                 self._drop(line, divided, f"{type(fault).__name__}: {fault}")
                 return math.inf
 
-    def _drop(self, line: Line, divided: Division, why: str) -> None:
+    def _drop(self, line: TileLine, divided: Division, why: str) -> None:
         tile = divided.tile
         size = f"{tile.columns} columns, {tile.inner} channels, {tile.stages} stages"
         self.found.dropped.append(f"{line.name}: {size}: {why.splitlines()[0][:120]}")
@@ -318,11 +324,10 @@ def _products(layer: LayerWeights) -> tuple[Product, ...]:
 
 def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> None:
     """As a pass does, without attention."""
-    room = rooms.between
-    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
-    products.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
-    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
-    products.added(rooms.inner, layer.down, rooms.hidden, room)
+    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, rooms)
+    products.added(rooms.mixed, layer.o_proj, rooms.hidden, rooms)
+    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, rooms)
+    products.added(rooms.inner, layer.down, rooms.hidden, rooms)
 
 
 def _operands(

@@ -9,7 +9,13 @@ import torch
 
 from mosstalk.checkpoints.convert import MANIFEST, convert_model
 from mosstalk.checkpoints.quantize import Source, Writer, digest_of
-from mosstalk.checkpoints.restartable import require_space, save_tensors, sha256
+from mosstalk.checkpoints.restartable import (
+    in_shards,
+    require_space,
+    save_tensors,
+    sha256,
+    shard_name,
+)
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.files import as_text, read_json
@@ -89,7 +95,8 @@ def copy_folder(source: Path, out: Path, tell: Progress) -> None:
     """
     if not source.is_dir():
         raise CheckpointError(f"{source}: no such folder")
-    files = [path for path in source.rglob("*") if path.is_file() and not _hidden(path, source)]
+    names = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    files = [source / name for name in names if not any(p.startswith(".") for p in name.parts)]
     require_space(out, sum(path.stat().st_size for path in files))
     for done, path in enumerate(files):
         tell(f"copying {path.name}", done, len(files))
@@ -133,19 +140,12 @@ def write_random(out: Path, sizes: Sizes, device: torch.device, tell: Progress) 
 def _write_drawn(folder: Path, sizes: Sizes, device: torch.device, tell: Progress) -> None:
     """A shard at a time, so that the host never holds all of it."""
     weights = dict(random_language_model(sizes, device).state_dict())
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, weight in weights.items():
-        if size + weight.nbytes > _SHARD_BYTES and shards[-1]:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += weight.nbytes
+    shards = list(in_shards(weights, lambda name: weights[name].nbytes, _SHARD_BYTES))
     places = dict[str, str]()
     for number, names in enumerate(shards, 1):
         tell("writing random weights", number - 1, len(shards))
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_tensors({name: weights[name].cpu() for name in names}, folder / file, {"format": "pt"})
+        file = shard_name(number, len(shards))
+        save_tensors({name: weights[name].cpu() for name in names}, folder / file)
         places |= dict.fromkeys(names, file)
     index = {"metadata": {}, "weight_map": places}
     (folder / _INDEX).write_text(as_text(index))
@@ -162,7 +162,3 @@ def _dtype_of(folder: Path, config: LanguageModelConfig) -> str:
     """Of what is never quantised."""
     store = open_published(folder, config)
     return store[_NORM].dtype if _NORM in store else "absent"
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)

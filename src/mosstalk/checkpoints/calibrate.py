@@ -5,8 +5,9 @@ head moves, on prompts apart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,10 @@ _SAME_INPUT = {
     for name in names
 }
 """Products by the first one that reads the same input: k and v by q, up by gate."""
+BY_ROW = "row"
+Products = dict[str, Fp8Linear]
+"""Quantised products by name."""
+_NOTHING = 1e-30
 
 
 @dataclass
@@ -53,6 +58,10 @@ class Magnitudes:
         self.largest = torch.maximum(self.largest.to(sizes.device), sizes.max())
         bins = torch.bincount(sizes.view(torch.int32) >> _CUT_BITS, minlength=len(self.counts))
         self.counts = self.counts.to(sizes.device) + bins
+
+    def watch(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Count the input of a module; a hook."""
+        self.add(inputs[0])
 
     def scale(self, statistic: str) -> Tensor:
         """The float32 scale () by ``largest``, or by the magnitude that ``SHARE`` do not exceed."""
@@ -74,7 +83,10 @@ def calibrate(
         CheckpointError: an input is not finite.
     """
     watched = {first_of(name): Magnitudes() for name in names}
-    with _watching(model, watched):
+    with ExitStack() as hooks:
+        for name, magnitudes in watched.items():
+            linear = plain_linear(model, name)
+            hooks.enter_context(linear.register_forward_pre_hook(magnitudes.watch))
         for place, prompt in enumerate(prompts):
             tell("calibrating", place, len(prompts))
             model(grid(prompt, model), model.new_cache(), last_only=True)
@@ -96,31 +108,6 @@ def first_of(name: str) -> str:
 def grid(prompt: Prompt, model: LanguageModel) -> Tensor:
     """The rows of a prompt as the model takes them: (1, T, 2)."""
     return torch.tensor([list(prompt.rows)], device=model.device)
-
-
-@contextmanager
-def _watching(model: LanguageModel, watched: Mapping[str, Magnitudes]) -> Iterator[None]:
-    def hook_of(magnitudes: Magnitudes) -> object:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            magnitudes.add(inputs[0])
-
-        return hook
-
-    handles = [
-        plain_linear(model, name).register_forward_pre_hook(hook_of(magnitudes))  # type: ignore[arg-type]
-        for name, magnitudes in watched.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-BY_ROW = "row"
-Products = dict[str, Fp8Linear]
-"""Quantised products by name."""
-_NOTHING = 1e-30
 
 
 def way_name(statistic: str) -> str:
@@ -198,7 +185,10 @@ def measure(
     for place, prompt in enumerate(prompts):
         tell("measuring", place, len(prompts))
         rows = grid(prompt, model)
-        with _comparing(model, ways, sums):
+        with ExitStack() as hooks:
+            for name, found_sums in sums.items():
+                compare = partial(found_sums.add, {way: ways[way][name] for way in ways})
+                hooks.enter_context(plain_linear(model, name).register_forward_hook(compare))
             exact = model(rows, model.new_cache())
         for way, products in ways.items():
             with _instead(model, products):
@@ -219,34 +209,22 @@ class _Sums:
     exact: float = 0.0
     errors: dict[str, float] = field(default_factory=dict)
 
+    def add(
+        self,
+        products: Mapping[str, Fp8Linear],
+        _: nn.Module,
+        inputs: tuple[Tensor, ...],
+        exact: Tensor,
+    ) -> None:
+        """Compute a product by every way too, while the model runs as it is; a hook."""
+        self.exact += float(exact.float().square().sum())
+        for way, product in products.items():
+            error = product(inputs[0]).float() - exact.float()
+            self.errors[way] = self.errors.get(way, 0.0) + float(error.square().sum())
+
     def relative(self) -> dict[str, float]:
         whole = max(self.exact, _NOTHING)
         return {way: (error / whole) ** 0.5 for way, error in self.errors.items()}
-
-
-@contextmanager
-def _comparing(
-    model: LanguageModel, ways: Mapping[str, Products], sums: Mapping[str, _Sums]
-) -> Iterator[None]:
-    """While the model runs as it is, compute each product by every way too."""
-    handles = []
-    for name, found in sums.items():
-
-        def hook(
-            _: nn.Module, inputs: tuple[Tensor, ...], exact: Tensor, name: str = name,
-            found: _Sums = found,
-        ) -> None:  # fmt: skip
-            found.exact += float(exact.float().square().sum())
-            for way, products in ways.items():
-                error = products[name](inputs[0]).float() - exact.float()
-                found.errors[way] = found.errors.get(way, 0.0) + float(error.square().sum())
-
-        handles.append(plain_linear(model, name).register_forward_hook(hook))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

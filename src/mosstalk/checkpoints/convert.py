@@ -1,9 +1,10 @@
 """``mosstalk checkpoint convert``: one dtype, fused matrices, a manifest with hashes."""
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from mosstalk.checkpoints.restartable import (
     RestartableFolder,
-    WriteFile,
-    copy_file,
+    in_shards,
     require_space,
     restartable,
     save_tensors,
     sha256,
+    shard_name,
 )
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.errors import CheckpointError, OptionError
@@ -41,6 +42,7 @@ from mosstalk.progress import Progress, progress_bar
 MANIFEST = "mosstalk.json"
 SHARD_GIB = 2.0
 """Largest shard written; with the tensors being read it bounds the memory conversion takes."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass
@@ -94,77 +96,62 @@ def convert_model(
     config = LanguageModelConfig.from_folder(source)
     store, shapes = open_sharded(source), model_shapes(config)
     check_inventory(shapes, store, str(source))
-    shards = list(_shards(config, shapes, dtype, int(shard_gib * 2**30)))
-    require_space(out, sum(map(_elements, shapes.values())) * dtype.itemsize)
-    result = Converted(out, tensors=len(shapes))
-    files = _files_of(source)
+    total = sum(map(prod, shapes.values())) * dtype.itemsize
+    require_space(out, total)
+    result, files = Converted(out, tensors=len(shapes)), _files_of(source)
+
+    def bytes_of(tensor: FusedTensor) -> int:
+        return sum(prod(shapes[name]) for name in tensor.sources) * dtype.itemsize
+
+    shards = list(in_shards(fused_tensors(config), bytes_of, int(shard_gib * 2**30)))
     recipe = {"kind": "model", "dtype": _name(dtype), "layout": FUSED, "shard_gib": shard_gib}
     with restartable(out, files, recipe) as folder:
         result.resumed = len(folder.notes)
+        weight_map = dict[str, str]()
         for number, shard in enumerate(shards, 1):
-            name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-            job = _Shard(shard, store, dtype, result, progress, f"shard {number} of {len(shards)}")
-            folder.write(WriteFile(name, job.write))
+            name = shard_name(number, len(shards))
+            weight_map |= dict.fromkeys((tensor.name for tensor in shard), name)
+            tell = partial(progress, f"shard {number} of {len(shards)}") if progress else None
+            folder.write(name, partial(_write_shard, shard, store, dtype, result, tell))
         _refuse_overflow(folder, dtype)
-        _write_index(folder, shards, dtype, shapes)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        folder.write_json("model.safetensors.index.json", lambda: index)
         _write_model_config(folder, source, dtype)
         _write_manifest(folder, source, files, recipe | {"tensors": len(shapes)}, progress)
     result.written = _bytes_in(_files_of(out))
     return result
 
 
-@dataclass(frozen=True)
-class _Shard:
-    tensors: list[FusedTensor]
-    store: Store
-    dtype: torch.dtype
-    result: Converted
-    progress: Progress | None
-    label: str
-
-    def write(self, path: Path) -> dict[str, Any]:
-        """Read, convert, fuse and save this shard; note how many values overflowed where."""
-        fused: dict[str, Tensor] = {}
-        overflowed: dict[str, int] = {}
-        for done, tensor in enumerate(self.tensors):
-            if self.progress:
-                self.progress(self.label, done, len(self.tensors))
-            parts = [self._read(name, overflowed) for name in tensor.sources]
-            fused[tensor.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-            del parts
-            self.result.peak_anonymous_bytes = max(
-                self.result.peak_anonymous_bytes, anonymous_bytes()
-            )
-        save_tensors(fused, path, {"format": "pt"})
-        return {"overflowed": overflowed}
-
-    def _read(self, name: str, overflowed: dict[str, int]) -> Tensor:
-        value = self.store[name].load()
-        if not bool(torch.isfinite(value).all()):
-            raise CheckpointError(f"{self.store[name].where}: {name} holds NaN or infinity")
-        converted = value.to(self.dtype)
-        lost = int((~torch.isfinite(converted)).sum())
-        if lost:
-            overflowed[name] = lost
-        return converted
-
-
-def _shards(
-    config: LanguageModelConfig,
-    shapes: dict[str, tuple[int, ...]],
+def _write_shard(
+    shard: list[FusedTensor],
+    store: Store,
     dtype: torch.dtype,
-    shard_bytes: int,
-) -> Iterator[list[FusedTensor]]:
-    shard: list[FusedTensor] = []
-    size = 0
-    for tensor in fused_tensors(config):
-        new = sum(_elements(shapes[name]) for name in tensor.sources) * dtype.itemsize
-        if shard and size + new > shard_bytes:
-            yield shard
-            shard, size = [], 0
-        shard.append(tensor)
-        size += new
-    yield shard
+    result: Converted,
+    tell: Callable[[int, int], None] | None,
+    path: Path,
+) -> dict[str, Any]:
+    """Read, convert, fuse and save a shard; note how many values overflowed where."""
+    fused, overflowed = dict[str, Tensor](), dict[str, int]()
+    for done, tensor in enumerate(shard):
+        if tell:
+            tell(done, len(shard))
+        parts = [_read(store, name, dtype, overflowed) for name in tensor.sources]
+        fused[tensor.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        del parts
+        result.peak_anonymous_bytes = max(result.peak_anonymous_bytes, anonymous_bytes())
+    save_tensors(fused, path)
+    return {"overflowed": overflowed}
+
+
+def _read(store: Store, name: str, dtype: torch.dtype, overflowed: dict[str, int]) -> Tensor:
+    value = store[name].load()
+    if not bool(torch.isfinite(value).all()):
+        raise CheckpointError(f"{store[name].where}: {name} holds NaN or infinity")
+    converted = value.to(dtype)
+    lost = int((~torch.isfinite(converted)).sum())
+    if lost:
+        overflowed[name] = lost
+    return converted
 
 
 def _refuse_overflow(folder: RestartableFolder, dtype: torch.dtype) -> None:
@@ -181,29 +168,13 @@ def _refuse_overflow(folder: RestartableFolder, dtype: torch.dtype) -> None:
         )
 
 
-def _write_index(
-    folder: RestartableFolder,
-    shards: list[list[FusedTensor]],
-    dtype: torch.dtype,
-    shapes: dict[str, tuple[int, ...]],
-) -> None:
-    names = {
-        tensor.name: f"model-{number:05}-of-{len(shards):05}.safetensors"
-        for number, shard in enumerate(shards, 1)
-        for tensor in shard
-    }
-    size = sum(map(_elements, shapes.values())) * dtype.itemsize
-    index = {"metadata": {"total_size": size}, "weight_map": names}
-    folder.write(_json_file("model.safetensors.index.json", index))
-
-
 def _write_model_config(folder: RestartableFolder, source: Path, dtype: torch.dtype) -> None:
     values = read_json(source / "config.json") | {LAYOUT_KEY: FUSED, "torch_dtype": _name(dtype)}
     values.pop("dtype", None)
-    folder.write(_json_file("config.json", values))
+    folder.write_json("config.json", lambda: values)
     for path in sorted(source.glob("*.json")):
         if path.name not in ("config.json", "model.safetensors.index.json", MANIFEST):
-            folder.write(WriteFile(path.name, copy_file(path)))
+            folder.copy(path.name, path)
 
 
 def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> Converted:
@@ -229,13 +200,13 @@ def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> 
             if path.suffix == ".pt":
                 store = _checked_part(source, path)
                 result.tensors += len(store)
-                folder.write(WriteFile(name.removesuffix(".pt") + ".safetensors", _save(store)))
+                folder.write(name.removesuffix(".pt") + ".safetensors", partial(_save, store))
             elif name not in ("flow/config.json", "flow/hift.json", "flow/config.yaml", MANIFEST):
-                folder.write(WriteFile(name, copy_file(path)))
+                folder.copy(name, path)
             result.peak_anonymous_bytes = max(result.peak_anonymous_bytes, anonymous_bytes())
         flow, hift = read_flow_config(source, "flow-chunk-5"), read_hift_config(source)
-        folder.write(_json_file("flow/config.json", flow.to_dict()))
-        folder.write(_json_file("flow/hift.json", hift.to_dict()))
+        folder.write_json("flow/config.json", flow.to_dict)
+        folder.write_json("flow/hift.json", hift.to_dict)
         _write_manifest(folder, source, files, recipe, progress)
     result.written = _bytes_in(_files_of(out))
     return result
@@ -257,13 +228,8 @@ def _checked_part(source: Path, path: Path) -> Store:
     return store
 
 
-def _save(store: Store) -> Any:
-    def write(path: Path) -> dict[str, Any]:
-        tensors = {name: stored.load().contiguous() for name, stored in store.items()}
-        save_tensors(tensors, path, {"format": "pt"})
-        return {}
-
-    return write
+def _save(store: Store, path: Path) -> None:
+    save_tensors({name: stored.load().contiguous() for name, stored in store.items()}, path)
 
 
 def _write_manifest(
@@ -276,8 +242,8 @@ def _write_manifest(
     """Say what was made of what: the same sources give the same bytes, so no dates in it."""
     from mosstalk import __version__
 
-    def write(growing: Path) -> dict[str, Any]:
-        manifest = recipe | {
+    def manifest() -> dict[str, Any]:
+        return recipe | {
             "converted_by": f"mosstalk {__version__}",
             "sources": {
                 path.relative_to(source).as_posix(): {
@@ -291,18 +257,8 @@ def _write_manifest(
                 for name in sorted(folder.notes)
             },
         }
-        growing.write_text(json.dumps(manifest, indent=2) + "\n")
-        return {}
 
-    folder.write(WriteFile(MANIFEST, write))
-
-
-def _json_file(name: str, values: dict[str, Any]) -> WriteFile:
-    def write(path: Path) -> dict[str, Any]:
-        path.write_text(json.dumps(values, indent=2) + "\n")
-        return {}
-
-    return WriteFile(name, write)
+    folder.write_json(MANIFEST, manifest)
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -311,10 +267,6 @@ def _files_of(folder: Path) -> list[Path]:
 
 def _bytes_in(files: list[Path]) -> int:
     return sum(path.stat().st_size for path in files)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -329,9 +281,6 @@ def anonymous_bytes() -> int:
         return 0
     line = next((line for line in status.splitlines() if line.startswith("RssAnon:")), "RssAnon: 0")
     return int(line.split()[1]) * 1024
-
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:

@@ -1,9 +1,9 @@
 """``mosstalk checkpoint inspect``: what a folder holds, and what is wrong with it, by name."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from mosstalk.models.weights import (
     open_sharded,
     shapes_of,
 )
-from mosstalk.progress import Progress, progress_bar
+from mosstalk.progress import Progress
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""
+_SHOWN_HASH = 16
 _PARTS = {
     "model.shared_block.": "shared block",
     "model.text_block.": "text block",
@@ -45,6 +46,7 @@ _PARTS = {
     "text_lm_head.": "text head",
     "audio_lm_head.": "audio head",
 }
+_SHOWN_HASH = 16
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Group:
 
     def add(self, shape: tuple[int, ...], dtype: str) -> None:
         """Count one tensor."""
-        elements = torch.Size(shape).numel()
+        elements = prod(shape)
         self.tensors += 1
         self.parameters += elements
         self.bytes += elements * getattr(torch, dtype).itemsize
@@ -66,7 +68,7 @@ class Group:
 
 
 @dataclass
-class Report:
+class CheckpointReport:
     """What was found in one folder; ``problems`` is empty for a sound checkpoint."""
 
     folder: Path
@@ -96,7 +98,9 @@ class Report:
         return vars(self) | {"folder": str(self.folder), "groups": groups}
 
 
-def inspect(folder: Path, *, hashes: bool = True, progress: Progress | None = None) -> list[Report]:
+def inspect(
+    folder: Path, *, hashes: bool = True, progress: Progress | None = None
+) -> list[CheckpointReport]:
     """Look into a model or codec folder, or one that holds both as ``model`` and ``codec``.
 
     Raises:
@@ -121,11 +125,11 @@ def inspect(folder: Path, *, hashes: bool = True, progress: Progress | None = No
     return [report]
 
 
-def _inspect_model(folder: Path) -> Report:
+def _inspect_model(folder: Path) -> CheckpointReport:
     config = LanguageModelConfig.from_folder(folder)
     layout = config.extra.get(LAYOUT_KEY, "published")
     record = Quantization.of(config, str(folder / "config.json"))
-    report = Report(folder, "language model")
+    report = CheckpointReport(folder, "language model")
     report.facts = {
         "layers": f"{config.num_shared_layers} shared + {config.num_modality_layers} text + "
         f"{config.num_modality_layers} audio = {config.num_kv_layers} KV layers",
@@ -181,8 +185,8 @@ def differences(
     return lines
 
 
-def _inspect_codec(folder: Path) -> Report:
-    report = Report(folder, "codec")
+def _inspect_codec(folder: Path) -> CheckpointReport:
+    report = CheckpointReport(folder, "codec")
     config = SpeechTokenizerConfig.from_folder(folder)
     x_vector = folder / "flow" / "campplus.onnx"
     report.facts = {
@@ -206,7 +210,7 @@ def _inspect_codec(folder: Path) -> Report:
 
 
 def _add_part(
-    report: Report,
+    report: CheckpointReport,
     name: str,
     module: nn.Module,
     open_store: Callable[[], Store],
@@ -224,10 +228,10 @@ def _add_part(
     report.problems += [f"{name}: {line}" for line in found]
 
 
-def _inspect_reports(folder: Path) -> Report:
+def _inspect_reports(folder: Path) -> CheckpointReport:
     """The source reports' TensorRT-LLM checkpoint, which cannot be run as it is."""
     store = open_safetensors(folder / REPORTS_FILE)
-    report = Report(folder, "TensorRT-LLM checkpoint of the source reports")
+    report = CheckpointReport(folder, "TensorRT-LLM checkpoint of the source reports")
     report.groups = _grouped(store, lambda _: REPORTS_FILE)
     layers = {name.rpartition(".attention.")[0] for name in store if ".attention." in name}
     norms = [
@@ -248,7 +252,7 @@ def _inspect_reports(folder: Path) -> Report:
     return report
 
 
-def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
+def _add_files(report: CheckpointReport, hashes: bool, progress: Progress | None) -> None:
     for path in sorted(report.folder.rglob("*")):
         if path.is_file():
             facts: dict[str, Any] = {"bytes": path.stat().st_size}
@@ -257,33 +261,19 @@ def _add_files(report: Report, hashes: bool, progress: Progress | None) -> None:
             report.files[path.relative_to(report.folder).as_posix()] = facts
 
 
-_SHOWN_HASH = 16
-
-
-def run_inspect(folder: Path, *, hashes: bool, as_json: bool) -> int:
-    """Print what a checkpoint holds; return 1 when something is wrong with it."""
-    with progress_bar() as tell:
-        reports = inspect(folder, hashes=hashes, progress=tell)
-    if as_json:
-        print(json.dumps([report.as_dict() for report in reports], indent=2))
-    else:
-        for report in reports:
-            _print_report(report)
-    return 1 if any(report.problems for report in reports) else 0
-
-
-def _print_report(report: Report) -> None:
-    print(f"{report.folder}: {report.kind}")
-    for name, value in report.facts.items():
-        print(f"  {name:<18} {value}")
-    for name, group in [*report.groups.items(), ("total", report.total)]:
-        print(
-            f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
-            f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
-        )
-    for name, facts in report.files.items():
-        digest = str(facts.get("sha256", ""))[:_SHOWN_HASH]
-        print(f"  {name:<40} {facts['bytes']:14,} bytes  {digest}")
-    for problem in report.problems:
-        print(f"  PROBLEM {problem}")
-    print("  sound" if not report.problems else f"  {len(report.problems)} problems")
+def text_of(report: CheckpointReport) -> str:
+    """What a checkpoint holds, for people."""
+    lines = [f"{report.folder}: {report.kind}"]
+    lines += [f"  {name:<18} {value}" for name, value in report.facts.items()]
+    lines += [
+        f"  {name:<18} {group.tensors:5} tensors {group.parameters:14,} parameters"
+        f" {group.bytes / 2**20:10.1f} MiB  {', '.join(sorted(group.dtypes))}"
+        for name, group in [*report.groups.items(), ("total", report.total)]
+    ]
+    lines += [
+        f"  {name:<40} {facts['bytes']:14,} bytes  {str(facts.get('sha256', ''))[:_SHOWN_HASH]}"
+        for name, facts in report.files.items()
+    ]
+    lines += [f"  PROBLEM {problem}" for problem in report.problems]
+    lines.append(f"  {len(report.problems)} problems" if report.problems else "  sound")
+    return "\n".join(lines) + "\n"

@@ -43,6 +43,25 @@ ADVISED = 500
 ROLES = ("system", "user", "assistant")
 _HELD_OUT = 10
 """One in so many is measured on and not calibrated on."""
+NAME = "default-1"
+"""Changes whenever the sentences do."""
+SENTENCES, MEASURED = 135, 15
+_AT_ONCE = 32
+_ROOM = 256
+"""Rows of a prompt with its reply."""
+_WHO = "my sister|the doctor|our neighbour|her uncle|the driver|a friend|the teacher|my boss"
+_DID = "found|sold|painted|forgot|borrowed|repaired|washed|ordered|carried|returned"
+_WHAT = "the bicycle|an old map|two tickets|the kitchen table|a warm coat|the letters|a small lamp"
+_WHEN = "yesterday|last night|before dinner|two weeks ago|this morning|on Sunday|after the storm"
+_CAN = "help me find|tell me about|show me|explain|choose|describe|compare"
+_OF = (
+    "the fastest train|a good book|the weather in spring|cheap hotels|the history of tea|the stars"
+)
+_FORMS = (
+    (_WHO, _DID, _WHAT, _WHEN, "."),
+    ("Could you|Can you|Would you|Please", _CAN, _OF, "today|tomorrow|for a child|in short", "."),
+    ("Why has|When has", _WHO, _DID, _WHAT, "?"),
+)
 
 
 @dataclass(frozen=True)
@@ -148,28 +167,6 @@ def _turn(values: Any, where: str, ids: SpecialIds, encode: Encode) -> Turn:
     if not known or not 0 <= min(codes) <= max(codes) < ids.eosp:
         raise OptionError(f"{where}: text must be words, codes numbers from 0 to {ids.eosp - 1}")
     return Turn(role, (SpeechSegment(tuple(codes)),))
-
-
-NAME = "default-1"
-"""Changes whenever the sentences do."""
-SENTENCES, MEASURED = 135, 15
-_AT_ONCE = 32
-_ROOM = 256
-"""Rows of a prompt with its reply."""
-
-_WHO = "my sister|the doctor|our neighbour|her uncle|the driver|a friend|the teacher|my boss"
-_DID = "found|sold|painted|forgot|borrowed|repaired|washed|ordered|carried|returned"
-_WHAT = "the bicycle|an old map|two tickets|the kitchen table|a warm coat|the letters|a small lamp"
-_WHEN = "yesterday|last night|before dinner|two weeks ago|this morning|on Sunday|after the storm"
-_CAN = "help me find|tell me about|show me|explain|choose|describe|compare"
-_OF = (
-    "the fastest train|a good book|the weather in spring|cheap hotels|the history of tea|the stars"
-)
-_FORMS = (
-    (_WHO, _DID, _WHAT, _WHEN, "."),
-    ("Could you|Can you|Would you|Please", _CAN, _OF, "today|tomorrow|for a child|in short", "."),
-    ("Why has|When has", _WHO, _DID, _WHAT, "?"),
-)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

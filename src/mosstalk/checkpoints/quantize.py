@@ -3,8 +3,9 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from mosstalk.checkpoints.calibrate import Measured, calibrate, measure, quantis
 from mosstalk.checkpoints.convert import MANIFEST, anonymous_bytes
 from mosstalk.checkpoints.prompts import Prompts, Speaker, read_prompts
 from mosstalk.checkpoints.restartable import (
-    copy_file,
     fingerprint,
+    in_shards,
     require_space,
     save_tensors,
     sha256,
+    shard_name,
 )
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
@@ -134,40 +136,30 @@ class Writer:
         """
         before = fingerprint(self.source.files)
         products = self.source.products(self.record)
-        shards = list(self._shards(products))
+        sizes = {name: self._bytes(name, products) for name in self.source.store}
+        require_space(out, sum(sizes.values()))
+        limit = int(self.shard_gib * 2**30)
+        shards = list(in_shards(sizes, sizes.__getitem__, limit))
         written = Written(tensors=len(self.source.store), products=len(products))
-        sizes = [self._bytes(name, products) for name in self.source.store]
-        require_space(out, sum(sizes))
         weight_map: dict[str, str] = {}
         for number, names in enumerate(shards, 1):
-            file = _shard_name(number, len(shards))
+            file = shard_name(number, len(shards)) if len(shards) > 1 else "model.safetensors"
             tensors = self._quantised(names, products, written)
             weight_map |= dict.fromkeys(tensors, file)
-            save_tensors(tensors, out / file, {"format": "pt"})
-        self._write_others(out, weight_map, sum(sizes), single=len(shards) == 1)
+            save_tensors(tensors, out / file)
+        self._write_others(out, weight_map, sum(sizes.values()), single=len(shards) == 1)
         if fingerprint(self.source.files) != before:
             raise CheckpointError(f"{self.source.folder}: changed while it was read; run it again")
         written.bytes_before = sum(_stored_bytes(each) for each in self.source.store.values())
-        written.bytes_after = sum(sizes)
+        written.bytes_after = sum(sizes.values())
         return written
-
-    def _shards(self, products: Mapping[str, str]) -> Iterator[list[str]]:
-        limit, shard, size = int(self.shard_gib * 2**30), list[str](), 0
-        for name in self.source.store:
-            new = self._bytes(name, products)
-            if shard and size + new > limit:
-                yield shard
-                shard, size = [], 0
-            shard.append(name)
-            size += new
-        yield shard
 
     def _bytes(self, name: str, products: Mapping[str, str]) -> int:
         stored = self.source.store[name]
         if name.removesuffix(f".{WEIGHT}") not in products:
             return _stored_bytes(stored)
         scales = stored.shape[0] + self.record.calibrated
-        return torch.Size(stored.shape).numel() + _FLOAT32_BYTES * scales
+        return prod(stored.shape) + _FLOAT32_BYTES * scales
 
     def _quantised(
         self, names: list[str], products: Mapping[str, str], written: Written
@@ -202,7 +194,7 @@ class Writer:
         (out / "config.json").write_text(as_text(config))
         for path in self.source.files:
             if path.suffix != ".safetensors" and path.name not in ("config.json", _INDEX, MANIFEST):
-                copy_file(path)(out / path.name)
+                shutil.copyfile(path, out / path.name)
         (out / MANIFEST).write_text(as_text(self._manifest(out)))
 
     def _manifest(self, out: Path) -> dict[str, Any]:
@@ -218,13 +210,9 @@ class Writer:
         }
 
 
-def _shard_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-
-
 def _stored_bytes(stored: StoredTensor) -> int:
     itemsize: int = getattr(torch, stored.dtype).itemsize
-    return torch.Size(stored.shape).numel() * itemsize
+    return prod(stored.shape) * itemsize
 
 
 @dataclass(frozen=True)

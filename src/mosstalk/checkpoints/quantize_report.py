@@ -7,7 +7,7 @@ from typing import Any
 
 from mosstalk.checkpoints.calibrate import WAYS, Measured, ProductError
 from mosstalk.models.quantization import LINEARS, Quantization
-from mosstalk.reporting.html import END, head, line_chart, settings_html, table_html
+from mosstalk.reporting.html import line_chart, page, table_html
 from mosstalk.reporting.tables import Table
 
 FORMAT = "mosstalk-quantize-1"
@@ -16,6 +16,10 @@ PLUMBING = (
     "costs a model that was trained."
 )
 _BLOCK_NAMES = {"shared_block": "shared", "text_block": "text", "audio_block": "audio"}
+_PRODUCTS_NOTE = (
+    "Norm of the error over norm of what is exact, in %. Outputs are of inputs that the "
+    "unquantised model has there: no error of earlier layers is in them."
+)
 
 
 def document_of(
@@ -55,12 +59,6 @@ def tables_of(measured: Measured) -> list[Table]:
     ]
 
 
-_PRODUCTS_NOTE = (
-    "Norm of the error over norm of what is exact, in %. Outputs are of inputs that the "
-    "unquantised model has there: no error of earlier layers is in them."
-)
-
-
 def _heads(measured: Measured) -> Table:
     note = (
         "Over rows that the assistant draws, on conversations that were not calibrated on. KL of "
@@ -82,12 +80,16 @@ def page_of(settings: Mapping[str, Any], measured: Measured) -> str:
     label = f"weights: {settings['weights']}; {settings['quantization']}"
     warning = f'<p class="skipped">{PLUMBING}</p>' if settings["weights"] == "synthetic" else ""
     heads, kinds, every = map(table_html, tables_of(measured))
-    parts = (
-        *(head("mosstalk in FP8", label), warning, heads, *_charts(measured.products)),
-        *(kinds, f"<details><summary>Every product</summary>\n{every}</details>"),
-        *(settings_html(settings), END),
+    return page(
+        "mosstalk in FP8",
+        label,
+        settings,
+        warning,
+        heads,
+        *_charts(measured.products),
+        kinds,
+        f"<details><summary>Every product</summary>\n{every}</details>",
     )
-    return "\n".join(part for part in parts if part)
 
 
 def _charts(products: Sequence[ProductError]) -> Iterator[str]:

@@ -9,11 +9,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -28,15 +27,27 @@ _OS_ERROR = re.compile(r"os error (\d+)")
 _HASH_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
-class WriteFile:
-    """One file to write: its name below the folder, and a function that writes it.
+Write = Callable[[Path], dict[str, Any] | None]
+"""Writes a file at the path that it is given, and returns what the state should remember of it."""
+_T = TypeVar("_T")
 
-    The function gets the path to write to and returns what the state should remember.
-    """
 
-    name: str
-    write: Callable[[Path], dict[str, Any]]
+def in_shards(items: Iterable[_T], bytes_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """``items`` in order, in lists of at most ``most`` bytes each; a larger one stands alone."""
+    shard, size = list[_T](), 0
+    for item in items:
+        new = bytes_of(item)
+        if shard and size + new > most:
+            yield shard
+            shard, size = [], 0
+        shard.append(item)
+        size += new
+    yield shard
+
+
+def shard_name(number: int, count: int) -> str:
+    """The published name of shard ``number``, from 1, of ``count``."""
+    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
@@ -66,29 +77,51 @@ class RestartableFolder:
         self._recipe = json.loads(json.dumps(recipe))
         self.notes: dict[str, dict[str, Any]] = {}
 
-    def begin(self) -> int:
-        """Take up a run that was stopped, or begin anew; return how many files are done."""
-        state = self._read_state()
+    def begin(self) -> None:
+        """Take up a run that was stopped, or begin anew."""
+        try:
+            state = read_json(self.part / _STATE)
+        except ConfigError:
+            state = {}
         if state.get("recipe") == self._recipe:
             self.notes = dict(state["files"])
         else:
             shutil.rmtree(self.part, ignore_errors=True)
         self.part.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        # What was being written goes: safetensors does so under a name that it makes up.
+        finished = {self.part / name for name in self.notes}
+        for path in self.part.rglob("*"):
+            if path.is_file() and path not in finished:
+                path.unlink()
         self._save_state()
-        return len(self.notes)
 
-    def write(self, file: WriteFile) -> None:
-        """Write a file unless an earlier run did."""
-        target = self.part / file.name
-        if file.name in self.notes and target.exists():
+    def write(self, name: str, write: Write) -> None:
+        """Write the file ``name`` of the folder, unless an earlier run did."""
+        target = self.part / name
+        if name in self.notes and target.exists():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         growing = target.with_name(f"{target.name}.part")
-        note = file.write(growing)
+        note = write(growing)
         growing.replace(target)
-        self.notes[file.name] = note
+        self.notes[name] = note or {}
         self._save_state()
+
+    def write_json(self, name: str, values: Callable[[], Mapping[str, Any]]) -> None:
+        """Write what ``values`` returns as JSON, unless an earlier run did."""
+
+        def write(path: Path) -> None:
+            path.write_text(json.dumps(values(), indent=2) + "\n")
+
+        self.write(name, write)
+
+    def copy(self, name: str, source: Path) -> None:
+        """Copy ``source``, unless an earlier run did."""
+
+        def write(path: Path) -> None:
+            shutil.copyfile(source, path)
+
+        self.write(name, write)
 
     def finish(self) -> None:
         """Give the folder its name."""
@@ -101,19 +134,6 @@ class RestartableFolder:
     def discard(self) -> None:
         """Remove everything written so far."""
         shutil.rmtree(self.part, ignore_errors=True)
-
-    def _remove_unfinished(self) -> None:
-        """Remove what was being written: safetensors does so under a name that it makes up."""
-        finished = {self.part / name for name in self.notes}
-        for path in self.part.rglob("*"):
-            if path.is_file() and path not in finished:
-                path.unlink()
-
-    def _read_state(self) -> dict[str, Any]:
-        try:
-            return read_json(self.part / _STATE)
-        except ConfigError:
-            return {}
 
     def _save_state(self) -> None:
         growing = self.part / f"{_STATE}.part"
@@ -165,22 +185,12 @@ def require_space(out: Path, needed: int) -> None:
         )
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file; a disk that cannot take it raises OSError, as elsewhere."""
     try:
-        save_file(tensors, path, metadata=metadata)
+        save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         number = _OS_ERROR.search(str(error))
         if number is None:
             raise OSError(str(error)) from None
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
-
-
-def copy_file(source: Path) -> Callable[[Path], dict[str, Any]]:
-    """A function that copies ``source``, for ``WriteFile``."""
-
-    def write(path: Path) -> dict[str, Any]:
-        shutil.copyfile(source, path)
-        return {}
-
-    return write

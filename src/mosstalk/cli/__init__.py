@@ -6,7 +6,7 @@ import typer
 
 from mosstalk.cli import bench, checkpoint, voice
 from mosstalk.cli.build import BuildEngine
-from mosstalk.cli.chat import ChatCommand, OrderedTurns
+from mosstalk.cli.chat import ChatCommand
 from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.doctor import Doctor
 from mosstalk.cli.plan import PlanMemory
@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
-add_command(app, "chat", ChatCommand, cls=OrderedTurns)
+add_command(app, "chat", ChatCommand)
 add_command(app, "speak", Speak)
 add_command(app, "transcribe", Transcribe)
 add_command(app, "serve", Serve)

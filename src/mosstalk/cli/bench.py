@@ -10,19 +10,16 @@ from mosstalk.cli.bench_step import BenchStep
 from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.evals import from_evals
 
-_JUDGING = from_evals("commands", "COMMANDS") or {}
-_MEASURING = {
+_COMMANDS = {
     "report": BenchReport,
     "serve": BenchServe,
     "start": BenchStart,
     "step": BenchStep,
     "codec": BenchCodec,
-}
-_SHOWN = ("compare", "report", "serve", "start", "step", "quality", "vad", "codec")
+} | (from_evals("commands", "COMMANDS") or {})
 
 app = typer.Typer(help="Measure what the project publishes.", no_args_is_help=True)
-for _name in _SHOWN:
-    if _name in _MEASURING or _name in _JUDGING:
-        add_command(app, _name, (_MEASURING | _JUDGING)[_name])
+for _name, _command in _COMMANDS.items():
+    add_command(app, _name, _command)
 add_moved(app, "bench prefill", "bench step --prefill")
 add_moved(app, "bench judges", "bench quality --judges")

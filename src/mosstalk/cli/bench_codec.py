@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesPage
 from mosstalk.cli.evals import from_evals
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _VOICES_S = (7.0, 27.0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchCodec:
+class BenchCodec(WritesPage):
     """Measure the codec in real time: hops to sound, live sound to codes.
 
     mosstalk bench codec --replies 1,4 --hops 50
@@ -36,36 +36,19 @@ class BenchCodec:
     """
 
     codec: opt.CodecAlone = None
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes, made on the device, in "
-            "place of --codec.",
-        ),
-    ] = None
+    random_weights: opt.RandomWeights = None
     voice: opt.VoiceName = "default"
-    part: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Measure this part alone: decode, recompute, encode, memory; curves (errors of a "
-            "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
-            " minutes of speech). May be repeated.",
-        ),
-    ] = None
-    replies: Annotated[
-        str, typer.Option(help="How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
-    ] = "1,2,4,8"
-    hops: Annotated[
-        int, typer.Option(help="Hops of one reply alone; several have 12.", metavar="N", min=2)
-    ] = 50
-    streams: Annotated[
-        str, typer.Option(help="How many live streams at once, e.g. 1,64.", metavar="N,N,...")
-    ] = "1,8"
-    rounds: Annotated[
-        int, typer.Option(help="Walk through all hops N times.", metavar="N", min=1)
-    ] = 3
+    part: list[str] | None = option(
+        None,
+        "Measure this part alone: decode, recompute, encode, memory; curves (errors of a "
+        "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
+        " minutes of speech). May be repeated.",
+        metavar="NAME",
+    )
+    replies: str = option("1,2,4,8", "How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
+    hops: int = option(50, "Hops of one reply alone; several have 12.", metavar="N", min=2)
+    streams: str = option("1,8", "How many live streams at once, e.g. 1,64.", metavar="N,N,...")
+    rounds: int = option(3, "Walk through all hops N times.", metavar="N", min=1)
     flow_context: opt.FlowContext = None
     flow_steps: opt.FlowSteps = None
     memory: opt.CodecMemory = None
@@ -74,8 +57,6 @@ class BenchCodec:
     dtype: opt.SoundDtype = None
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def run(self) -> None:
         """Measure, print tables, write the document and the page.
@@ -85,13 +66,11 @@ class BenchCodec:
             BenchError: a run whose output was not right; no time is printed.
         """
         from mosstalk.bench.codec import measure_codec, memory_table
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
-        to = Outputs(self.json, self.html)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             codec, voices, weights = self._opened()
             asked = self._asked(codec)
             with progress_bar() as tell:
@@ -100,7 +79,7 @@ class BenchCodec:
             if found.memory:
                 found.tables.append(memory_table(found.memory))
             print_found(found.settings, found.tables)
-        to.write(
+        self.deliver_both(
             measured_document(
                 FORMAT,
                 found.settings,
@@ -135,6 +114,7 @@ class BenchCodec:
 
     def _asked(self, codec: "Codec") -> "Asked":
         from mosstalk.bench.codec import PARTS, Asked
+        from mosstalk.cli.measured_output import numbers
         from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
 
@@ -153,11 +133,11 @@ class BenchCodec:
         )
         return Asked(
             tuple(self.part or PARTS),
-            _numbers(self.replies, "--replies"),
+            numbers("--replies", self.replies),
             self.hops,
             min(12, self.hops),
             self.rounds,
-            _numbers(self.streams, "--streams"),
+            numbers("--streams", self.streams),
             options=DecoderOptions.of(sound, codec.device),
         )
 
@@ -165,16 +145,6 @@ class BenchCodec:
 def _of_speech() -> "dict[str, OfSpeech]":
     """Parts that are measured on speech, which are there where ``evals`` is."""
     return from_evals("codec_parts", "PARTS") or {}
-
-
-def _numbers(words: str, option: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in words.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise OptionError(f"{option} {words}: give numbers above 0, like 1,8,32")
-    return numbers
 
 
 def _settings(

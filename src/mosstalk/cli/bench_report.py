@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from mosstalk.cli import options as opt
+from mosstalk.cli.command import STANDARD
+from mosstalk.cli.options import argument, option
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,26 +19,23 @@ class BenchReport:
     "not measured yet". A document with a run that was not valid is refused.
     """
 
-    documents: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DOCUMENT.json]...",
-            help="What bench step, prefill and codec wrote with --json.",
-        ),
-    ] = None
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FILE|-", help="The page to write; - is stdout.")
-    ] = "-"
+    documents: list[Path] | None = argument(
+        "What bench step, step --prefill and codec wrote with --json.",
+        metavar="[DOCUMENT.json]...",
+        default=None,
+    )
+    out: str = option(STANDARD, "The page to write; - is stdout.", "--out", "-o", metavar="FILE|-")
+    force: opt.Force = False
 
     def run(self) -> None:
         """Write the page of the documents."""
         from mosstalk.bench.report import read_document, report_page
-        from mosstalk.files import STANDARD_OUTPUT, require_target, write_whole
+        from mosstalk.files import require_target, write_whole
 
-        if self.out != STANDARD_OUTPUT:
-            require_target(Path(self.out))
+        if self.out != STANDARD:
+            require_target(Path(self.out), replace=self.force)
         page = report_page([read_document(path) for path in self.documents or ()])
-        if self.out == STANDARD_OUTPUT:
-            typer.echo(page, nl=False)
+        if self.out == STANDARD:
+            print(page, end="")
         else:
             write_whole(Path(self.out), page.encode())

@@ -1,24 +1,26 @@
 """``mosstalk bench serve``."""
 
+import os
+import platform
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesPage
+from mosstalk.cli.options import argument, option
+from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.serve import Load
+    from mosstalk.bench.serve import Crowd, Load
     from mosstalk.bench.serve_clients import Pcm
-    from mosstalk.cli.measured_output import Outputs
 
 _FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchServe:
+class BenchServe(WritesPage):
     """Measure how many conversations at a time a server bears.
 
     mosstalk bench serve --at 1,2,4
@@ -41,103 +43,100 @@ class BenchServe:
     broke is named.
     """
 
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="-- OPTIONS OF SERVE",
-            help="What follows -- goes to the mosstalk serve that is started.",
-            show_default=False,
-        ),
-    ] = None
-    at: Annotated[
-        str, typer.Option("--at", metavar="N,N,...", help="How many conversations at a time.")
-    ] = "1,2,4"
-    turns: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Turns of each conversation, the first included."),
-    ] = 4
-    heard: Annotated[
-        float, typer.Option("--heard", metavar="S", min=0.2, help="Length of what a user says.")
-    ] = 4.0
-    spoken: Annotated[
-        float,
-        typer.Option("--spoken", metavar="S", min=0.2, help="Longest answer that is asked for."),
-    ] = 6.0
-    pause: Annotated[
-        float,
-        typer.Option("--pause", metavar="S", min=0.0, help="From an answer to the next turn."),
-    ] = 0.5
-    frame_ms: Annotated[
-        int, typer.Option(metavar="MS", min=10, max=1000, help="Length of a microphone's frame.")
-    ] = 20
-    hands_free: Annotated[
-        bool,
-        typer.Option(
-            "--hands-free", help="Let the server find where turns end. Default: clients commit."
-        ),
-    ] = False
-    speech: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What users say: a sound file with speech, longer than a turn. Default: sentences "
-            "that the small model reads aloud beforehand.",
-        ),
-    ] = None
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ws://HOST:PORT/v1/realtime",
-            help="Any server of the Realtime protocol that runs already. Default: one is started.",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None, typer.Option(help="A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
-    ] = None
-    most_first_audio_ms: Annotated[
-        float,
-        typer.Option(
-            "--most-first-audio-ms",
-            metavar="MS",
-            help="The 95th percentile from the commit (hands-free: from the server's decision) to "
-            "first audio that still counts as served.",
-        ),
-    ] = 400.0
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of phases, gains, noise and what is said.")
-    ] = 0
-    json: opt.JsonFile = None
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write one page with the curve and the tables."
-        ),
-    ] = None
+    options: list[str] | None = argument(
+        "What follows -- goes to the mosstalk serve that is started.",
+        metavar="-- OPTIONS OF SERVE",
+        show_default=False,
+        default=None,
+    )
+    at: str = option("1,2,4", "How many conversations at a time.", metavar="N,N,...")
+    turns: int = option(4, "Turns of each conversation, the first included.", metavar="N", min=1)
+    heard: float = option(4.0, "Length of what a user says.", metavar="S", min=0.2)
+    spoken: float = option(6.0, "Longest answer that is asked for.", metavar="S", min=0.2)
+    pause: float = option(0.5, "From an answer to the next turn.", metavar="S", min=0.0)
+    frame_ms: int = option(20, "Length of a microphone's frame.", metavar="MS", min=10, max=1000)
+    hands_free: bool = option(
+        False, "Let the server find where turns end. Default: clients commit."
+    )
+    speech: Path | None = option(
+        None,
+        "What users say: a sound file with speech, longer than a turn. Default: sentences "
+        "that the small model reads aloud beforehand.",
+        metavar="FILE",
+    )
+    url: str | None = option(
+        None,
+        "Any server of the Realtime protocol that runs already. Default: one is started.",
+        metavar="ws://HOST:PORT/v1/realtime",
+    )
+    api_key: str | None = option(None, "A key for --url.", envvar="MOSSTALK_API_KEY", metavar="KEY")
+    most_first_audio_ms: float = option(
+        400.0,
+        "The 95th percentile from the commit (hands-free: from the server's decision) to "
+        "first audio that still counts as served.",
+        metavar="MS",
+    )
+    seed: int = option(0, "Of phases, gains, noise and what is said.", metavar="N")
 
     def run(self) -> None:
-        """Start a server unless there is one, measure, print and write."""
+        """Start a server unless there is one, measure, print and write.
+
+        Raises:
+            BenchError: the server did not start, or clients failed.
+            OptionError: ``url`` is none of a WebSocket, or ``at`` holds no numbers.
+        """
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
-        from mosstalk.cli.measured_output import Outputs
+        from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
+        from mosstalk.cli.measured_output import measured_document, numbers, print_found
 
         load = Load(
-            _crowds(self.at),
+            tuple(numbers("--at", self.at)),
             Pattern(self.heard, self.spoken, self.pause, self.frame_ms, self.hands_free),
             self.turns,
             self.seed,
             Bounds(self.most_first_audio_ms),
         )
-        to = Outputs(self.json, self.html)
-        _run(load, self.url, self.api_key, self.options or [], _speech(self.speech), to)
+        if self.url and not self.url.startswith(("ws://", "wss://")):
+            raise OptionError(
+                f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {self.url}"
+            )
+        with self.printing():
+            settings, crowds = self._measured(load)
+            print_found(settings, tables_of(crowds, load), not_measured(crowds))
+            print(f"\n{verdict(crowds, load)}")
+        document = measured_document(
+            _FORMAT,
+            settings,
+            load=asdict(load),
+            crowds=[crowd.as_values(load.bounds) for crowd in crowds],
+            verdict=verdict(crowds, load),
+            skipped=not_measured(crowds),
+        )
+        self.deliver_both(document, lambda: page_of(settings, crowds, load))
 
+    def _measured(self, load: "Load") -> "tuple[dict[str, str], list[Crowd]]":
+        """The settings, and what each crowd met, at ``url`` or at a server of our own."""
+        from mosstalk.bench.serve import Target, measure, served
+        from mosstalk.prepared.machine import commit
+        from mosstalk.progress import progress_bar, status_line
 
-def _crowds(text: str) -> tuple[int, ...]:
-    from mosstalk.errors import OptionError
-
-    words = text.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise OptionError(f"--at takes numbers of conversations, such as 1,8,32, not {text!r}")
-    return tuple(map(int, words))
+        speech, options = _speech(self.speech), self.options or []
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        with ExitStack() as stack:
+            url = self.url
+            if url is None:
+                with status_line("starting the server") as status:
+                    url = stack.enter_context(served(options, status.update))
+            target = Target(url, headers)
+            settings = target.facts() | {
+                "serve options": " ".join(options) or "none",
+                "clients on": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+                "clients' commit": commit(),
+                "seed": str(load.seed),
+            }
+            with progress_bar() as tell:
+                return settings, measure(target, load, speech, tell)
 
 
 def _speech(file: Path | None) -> "Pcm":
@@ -163,53 +162,3 @@ def _speech(file: Path | None) -> "Pcm":
         for sentence in read_sentences()[:_SENTENCES]:
             sounds += [*speak(pipeline, sentence), gap]
     return np.frombuffer(pcm_of(np.concatenate(sounds)), np.int16)
-
-
-def _run(
-    load: "Load", url: str | None, key: str | None, options: list[str], speech: "Pcm", to: "Outputs"
-) -> None:
-    """Start a server unless there is one, measure, print, write.
-
-    Raises:
-        BenchError: the server did not start, or clients failed.
-        OptionError: ``url`` is none of a WebSocket.
-    """
-    import os
-    import platform
-    from contextlib import ExitStack
-
-    from mosstalk.bench.serve import Target, measure, served
-    from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
-    from mosstalk.cli.measured_output import measured_document, print_found
-    from mosstalk.errors import OptionError
-    from mosstalk.prepared.machine import commit
-    from mosstalk.progress import progress_bar, status_line
-
-    if url and not url.startswith(("ws://", "wss://")):
-        raise OptionError(f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {url}")
-    to.require()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with to.text_for_people(), ExitStack() as stack:
-        if url is None:
-            with status_line("starting the server") as status:
-                url = stack.enter_context(served(options, status.update))
-        target = Target(url, headers)
-        settings = target.facts() | {
-            "serve options": " ".join(options) or "none",
-            "clients on": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-            "clients' commit": commit(),
-            "seed": str(load.seed),
-        }
-        with progress_bar() as tell:
-            crowds = measure(target, load, speech, tell)
-        print_found(settings, tables_of(crowds, load), not_measured(crowds))
-        print(f"\n{verdict(crowds, load)}")
-    document = measured_document(
-        _FORMAT,
-        settings,
-        load=asdict(load),
-        crowds=[crowd.as_values(load.bounds) for crowd in crowds],
-        verdict=verdict(crowds, load),
-        skipped=not_measured(crowds),
-    )
-    to.write(document, lambda: page_of(settings, crowds, load))

@@ -1,17 +1,17 @@
 """``mosstalk bench start``: from nothing to the first sound."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 
 FORMAT = "mosstalk-starts-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchStart:
+class BenchStart(WritesDocument):
     """Measure how long a built folder takes from nothing to the first sound.
 
     mosstalk bench start engine
@@ -22,10 +22,9 @@ class BenchStart:
     the disk gave them.
     """
 
-    folder: opt.BuiltFolder
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Start N times.")] = 2
+    folder: Path = argument("A folder that mosstalk build made.", metavar="DIR")
+    runs: int = option(2, "Start N times.", metavar="N", min=1)
     device: opt.Device = "auto"
-    json: opt.JsonFile = None
 
     def run(self) -> None:
         """Measure, print a table, write the document.
@@ -35,22 +34,20 @@ class BenchStart:
             BenchError: a start failed.
         """
         from mosstalk.bench.start import measure_starts
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.prepared.folder import BuiltEngine
         from mosstalk.prepared.machine import machine_facts
         from mosstalk.progress import progress_bar
         from mosstalk.runtime.device import pick_device
 
-        to = Outputs(self.json)
-        to.require()
-        engine = BuiltEngine.read(self.folder)
-        settings = machine_facts(pick_device(self.device), str(engine.values["weights"]))
-        settings |= {"precision": str(engine.values["precision"])}
-        with to.text_for_people():
+        with self.printing():
+            engine = BuiltEngine.read(self.folder)
+            settings = machine_facts(pick_device(self.device), str(engine.values["weights"]))
+            settings |= {"precision": str(engine.values["precision"])}
             with progress_bar() as tell:
                 found = measure_starts(engine, self.device, self.runs, tell)
             print_found(settings, [found.table()], width=10)
-        to.write(
+        self.deliver(
             measured_document(
                 FORMAT,
                 settings,

@@ -1,13 +1,14 @@
 """``mosstalk bench step``: speed of the engine's steps, and of prompts."""
 
+import re
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of
+from mosstalk.cli.command import WritesPage
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BenchStep:
+class BenchStep(WritesPage):
     """Measure the engine's steps: one row of every session, drawn and read back.
 
     mosstalk bench step --at 1x512,8x512
@@ -35,78 +36,49 @@ class BenchStep:
     kept.
     """
 
-    model: opt.ModelAlone = None
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--random-weights",
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes, made on the device, in "
-            "place of --model.",
-        ),
-    ] = None
-    at: Annotated[
-        str,
-        typer.Option(metavar="NxROWS,...", help="So many sessions, each with so many rows."),
-    ] = "1x512,8x512"
-    mode: Annotated[
-        str, typer.Option(metavar="audio|text", help="Whether replies are speech or text.")
-    ] = "audio"
-    steps: Annotated[int, typer.Option(help="Time N steps.", metavar="N", min=2)] = 50
-    prefill: Annotated[
-        bool,
-        typer.Option("--prefill", help="Measure prompts, --rows and --runs, in place of steps."),
-    ] = False
-    rows: Annotated[
-        str,
-        typer.Option(
-            metavar="ROWS[+KEPT],...",
-            help="With --prefill: new rows, and after how many that have been read before.",
-        ),
-    ] = "512,6+1000"
-    runs: Annotated[
-        int, typer.Option(help="With --prefill: time each N times.", metavar="N", min=2)
-    ] = 10
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--baseline",
-            metavar="NAME",
-            help="Measure the same work by other means too: graph (plain torch operations in a "
-            "CUDA graph), compile (torch.compile over a cache that lies still) or "
-            "transformers (its Qwen3 layers, one operation after another). May be repeated.",
-        ),
-    ] = None
-    errors: Annotated[
-        int,
-        typer.Option(
-            "--errors",
-            metavar="ROWS",
-            min=0,
-            help="Also compare the logits of a conversation of so many rows with float32's, beside "
-            "plain torch's. Takes a copy of the model in float32.",
-        ),
-    ] = 0
+    model: Path | None = option(
+        None, "Folder of the language model, or pocket or synthetic. Default: the default model's."
+    )
+    random_weights: opt.RandomWeights = None
+    at: str = option(
+        "1x512,8x512", "So many sessions, each with so many rows.", metavar="NxROWS,..."
+    )
+    mode: str = option("audio", "Whether replies are speech or text.", metavar="audio|text")
+    steps: int = option(50, "Time N steps.", metavar="N", min=2)
+    prefill: bool = option(False, "Measure prompts, --rows and --runs, in place of steps.")
+    rows: str = option(
+        "512,6+1000",
+        "With --prefill: new rows, and after how many that have been read before.",
+        metavar="ROWS[+KEPT],...",
+    )
+    runs: int = option(10, "With --prefill: time each N times.", metavar="N", min=2)
+    baseline: list[str] | None = option(
+        None,
+        "Measure the same work by other means too: graph (plain torch operations in a "
+        "CUDA graph), compile (torch.compile over a cache that lies still) or "
+        "transformers (its Qwen3 layers, one operation after another). May be repeated.",
+        metavar="NAME",
+    )
+    errors: int = option(
+        0,
+        "Also compare the logits of a conversation of so many rows with float32's, beside "
+        "plain torch's. Takes a copy of the model in float32.",
+        metavar="ROWS",
+        min=0,
+    )
     batch_invariant: opt.BatchInvariant = False
     graphs: opt.Graphs = True
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bf16|fp8",
-            help="fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
-            "Default: as the model is.",
-        ),
-    ] = None
+    precision: str | None = option(
+        None,
+        "fp8: quantise the shared block first, as mosstalk checkpoint quantize does. "
+        "Default: as the model is.",
+        metavar="bf16|fp8",
+    )
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    json: opt.JsonFile = None
-    html: opt.HtmlFile = None
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything heavy is imported."""
-        if self.mode not in ("audio", "text"):
-            raise OptionError(f"--mode {self.mode}: choose of audio, text")
-        one_of("--precision", self.precision or "bf16", "bf16", "fp8")
         if self.prefill and self.errors:
             raise OptionError("--errors compares steps; leave it or --prefill out")
 
@@ -118,14 +90,12 @@ class BenchStep:
             BenchError: a run whose rows were not right; no time is printed.
         """
         from mosstalk.bench.step import FORMAT, measure, open_model
-        from mosstalk.cli.measured_output import Outputs, measured_document, print_found
+        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
         asked = self._asked()
-        to = Outputs(self.json, self.html)
-        to.require()
-        with to.text_for_people():
+        with self.printing():
             model, ids = open_model(
                 self.model, self.random_weights, self.device, self.dtype, self.precision
             )
@@ -133,7 +103,7 @@ class BenchStep:
             with progress_bar() as tell:
                 found = measure(model, ids, asked, weights, tell)
             print_found(found.settings, found.tables)
-        to.write(
+        self.deliver_both(
             measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
             partial(tables_page, "mosstalk steps", found.settings, found.tables),
         )
@@ -145,7 +115,7 @@ class BenchStep:
         return Measurement(
             self.random_weights or str(self.model or "the default model's"),
             EngineOptions(graphs=self.graphs, batch_invariant=self.batch_invariant),
-            self._prompts() if self.prefill else self._steps(),
+            self._loads(),
             self.runs if self.prefill else self.steps,
             self.prefill,
             tuple(self.baseline or ()),
@@ -153,38 +123,26 @@ class BenchStep:
             self.precision == "fp8",
         )
 
-    def _steps(self) -> "list[Load]":
-        """``SESSIONS x ROWS``: ``1x512,64x1000``."""
+    def _loads(self) -> "list[Load]":
+        """What is measured: ``SESSIONSxROWS,...`` of steps, ``ROWS[+KEPT],...`` of prompts.
+
+        Raises:
+            OptionError: ``at`` or ``rows`` says something else, or there is no session or row.
+        """
         from mosstalk.conversation import Mode
         from mosstalk.plan.work import Load
 
+        option, words, pattern, example = "--at", self.at, r"(\d+)x(\d+)", "1x512,64x1000"
+        if self.prefill:
+            option, words = "--rows", self.rows
+            pattern, example = r"(\d+)(?:\+(\d+))?", "512,6+1000"
+        found = [re.fullmatch(pattern, part, re.ASCII) for part in words.split(",")]
+        pairs = [(int(each[1]), int(each[2] or 0)) for each in found if each]
+        if len(pairs) < len(found):
+            raise OptionError(f"{option} {words}: give something like {example}")
+        if min(first for first, _ in pairs) < 1:
+            raise OptionError(f"{option} {words}: there must be at least one")
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
-        pairs = _pairs("--at", self.at, self.at, "x", "1x512,64x1000")
-        return [Load(*pair, mode=mode) for pair in pairs]
-
-    def _prompts(self) -> "list[Load]":
-        """``ROWS[+KEPT]``: ``512,6+1000``."""
-        from mosstalk.conversation import Mode
-        from mosstalk.plan.work import Load
-
-        mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
-        whole = ",".join(part if "+" in part else f"{part}+0" for part in self.rows.split(","))
-        pairs = _pairs("--rows", self.rows, whole, "+", "512,6+1000")
-        return [Load(1, kept, new, mode) for new, kept in pairs]
-
-
-def _pairs(
-    option: str, given: str, words: str, between: str, example: str
-) -> list[tuple[int, int]]:
-    """The pairs of numbers in ``words``, which ``option`` was ``given`` as.
-
-    Raises:
-        OptionError: there are others.
-    """
-    parts = [part.split(between) for part in words.split(",")]
-    if not all(len(part) == 2 and all(word.isdecimal() for word in part) for part in parts):
-        raise OptionError(f"{option} {given}: give something like {example}")
-    pairs = [(int(first), int(second)) for first, second in parts]
-    if min(first for first, _ in pairs) < 1:
-        raise OptionError(f"{option} {given}: there must be at least one")
-    return pairs
+        if self.prefill:
+            return [Load(1, kept, new, mode) for new, kept in pairs]
+        return [Load(sessions, rows, mode=mode) for sessions, rows in pairs]

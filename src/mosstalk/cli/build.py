@@ -1,18 +1,21 @@
 """``mosstalk build``: from a checkpoint to one folder that starts at once."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
-from mosstalk.errors import CheckpointError, OptionError, OutputError
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
+from mosstalk.environment import this_command
+from mosstalk.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from mosstalk.build.make import BuildRequest
@@ -24,7 +27,7 @@ _USAGE = "give MODEL CODEC OUT; pocket OUT or synthetic OUT; or --random-weights
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BuildEngine:
+class BuildEngine(WritesDocument):
     """Make one folder that starts at once: weights converted, kernels compiled, all checked.
 
     mosstalk build MOSS-Speech MOSS-Speech-Codec engine --precision fp8
@@ -35,55 +38,35 @@ class BuildEngine:
     this GPU (--no-tune: takes the package's tiles) and compiles them into the
     folder, holds engine and codec against the plain reference, plans the
     memory, and writes engine.json. OUT is there whole or not at all. On a CPU
-    there is nothing to tune or to compile. Printed are the time of every step,
-    and the most memory taken of the host and of the GPU.
+    there is nothing to tune or to compile. Printed is the most memory taken of
+    the host and of the GPU; the time of every step goes to stderr.
     """
 
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="MODEL CODEC OUT",
-            help="The model's and the codec's folders, or pocket or synthetic for both, and a new "
-            "folder. With --random-weights OUT alone.",
-        ),
-    ]
-    precision: Annotated[
-        str, typer.Option(metavar="bf16|fp8", help="Of the language model; fp8: its shared block.")
-    ] = "bf16"
-    max_sessions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Sessions that talk at once.")
-    ] = 64
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Rows of the longest conversation, 12.5 a second. Default: 8192, or the model's "
-            "context where that is less.",
-        ),
-    ] = None
-    voices_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
-    ] = 40.0
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="full|tiny",
-            help="Random weights of the published (full) or of tiny sizes in place of MODEL and "
-            "CODEC, to measure with.",
-        ),
-    ] = None
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune/--no-tune",
-            help="Time divisions of the language model's products on this GPU, and keep those that "
-            "are faster than the package's own.",
-        ),
-    ] = True
+    folders: list[Path] = argument(
+        "The model's and the codec's folders, or pocket or synthetic for both, and a new "
+        "folder. With --random-weights OUT alone.",
+        metavar="MODEL CODEC OUT",
+    )
+    precision: str = option(
+        "bf16", "Of the language model; fp8: its shared block.", metavar="bf16|fp8"
+    )
+    max_sessions: int = option(64, "Sessions that talk at once.", metavar="N", min=1)
+    max_rows: int | None = option(
+        None,
+        "Rows of the longest conversation, 12.5 a second. Default: 8192, or the model's "
+        "context where that is less.",
+        metavar="N",
+        min=1,
+    )
+    voices_s: float = option(40.0, "Length of all voices together.", metavar="SECONDS", min=0.0)
+    random_weights: opt.RandomWeights = None
+    tune: bool = option(
+        True,
+        "Time divisions of the language model's products on this GPU, and keep those that "
+        "are faster than the package's own.",
+    )
     embeddings: opt.Embeddings = "device"
     device: opt.Device = "auto"
-    json: opt.AsJson = False
 
     def run(self) -> None:
         """Build as asked, and print each step.
@@ -94,26 +77,23 @@ class BuildEngine:
             Others as ``Build.run``.
         """
         from mosstalk.build.make import Build, at_work, clear_leftovers
-        from mosstalk.files import as_text, human_text_on_stderr, new_folder
+        from mosstalk.files import new_folder
         from mosstalk.progress import progress_bar
 
         out = self.folders[-1]
         request = self._request()
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise OutputError(f"{out}: exists already; remove it or choose another name")
         clear_leftovers(out)
         with (
-            human_text_on_stderr(self.json),
+            self.printing(),
             _ended_in_order(),
             new_folder(out) as part,
             at_work(part),
             progress_bar() as tell,
         ):
-            values = Build(request, part, out, tell, _say).run()
-        with human_text_on_stderr(self.json):
-            _print(out, values)
-        if self.json:
-            print(as_text(values), end="")
+            values = Build(
+                request, part, out, tell, partial(print, file=sys.stderr, flush=True)
+            ).run()
+        self.deliver(values, _text_of(out, values))
 
     def _request(self) -> "BuildRequest":
         from mosstalk.build.make import BuildRequest
@@ -175,24 +155,22 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _print(out: Path, values: dict[str, Any]) -> None:
-    for check in values["checks"]:
-        print(f"  {check['name']:<36} {check['error']:.2e} of {check['bound']:.2e} {check['note']}")
-    peaks = values["peaks_bytes"]
-    device = peaks["device"]
-    plan = values["plan"]
-    needed = f"{plan['needed_bytes'] / _GIB:.2f} GiB planned on a GPU for one conversation of "
-    print(f"{needed}{plan['wish']['rows']:,} rows and {plan['wish']['sessions']} sessions")
-    print(
+def _text_of(out: Path, values: dict[str, Any]) -> str:
+    """What was built, for people."""
+    plan, peaks = values["plan"], values["peaks_bytes"]
+    lines = [
+        f"  {check['name']:<36} {check['error']:.2e} of {check['bound']:.2e} {check['note']}"
+        for check in values["checks"]
+    ]
+    lines += [
+        f"{_gib(plan['needed_bytes'])} planned on a GPU for one conversation of "
+        f"{plan['wish']['rows']:,} rows and {plan['wish']['sessions']} sessions",
         f"{out}: {values['precision']}, {values['weights']} weights, built in "
         f"{values['times_s']['all']:.1f} s; peak host memory {_gib(peaks['host'])}, "
-        f"peak device memory {_gib(device) if device else '- (no GPU)'}"
-    )
-    print(f"try: mosstalk serve --model {out}")
+        f"peak device memory {_gib(peaks['device']) if peaks['device'] else '- (no GPU)'}",
+        f"try: {this_command()} serve --model {out}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _gib(size: int | None) -> str:

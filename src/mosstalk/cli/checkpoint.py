@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from mosstalk.cli import options as opt
 from mosstalk.cli.checkpoint_quantize import Quantize
-from mosstalk.cli.command import add_command
+from mosstalk.cli.command import WritesDocument, add_command
+from mosstalk.cli.options import argument, option
+
+if TYPE_CHECKING:
+    from mosstalk.progress import Progress
+
+Found: TypeAlias = tuple[dict[str, Any] | list[dict[str, Any]], str, bool]
+"""A document, its text for people, and whether there are problems."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,11 +27,15 @@ class Synthesize:
     exactness on real shapes. A full one takes 20 GiB, codec included.
     """
 
-    out: opt.NewFolder
-    size: opt.Size = None
-    seed: opt.WeightsSeed = 0
-    dtype: opt.WeightsDtype = "bfloat16"
-    tokenizer: opt.TokenizerFile = None
+    out: Path = argument("A new folder; gets OUT/model and OUT/codec.", metavar="OUT")
+    size: list[str] | None = option(
+        None,
+        "tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
+        "tiny,hidden_size=256,flow.input_size=96. Default: tiny.",
+    )
+    seed: int = option(0, "Same seed and sizes, same weights.")
+    dtype: str = option("bfloat16", "Of the language model: bfloat16, float16 or float32.")
+    tokenizer: Path | None = option(None, "A tokenizer.json to use instead of a byte-level one.")
 
     def run(self) -> None:
         """Write it, and print what it is."""
@@ -35,7 +45,7 @@ class Synthesize:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inspect:
+class Inspect(WritesDocument):
     """Say what a checkpoint holds, and name what is missing or does not fit.
 
     mosstalk checkpoint inspect MOSS-Speech
@@ -46,58 +56,52 @@ class Inspect:
     Exit code 1: it has problems. 2: it is no checkpoint at all.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A model folder, a codec folder, one that holds model/ and codec/, one that "
-            "mosstalk build made; or pocket or synthetic.",
-        ),
-    ]
-    hashes: Annotated[
-        bool | None,
-        typer.Option(
-            "--hashes/--no-hashes",
-            help="Read every byte for SHA-256 sums. Default: yes, but of a built folder no.",
-        ),
-    ] = None
-    json: opt.AsJson = False
+    folder: Path = argument(
+        "A model folder, a codec folder, one that holds model/ and codec/, one that "
+        "mosstalk build made; or pocket or synthetic.",
+        metavar="DIR",
+    )
+    hashes: bool | None = option(
+        None, "Read every byte for SHA-256 sums. Default: yes, but of a built folder no."
+    )
 
     def run(self) -> int:
-        """Print what the folder holds; 1 when something is wrong with it."""
-        from mosstalk.prepared.default_models import NAMES, chosen_model
-        from mosstalk.prepared.folder import ENGINE_FILE
+        """Print what the folder holds; 1 when something is wrong with it.
 
-        if (self.folder / ENGINE_FILE).exists():
-            return self._inspect_built()
-        from mosstalk.checkpoints.inspect import run_inspect
+        Raises:
+            CheckpointError: it is a built folder of another version.
+        """
+        from mosstalk.prepared.folder import ENGINE_FILE
+        from mosstalk.progress import progress_bar
+
+        with self.printing(), progress_bar() as tell:
+            if (self.folder / ENGINE_FILE).exists():
+                document, text, problems = self._built(tell)
+            else:
+                document, text, problems = self._checkpoint(tell)
+        self.deliver(document, text)
+        return int(problems)
+
+    def _checkpoint(self, tell: "Progress") -> "Found":
+        from mosstalk.checkpoints.inspect import inspect, text_of
+        from mosstalk.prepared.default_models import NAMES, chosen_model
 
         folder = self.folder
         if str(folder) in NAMES and not folder.exists():
-            model, _ = chosen_model(folder, None)
-            folder = model.parent
-        return run_inspect(folder, hashes=self.hashes is not False, as_json=self.json)
+            folder = chosen_model(folder, None)[0].parent
+        reports = inspect(folder, hashes=self.hashes is not False, progress=tell)
+        document = [report.as_dict() for report in reports]
+        problems = any(report.problems for report in reports)
+        return document, "".join(map(text_of, reports)), problems
 
-    def _inspect_built(self) -> int:
-        """Print what a built folder is.
-
-        Raises:
-            CheckpointError: it is of another version.
-        """
+    def _built(self, tell: "Progress") -> "Found":
         from mosstalk.build.report import document_of, lines_of, report_of
-        from mosstalk.files import as_text
         from mosstalk.prepared.folder import BuiltEngine
-        from mosstalk.progress import progress_bar
 
-        with progress_bar() as tell:
-            engine = BuiltEngine.read(self.folder)
-            report = report_of(engine, hashes=bool(self.hashes), tell=tell)
-        if self.json:
-            print(as_text(document_of(report)), end="")
-        else:
-            for name, value in lines_of(report):
-                print(f"  {name:<18} {value}" if name else value)
-        return 1 if report.problems else 0
+        engine = BuiltEngine.read(self.folder)
+        report = report_of(engine, hashes=bool(self.hashes), tell=tell)
+        lines = (f"  {name:<18} {value}" if name else value for name, value in lines_of(report))
+        return document_of(report), "\n".join(lines) + "\n", bool(report.problems)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,10 +115,14 @@ class Convert:
     One shard is in memory at a time. Killed, it goes on where it stopped.
     """
 
-    folder: opt.CheckpointFolder
-    out: opt.ConvertedFolder
-    dtype: opt.ConvertDtype = "bf16"
-    shard_gib: opt.ShardGib = 2.0
+    folder: Path = argument(
+        "A model folder, a codec folder, or one that holds model/ and codec/.", metavar="DIR"
+    )
+    out: Path = argument("A new folder for the converted checkpoint.", metavar="OUT")
+    dtype: str = option(
+        "bf16", "bf16, fp16 or fp32, of the language model; the codec keeps its own."
+    )
+    shard_gib: float = option(2.0, "Largest file written, in GiB; memory taken grows with it.")
 
     def run(self) -> None:
         """Write it, and print what was done."""

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Doctor:
+class Doctor(WritesDocument):
     """Look at this machine: what is there, what is missing, and what then does not run.
 
-    mosstalk doctor --json
+    mosstalk doctor --json doctor.json
 
     mosstalk doctor --report report.json --cases tests/goldens/hift
 
@@ -25,22 +24,18 @@ class Doctor:
     what is in it: doctor's facts, verify's results on the given cases, the
     times of one scripted turn, package versions, and hashes of config files.
     It holds no sound, no text that you typed, no weights, and of folders only
-    the last part of their names. The options below it are for it alone.
+    the last part of their names. Of the options
+    --cases, --model, --codec, --device and --dtype are for it alone.
     """
 
-    json: opt.AsJson = False
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write a report to send to this file.")
-    ] = None
-    cases: Annotated[
-        list[Path] | None,
-        typer.Option(help="Golden case folders to verify and report on; may be repeated."),
-    ] = None
+    report: Path | None = option(None, "Write a report to send to this file.", metavar="FILE.json")
+    cases: list[Path] | None = option(
+        None, "Golden case folders to verify and report on; may be repeated."
+    )
     model: opt.Model = None
     codec: opt.Codec = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    force: opt.Force = False
 
     def __post_init__(self) -> None:
         """Refuse two documents at once."""
@@ -58,8 +53,8 @@ class Doctor:
             print(write_report(self.report, wanted, force=self.force))
             return 0
         from mosstalk.diagnostics.doctor import examine, printed
-        from mosstalk.files import as_text
 
-        diagnosis = examine()
-        print(as_text(diagnosis.as_dict()) if self.json else printed(diagnosis), end="")
+        with self.printing():
+            diagnosis = examine()
+        self.deliver(diagnosis.as_dict(), printed(diagnosis))
         return diagnosis.exit_code

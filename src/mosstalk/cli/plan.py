@@ -3,23 +3,18 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import option
+from mosstalk.environment import this_command
 from mosstalk.errors import OptionError
-
-if TYPE_CHECKING:
-    from mosstalk.plan.fit import Wish
-    from mosstalk.plan.sizes import Configs
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PlanMemory:
+class PlanMemory(WritesDocument):
     """Say what fits into a GPU, or what a card could do at best; no GPU is needed.
 
     mosstalk plan --gpu-memory 24GiB --precision fp8
@@ -34,51 +29,39 @@ class PlanMemory:
     2: wrong input.
     """
 
-    gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, e.g. 24GiB or 80GB.")
-    ] = None
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CARD",
-            help="rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be "
-            "repeated.",
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="bf16|fp8",
-            help="Of the language model's trunk. Default: bf16, or as the --model folder was "
-            "quantised; with --gpu both.",
-        ),
-    ] = None
-    max_sessions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Sessions that talk at once.")
-    ] = 1
-    max_rows: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Rows of the longest conversation, 12.5 a second."),
-    ] = 8192
-    voices_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Length of all voices together.")
-    ] = 7.0
+    gpu_memory: str | None = option(None, "Memory of the GPU, e.g. 24GiB or 80GB.", metavar="SIZE")
+    gpu: list[str] | None = option(
+        None,
+        "rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be repeated.",
+        metavar="CARD",
+    )
+    precision: str | None = option(
+        None,
+        "Of the language model's trunk. Default: bf16, or as the --model folder was "
+        "quantised; with --gpu both.",
+        metavar="bf16|fp8",
+    )
+    max_sessions: int = option(1, "Sessions that talk at once.", metavar="N", min=1)
+    max_rows: int = option(
+        8192, "Rows of the longest conversation, 12.5 a second.", metavar="N", min=1
+    )
+    voices_s: float = option(7.0, "Length of all voices together.", metavar="SECONDS", min=0.0)
     embeddings: opt.Embeddings = "device"
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the language model, or pocket or synthetic. Default: the published "
-            "model's sizes."
-        ),
-    ] = None
-    codec: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the codec, or pocket or synthetic. Default: the published codec's "
-            "sizes."
-        ),
-    ] = None
-    json: opt.AsJson = False
+    model: Path | None = option(
+        None,
+        "Folder of the language model, or pocket or synthetic. Default: the published "
+        "model's sizes.",
+    )
+    codec: Path | None = option(
+        None, "Folder of the codec, or pocket or synthetic. Default: the published codec's sizes."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse to say something of nothing."""
+        if not self.gpu_memory and not self.gpu:
+            raise OptionError(
+                "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"
+            )
 
     def run(self) -> int:
         """Print what is asked for; 1 where it does not fit.
@@ -88,46 +71,39 @@ class PlanMemory:
             DeviceError: FP8 for a card without it.
             ConfigError, CheckpointError: see ``configs_of``.
         """
-        from mosstalk.files import as_text
-        from mosstalk.plan.fit import plan_of
+        from mosstalk.plan.fit import Wish, plan_of
         from mosstalk.plan.limits import cards
         from mosstalk.plan.report import best_of, document_of, printed
         from mosstalk.prepared.start import configs_of
 
-        self._check()
         chosen = cards(self.gpu or [])
         memory = memory_of(self.gpu_memory) if self.gpu_memory else None
-        configs = configs_of(self.model, self.codec)
+        with self.printing():
+            configs = configs_of(self.model, self.codec)
         published = self.model is None and self.codec is None
-        plan = plan_of(configs, self._wish(configs, memory)) if memory else None
+        quantized = "quantization" in configs.model.extra
+        wish = Wish(
+            memory or 0, self.precision or ("fp8" if quantized else "bf16"), self.max_sessions,
+            self.max_rows, self.voices_s, self.embeddings,
+        )  # fmt: skip
+        plan = plan_of(configs, wish) if memory else None
         best = best_of(configs, chosen, self.precision)
-        if self.json:
-            weights = configs.model.weights_kind if self.model else "none"
-            print(as_text(document_of(weights, plan, best, published=published)), end="")
-        else:
-            print(printed(plan, chosen, best, published=published))
+        weights = configs.model.weights_kind if self.model else "none"
+        self.deliver(
+            document_of(weights, plan, best, published=published),
+            printed(plan, chosen, best, self._serve(), published=published) + "\n",
+        )
         return 0 if plan is None or plan.fits else 1
 
-    def _check(self) -> None:
-        from mosstalk.plan.fit import PLACES
-        from mosstalk.plan.sizes import PRECISIONS
+    def _serve(self) -> str:
+        """The command that serves the model of which the plan is."""
+        from mosstalk.prepared.default_models import NAMES
+        from mosstalk.prepared.folder import is_built
 
-        if self.precision not in (None, *PRECISIONS):
-            raise OptionError(f"--precision {self.precision}: choose of {', '.join(PRECISIONS)}")
-        one_of("--embeddings", self.embeddings, *PLACES)
-        if not self.gpu_memory and not self.gpu:
-            raise OptionError(
-                "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"
-            )
-
-    def _wish(self, configs: "Configs", memory: int) -> "Wish":
-        from mosstalk.plan.fit import Wish
-
-        quantized = "quantization" in configs.model.extra
-        precision = self.precision or ("fp8" if quantized else "bf16")
-        return Wish(
-            memory, precision, self.max_sessions, self.max_rows, self.voices_s, self.embeddings
-        )
+        command = f"{this_command()} serve"
+        if self.model and (str(self.model) in NAMES or is_built(self.model)):
+            return f"{command} --model {self.model}"
+        return f"{command} --model {self.model or 'MODEL'} --codec {self.codec or 'CODEC'}"
 
 
 def memory_of(words: str) -> int:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import require_server
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
+from mosstalk.cli.serve import require_server
 
 if TYPE_CHECKING:
     from mosstalk.server.loading import Loaded
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Replay:
+class Replay(WritesDocument):
     """Give a recorded session's input to a fresh one, and say what is different.
 
     mosstalk replay recordings/20260101T120000Z-sess_1 --live
@@ -28,35 +28,26 @@ class Replay:
     Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
     """
 
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A session's folder, as serve --record makes them."),
-    ]
+    folder: Path = argument("A session's folder, as serve --record makes them.", metavar="DIR")
     model: opt.Model = None
     codec: opt.Codec = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live", help="At the pace of then, so that times can be compared. Default: at once."
-        ),
-    ] = False
-    json: opt.AsJson = False
+    live: bool = option(
+        False, "At the pace of then, so that times can be compared. Default: at once."
+    )
 
     def run(self) -> int:
         """Replay, print what differs; the exit code."""
         require_server()
         import asyncio
 
-        from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.progress import loading
-        from mosstalk.server.comparison import compare
         from mosstalk.server.ipc import BY_HAND, WorkerOptions
         from mosstalk.server.loading import load
-        from mosstalk.server.replay import read_recording
+        from mosstalk.server.replay import compare, read_recording
 
-        with human_text_on_stderr(self.json):
+        with self.printing():
             recorded = read_recording(self.folder)
             worker = recorded.facts["worker"]
             options = WorkerOptions(
@@ -75,8 +66,7 @@ class Replay:
             if not self.live:
                 print("Times are those of a session that hears everything at once; see --live.")
             print("\n".join(comparison.lines()))
-        if self.json:
-            print(as_text(comparison.as_dict()), end="")
+        self.deliver(comparison.as_dict())
         return 0 if comparison.same or not comparison.drawn_alike else 1
 
 

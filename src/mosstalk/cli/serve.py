@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.common import one_of, require_server
+from mosstalk.cli.command import fail
+from mosstalk.cli.options import option
+from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
-_LEVELS = ("debug", "info", "warning", "error")
+_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -39,23 +40,18 @@ class Serve:
     70: the engine died; start it again. 130 or 143: a second signal.
     """
 
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines in.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option(help="Which port; 0 takes a free one.")] = 8000
+    host: str = option("127.0.0.1", "Where to listen; 0.0.0.0 lets other machines in.")
+    port: int = option(8000, "Which port; 0 takes a free one.")
     model: opt.Model = None
     codec: opt.Codec = None
-    model_name: Annotated[
-        str | None, typer.Option(help="What clients see as the model. Default: the folder's name.")
-    ] = None
+    model_name: str | None = option(
+        None, "What clients see as the model. Default: the folder's name."
+    )
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
-    voice: Annotated[
-        str,
-        typer.Option(
-            help="The voice of sessions that ask for none: one of the codec's, or a file."
-        ),
-    ] = "default"
+    voice: str = option(
+        "default", "The voice of sessions that ask for none: one of the codec's, or a file."
+    )
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None
     flow_context: opt.FlowContext = None
@@ -63,133 +59,93 @@ class Serve:
     codec_dtype: opt.SoundDtype = None
     codec_memory: opt.CodecMemory = None
     batch_invariant: opt.BatchInvariant = False
-    embeddings: Annotated[
-        str | None,
-        typer.Option(
-            metavar="device|host",
-            help=f"{opt.EMBEDDINGS_HELP} Default: as the --model folder was built, else device.",
-        ),
-    ] = None
+    embeddings: str | None = option(
+        None,
+        f"{opt.EMBEDDINGS_HELP} Default: as the --model folder was built, else device.",
+        metavar="device|host",
+    )
     graphs: opt.Graphs = True
-    vad: Annotated[
-        str,
-        typer.Option(
-            "--vad", help="Who finds speech: auto, silero, webrtc, or none (push to talk)."
-        ),
-    ] = "auto"
-    echo_gate: Annotated[
-        bool,
-        typer.Option(
-            "--echo-gate/--no-echo-gate",
-            help="Tell the assistant's own voice, come back through the microphone, from the "
-            "user's. Off where none comes back: headsets, telephones, clients that cancel "
-            "echo themselves. A session can choose otherwise (session.mosstalk.echo_gate).",
-        ),
-    ] = True
-    max_sessions: Annotated[
-        int | None,
-        typer.Option(
-            help="Sessions at a time; more are refused at once. Default: those that the --model "
-            "folder was built for, else 64."
-        ),
-    ] = None
-    max_rows: Annotated[
-        int | None,
-        typer.Option(
-            help="Rows of the longest conversation that must fit, 12.5 a second of both sides. "
-            "Default: those that the --model folder was built for, else the model's context.",
-            min=1,
-        ),
-    ] = None
-    kv_gib: Annotated[
-        float | None,
-        typer.Option(help="Memory for K and V. Default: what a GPU has left; on a CPU 0.25."),
-    ] = None
-    system: Annotated[
-        str | None, typer.Option(help="Instructions of sessions that bring none; '' for none.")
-    ] = None
-    temperature: Annotated[
-        float | None, typer.Option(help="Of sessions that choose none; 0 takes the likeliest id.")
-    ] = None
-    seed: Annotated[
-        int | None, typer.Option(help="Same seed, same answers. Default: another one each time.")
-    ] = None
+    vad: str = option(
+        "auto", "Who finds speech; none: push to talk.", metavar="auto|silero|webrtc|none"
+    )
+    echo_gate: bool = option(
+        True,
+        "Tell the assistant's own voice, come back through the microphone, from the "
+        "user's. Off where none comes back: headsets, telephones, clients that cancel "
+        "echo themselves. A session can choose otherwise (session.mosstalk.echo_gate).",
+    )
+    max_sessions: int | None = option(
+        None,
+        "Sessions at a time; more are refused at once. Default: those that the --model "
+        "folder was built for, else 64.",
+    )
+    max_rows: int | None = option(
+        None,
+        "Rows of the longest conversation that must fit, 12.5 a second of both sides. "
+        "Default: those that the --model folder was built for, else the model's context.",
+        min=1,
+    )
+    kv_gib: float | None = option(
+        None, "Memory for K and V. Default: what a GPU has left; on a CPU 0.25."
+    )
+    system: str | None = option(None, "Instructions of sessions that bring none; '' for none.")
+    temperature: float | None = option(None, "Of sessions that choose none; 0 is greedy.")
+    seed: int | None = option(None, "Same seed, same answers. Default: another one each time.")
     script: opt.ReplyScript = None
-    max_reply_s: Annotated[float, typer.Option(help="Longest spoken reply in seconds.")] = 60.0
-    idle_s: Annotated[
-        float, typer.Option(help="A session in which nothing happens for so long ends.")
-    ] = 300.0
-    max_session_s: Annotated[float, typer.Option(help="Longest session in seconds.")] = 3600.0
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A key that clients must show; may be repeated. Better in a file, or in "
-            "MOSSTALK_API_KEY: others on this machine can read a command line. An empty one is "
-            "refused."
-        ),
-    ] = None
-    api_keys_file: Annotated[
-        Path | None, typer.Option(help="A file of keys, one a line; # begins a comment.")
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Another page that may connect, e.g. https://example.org; * for any."),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Without keys, another name under which clients reach this server, e.g. "
-            "talk.example.org; * for any. localhost and addresses need none."
-        ),
-    ] = None
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--limit",
-            metavar="NAME=VALUE",
-            help="A limit on connections, e.g. unsent_s=30 or per_key=4; may be repeated. "
-            "--print-config shows them all.",
-        ),
-    ] = None
-    drain_timeout: Annotated[
-        float, typer.Option(help="Seconds that running replies get after SIGTERM.")
-    ] = 30.0
-    watchdog: Annotated[
-        float, typer.Option(help="Seconds without a sign of life after which the engine is dead.")
-    ] = 30.0
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record",
-            metavar="DIR",
-            help="Keep both sides' sound, all events and rows of every session in a folder of its "
-            "own there, for mosstalk replay. Tell the people who talk.",
-        ),
-    ] = None
-    transcriber: Annotated[
-        str | None,
-        typer.Option(
-            "--transcriber",
-            metavar="NAME",
-            help="Write down both sides' speech, beside the talk: whisper-tiny (English), or a "
-            "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
-        ),
-    ] = None
-    log_format: Annotated[str, typer.Option(help="Log lines as text or json.")] = "text"
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print what would be served as json, and end.")
-    ] = False
+    max_reply_s: float = option(60.0, "Longest spoken reply in seconds.")
+    idle_s: float = option(300.0, "A session in which nothing happens for so long ends.")
+    max_session_s: float = option(3600.0, "Longest session in seconds.")
+    api_key: list[str] | None = option(
+        None,
+        "A key that clients must show; may be repeated. Better in a file, or in "
+        "MOSSTALK_API_KEY: others on this machine can read a command line. An empty one is "
+        "refused.",
+    )
+    api_keys_file: Path | None = option(None, "A file of keys, one a line; # begins a comment.")
+    allow_origin: list[str] | None = option(
+        None, "Another page that may connect, e.g. https://example.org; * for any."
+    )
+    allowed_host: list[str] | None = option(
+        None,
+        "Without keys, another name under which clients reach this server, e.g. "
+        "talk.example.org; * for any. localhost and addresses need none.",
+    )
+    limit: list[str] | None = option(
+        None,
+        "A limit on connections, e.g. unsent_s=30 or per_key=4; may be repeated. "
+        "--print-config shows them all.",
+        metavar="NAME=VALUE",
+    )
+    drain_timeout: float = option(30.0, "Seconds that running replies get after SIGTERM.")
+    watchdog: float = option(30.0, "Seconds without a sign of life after which the engine is dead.")
+    record: Path | None = option(
+        None,
+        "Keep both sides' sound, all events and rows of every session in a folder of its "
+        "own there, for mosstalk replay. Tell the people who talk.",
+        metavar="DIR",
+    )
+    transcriber: str | None = option(
+        None,
+        "Write down both sides' speech, beside the talk: whisper-tiny (English), or a "
+        "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
+        metavar="NAME",
+    )
+    log_format: str = option("text", "How log lines are written.", metavar="text|json")
+    log_level: str = option("info", "The least that is logged.", metavar="debug|info|warning|error")
+    print_config: bool = option(False, "Print what would be served as json, and end.")
 
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
         require_server()
-        from mosstalk.server.auth import is_loopback
+        from mosstalk.server.admission import is_loopback
         from mosstalk.server.front import serve
 
         options = self.options()
         if self.print_config:
-            print(json.dumps(shown(options), indent=1, default=str))
+            sets = {"origins": sorted(options.origins), "hosts": sorted(options.hosts)}
+            # Of keys only how many there are.
+            document = asdict(options) | sets | {"keys": len(options.keys)}
+            print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
             _say(
@@ -205,12 +161,11 @@ class Serve:
             ConfigError, OptionError: they mean nothing.
         """
         from mosstalk.prepared.default_models import require_pair
+        from mosstalk.server.captions import require_transcriber
         from mosstalk.server.front import ServeOptions
         from mosstalk.server.logs import LogStyle
-        from mosstalk.server.transcriber import require_transcriber
 
         require_pair(self.model, self.codec)
-        self._check_words()
         if self.transcriber:
             require_transcriber(self.transcriber)
         for name in ("drain_timeout", "watchdog", "max_sessions"):
@@ -235,20 +190,9 @@ class Serve:
             log=log,
         )
 
-    def _check_words(self) -> None:
-        from mosstalk.plan.fit import PLACES
-        from mosstalk.server.ipc import BY_HAND
-
-        one_of("--vad", self.vad, "auto", "silero", "webrtc", BY_HAND)
-        if self.embeddings:
-            one_of("--embeddings", self.embeddings, *PLACES)
-        one_of("--log-format", self.log_format, "text", "json")
-        one_of("--log-level", self.log_level, *_LEVELS)
-
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.prepared.start import as_built
-        from mosstalk.server.ipc import WorkerOptions
+        from mosstalk.server.ipc import WorkerOptions, as_built
 
         voice = Path(self.voice)
         options = WorkerOptions(
@@ -292,7 +236,7 @@ class Serve:
 
     def _keys(self) -> tuple[str, ...]:
         from mosstalk.environment import api_keys
-        from mosstalk.server.auth import read_keys
+        from mosstalk.server.admission import read_keys
 
         given = [key.strip() for key in self.api_key or ()]
         if not all(given):
@@ -311,7 +255,7 @@ class Serve:
 
     def _hosts(self) -> frozenset[str]:
         """The names in ``--allowed-host``, and the one to listen on, if it is one."""
-        from mosstalk.server.auth import ANY, host_name
+        from mosstalk.server.admission import ANY, host_name
 
         for name in self.allowed_host or ():
             if name != ANY and not _HOST_NAME.fullmatch(name):
@@ -323,13 +267,13 @@ class Serve:
         return frozenset(names - {""})
 
 
-def shown(options: "ServeOptions") -> dict[str, Any]:
-    """The options as a document; of keys only how many there are."""
-    document = asdict(options)
-    document["keys"] = len(options.keys)
-    document["origins"] = sorted(options.origins)
-    document["hosts"] = sorted(options.hosts)
-    return document
+def require_server() -> None:
+    """End with exit code 2 and a hint where what a server needs is not installed."""
+    if sys.platform == "win32":
+        fail("a server needs Linux or macOS; on Windows run it in WSL")
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
 
 
 def _limits(given: list[str]) -> "Limits":
@@ -351,60 +295,42 @@ def _limits(given: list[str]) -> "Limits":
 
 
 def _reports(options: "ServeOptions") -> "Reports":
+    """What is said of a server as it starts: of what takes long, a line now and then."""
+    from mosstalk.server.admission import is_loopback
     from mosstalk.server.front import Reports
 
-    names: list[str] = []
+    port, part, said_s = "", "", 0.0
 
     def listening(url: str) -> None:
-        names.append(url)
+        nonlocal port
+        port = url.rpartition(":")[2]
         _say(f"listening on {url}; loading the models")
+
+    def loading(state: "Loading") -> None:
+        nonlocal part, said_s
+        if state.what != part:
+            _say(f"{state.what} ({state.total} tensors)")
+        elif time.monotonic() - said_s > _SAY_EVERY_S:
+            _say(f"{state.what}: {state.done} of {state.total} tensors")
+        else:
+            return
+        part, said_s = state.what, time.monotonic()
 
     def ready(facts: "WorkerInfo") -> None:
         _say(f"ready: {facts.model} ({facts.weights_kind} weights) on {facts.device}")
-        for line in _where(names[0], options):
-            _say(line)
+        _say(f"talk in a browser   http://localhost:{port}/")
+        _say(f"Realtime clients    ws://localhost:{port}/v1/realtime")
+        if not is_loopback(options.host):
+            _say(
+                "From other machines a browser lends its microphone to https pages only: put a "
+                "proxy with a certificate before this, or forward the port: ssh -L "
+                f"{port}:localhost:{port} THIS-MACHINE"
+            )
 
     def failed(failure: "Failed") -> None:
         print(f"error: {' '.join(failure.message.split())}", file=sys.stderr, flush=True)
 
-    return Reports(listening, _Progress(), ready, failed)
-
-
-def _where(url: str, options: "ServeOptions") -> list[str]:
-    """Where to go, and what a browser asks for there."""
-    from mosstalk.server.auth import is_loopback
-
-    port = url.rpartition(":")[2]
-    here = f"http://localhost:{port}"
-    lines = [
-        f"talk in a browser   {here}/",
-        f"Realtime clients    ws://localhost:{port}/v1/realtime",
-    ]
-    if is_loopback(options.host):
-        return lines
-    return [
-        *lines,
-        "From other machines a browser lends its microphone to https pages only: put a proxy with "
-        "a certificate before this, or forward the port: ssh -L "
-        f"{port}:localhost:{port} THIS-MACHINE",
-    ]
-
-
-class _Progress:
-    """Says what is being loaded: a line for each part, and more if it takes long."""
-
-    def __init__(self) -> None:
-        self._last, self._said_s = "", 0.0
-
-    def __call__(self, loading: "Loading") -> None:
-        now_s = time.monotonic()
-        if loading.what != self._last:
-            _say(f"{loading.what} ({loading.total} tensors)")
-        elif now_s - self._said_s > _SAY_EVERY_S:
-            _say(f"{loading.what}: {loading.done} of {loading.total} tensors")
-        else:
-            return
-        self._last, self._said_s = loading.what, now_s
+    return Reports(listening, loading, ready, failed)
 
 
 def _say(line: str) -> None:

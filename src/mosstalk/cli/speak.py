@@ -3,24 +3,17 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
-
-from mosstalk.cli import options as opt
-from mosstalk.cli.common import SpeaksReplies
+from mosstalk.cli.command import STANDARD
+from mosstalk.cli.options import argument, option
+from mosstalk.cli.replies import SpeaksReplies
 from mosstalk.errors import OptionError, TextError
 
 if TYPE_CHECKING:
-    from mosstalk.cli.opening import ChosenModel, Drawing, SamplingRequest
-    from mosstalk.cli.output import Record, Sound
+    from mosstalk.cli.reply_run import ReplyRun, Sound
     from mosstalk.models.voices import Voice
-    from mosstalk.offline.pipeline import Answer, Pipeline
-    from mosstalk.offline.text_normalizer import ReadableText
-
-STDIN = "-"
-_SHOWN = 60
-"""Characters of a piece that are shown beside its figures."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +24,7 @@ class Speak(SpeaksReplies):
 
     mosstalk speak --file chapter.txt --out chapter.flac
 
-    echo "The train is late." | mosstalk speak - --out late.ogg
+    echo "The train is late." | mosstalk speak - --out - | aplay
 
     Long text is cut at sentence ends, else commas: each piece is one reply, one
     after the other in OUT. It grows in OUT.part, which is renamed at the end.
@@ -43,98 +36,75 @@ class Speak(SpeaksReplies):
     Exit code 1: the model ended its replies without a sound. 2: wrong input.
     """
 
-    text: Annotated[
-        str | None, typer.Argument(help="What to read aloud; - reads standard input.")
-    ] = None
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Read this text file (UTF-8) aloud instead.")
-    ] = None
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Where the sound goes: .wav, .flac or .ogg.")
-    ] = Path("spoken.wav")
-    model: opt.Model = None
-    codec: opt.Codec = None
-    voice: opt.VoiceName = "default"
-    vocoder: opt.Vocoder = "hift"
-    vocoder_dir: opt.VocoderDir = None
-    system: opt.TaskSystem = None
-    temperature: opt.Temperature = None
-    top_k: opt.TopK = None
-    top_p: opt.TopP = None
-    repetition_penalty: opt.RepetitionPenalty = None
-    seed: opt.Seed = 0
-    max_rows: opt.MaxRows = None
-    script: opt.ReplyScript = None
-    device: opt.Device = "auto"
-    dtype: opt.ModelDtype = None
-    trace: opt.TraceFile = None
-    json: opt.AsJson = False
+    text: str | None = argument("What to read aloud; - reads standard input.", default=None)
+    file: Path | None = option(None, "Read this text file (UTF-8) aloud instead.")
+    usual_out: ClassVar[Path] = Path("spoken.wav")
 
     def run(self) -> int:
-        """Read a text aloud, printing figures; return 1 where the model made no sound at all.
+        """Read a text aloud; return 1 where the model made no sound at all.
 
-        With --json one document is all that goes to stdout. It, the trace and the part of the
-        sound are also left when the user interrupts.
+        The document, the trace and the part of the sound are also left when the user interrupts.
         """
-        from mosstalk.audio.sound import output_format
-        from mosstalk.cli.opening import ChosenModel
-        from mosstalk.cli.output import recorded
+        from mosstalk.cli.reply_run import Sound, reply_run
         from mosstalk.offline.defaults import read_defaults
         from mosstalk.offline.text_normalizer import readable
+        from mosstalk.prepared.default_models import chosen_model
 
-        sampling = self._sampling()
-        output_format(self.out)
+        (out,) = self.sounds()
         text = read_text(self.text, self.file)
-        with recorded(self.trace, as_json=self.json) as record:
-            chosen = ChosenModel.of(self._model())
-            found = readable(text, read_defaults(chosen.folders[0]).text)
-            chosen.announce("speech")
-            reading = self._prepare(chosen, sampling, record)
-            record.results |= {
-                "out": None,
-                "audio_s": 0.0,
-                "left_out": found.left_out,
-                "pieces": [],
-            }
-            _read_aloud(reading, found, self.out, record)
-        return 0 if record.results["out"] else 1
+        with reply_run(self) as run:
+            rules = read_defaults(chosen_model(self.model, self.codec)[0]).text
+            found = readable(text, rules)
+            pipeline = run.load("speak", "speech", {"task": "speak", "voice": self.voice})
+            voice = pipeline.codec.voice(self.voice)
+            left_out = found.left_out
+            run.results |= {"out": None, "audio_s": 0.0, "left_out": left_out, "pieces": []}
+            if found.note:
+                run.note(f"note: {found.note}")
+            sound, pieces = Sound(run, out), found.pieces
+            try:
+                with sound:
+                    for number, piece in enumerate(pieces, 1):
+                        place = f"piece {number} of {len(pieces)}"
+                        self._read(run, voice, piece, place, sound)
+            finally:
+                run.results["out"] = sound.name
+            self._conclude(run)
+        return 0 if run.results["out"] else 1
 
-    def _prepare(
-        self, chosen: "ChosenModel", sampling: "SamplingRequest", record: "Record"
-    ) -> "_Reading":
-        from mosstalk.cli.opening import Drawing
-        from mosstalk.diagnostics.figures import model_facts
-
-        pipeline = chosen.load()
-        drawing = Drawing.of(sampling, pipeline, "speak", "speech")
-        voice = pipeline.codec.voice(self.voice)
-        record.about = model_facts(pipeline) | {"task": "speak", "voice": self.voice}
-        record.about |= drawing.facts()
-        return _Reading(pipeline, voice, self.system, drawing)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Reading:
-    """How every piece is read aloud."""
-
-    pipeline: "Pipeline"
-    voice: "Voice"
-    system: str | None
-    drawing: "Drawing"
-
-    def begin(self, piece: str) -> "Answer":
+    def _read(
+        self, run: "ReplyRun", voice: "Voice", piece: str, place: str, sound: "Sound"
+    ) -> None:
+        from mosstalk.diagnostics.figures import answer_figures
         from mosstalk.offline.tasks import speak
 
-        return speak(
-            self.pipeline,
-            piece,
-            voice=self.voice,
-            system=self.system,
-            options=self.drawing.options,
-            limits=self.drawing.limits,
-            script=self.drawing.script,
-            as_written=True,
+        answer = speak(
+            run.pipeline, piece, voice=voice, system=self.system, as_written=True, **run.drawn
         )
+        try:
+            run.play(answer, place, sound)
+        finally:
+            said = {"text": piece, "codes": answer.codes}
+            run.results["pieces"].append(said | answer_figures(answer))
+            run.results["audio_s"] += answer.audio_s
+        shown = shorten(piece, 60, placeholder=" ...")
+        ended = f"{answer.reply.finish_reason} after {answer.steps} steps"
+        run.stat(f"  read     {shown!r}: {answer.audio_s:.2f} s, {ended}")
+
+    def _conclude(self, run: "ReplyRun") -> None:
+        """Show where the sound is, or that there is none, and the figures of all pieces."""
+        from mosstalk.runtime.timing import TurnTimings
+
+        audio_s, out = run.results["audio_s"], run.results["out"]
+        if out:
+            name = "standard output" if out == STANDARD else out
+            run.note(f"{name}: {audio_s:.2f} s of sound{run.label}")
+        else:
+            run.note(
+                "NOTHING was spoken: the model ended its replies without a sound, no file was "
+                f"written; try another --seed{run.label}"
+            )
+        run.show_profile(TurnTimings.together(run.timings), audio_s)
 
 
 def read_text(text: str | None, file: Path | None) -> str:
@@ -146,8 +116,9 @@ def read_text(text: str | None, file: Path | None) -> str:
     """
     if (text is None) is (file is None):
         raise OptionError("say what to read aloud: TEXT, - for standard input, or --file FILE")
-    if text is not None and text != STDIN:
-        if not _is_unicode(text):
+    if text is not None and text != STANDARD:
+        # What was no UTF-8 on a command line stands in its words escaped.
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
             raise TextError("this text is not valid unicode; retype it")
         return text
     where = str(file) if file else "standard input"
@@ -158,73 +129,3 @@ def read_text(text: str | None, file: Path | None) -> str:
         raise TextError(f"{where}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         raise TextError(f"{where}: is no UTF-8 text ({error}); save it as UTF-8") from None
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether the words of a command line were UTF-8: what was not stands in them escaped."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in text)
-
-
-def _read_aloud(reading: _Reading, found: "ReadableText", out: Path, record: "Record") -> None:
-    from mosstalk.cli.output import Sound, sound_file
-
-    pieces = found.pieces
-    if found.note:
-        print(f"  note     {found.note}")
-    if len(pieces) > 1:
-        print(f"  the text is read as {len(pieces)} pieces, each a reply of its own")
-    sound = Sound(out)
-    try:
-        with sound_file(sound):
-            for number, piece in enumerate(pieces, 1):
-                _read_piece(reading, piece, f"{number} of {len(pieces)}", sound, record)
-    finally:
-        record.results["out"] = str(sound.written) if sound.written else None
-    _print_figures(reading, sound, record)
-
-
-def _read_piece(
-    reading: _Reading, piece: str, place: str, sound: "Sound", record: "Record"
-) -> None:
-    from mosstalk.cli.output import ended
-    from mosstalk.diagnostics.figures import answer_figures
-    from mosstalk.progress import status_line
-
-    answer = reading.begin(piece)
-    record.timings.append(answer.timings)
-    before = record.results["audio_s"]
-    try:
-        with status_line(f"piece {place}") as status:
-            for samples in answer:
-                sound.write(samples)
-                status.update(f"piece {place}: {before + answer.audio_s:.1f} s of sound in all")
-    finally:
-        said = {"text": piece, "codes": answer.codes}
-        record.results["pieces"].append(said | answer_figures(answer))
-        record.results["audio_s"] = before + answer.audio_s
-    print(f"  read     {_shown(piece)!r}: {answer.audio_s:.2f} s, {ended(answer)}")
-
-
-def _shown(piece: str) -> str:
-    return piece if len(piece) <= _SHOWN else f"{piece[: _SHOWN - 3]}..."
-
-
-def _print_figures(reading: _Reading, sound: "Sound", record: "Record") -> None:
-    from mosstalk.cli.output import print_machine, print_speed, print_stages, scripted
-    from mosstalk.constants import CODE_MS
-    from mosstalk.runtime.timing import TurnTimings
-
-    results: dict[str, Any] = record.results
-    if sound.written:
-        codes = round(1000 * results["audio_s"] / CODE_MS)
-        what = f"{results['audio_s']:.2f} s of sound = {codes} codes"
-        print(f"  spoke    {what} -> {sound.written}{scripted(reading.drawing.script)}")
-    else:
-        print(
-            "  spoke    NOTHING: the model ended its replies without a sound, no file was "
-            f"written; try another --seed{scripted(reading.drawing.script)}"
-        )
-    whole = TurnTimings.together(record.timings)
-    print_stages(whole)
-    print_speed(whole, results["audio_s"])
-    print_machine(reading.pipeline, record.about)

@@ -1,15 +1,16 @@
 """``mosstalk verify``: golden cases, each tensor's error beside its bound."""
 
 from dataclasses import dataclass
-
-import typer
+from pathlib import Path
 
 from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument
+from mosstalk.cli.options import argument, option
 from mosstalk.verify import ComputePath
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Verify:
+class Verify(WritesDocument):
     """Run golden cases and print each tensor's largest error beside its bound.
 
     mosstalk verify tests/goldens/* --device cuda
@@ -25,28 +26,31 @@ class Verify:
     and all of them in one batch, and codec cases through what serves people:
     replies that join and leave a batch, sound as it arrives.
 
-    With --json one document on stdout has every comparison; the text goes
-    to stderr.
+    The document of --json has every comparison.
 
     Exit code 1: something is out of bounds. 2: a folder cannot be read.
     """
 
-    folders: opt.CaseFolders
+    folders: list[Path] = argument("Folders that hold a case.json.", metavar="DIR...")
     device: opt.Device = "cpu"
-    dtype: opt.CaseDtype = "float32"
-    weights: opt.CaseWeights = None
-    path: opt.VerifiedPath = ComputePath.REFERENCE
-    json: opt.AsJson = False
+    dtype: str = option("float32", f"Compute in {opt.DTYPES_HELP}.")
+    weights: Path | None = option(
+        None,
+        "Read every case's weights from this folder: a model's, a codec's, or one that "
+        "holds model/ and codec/. Default: where the case has or names them.",
+    )
+    path: ComputePath = option(
+        ComputePath.REFERENCE,
+        "Which way of computing: the plain reference, or the engine that serves.",
+    )
 
     def run(self) -> int:
         """Judge every case; the exit code."""
-        from mosstalk.files import as_text, human_text_on_stderr
         from mosstalk.runtime.device import pick_device, pick_dtype
         from mosstalk.verify.run import judge_cases
 
-        with human_text_on_stderr(self.json):
+        with self.printing():
             where = pick_device(self.device), pick_dtype(self.dtype)
             verdict = judge_cases(self.folders, *where, self.weights, path=self.path)
-        if self.json:
-            typer.echo(as_text(verdict.as_dict()), nl=False)
+        self.deliver(verdict.as_dict())
         return verdict.exit_code

@@ -1,16 +1,20 @@
 """``mosstalk voice``: making voices and looking at them."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import add_command
+from mosstalk.cli.command import WritesDocument, add_command
+from mosstalk.cli.options import argument, option
 from mosstalk.constants import CODE_MS
+from mosstalk.environment import this_command
 from mosstalk.errors import CheckpointError, OutputError, VoiceError
 
 if TYPE_CHECKING:
@@ -36,25 +40,23 @@ class Create:
     mosstalk chat --text hello --voice ada.safetensors
 
     It becomes codes, mel and x-vector in CODEC/voices, and fits that codec
-    alone. Needs: pip install 'mosstalk\\[voices]'
+    alone. A codec that knows one voice, as pocket's does, is refused.
+
+    Needs the extra "voices".
 
     A voice made from someone's speech needs that person's permission.
     """
 
-    name: Annotated[str, typer.Argument(help="The new voice's name, such as ada.")]
-    sample: Annotated[
-        Path, typer.Argument(help="1 to 30 s of one person speaking; best 3 to 15 s.")
-    ]
+    name: str = argument("The new voice's name, such as ada.")
+    sample: Path = argument("1 to 30 s of one person speaking; best 3 to 15 s.")
     codec: opt.CodecAlone = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
-            "ships with mosstalk: NAME.safetensors here.",
-        ),
-    ] = None
+    out: Path | None = option(
+        None,
+        "Write this .safetensors file instead of CODEC/voices/NAME. With the codec that "
+        "ships with mosstalk: NAME.safetensors here.",
+        "--out",
+        "-o",
+    )
     channel: opt.Channel = None
     device: opt.Device = "auto"
     force: opt.Force = False
@@ -70,6 +72,7 @@ class Create:
         from mosstalk.runtime.device import pick_device
 
         folder = _codec_folder(self.codec)
+        _require_voices(folder)
         out = self._file(folder)
         path = new_voice_path(self.name, folder / "voices", out, force=self.force)
         sample = read_sample(self.sample, channel=self.channel)
@@ -82,7 +85,8 @@ class Create:
             status.update("making the voice")
             made = make_voice(codec, sample, self.name)
         if out is None:
-            _make_folder(path.parent)
+            with _or_refused(path.parent, "made"):
+                path.parent.mkdir(exist_ok=True)
         save_voice(made.voice, path)
         _print_made(made, path)
         self._print_use(str(out or self.name))
@@ -97,52 +101,37 @@ class Create:
     def _print_use(self, voice: str) -> None:
         from mosstalk.prepared.default_models import NAMES
 
-        where = ""
-        if self.codec:
-            codec = str(self.codec)
-            named = codec in NAMES
-            where = f"--model {codec} " if named else f"--model MODEL --codec {shlex.quote(codec)} "
-        print(f"try: mosstalk chat {where}--text hello --voice {shlex.quote(voice)}")
+        codec = shlex.quote(str(self.codec or ""))
+        where = f"--model {codec} " if codec in NAMES else f"--model MODEL --codec {codec} "
+        where = where if self.codec else ""
+        print(f"try: {this_command()} chat {where}--text hello --voice {shlex.quote(voice)}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class List:
+class List(WritesDocument):
     """List a codec's voices: name, codes, seconds, and what each was made from.
 
     mosstalk voice list --codec MOSS-Speech-Codec
     """
 
     codec: opt.CodecAlone = None
-    json: opt.AsJson = False
 
     def run(self) -> None:
         """Print every voice of a codec; one that cannot be used is listed with the reason."""
-        from mosstalk.files import as_text
         from mosstalk.models.voices import list_voices
 
-        reader = _VoiceReader(_codec_folder(self.codec))
-        lines = [_line(reader, name) for name in list_voices(reader.voices)]
-        if self.json:
-            document = {
-                "folder": str(reader.voices),
-                "codec": reader.fingerprint,
-                "voices": lines,
-            }
-            print(as_text(document), end="")
-            return
-        print(f"{reader.voices}: {len(lines)} voices")
-        for line in lines:
-            if "problem" in line:
-                print(f"  {line['name']:<20} PROBLEM {line['problem']}")
-            else:
-                print(
-                    f"  {line['name']:<20} {line['codes']:4} codes {line['seconds']:6.2f} s  "
-                    f"{line['source'] or 'source not named'}"
-                )
+        with self.printing():
+            reader = _VoiceReader(_codec_folder(self.codec))
+            voices = [_about(reader, name) for name in list_voices(reader.voices)]
+        lines = [f"{reader.voices}: {len(voices)} voices", *map(_line, voices)]
+        self.deliver(
+            {"folder": str(reader.voices), "codec": reader.fingerprint, "voices": voices},
+            "\n".join(lines) + "\n",
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inspect:
+class Inspect(WritesDocument):
     """Say what a voice holds, and whether it fits the codec.
 
     mosstalk voice inspect ada
@@ -150,31 +139,33 @@ class Inspect:
     Exit code 1: it was made for another codec. 2: it cannot be read.
     """
 
-    voice: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A voice, or a voice file.")]
+    voice: str = argument("A voice, or a voice file.", metavar="NAME|FILE")
     codec: opt.CodecAlone = None
-    json: opt.AsJson = False
 
     def run(self) -> int:
         """Print what a voice holds; 1 when it was made for another codec."""
-        from mosstalk.files import as_text
         from mosstalk.models.voices import CODEC_KEY, find_voice
 
-        reader = _VoiceReader(_codec_folder(self.codec))
-        path = find_voice(self.voice, reader.voices)
-        voice = reader.load(path, of_any_codec=True)
+        with self.printing():
+            reader = _VoiceReader(_codec_folder(self.codec))
+            path = find_voice(self.voice, reader.voices)
+            voice = reader.load(path, of_any_codec=True)
         made_for = voice.info.get(CODEC_KEY)
         fits = None if made_for is None else made_for == reader.fingerprint
+        parts = ("codes", "mel", "embedding")
+        shapes = {part: list(getattr(voice, part).shape) for part in parts}
         document = {
             "file": str(path),
-            "shapes": {
-                part: list(getattr(voice, part).shape) for part in ("codes", "mel", "embedding")
-            },
+            "shapes": shapes,
             "seconds": _seconds(voice),
             "info": voice.info,
             "codec": reader.fingerprint,
             "fits": fits,
         }
-        print(as_text(document), end="") if self.json else _print_facts(document)
+        facts = {**shapes, **voice.info, "fits": f"{_FITS[fits]} ({reader.fingerprint})"}
+        lines = [f"{path}: {_seconds(voice):.2f} s"]
+        lines += [f"  {name:<14} {value}" for name, value in facts.items()]
+        self.deliver(document, "\n".join(lines) + "\n")
         return 1 if fits is False else 0
 
 
@@ -188,6 +179,18 @@ def _codec_folder(chosen: Path | None) -> Path:
     return folder
 
 
+def _require_voices(folder: Path) -> None:
+    """Refuse a codec whose flow was trained on one voice: a new one would change nothing."""
+    from mosstalk.config import SpeechTokenizerConfig
+    from mosstalk.models.codec_folder import ONE_VOICE_KEY
+
+    if SpeechTokenizerConfig.from_folder(folder).extra.get(ONE_VOICE_KEY):
+        raise VoiceError(
+            f"{folder}: this codec knows one voice, and would speak with it whatever the sample; "
+            "name another with --codec: MOSS-Speech's, or synthetic to try the command out"
+        )
+
+
 def _complete_synthetic(folder: Path) -> None:
     """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
     from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
@@ -197,17 +200,16 @@ def _complete_synthetic(folder: Path) -> None:
     path = folder / "flow" / X_VECTOR_FILE
     if not path.exists():
         size = read_flow_config(folder, STREAMING_FLOW).spk_embed_dim
-        try:
+        with _or_refused(path, "written"):
             write_x_vector_model(path, size, seed=0)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _make_folder(folder: Path) -> None:
+@contextmanager
+def _or_refused(path: Path, done: str) -> Iterator[None]:
     try:
-        folder.mkdir(exist_ok=True)
+        yield
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made ({error.strerror or error})") from None
+        raise OutputError(f"{path}: cannot be {done} ({error.strerror or error})") from None
 
 
 def _print_made(made: "MadeVoice", path: Path) -> None:
@@ -264,7 +266,8 @@ class _VoiceReader:
         )
 
 
-def _line(reader: _VoiceReader, name: str) -> dict[str, Any]:
+def _about(reader: _VoiceReader, name: str) -> dict[str, Any]:
+    """What a codec's voice is, or why it cannot be used."""
     from mosstalk.models.voices import SUFFIX
 
     try:
@@ -275,17 +278,15 @@ def _line(reader: _VoiceReader, name: str) -> dict[str, Any]:
     return {"name": name, "codes": len(voice.codes), "seconds": _seconds(voice), "source": source}
 
 
+def _line(voice: dict[str, Any]) -> str:
+    if "problem" in voice:
+        return f"  {voice['name']:<20} PROBLEM {voice['problem']}"
+    source = voice["source"] or "source not named"
+    return f"  {voice['name']:<20} {voice['codes']:4} codes {voice['seconds']:6.2f} s  {source}"
+
+
 def _seconds(voice: "Voice") -> float:
     return len(voice.codes) * CODE_MS / 1000
-
-
-def _print_facts(facts: dict[str, Any]) -> None:
-    print(f"{facts['file']}: {facts['seconds']:.2f} s")
-    for part, shape in facts["shapes"].items():
-        print(f"  {part:<14} {shape}")
-    for key, value in facts["info"].items():
-        print(f"  {key:<14} {value}")
-    print(f"  {'fits':<14} {_FITS[facts['fits']]} ({facts['codec']})")
 
 
 app = typer.Typer(help="Make voices from recordings, and look at them.", no_args_is_help=True)

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_weights import Transformer, packed, plain
-from mosstalk.codec.flow_parts import Conv, Linear
+from mosstalk.codec.flow_weights import Conv, Linear, Transformer, packed, plain
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.flow_encoder import LEAKY_SLOPE, InputLayer
 from mosstalk.ops.flow_linear import linear_add, norm_linear

@@ -10,9 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batch_weights import EstimatorWeights, Stage, Transformer
 from mosstalk.codec.flow_pages import BRANCHES, PageLayout
-from mosstalk.codec.flow_parts import Linear, Norm
+from mosstalk.codec.flow_weights import EstimatorWeights, Linear, Norm, Stage, Transformer
 from mosstalk.models.flow import ConditionalFlow
 from mosstalk.ops.euler import euler
 from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear
@@ -102,55 +101,55 @@ class Estimator:
         self._durations: list[float] = times.diff().tolist()
         self._guidance = flow.config.cfg_rate
 
-    def integrate(self, rooms: EstimatorBuffers, kept: KeptFrames) -> None:
-        """From noise to mel, in the first columns of ``rooms.given``."""
-        rounded = rooms.rounded
+    def integrate(self, buffers: EstimatorBuffers, kept: KeptFrames) -> None:
+        """From noise to mel, in the first columns of ``buffers.given``."""
+        rounded = buffers.rounded
         if rounded is not None:
-            rounded.copy_(rooms.given)
-        run = _Step(self.weights, rooms, kept)
+            rounded.copy_(buffers.given)
+        run = _Step(self.weights, buffers, kept)
         for step, duration in enumerate(self._durations):
             kept.begin(step)
-            euler(rooms.given, run.velocity(step), self._guidance, duration, rounded)
+            euler(buffers.given, run.velocity(step), self._guidance, duration, rounded)
 
 
 class _Step:
     """One Euler step's velocity after the other."""
 
     def __init__(
-        self, weights: EstimatorWeights, rooms: EstimatorBuffers, kept: KeptFrames
+        self, weights: EstimatorWeights, buffers: EstimatorBuffers, kept: KeptFrames
     ) -> None:
-        self.weights, self.rooms, self.kept = weights, rooms, kept
-        width, both = weights.final_norm.weight.shape[0], rooms.both
+        self.weights, self.buffers, self.kept = weights, buffers, kept
+        width, both = weights.final_norm.weight.shape[0], buffers.both
         self.half = None if both is None else both[:, :width]
         self.skip = None if both is None else both[:, width:]
-        self.apart = norms_apart(rooms.given.shape[0], weights.final.weight.dtype)
+        self.apart = norms_apart(buffers.given.shape[0], weights.final.weight.dtype)
 
     def velocity(self, step: int) -> Tensor:
         """d x / d t (R, 80) in Euler step ``step``."""
-        rooms, weights = self.rooms, self.weights
+        buffers, weights = self.buffers, self.weights
         down, *mids, up = weights.stages
-        skip = self._stage(down, step, rooms.entry, self.skip)
+        skip = self._stage(down, step, buffers.entry, self.skip)
         y = self._close(down, skip, self.half)
         for mid in mids:
             y = self._stage(mid, step, y, self.half)
-        both = torch.cat([y, skip], dim=-1) if rooms.both is None else rooms.both
-        y = self._close(up, self._stage(up, step, both, rooms.active), self.half)
-        y = self.kept.conv(y, weights.final, rooms.raw)
+        both = torch.cat([y, skip], dim=-1) if buffers.both is None else buffers.both
+        y = self._close(up, self._stage(up, step, both, buffers.active), self.half)
+        y = self.kept.conv(y, weights.final, buffers.raw)
         if not self.apart:
-            return norm_linear(y, weights.final_norm, *weights.proj, rooms.velocity, mish=True)
-        y = norm_act(y, weights.final_norm, rooms.active, activation="mish")
-        return norm_linear(y, None, *weights.proj, rooms.velocity)
+            return norm_linear(y, weights.final_norm, *weights.proj, buffers.velocity, mish=True)
+        y = norm_act(y, weights.final_norm, buffers.active, activation="mish")
+        return norm_linear(y, None, *weights.proj, buffers.velocity)
 
     def _stage(self, stage: Stage, step: int, x: Tensor, out: Tensor | None) -> Tensor:
         """All of a stage but its closing convolution, into ``out``."""
-        rooms, time = self.rooms, stage.times[step]
-        y = self.kept.conv(x, stage.conv1, rooms.raw)
-        y = norm_act(y, stage.norm1, rooms.active, activation="mish", add=time)
-        y = self.kept.conv(y, stage.conv2, rooms.raw)
-        y = close_residual(y, stage.norm2, x, *stage.beside, rooms.stream)
+        buffers, time = self.buffers, stage.times[step]
+        y = self.kept.conv(x, stage.conv1, buffers.raw)
+        y = norm_act(y, stage.norm1, buffers.active, activation="mish", add=time)
+        y = self.kept.conv(y, stage.conv2, buffers.raw)
+        y = close_residual(y, stage.norm2, x, *stage.beside, buffers.stream)
         *blocks, last = stage.transformers
         for block in blocks:
-            y = self._transform(block, y, rooms.stream)
+            y = self._transform(block, y, buffers.stream)
         return self._transform(last, y, out)
 
     def _close(self, stage: Stage, x: Tensor, out: Tensor | None) -> Tensor:
@@ -160,11 +159,11 @@ class _Step:
     def _transform(self, block: Transformer, x: Tensor, out: Tensor | None) -> Tensor:
         """A transformer block of the stream ``x``, into ``out``."""
         mixed = self.kept.attend(*self._normed(x, block.norm), block.qkv)
-        x = linear_add(x, mixed, *block.out, self.rooms.stream)
+        x = linear_add(x, mixed, *block.out, self.buffers.stream)
         read = self._normed(x, block.wide_norm)
-        wide = norm_linear(*read, *block.widen, self.rooms.wide, activation="gelu")
+        wide = norm_linear(*read, *block.widen, self.buffers.wide, activation="gelu")
         return linear_add(x, wide, *block.narrow, out)
 
     def _normed(self, x: Tensor, norm: Norm) -> tuple[Tensor, Norm | None]:
         """What a matmul reads of the stream, and the norm that it still has to take of it."""
-        return (norm_act(x, norm, self.rooms.active), None) if self.apart else (x, norm)
+        return (norm_act(x, norm, self.buffers.active), None) if self.apart else (x, norm)

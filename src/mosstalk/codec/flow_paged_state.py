@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_batch_weights import Transformer, held_bytes, packed
 from mosstalk.codec.flow_encoder import Attend, Encoder, linear
 from mosstalk.codec.flow_estimator import Estimator, EstimatorBuffers
-from mosstalk.codec.flow_items import PassInputs
-from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore
-from mosstalk.codec.flow_parts import Linear, Norm
+from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
+from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
 from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
@@ -227,15 +225,15 @@ class PagedEstimator:
         return other
 
     def reserve(self, items: int) -> None:
-        """Allocate what a pass of ``items`` needs besides its rooms."""
+        """Allocate what a pass of ``items`` needs besides its buffers."""
         if items not in self._work:
             kv, frames = self._kv[0][0], self._layout.frames
             self._work[items] = attend_workspace(items, kv, frames, splits_for(items))
 
-    def integrate(self, rooms: EstimatorBuffers, inputs: PassInputs) -> None:
-        """From noise to mel, in the first columns of ``rooms.given``."""
+    def integrate(self, buffers: EstimatorBuffers, inputs: PassInputs) -> None:
+        """From noise to mel, in the first columns of ``buffers.given``."""
         self.reserve(inputs.items)
-        self._network.integrate(rooms, _PagedFrames(self, rooms, inputs))
+        self._network.integrate(buffers, _PagedFrames(self, buffers, inputs))
 
 
 class _PagedFrames:
@@ -244,8 +242,10 @@ class _PagedFrames:
     _kv: Iterator[Tensor]
     _tails: Iterator[Tensor]
 
-    def __init__(self, owner: PagedEstimator, rooms: EstimatorBuffers, inputs: PassInputs) -> None:
-        self._owner, self._rooms, self._inputs = owner, rooms, inputs
+    def __init__(
+        self, owner: PagedEstimator, buffers: EstimatorBuffers, inputs: PassInputs
+    ) -> None:
+        self._owner, self._buffers, self._inputs = owner, buffers, inputs
 
     def begin(self, step: int) -> None:
         self._kv, self._tails = iter(self._owner._kv[step]), iter(self._owner._tails[step])
@@ -257,7 +257,7 @@ class _PagedFrames:
 
     def attend(self, x: Tensor, norm: Norm | None, qkv: Linear) -> Tensor:
         owner, given, kv = self._owner, self._inputs, next(self._kv)
-        query, mixed, frames = self._rooms.query, self._rooms.mixed, owner._layout.frames
+        query, mixed, frames = self._buffers.query, self._buffers.mixed, owner._layout.frames
         assert query is not None
         assert mixed is not None
         norm_qkv(x, norm, qkv.weight, query, kv, given.page, frames=frames)

@@ -1,18 +1,24 @@
-"""Pages: what one block of a flow stream leaves for those that follow it.
+"""Blocks of replies, the pages that they leave, and what one pass over both reads.
 
-A page holds the keys and values of every layer, Euler step and guidance branch, and the last
-rows that each convolution reads. Page 0 belongs to nobody: places of a batch that are not in
-use write there.
+A page is what one block leaves for those that follow it: the keys and values of every layer, Euler
+step and guidance branch, and the last rows that each convolution reads. Page 0 belongs to nobody:
+places of a batch that are not in use write there. I items of a pass, T codes and F frames of a
+block, S pages that the longest item may see.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, ConfigError
+from mosstalk.ops.attention_flow import MEMBERS
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 from mosstalk.runtime.page_pool import PagePool
 
 BRANCHES = 2
@@ -131,3 +137,139 @@ class FlowPages(PagePool):
                 retry_after_s=RETRY_AFTER_S,
             )
         return pages
+
+
+# What one pass reads.
+
+
+NOTHING = -1
+Rows = npt.NDArray[np.int32]
+_NOT_ONE_EACH = ("codes", "table", "packs")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One block: its ``codes`` (1 .. T) and those known of the three that follow them.
+
+    ``start`` is its first frame, counted from the start of the voice. ``pages`` are all that
+    it sees, in order, its own last; ``before`` is the one that precedes it, or -1.
+    ``condition`` (at most F, 80) are the voice's mel frames in it, on the device.
+    """
+
+    codes: list[int]
+    ahead: list[int]
+    start: int
+    pages: list[int]
+    before: int
+    speaker: int
+    condition: Tensor | None
+
+
+def in_blocks(
+    codes: list[int], ahead: list[int], config: FlowConfig
+) -> list[tuple[list[int], list[int]]]:
+    """Codes that begin a block, cut into blocks, each with the codes that follow it."""
+    known, chunk = codes + ahead, config.chunk_size
+    blocks = []
+    for start in range(0, len(codes), chunk):
+        end = min(start + chunk, len(codes))
+        blocks.append((codes[start:end], known[end : end + config.pre_lookahead_len]))
+    return blocks
+
+
+class PassInputs:
+    """The descriptors of a pass, int32, one buffer on the device and one copy to fill it.
+
+    Each is a tensor (I,) but ``codes`` (I, T + 3), ``table`` (I, S) and ``packs`` (I, 2), which
+    says what ``attention_flow`` takes at once. ``valid_*`` count an
+    item's own rows, ``visible_*`` all that it sees; -1 is no item, no page, no code.
+    ``noise``, ``condition`` and ``speaker`` are rows of the flow's tables.
+    """
+
+    page: Tensor
+    before_item: Tensor
+    before_page: Tensor
+    valid_codes: Tensor
+    valid_frames: Tensor
+    visible_codes: Tensor
+    visible_frames: Tensor
+    noise: Tensor
+    condition: Tensor
+    speaker: Tensor
+    codes: Tensor
+    table: Tensor
+    packs: Tensor
+
+    def __init__(self, items: int, span: int, config: FlowConfig, device: torch.device) -> None:
+        self.items, self.span = items, span
+        names = [name for name in PassInputs.__annotations__ if name not in _NOT_ONE_EACH]
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (items,))
+        shapes["codes"] = (items, config.chunk_size + config.pre_lookahead_len)
+        shapes["table"], shapes["packs"] = (items, span), (items, 2)
+        fields = {name: Field(shape) for name, shape in shapes.items()}
+        self._inputs = DeviceInputs(fields, device)
+        for name, tensor in self._inputs.tensors.items():
+            setattr(self, name, tensor)
+
+    def fill(self, values: dict[str, Rows]) -> None:
+        """Copy one pass's descriptors to the device, in stream order and without waiting.
+
+        Raises:
+            EngineInputError: one is missing, unknown, misshapen or not int32.
+        """
+        self._inputs.fill(values)
+
+
+def descriptors(items: Sequence[Item], inputs: PassInputs, config: FlowConfig) -> dict[str, Rows]:
+    """The values of ``inputs`` for ``items``; places beyond them see and change nothing.
+
+    Rows of noise and condition are what ``stage`` of the flow puts in; here all are 0.
+    """
+    width = config.chunk_size + config.pre_lookahead_len
+    values = {
+        name: np.zeros(inputs.items, np.int32)
+        for name in PassInputs.__annotations__
+        if name not in _NOT_ONE_EACH
+    }
+    codes = values["codes"] = np.full((inputs.items, width), NOTHING, np.int32)
+    table = values["table"] = np.zeros((inputs.items, inputs.span), np.int32)
+    for name in ("before_item", "before_page"):
+        values[name].fill(NOTHING)
+    written: dict[int, int] = {}
+    for place, item in enumerate(items):
+        own, count, seen = item.pages[-1], len(item.codes), len(item.pages)
+        known = item.codes + item.ahead
+        codes[place, : len(known)] = known
+        table[place, :seen] = item.pages
+        values["page"][place] = own
+        values["before_item"][place] = written.get(item.before, NOTHING)
+        if item.before not in written:
+            values["before_page"][place] = item.before
+        values["valid_codes"][place] = count
+        values["visible_codes"][place] = (seen - 1) * config.chunk_size + count
+        values["speaker"][place] = item.speaker
+        values["noise"][place] = item.start
+        written[own] = place
+    values["packs"] = packs_of(table, [len(item.pages) for item in items])
+    for kind in ("valid", "visible"):
+        values[f"{kind}_frames"] = values[f"{kind}_codes"] * np.int32(config.token_mel_ratio)
+    return values
+
+
+def packs_of(table: Rows, seen: Sequence[int]) -> Rows:
+    """``packs`` (I, 2) of ``attention_flow`` for items of ``seen`` pages each.
+
+    ``table`` (I, S) are their pages, and those of places beyond them. Neighbours are put together
+    that begin with the same pages, an item's last, which may be short, not among them.
+    """
+    packs = np.tile(np.array([1, 0], np.int32), (len(table), 1))
+    alike = np.logical_and.accumulate(table[1:] == table[:-1], axis=1).sum(axis=1)
+    leader = 0
+    for item in range(1, len(seen)):
+        common = min(int(alike[item - 1]), seen[item - 1] - 1, seen[item] - 1)
+        if common <= 0 or item - leader == MEMBERS:
+            leader = item
+            continue
+        packs[leader] = item - leader + 1, min(common, packs[leader, 1] or common)
+        packs[item, 0] = 0
+    return packs

@@ -24,26 +24,14 @@ from mosstalk.ops.vocoder import add_snake, inverse_basis, inverse_stft, scaled_
 
 @dataclass(frozen=True)
 class Layout:
-    """How activations lie: their dtype, and whether channels lie together in memory.
+    """What activations are: their dtype, and who adds a bias.
 
     ``bias_apart``: convolutions leave their bias to the fused step after them. That saves a
     launch on a GPU; a CPU's convolutions add it for nothing.
     """
 
     dtype: torch.dtype
-    channels_last: bool
     bias_apart: bool
-
-    def order(self, x: Tensor) -> Tensor:
-        """``x`` (B, C, L) in this order."""
-        return x.mT.contiguous().mT if self.channels_last else x.contiguous()
-
-    def empty(self, x: Tensor, length: int) -> Tensor:
-        """An unwritten tensor like ``x`` (B, C, L) of another length."""
-        batch, channels, _ = x.shape
-        if self.channels_last:
-            return x.new_empty(batch, length, channels).mT
-        return x.new_empty(batch, channels, length)
 
 
 class Convolution:
@@ -55,21 +43,20 @@ class Convolution:
         dtype = dtype or layout.dtype
         assert conv.bias is not None
         bias = conv.bias.detach()
-        self.weight = layout.order(conv.weight.detach().to(dtype))
+        self.weight = conv.weight.detach().to(dtype).contiguous()
         self.rest = bias.float() if layout.bias_apart else None
         self.bias = None if layout.bias_apart else bias.to(dtype)
-        self._order = layout.order
         self._transposed = isinstance(conv, nn.ConvTranspose1d)
         self._stride, self._dilation = conv.stride[0], conv.dilation[0]
         assert not isinstance(conv.padding, str)
         self._padding = conv.padding[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(B, C_in, L) to (B, C_out, L'), without ``rest``, in the layout's order."""
+        """(B, C_in, L) to (B, C_out, L'), without ``rest``, without gaps in memory."""
         given = (x, self.weight, self.bias, self._stride, self._padding)
         if self._transposed:
-            return self._order(F.conv_transpose1d(*given))
-        return self._order(F.conv1d(*given, self._dilation))
+            return F.conv_transpose1d(*given).contiguous()
+        return F.conv1d(*given, self._dilation).contiguous()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -116,10 +103,10 @@ class _Stage:
         up, down = vocoder.ups[index], vocoder.source_downs[index]
         assert isinstance(up, nn.ConvTranspose1d)
         assert isinstance(down, nn.Conv1d)
-        self.layout, self.last = layout, index == len(vocoder.ups) - 1
+        self.last = index == len(vocoder.ups) - 1
         self.up = Convolution(up, layout)
         # With its bias: what comes next reads the sum several times.
-        self.down = Convolution(down, Layout(layout.dtype, layout.channels_last, bias_apart=False))
+        self.down = Convolution(down, Layout(layout.dtype, bias_apart=False))
         self.source = SnakeChain(_residual(vocoder.source_resblocks[index]), layout)
         self.branches = [SnakeChain(_residual(branch), layout) for branch in branches]
         self.source_rest = _total([self.up.rest, self.source.rest])
@@ -136,7 +123,7 @@ class _Stage:
         return scaled_sum(parts, self.branches_rest, scale=share, slope=slope, dtype=dtype)
 
     def _mirror_first(self, x: Tensor) -> Tensor:
-        longer = self.layout.empty(x, x.shape[2] + 1)
+        longer = x.new_empty(*x.shape[:2], x.shape[2] + 1)
         longer[..., 1:] = x
         longer[..., 0] = x[..., 1]
         return longer
@@ -156,7 +143,7 @@ class HiftNetwork:
         self.layout = layout
         self._pre = Convolution(vocoder.conv_pre, layout, torch.float32)
         self._stages = [_Stage(vocoder, index, layout) for index in range(len(vocoder.ups))]
-        inside = Layout(layout.dtype, layout.channels_last, bias_apart=False)
+        inside = Layout(layout.dtype, bias_apart=False)
         self._post = Convolution(vocoder.conv_post, inside, torch.float32)
         n_fft, device = config.istft_n_fft, vocoder.conv_pre.weight.device
         self._window = torch.hann_window(n_fft, device=device)
@@ -174,7 +161,7 @@ class HiftNetwork:
         """Sound (B, N) float32, clamped, from mels (B, 80, T) and sources (B, N), float32."""
         config, dtype = self.config, self.layout.dtype
         spectrum = self._spectrum(source).to(dtype)
-        x = self._pre(self.layout.order(mel))
+        x = self._pre(mel.contiguous())
         x = scaled_sum([x], self._pre.rest, slope=config.lrelu_slope, dtype=dtype)
         for stage in self._stages:
             slope = LAST_LEAKY_SLOPE if stage.last else config.lrelu_slope
@@ -187,7 +174,7 @@ class HiftNetwork:
         """STFT of sources: real then imaginary parts, (B, n_fft + 2, M) float32."""
         n_fft, hop = self.config.istft_n_fft, self.config.istft_hop
         frames = F.pad(source, (n_fft // 2, n_fft // 2), mode="reflect").unfold(1, n_fft, hop)
-        return self.layout.order((frames @ self._forward).mT)
+        return (frames @ self._forward).mT.contiguous()
 
 
 def _forward_basis(window: Tensor) -> Tensor:

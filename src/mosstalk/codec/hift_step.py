@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import Excitation, harmonic_source
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.runtime.graphs import DECODING, Graphs
 
 # What HiFT keeps of each reply between calls, in tensors that are allocated once.
 
@@ -226,10 +224,7 @@ class HiftStep:
         self.state.write(slots, rows)
 
 
-# CUDA graphs of HiFT calls: one for each number of replies and frames that is to be fast.
-
-
-_WARM_UPS = 3
+# Around a call.
 
 
 @contextmanager
@@ -242,66 +237,6 @@ def steady_convolutions(*, tune: bool) -> Iterator[None]:
         yield
     finally:
         settings.deterministic, settings.benchmark = before
-
-
-@dataclass(frozen=True)
-class _Captured:
-    """What a graph reads, and the sound that it writes."""
-
-    inputs: DeviceInputs
-    mel: Tensor
-    wave: Tensor
-
-
-class HiftGraphs:
-    """Captured calls by (replies, frames), in one memory pool: one runs at a time."""
-
-    def __init__(self, step: HiftStep, device: torch.device, *, tune: bool) -> None:
-        self._step, self._device, self._tune = step, device, tune
-        self._captured: dict[tuple[int, int], _Captured] = {}
-        self._graphs = Graphs[tuple[int, int]](device, DECODING, warm_ups=_WARM_UPS)
-
-    @property
-    def graph_bytes(self) -> int:
-        """Memory that the graphs took."""
-        return self._graphs.nbytes
-
-    def __len__(self) -> int:
-        return len(self._captured)
-
-    def __contains__(self, shape: tuple[int, int]) -> bool:
-        return shape in self._captured
-
-    def capture(self, replies: int, frames: int) -> None:
-        """Capture the call of ``replies`` with ``frames`` each, unless it is there already.
-
-        The calls that warm it up touch slot 0 alone.
-        """
-        shape = replies, frames
-        if shape in self._captured:
-            return
-        inputs = slots_of(replies, self._device)
-        mel = torch.zeros(replies, self._step.config.in_channels, frames, device=self._device)
-        waves = list[Tensor]()
-
-        def compute() -> None:
-            waves[:] = [self._step(inputs["slots"], mel)]
-
-        with steady_convolutions(tune=self._tune), torch.inference_mode():
-            self._graphs.ready(shape, compute)
-        self._captured[shape] = _Captured(inputs, mel, waves[0])
-
-    @torch.inference_mode()
-    def run(self, replies: int, slots: list[int], mels: list[Tensor], frames: int) -> Tensor:
-        """Replay: new frames (80, <= T) of each slot to sound (len(slots), N), a copy.
-
-        What is left of the batch runs on slot 0, which is nobody's.
-        """
-        found = self._captured[replies, frames]
-        found.inputs.fill({"slots": np.array(slots)})
-        place_frames(found.mel, mels)
-        self._graphs.replay((replies, frames))
-        return found.wave[: len(slots)].clone()
 
 
 def slots_of(replies: int, device: torch.device) -> DeviceInputs:

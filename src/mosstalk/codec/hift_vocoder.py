@@ -17,7 +17,6 @@ from torch import Tensor
 from mosstalk.codec.hift_network import Layout
 from mosstalk.codec.hift_step import (
     Crossfade,
-    HiftGraphs,
     HiftState,
     HiftStep,
     place_frames,
@@ -29,6 +28,8 @@ from mosstalk.errors import OptionError
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.hift_stream import KEPT_FRAMES
 from mosstalk.runtime.device import pick_dtype
+from mosstalk.runtime.device_inputs import DeviceInputs
+from mosstalk.runtime.graphs import DECODING, Graphs
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 """Batch sizes that are captured; a batch in between runs as the next larger one."""
@@ -39,6 +40,7 @@ _OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * _CODE_FRAMES, _CODE_FRAMES
 _OTHER_BUCKETS = (32, 8, 4, 1)
 """Batch sizes that are captured for these."""
 _LONGEST_CAPTURED = 64
+_WARM_UPS = 3
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,8 @@ class HiftOptions:
 
     ``dtype``: of the convolutions in between; ``float32`` is exact. ``graphs``: CUDA graphs on
     a GPU. ``replies``: places for replies at once. ``crossfade``: the published Hamming window,
-    whose halves add to 1.08, or the same divided by its sum. ``channels_last``: order in memory;
-    a tenth faster for one reply on an H200, and a third slower for 32. ``tune``: have cuDNN try
-    kernels at warm-up.
+    whose halves add to 1.08, or the same divided by its sum. ``tune``: have cuDNN try kernels at
+    warm-up.
 
     Raises:
         OptionError: a value that means nothing.
@@ -60,7 +61,6 @@ class HiftOptions:
     graphs: bool = True
     replies: int = 256
     crossfade: Crossfade = "published"
-    channels_last: bool = False
     tune: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +69,15 @@ class HiftOptions:
             raise OptionError("a vocoder needs a place for at least one reply")
         if self.crossfade not in get_args(Crossfade):
             raise OptionError(f"crossfade must be one of {', '.join(get_args(Crossfade))}")
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """What a graph reads, and the sound that it writes."""
+
+    inputs: DeviceInputs
+    mel: Tensor
+    wave: Tensor
 
 
 class BatchedHift:
@@ -84,12 +93,13 @@ class BatchedHift:
         self.config = vocoder.config
         self.device = vocoder.conv_pre.weight.device
         on_gpu, dtype = self.device.type == "cuda", pick_dtype(options.dtype)
-        layout = Layout(dtype, options.channels_last, bias_apart=on_gpu)
+        layout = Layout(dtype, bias_apart=on_gpu)
         self._slots = Slots(options.replies, "vocoder")
         self._state = HiftState.empty(options.replies + 1, self.config, self.device)
         self._step = HiftStep(vocoder, self._state, layout, options.crossfade)
-        graphs = HiftGraphs(self._step, self.device, tune=options.tune)
-        self._graphs = graphs if on_gpu and options.graphs else None
+        self._graphs = Graphs[tuple[int, int], _Captured](
+            self.device, DECODING, enabled=options.graphs, warm_ups=_WARM_UPS
+        )
         self._most = BUCKETS[-1] if on_gpu else 1
         self._warmed = False
         self._eager = slots_of(self._most, self.device)
@@ -149,7 +159,7 @@ class BatchedHift:
         replies than a length has a graph for run one lot after another.
         """
         ordinary = KEPT_FRAMES + _HOP_FRAMES
-        if self._graphs is None:
+        if not self._graphs.enabled:
             slots = torch.zeros(1, dtype=torch.int64, device=self.device)
             bins = self.config.in_channels
             self._step(slots, torch.zeros(1, bins, ordinary, device=self.device))
@@ -165,11 +175,20 @@ class BatchedHift:
     def capture(self, bucket: int, frames: int) -> None:
         """Capture the graph for up to ``bucket`` replies, one of ``BUCKETS``, of T = ``frames``.
 
-        Without graphs this does nothing.
+        Without graphs, or where it is there, this does nothing. The calls that warm it up touch
+        slot 0 alone.
         """
         assert bucket in BUCKETS
-        if self._graphs is not None:
-            self._graphs.capture(bucket, frames)
+        if not self._graphs.enabled or (bucket, frames) in self._graphs:
+            return
+        inputs = slots_of(bucket, self.device)
+        mel = torch.zeros(bucket, self.config.in_channels, frames, device=self.device)
+
+        def compute() -> _Captured:
+            return _Captured(inputs, mel, self._step(inputs["slots"], mel))
+
+        with steady_convolutions(tune=self.options.tune), torch.inference_mode():
+            self._graphs.ready((bucket, frames), compute)
 
     def figures(self) -> VocoderFigures:
         """Sizes in bytes, and how many places are taken."""
@@ -179,16 +198,19 @@ class BatchedHift:
             self._slots.used,
             self._step.weight_bytes,
             state,
-            self._graphs.graph_bytes if self._graphs else 0,
-            len(self._graphs) if self._graphs else 0,
+            self._graphs.nbytes,
+            len(self._graphs),
         )
 
     def _call(self, work: list[Work], frames: int) -> list[Tensor]:
         """Sound of calls of ``frames`` each, by the fastest way there is."""
-        if self._graphs is None or frames > _LONGEST_CAPTURED:
+        if not self._graphs.enabled or frames > _LONGEST_CAPTURED:
             return list(self._eagerly(work, frames))
         if not self._warmed:
-            self._capture_for(len(work), frames)
+            # Where nobody has warmed this up a first call captures what it runs in.
+            ordinary = frames in (KEPT_FRAMES + _HOP_FRAMES, _HOP_FRAMES)
+            buckets = BUCKETS if ordinary else sorted(_OTHER_BUCKETS)
+            self.capture(next((n for n in buckets if n >= len(work)), buckets[-1]), frames)
         there = [size for size in BUCKETS if (size, frames) in self._graphs]
         if not there:
             return list(self._eagerly(work, frames))
@@ -196,17 +218,19 @@ class BatchedHift:
             lots = [work[at : at + there[-1]] for at in range(0, len(work), there[-1])]
             return [wave for lot in lots for wave in self._call(lot, frames)]
         bucket = next(size for size in there if size >= len(work))
-        slots = [reply.slot for reply, _, _ in work]
-        mels = [mel.to(self.device, torch.float32) for _, mel, _ in work]
-        return list(self._graphs.run(bucket, slots, mels, frames))
+        return list(self._replayed(work, (bucket, frames)))
 
-    def _capture_for(self, replies: int, frames: int) -> None:
-        """Where nobody has warmed this up: a first call captures what it runs in."""
-        assert self._graphs is not None
-        ordinary = frames in (KEPT_FRAMES + _HOP_FRAMES, _HOP_FRAMES)
-        buckets = BUCKETS if ordinary else sorted(_OTHER_BUCKETS)
-        bucket = next((size for size in buckets if size >= replies), buckets[-1])
-        self._graphs.capture(bucket, frames)
+    @torch.inference_mode()
+    def _replayed(self, work: list[Work], shape: tuple[int, int]) -> Tensor:
+        """Sound (replies, N) by the graph of ``shape``, a copy.
+
+        What is left of the batch runs on slot 0, which is nobody's.
+        """
+        found = self._graphs[shape]
+        found.inputs.fill({"slots": np.array([reply.slot for reply, _, _ in work])})
+        place_frames(found.mel, [mel.to(self.device, torch.float32) for _, mel, _ in work])
+        self._graphs.replay(shape)
+        return found.wave[: len(work)].clone()
 
     def _eagerly(self, work: list[Work], frames: int, source: Tensor | None = None) -> Tensor:
         self._eager.fill({"slots": np.array([reply.slot for reply, _, _ in work])})

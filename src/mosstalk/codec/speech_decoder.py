@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
-from mosstalk.codec.flow_batches import BatchedFlow, FlowFigures, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowFigures, FlowOptions
+from mosstalk.codec.flow_replies import FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import CONTEXT_S, SoundRequest
 from mosstalk.codec.vocoder import StreamingVocoder, VocoderFigures, VocoderReply
@@ -131,7 +133,7 @@ class SpeechDecoder:
             raise ConfigError(f"this flow was trained on whole replies; stream {STREAMING_FLOW}")
         options = options or DecoderOptions()
         self.device, self._codec = codec.device, codec
-        self.flow = BatchedFlow(codec.flow, options.flow)
+        self.flow = batched_flow(codec.flow, options.flow)
         self.vocoder = _vocoder(codec, options)
 
     def open(self, voice: Voice, seed: int = 0) -> SpokenReply:
@@ -152,7 +154,7 @@ class SpeechDecoder:
         self.flow.prepare(voice)
 
     @torch.inference_mode()
-    def decode(self, sayings: Sequence[DecodeRequest]) -> list[Tensor]:
+    def decode(self, requests: Sequence[DecodeRequest]) -> list[Tensor]:
         """Sound (n,) float32 on the device of each reply's codes, at 24 kHz; may be empty.
 
         All of a reply's sound together is 1920 samples for each code. Each reply at most once.
@@ -160,20 +162,20 @@ class SpeechDecoder:
         Raises:
             CodecFullError: there is no room; then nothing has changed.
         """
-        self._begin([saying.reply for saying in sayings])
-        hops = [(saying.reply.flow, saying.codes, saying.last) for saying in sayings]
+        self._begin([request.reply for request in requests])
+        hops = [(request.reply.flow, request.codes, request.last) for request in requests]
         mels = self.flow.advance(hops)
         work = [
-            (saying.reply.vocoder, mel, saying.last)
-            for saying, mel in zip(sayings, mels, strict=True)
-            if mel.shape[1] and saying.reply.vocoder
+            (request.reply.vocoder, mel, request.last)
+            for request, mel in zip(requests, mels, strict=True)
+            if mel.shape[1] and request.reply.vocoder
         ]
         sounds = iter(self.vocoder.push(work) if work else [])
         return [next(sounds) if mel.shape[1] else mel.new_zeros(0) for mel in mels]
 
-    def decode_one(self, saying: DecodeRequest) -> Tensor:
+    def decode_one(self, request: DecodeRequest) -> Tensor:
         """``decode`` of one reply."""
-        return self.decode([saying])[0]
+        return self.decode([request])[0]
 
     def close(self, reply: SpokenReply) -> None:
         """Give back what a reply holds; harmless if it has been closed."""

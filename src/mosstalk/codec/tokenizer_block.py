@@ -69,13 +69,9 @@ class BlockStep:
         live: LiveEncoder,
         items: int,
         *,
-        graphs: Graphs[int] | None = None,
-        splits: int | None = None,
+        graphs: Graphs[int, Tensor] | None = None,
     ) -> None:
-        """``graphs`` are those of all steps, by ``items``; None: there is none.
-
-        ``splits`` programs share a stream's keys; None: as many as keep a device busy.
-        """
+        """``graphs`` are those of all steps, by ``items``; None: there is none."""
         self.items = items
         self._live = live
         self._rows = block_rows(live)
@@ -92,7 +88,7 @@ class BlockStep:
             },
             live.device,
         )
-        self._splits = splits or splits_for(items, live.pages.kv[0].shape[3])
+        self._splits = splits_for(items, live.pages.kv[0].shape[3])
         source = torch.arange(items, dtype=torch.int32, device=live.device)
         rows = torch.full_like(source, self._rows)
         self._items = Items(source, source * self._rows, rows, rows)
@@ -109,16 +105,9 @@ class BlockStep:
         overwritten.
         """
         self._fill(blocks)
-        if self._graphs is not None:
-            self._graphs.replay(self.items)
-        else:
-            self.compute()
-        self._found.copy_(self._found_on_device)
+        graphs = self._graphs
+        self._found.copy_(self.compute() if graphs is None else graphs.replay(self.items))
         return self._read(blocks)
-
-    def compute(self) -> None:
-        """Compute what lies in the inputs, without a graph."""
-        self._found_on_device = self._compute(self._inputs.tensors)
 
     def _fill(self, blocks: Sequence[Block]) -> None:
         self._inputs.fill({
@@ -159,9 +148,12 @@ class BlockStep:
             quietest.append(row[first + block.segment.frames : first + block.frames])
         return [Heard(*each) for each in zip(codes, leads, quietest, loudest, strict=True)]
 
-    def _compute(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Codes, leads, least and largest values of frames: (n, 2 (5 + 2T + 1)) as int32."""
-        live = self._live
+    def compute(self) -> Tensor:
+        """What lies in the inputs, without a graph: (n, 2 (5 + 2T + 1)) as int32.
+
+        Codes, leads, least and largest values of frames.
+        """
+        live, inputs = self._live, self._inputs.tensors
         start = inputs["start"].long()[:, None]
         rows = start + torch.arange(self._rows, device=live.device)
         page = inputs["pages"].long().gather(1, rows // live.pages.rows).flatten()
@@ -230,7 +222,7 @@ class Blocks:
 
     def __init__(self, live: LiveEncoder, *, graphs: bool) -> None:
         self._live = live
-        self._graphs = Graphs[int](live.device, LISTENING, enabled=graphs)
+        self._graphs = Graphs[int, Tensor](live.device, LISTENING, enabled=graphs)
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
 

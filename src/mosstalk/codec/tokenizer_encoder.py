@@ -232,41 +232,39 @@ def hear(live: LiveEncoder, segments: Sequence[LiveSegment], frames: Sequence[in
         at = new.stop
 
 
-def encode_rows(
-    live: LiveEncoder, stretches: Sequence[SegmentSpan], attention: Attention
-) -> Tensor:
-    """Hidden states (codes of all stretches, C); every stretch is whole codes, and is kept.
+def encode_rows(live: LiveEncoder, spans: Sequence[SegmentSpan], attention: Attention) -> Tensor:
+    """Hidden states (codes of all spans, C); every span is whole codes, and is kept.
 
     Equals ``Encoder.forward`` on whole segments with each one's floor, but for rounding.
     """
-    positions = joined([np.arange(s.start, s.end) for s in stretches], live.device)
-    places = [stretch.segment.held.row_places(stretch.start, stretch.end) for stretch in stretches]
+    positions = joined([np.arange(s.start, s.end) for s in spans], live.device)
+    places = [span.segment.held.row_places(span.start, span.end) for span in spans]
     pages, rows = (joined(part, live.device) for part in zip(*places, strict=True))
-    pooled = live.run(_convolved(live, stretches), positions, (pages, rows), attention)
-    for stretch in stretches:
-        stretch.segment.rows = stretch.end
+    pooled = live.run(_convolved(live, spans), positions, (pages, rows), attention)
+    for span in spans:
+        span.segment.rows = span.end
     return pooled
 
 
-def _convolved(live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> Tensor:
-    """Rows (N, C) after both convolutions, of all stretches' frames in one sequence.
+def _convolved(live: LiveEncoder, spans: Sequence[SegmentSpan]) -> Tensor:
+    """Rows (N, C) after both convolutions, of all spans' frames in one sequence.
 
-    A stretch of n rows is 4 + 2n frames there, the last of them a seam that no row of its own
+    A span of n rows is 4 + 2n frames there, the last of them a seam that no row of its own
     reads; the second convolution then gives n rows and 2 across the seam to the next.
     """
-    lengths = [stretch.frames for stretch in stretches]
+    lengths = [span.frames for span in spans]
     starts = np.cumsum([0, *lengths[:-1]])
-    floors = np.repeat([stretch.segment.floor for stretch in stretches], lengths)
-    frames = live.pages.frames()[joined([s.frame_places() for s in stretches], live.device)]
+    floors = np.repeat([span.segment.floor for span in spans], lengths)
+    frames = live.pages.frames()[joined([s.frame_places() for s in spans], live.device)]
     frames = floored(frames, torch.from_numpy(floors).float().to(live.device)[:, None])
     after = np.ones(sum(lengths), dtype=bool)
-    for start, stretch in zip(starts, stretches, strict=True):
-        after[start : start + FRAMES_BEFORE] = stretch.start > 0
+    for start, span in zip(starts, spans, strict=True):
+        after[start : start + FRAMES_BEFORE] = span.start > 0
     known = None if after.all() else torch.from_numpy(after).to(live.device)[:, None]
     x = live.convolved(frames, known)
-    if len(stretches) == 1:
+    if len(spans) == 1:
         return x
-    rows = [np.arange(s.rows) + at // CONV_STRIDE for at, s in zip(starts, stretches, strict=True)]
+    rows = [np.arange(s.rows) + at // CONV_STRIDE for at, s in zip(starts, spans, strict=True)]
     return x[joined(rows, live.device)]
 
 
@@ -281,37 +279,37 @@ _ALIGNED = 4
 class StreamByStream:
     """Torch's own attention for each stream in turn; no row is padded."""
 
-    def __init__(self, live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> None:
+    def __init__(self, live: LiveEncoder, spans: Sequence[SegmentSpan]) -> None:
         self._live = live
         self._kv = live.pages.kv
-        self._stretches = stretches
-        self._masks = [self._mask(stretch) for stretch in stretches]
+        self._spans = spans
+        self._masks = [self._mask(span) for span in spans]
 
     def __call__(self, layer: int, query: Tensor) -> Tf32x3:
         """See ``Attention``."""
         kv = self._kv[layer]
-        parts = query.unflatten(1, (kv.shape[3], -1)).split([s.rows for s in self._stretches])
+        parts = query.unflatten(1, (kv.shape[3], -1)).split([s.rows for s in self._spans])
         mixed = [
-            self._mix(kv, stretch, mask, part)
-            for stretch, mask, part in zip(self._stretches, self._masks, parts, strict=True)
+            self._mix(kv, span, mask, part)
+            for span, mask, part in zip(self._spans, self._masks, parts, strict=True)
         ]
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return Tf32x3.of(joined, split=takes(query))
 
-    def _mask(self, stretch: SegmentSpan) -> Tensor | None:
+    def _mask(self, span: SegmentSpan) -> Tensor | None:
         """What is added to scores (rows, end) so that a row sees those before it and itself."""
-        if stretch.start == 0:
+        if span.start == 0:
             return None
-        hidden = self._kv[0].new_full((stretch.rows, stretch.end), -math.inf)
-        return hidden.triu(stretch.start + 1)
+        hidden = self._kv[0].new_full((span.rows, span.end), -math.inf)
+        return hidden.triu(span.start + 1)
 
-    def _mix(self, kv: Tensor, stretch: SegmentSpan, mask: Tensor | None, query: Tensor) -> Tensor:
-        ids = stretch.segment.held.ids
-        if stretch.end <= kv.shape[4]:
+    def _mix(self, kv: Tensor, span: SegmentSpan, mask: Tensor | None, query: Tensor) -> Tensor:
+        ids = span.segment.held.ids
+        if span.end <= kv.shape[4]:
             kept = kv[ids[0], 0]
         else:
             kept = torch.cat([kv[page, 0] for page in ids], dim=2)
-        keys, values = kept[:, None, :, : stretch.end]
+        keys, values = kept[:, None, :, : span.end]
         mixed = F.scaled_dot_product_attention(
             query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None
         )
@@ -321,17 +319,17 @@ class StreamByStream:
 class InItems:
     """All streams in one run of the kernel, however many rows each has, in items of up to 32."""
 
-    def __init__(self, live: LiveEncoder, stretches: Sequence[SegmentSpan]) -> None:
+    def __init__(self, live: LiveEncoder, spans: Sequence[SegmentSpan]) -> None:
         self._live = live
         pages = live.pages
-        table = np.zeros((len(stretches), pages.longest), np.int32)
+        table = np.zeros((len(spans), pages.longest), np.int32)
         first, items = 0, []
-        for stream, stretch in enumerate(stretches):
-            table[stream, : len(stretch.segment.held.ids)] = stretch.segment.held.ids
-            for start in range(0, stretch.rows, ITEM_ROWS):
-                rows = min(ITEM_ROWS, stretch.rows - start)
-                items.append((stream, first + start, rows, stretch.start + start + rows))
-            first += stretch.rows
+        for stream, span in enumerate(spans):
+            table[stream, : len(span.segment.held.ids)] = span.segment.held.ids
+            for start in range(0, span.rows, ITEM_ROWS):
+                rows = min(ITEM_ROWS, span.rows - start)
+                items.append((stream, first + start, rows, span.start + start + rows))
+            first += span.rows
         device = pages.log_mel.device
         self._table = torch.from_numpy(table).to(device)
         # Lists that begin at a multiple of 16 bytes: others would be compiled for anew.

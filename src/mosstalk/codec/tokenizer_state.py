@@ -198,7 +198,7 @@ class Held:
 
 
 def joined(places: Sequence[Places], device: torch.device) -> Tensor:
-    """Places (n,) of several stretches one after the other, on the device."""
+    """Places (n,) of several spans one after the other, on the device."""
     return torch.from_numpy(np.concatenate(places)).to(device)
 
 

@@ -105,7 +105,7 @@ class LiveOptions:
     on a GPU. ``graphs``: such blocks are captured as CUDA graphs; there alone. ``page_s``: seconds
     of sound in a page; 1.28 on a GPU, else a whole segment. ``limit_s``: sound that all streams
     together may hold, in whole pages; None: as much as the device has memory for. ``precision``:
-    how a GPU multiplies float32; see ``kernels.halves``.
+    how a GPU multiplies float32; see ``linear_tf32x3``.
     """
 
     together: bool | None = None
@@ -159,8 +159,8 @@ class LiveTokenizer:
         return min(max(round(seconds / ROW_S), 1), longest)
 
     @torch.inference_mode()
-    def warm(self, streams: int = BUCKETS[-1], held_s: float = 0.0) -> None:
-        """Make ready for blocks of up to so many streams, which hold ``held_s`` s of sound each.
+    def warm(self, streams: int = BUCKETS[-1]) -> None:
+        """Make ready for blocks of up to so many streams.
 
         On a GPU, where graphs do not outlive a pool that has to grow, there is memory afterwards
         for all that ``limit_s`` allows.
@@ -170,8 +170,6 @@ class LiveTokenizer:
         """
         if self.on_gpu:
             self.pages.reserve_all()
-        rows = min(held_s / ROW_S, self._longest)
-        self.pages.reserve(streams * -(-int(rows) // self.pages.rows))
         if self.on_gpu:
             with compiled_together():
                 # No kernel runs in here: what is found means nothing.
@@ -296,7 +294,7 @@ class LiveTokenizer:
         due = self._run_blocks(blocks) if blocks else []
         if others:
             hear(self._encoder, [w.segment for w in others], [w.frames for w in others])
-            due += [(work, stretch) for work in others if (stretch := self._stretch(work)).rows]
+            due += [(work, span) for work in others if (span := self._span(work)).rows]
         if due:
             self._encode(due)
         for work in works:
@@ -320,16 +318,16 @@ class LiveTokenizer:
             new = slice((rows - block.start) // self._pool, work.codes - block.start // self._pool)
             segment.put(heard.quietest, heard.loudest)
             encoded = work.codes * self._pool - rows
-            stretch = self._stretch(work, encoded)
-            if stretch.start < rows:
+            span = self._span(work, encoded)
+            if span.start < rows:
                 work.turn.state.rows += encoded
-                again.append((work, stretch))
+                again.append((work, span))
             else:
-                segment.rows = stretch.end
+                segment.rows = span.end
                 self._take(work, rows, heard.codes[new], heard.leads[new])
         return again
 
-    def _stretch(self, work: _Work, encoded: int = 0) -> SegmentSpan:
+    def _span(self, work: _Work, encoded: int = 0) -> SegmentSpan:
         """The rows to encode: those that are new, after those that another floor changed.
 
         ``encoded`` of the new ones have been already, which a repair makes again.
@@ -353,14 +351,14 @@ class LiveTokenizer:
         return loudest if state.trusted is None else max(loudest, state.trusted)
 
     def _encode(self, due: Sequence[tuple[_Work, SegmentSpan]]) -> None:
-        stretches = [stretch for _, stretch in due]
-        starts = [stretch.start for stretch in stretches]
-        attention = (InItems if self._together else StreamByStream)(self._encoder, stretches)
-        codes, leads = self._encoder.nearest(encode_rows(self._encoder, stretches, attention))
+        spans = [span for _, span in due]
+        starts = [span.start for span in spans]
+        attention = (InItems if self._together else StreamByStream)(self._encoder, spans)
+        codes, leads = self._encoder.nearest(encode_rows(self._encoder, spans, attention))
         found = torch.stack([codes, leads.view(torch.int32)]).cpu().numpy()
         at = 0
-        for (work, stretch), start in zip(due, starts, strict=True):
-            end = at + (stretch.end - start) // self._pool
+        for (work, span), start in zip(due, starts, strict=True):
+            end = at + (span.end - start) // self._pool
             new = found[:, at:end]
             self._take(work, start, new[0].tolist(), new[1].view(np.float32).tolist())
             at = end

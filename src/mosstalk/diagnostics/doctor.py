@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mosstalk.environment import cache_folder, install_command
+from mosstalk.environment import cache_folder, install_command, this_command
 from mosstalk.prepared.default_models import shipped_model
 
 OLDEST_PYTHON = (3, 11)
@@ -73,7 +73,7 @@ class Diagnosis:
 class _Thing:
     """Something to look for; ``look`` returns (state, detail) and may raise anything.
 
-    ``extra``: the package's extra that brings it.
+    ``extra``: the package's extra that brings it, "" for the package itself, None for neither.
     """
 
     name: str
@@ -81,14 +81,17 @@ class _Thing:
     without: str
     look: Callable[[], tuple[str, str]]
     needed: bool = True
-    extra: str = ""
+    extra: str | None = None
 
 
 def examine() -> Diagnosis:
     """Look at everything, and import what the main job needs; takes seconds, raises nothing."""
     findings = [_find(thing) for thing in _things()]
     broken = [finding for finding in findings if finding.broken]
-    runs = [_main_job(broken)]
+    runs = ["Runs here: the main job in float32 on the CPU, the exact reference path (slow)"]
+    if broken:
+        names = ", ".join(finding.name for finding in broken)
+        runs = [f"The main job does not run here: {names}"]
     if all(finding.name != "torch" for finding in broken):
         runs += _gpu_lines()
     return Diagnosis(findings, runs, _next_command(broken))
@@ -114,28 +117,47 @@ def _find(thing: _Thing) -> Finding:
     except Exception as error:  # a broken package can raise anything on import
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         state, detail = "unusable", f"{reason[:160]}"
-    install = install_command(thing.extra) if thing.extra and state != "ok" else ""
+    brought = thing.extra is not None and state != "ok"
+    install = install_command(thing.extra or "") if brought else ""
     return Finding(thing.name, thing.purpose, thing.without, thing.needed, state, detail, install)
 
 
 def _things() -> list[_Thing]:
     nothing = "nothing runs"
     no_sound = "no sound can be read or written: chat does not run"
+    no_voices, no_server = "voices cannot be made, only used", "no server"
+    serve = "mosstalk serve"
     return [
         _Thing("system", "everything", nothing, _system),
         _Thing("Python", "everything", nothing, _python),
         _Thing("mosstalk", "everything", nothing, lambda: ("ok", version("mosstalk"))),
-        _Thing("torch", "the model and the codec", "no model runs", _torch),
-        _Thing("numpy", "samples of sound", no_sound, lambda: _imported("numpy")),
-        _Thing("safetensors", "reading weights", "no model runs", lambda: _imported("safetensors")),
-        _Thing("tokenizers", "typed text", "no model runs", lambda: _imported("tokenizers")),
-        _Thing("libsndfile", "sound files", no_sound, _libsndfile),
-        _Thing("soxr", "recordings that are not at 16 kHz", no_sound, lambda: _imported("soxr")),
+        _Thing("torch", "the model and the codec", "no model runs", _torch, extra=""),
+        _package("numpy", "samples of sound", no_sound),
+        _package("safetensors", "reading weights", "no model runs"),
+        _package("tokenizers", "typed text", "no model runs"),
+        _Thing("libsndfile", "sound files", no_sound, _libsndfile, extra=""),
+        _package("soxr", "recordings that are not at 16 kHz", no_sound),
         _cache_thing(),
         _Thing("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
         _Thing("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
-        *_optional_packages(),
+        _optional(
+            "wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers"
+        ),
+        _optional(
+            "triton", "fast kernels on a GPU (later)", "plain torch operations are used", "gpu"
+        ),
+        _optional("onnxruntime", "making voices (x-vector)", no_voices, "voices"),
+        _optional("kaldi-native-fbank", "making voices (features)", no_voices, "voices"),
+        _optional("fastapi", serve, no_server, "server"),
+        _optional("uvicorn", serve, no_server, "server"),
+        _optional("websockets", serve, no_server, "server"),
+        _optional("prometheus-client", f"{serve}: metrics", no_server, "server"),
     ]
+
+
+def _package(name: str, purpose: str, without: str) -> _Thing:
+    """A package that the main job imports."""
+    return _Thing(name, purpose, without, lambda: _imported(name), extra="")
 
 
 def _cache_thing() -> _Thing:
@@ -146,30 +168,8 @@ def _cache_thing() -> _Thing:
     return _Thing("cache folder", "the default model", "chat needs --model and --codec", _cache)
 
 
-def _optional_packages() -> list[_Thing]:
-    wanted = (
-        ("wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers", ""),
-        ("triton", "fast kernels on a GPU (later)", "plain torch operations are used", "gpu"),
-        ("onnxruntime", "making voices (x-vector)", "voices cannot be made, only used", "voices"),
-        (
-            "kaldi-native-fbank",
-            "making voices (features)",
-            "voices cannot be made, only used",
-            "voices",
-        ),
-        ("fastapi", "mosstalk serve", "no server", "server"),
-        ("uvicorn", "mosstalk serve", "no server", "server"),
-        ("websockets", "mosstalk serve", "no server", "server"),
-        ("prometheus-client", "mosstalk serve: metrics", "no server", "server"),
-    )
-    return [
-        _Thing(name, purpose, without, _looker(name), needed=False, extra=extra)
-        for name, purpose, without, extra in wanted
-    ]
-
-
-def _looker(package: str) -> Callable[[], tuple[str, str]]:
-    """A function that finds a package without importing it."""
+def _optional(package: str, purpose: str, without: str, extra: str = "") -> _Thing:
+    """A package that is found without being imported."""
 
     def look() -> tuple[str, str]:
         if find_spec(package.replace("-", "_")) is None:
@@ -179,7 +179,7 @@ def _looker(package: str) -> Callable[[], tuple[str, str]]:
         except PackageNotFoundError:
             return "ok", "of unknown version (found, not imported)"
 
-    return look
+    return _Thing(package, purpose, without, look, needed=False, extra=extra)
 
 
 def _imported(package: str) -> tuple[str, str]:
@@ -274,12 +274,6 @@ def _nvidia_driver() -> str | None:
     return lines[0] if run.returncode == 0 and lines else None
 
 
-def _main_job(broken: list[Finding]) -> str:
-    if broken:
-        return "The main job does not run here: " + ", ".join(thing.name for thing in broken)
-    return "Runs here: the main job in float32 on the CPU, the exact reference path (slow)"
-
-
 def _gpu_lines() -> list[str]:
     """Whether a GPU can be used, and whether the full-size model would fit."""
     import torch
@@ -306,39 +300,22 @@ def full_size_bytes() -> tuple[int, int, int]:
 
     Counted from the shapes of all tensors; nothing is allocated.
     """
-    import torch
+    from mosstalk.plan.sizes import codec_on_meta, codec_parts, language_parts
+    from mosstalk.prepared.start import configs_of
 
-    from mosstalk.config import (
-        FlowConfig,
-        HiftConfig,
-        LanguageModelConfig,
-        SpeechTokenizerConfig,
-    )
-    from mosstalk.models.flow import FlowDecoder
-    from mosstalk.models.hift import HiftVocoder
-    from mosstalk.models.language_model import LanguageModel
-    from mosstalk.models.speech_tokenizer import SpeechTokenizer
-    from mosstalk.models.weights import shapes_of
-    from mosstalk.synthesis.sizes import PUBLISHED_CODEC, PUBLISHED_MODEL
-
-    config = LanguageModelConfig.from_dict(PUBLISHED_MODEL)
-    with torch.device("meta"):
-        model = LanguageModel(config)
-        speech = SpeechTokenizer(SpeechTokenizerConfig.from_dict(PUBLISHED_CODEC))
-        codec = (speech, FlowDecoder(FlowConfig()), HiftVocoder(HiftConfig()))
-    parameters = sum(torch.Size(shape).numel() for shape in shapes_of(model).values())
-    codec_parameters = sum(
-        torch.Size(shape).numel() for part in codec for shape in shapes_of(part).values()
-    )
+    configs = configs_of()
+    config = configs.model
+    model = sum(part.bytes for part in language_parts(config, "bf16"))
+    codec = sum(part.weights for part in codec_parts(codec_on_meta(configs)))
     row = 2 * config.num_kv_layers * config.num_key_value_heads * config.head_dim
-    return 2 * parameters, 4 * codec_parameters, 2 * row * KV_ROWS
+    return model, 4 * codec, 2 * row * KV_ROWS
 
 
 def _next_command(broken: list[Finding]) -> str:
     if not broken:
-        return "mosstalk chat --text hello --out answer.wav"
+        return f"{this_command()} chat --text hello"
     if any(thing.name == "cache folder" for thing in broken):
-        return "MOSSTALK_CACHE=FOLDER mosstalk doctor"
+        return f"MOSSTALK_CACHE=FOLDER {this_command()} doctor"
     packages = ["soundfile" if thing.name == "libsndfile" else thing.name for thing in broken]
     again = "--force-reinstall " if any(thing.state == "unusable" for thing in broken) else ""
     return f"{Path(sys.executable).name} -m pip install {again}{' '.join(packages)}"

@@ -1,23 +1,96 @@
-"""The engine as programs use it: a thread that steps, and replies as async streams of rows."""
+"""The engine as programs use it: its thread, kept conversations, replies as async streams."""
 
 import asyncio
+import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from mosstalk.constants import codes_heard
 from mosstalk.conversation import Conversation, Mode, Reply, Row
-from mosstalk.engine.cached_conversation import CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
-from mosstalk.engine.sequence import Part
-from mosstalk.engine.warm_up import warm_up
-from mosstalk.errors import EngineStoppedError
+from mosstalk.engine.sequence import Part, Sequence
+from mosstalk.errors import EngineStoppedError, OptionError
+from mosstalk.ops.linear_tiles import FEW_ROWS
+from mosstalk.ops.sampling_parts import HELD
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.deadline_lock import DeadlineLock
+from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.script import Script
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``rows`` that take the place of a conversation's rows from ``start`` on."""
+
+    start: int
+    rows: tuple[Row, ...]
+
+
+@dataclass
+class CachedConversation:
+    """``conversation`` says what the rows are, ``sequence`` what of them has been read.
+
+    Both hold the same list of rows: an edit changes it from its first row on, and a reply under
+    way appends to it. Between turns the sequence keeps its blocks as long as there is room for
+    them. The rows that close a turn are read with the next one.
+    """
+
+    conversation: Conversation
+    sequence: Sequence
+
+    def __post_init__(self) -> None:
+        assert not self.sequence.rows, "a conversation begins with a sequence of its own"
+        self.sequence.rows = self.conversation.rows
+
+    def rewrite(self, edit: Edit) -> None:
+        """Change what was said; K and V of the rows before the change stay."""
+        self.conversation.rewrite(edit.start, edit.rows)
+        self.sequence.free_from(edit.start)
+
+    def open_reply(self, *, speech: bool) -> None:
+        """Begin a reply: its opening rows are the sequence's last."""
+        self.conversation.open_reply(speech)
+
+    @contextmanager
+    def reply_opened(self, *, speech: bool) -> Iterator[None]:
+        """``open_reply``, taken back if what is done with it fails."""
+        self.open_reply(speech=speech)
+        try:
+            yield
+        except Exception:
+            self.sequence.free_from(self.conversation.withdraw_reply())
+            raise
+
+    def close_reply(self, request: Request, heard_ms: float | None = None) -> None:
+        """Make history of an ended reply, of which the listener heard ``heard_ms``."""
+        assert request.state is State.DONE, "the reply is still being made: cancel it first"
+        codes = None if heard_ms is None else _codes(heard_ms)
+        self.sequence.free_from(self.conversation.close_reply(request.reply, codes))
+
+    def truncate(self, heard_ms: float) -> None:
+        """Cut the reply that was closed last to what was heard of it.
+
+        Changes nothing while the next reply is being made: cancel that and close it first.
+        """
+        if not self.conversation.reply_is_open:
+            self.sequence.free_from(self.conversation.cut_last_reply(_codes(heard_ms)))
+
+
+def _codes(heard_ms: float) -> int:
+    """Codes of which anything was heard; a client's clock may be behind the reply's start."""
+    if not math.isfinite(heard_ms):
+        raise OptionError(f"what was heard must be a number of milliseconds, not {heard_ms}")
+    return codes_heard(max(0.0, heard_ms))
+
+
+# The engine on a thread of its own.
+
 
 # Work handed from one thread to another.
 
@@ -66,7 +139,7 @@ class ReplyStream:
     The audio token of a text row may stand as ``audio_pad`` unless whole rows were asked for.
     """
 
-    talk: CachedConversation
+    cached: CachedConversation
     request: Request
     cached_rows: int
     """Rows of the prompt that had been read before it was asked."""
@@ -119,7 +192,7 @@ class AsyncEngine:
         self.ended: Future[None] = Future()
         """Done once the thread has ended, whatever ended it."""
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self._tickets: dict[int, ReplyStream] = {}
+        self._streams: dict[int, ReplyStream] = {}
         self._door = threading.Lock()
         self._open = False
         self._thread = threading.Thread(target=self._run, name="mosstalk-engine", daemon=True)
@@ -146,11 +219,11 @@ class AsyncEngine:
         """Have all that steps run compiled and captured; see ``warm_up``."""
         await self._on_thread(lambda: warm_up(self.core))
 
-    def talk(self, conversation: Conversation) -> CachedConversation:
+    def open(self, conversation: Conversation) -> CachedConversation:
         """Keep a conversation's K and V from now on."""
         return CachedConversation(conversation, self.core.open())
 
-    async def rewrite(self, talk: CachedConversation, edit: Edit) -> None:
+    async def rewrite(self, cached: CachedConversation, edit: Edit) -> None:
         """Change what was said, and read ahead what is new, while nothing else is to be done.
 
         The conversation must have no reply that is open.
@@ -160,15 +233,15 @@ class AsyncEngine:
         """
 
         def job() -> None:
-            talk.rewrite(edit)
-            self.core.prefill_ahead(talk.sequence)
+            cached.rewrite(edit)
+            self.core.prefill_ahead(cached.sequence)
 
         await self._on_thread(job)
 
     async def submit(
         self,
-        talk: CachedConversation,
-        ask: ReplyParams | None = None,
+        cached: CachedConversation,
+        params: ReplyParams | None = None,
         *,
         speech: bool = True,
         edit: Edit | None = None,
@@ -187,37 +260,37 @@ class AsyncEngine:
 
         def job() -> ReplyStream:
             if edit:
-                talk.rewrite(edit)
-            with talk.reply_opened(speech=speech):
-                request = self.core.submit(talk.sequence, ask)
-            read = talk.sequence.read[Part.TRUNK]
-            ticket = self._tickets[request.number] = ReplyStream(talk, request, read, loop)
-            return ticket
+                cached.rewrite(edit)
+            with cached.reply_opened(speech=speech):
+                request = self.core.submit(cached.sequence, params)
+            read = cached.sequence.read[Part.TRUNK]
+            stream = self._streams[request.number] = ReplyStream(cached, request, read, loop)
+            return stream
 
         return await self._on_thread(job)
 
-    async def cancel(self, ticket: ReplyStream) -> None:
+    async def cancel(self, stream: ReplyStream) -> None:
         """End a reply before its next step; harmless if it has ended."""
 
         def job() -> None:
-            self.core.cancel(ticket.request)
-            self._tell(ticket.request)
+            self.core.cancel(stream.request)
+            self._tell(stream.request)
 
         await self._on_thread(job)
 
-    async def close_reply(self, ticket: ReplyStream, heard_ms: float | None = None) -> None:
+    async def close_reply(self, stream: ReplyStream, heard_ms: float | None = None) -> None:
         """Make history of an ended reply, cut to what was heard of it."""
-        await self._on_thread(lambda: ticket.talk.close_reply(ticket.request, heard_ms))
+        await self._on_thread(lambda: stream.cached.close_reply(stream.request, heard_ms))
 
-    async def truncate(self, talk: CachedConversation, heard_ms: float) -> None:
+    async def truncate(self, cached: CachedConversation, heard_ms: float) -> None:
         """Cut the latest reply of a conversation to what was heard of it."""
-        await self._on_thread(lambda: talk.truncate(heard_ms))
+        await self._on_thread(lambda: cached.truncate(heard_ms))
 
-    async def close(self, talk: CachedConversation) -> None:
+    async def close(self, cached: CachedConversation) -> None:
         """Forget a conversation and free its blocks; a reply of it under way is cancelled."""
 
         def job() -> None:
-            for request in self.core.close(talk.sequence):
+            for request in self.core.close(cached.sequence):
                 self._tell(request)
 
         await self._on_thread(job)
@@ -263,11 +336,11 @@ class AsyncEngine:
         return False
 
     def _tell(self, request: Request) -> None:
-        ticket = self._tickets.get(request.number)
-        if ticket:
-            ticket.tell()
+        stream = self._streams.get(request.number)
+        if stream:
+            stream.tell()
         if request.state is State.DONE:
-            self._tickets.pop(request.number, None)
+            self._streams.pop(request.number, None)
 
     def _shut(self) -> None:
         """Take no more jobs; what was asked before is done, then the thread ends."""
@@ -278,9 +351,9 @@ class AsyncEngine:
     def _end(self) -> None:
         self._shut()
         gone = _stopped(self.failure)
-        for ticket in self._tickets.values():
-            ticket.tell(gone)
-        self._tickets.clear()
+        for stream in self._streams.values():
+            stream.tell(gone)
+        self._streams.clear()
         while job := self._jobs.get():
             job.refuse(gone)
         self.ended.set_result(None)
@@ -289,3 +362,49 @@ class AsyncEngine:
 def _stopped(failure: Exception | None) -> EngineStoppedError:
     why = f"{type(failure).__name__}: {failure}" if failure else "it has ended, or never began"
     return EngineStoppedError(f"the engine is not running: {why}")
+
+
+# Doing once, before anybody waits, all that steps do: kernels are compiled and graphs captured.
+
+
+_CROWDS = (1, 2, 4, 8, 16, 17, 32, 33, 48, 64, FEW_ROWS + 1, 80)
+"""Replies at once: heads divide their rows otherwise past 1, 16, 32 and 64, what settles modes is
+compiled for each power of two, and kernels once more for numbers that 16 divides."""
+_SCRIPT = Script.parse("text:3,speech:3")
+"""A reply with draws in both modes, put-off ones among them."""
+
+
+def warm_up(core: EngineCore) -> None:
+    """Compile and capture what a served engine runs: every size of pass, and every way to draw.
+
+    References need nothing of the kind.
+    """
+    layers = core.runner.layers
+    if layers.kernels:
+        layers.warm(layers.limits.all())
+        warm_draws(core)
+
+
+def warm_draws(core: EngineCore) -> None:
+    """Replies that change their mode: greedy, sampled from few tokens, and sampled from all.
+
+    The last sort whole vocabularies by torch, one or several.
+    """
+    most = core.options.limits.slots
+    for count in sorted({crowd for crowd in (*_CROWDS, most) if crowd <= most}):
+        for options in (SamplingOptions(temperature=0.0), SamplingOptions(top_k=HELD)):
+            _replies(core, count, options)
+    for count in range(1, min(most, 2) + 1):
+        _replies(core, count, SamplingOptions(top_k=0))
+
+
+def _replies(core: EngineCore, count: int, options: SamplingOptions) -> None:
+    """So many replies at the same time; nothing of them stays."""
+    row: Row = (0, core.ids.audio_pad)
+    params = ReplyParams(options, Limits(), _SCRIPT)
+    sequences = [core.open([row] * 2) for _ in range(count)]
+    for sequence in sequences:
+        core.submit(sequence, params)
+    core.run()
+    for sequence in sequences:
+        core.close(sequence)

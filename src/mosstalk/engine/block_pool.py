@@ -68,10 +68,6 @@ class BlockPool:
         self._holders += [0] * (size - self.size)
         self._free.grow(range(self.size, size))
 
-    def holders(self, block: int) -> int:
-        """How many hold ``block``."""
-        return self._holders[block]
-
     def take(self) -> int | None:
         """A block of one's own, or None when all are held."""
         if free := self._free.take(1):

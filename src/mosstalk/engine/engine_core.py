@@ -14,7 +14,13 @@ from mosstalk.engine.request import DeferredDraw, Request, State
 from mosstalk.engine.sampler import Draw
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence
-from mosstalk.errors import EngineInputError, MosstalkError, OptionError, PoisonedError
+from mosstalk.errors import (
+    EngineInputError,
+    EngineStoppedError,
+    MosstalkError,
+    OptionError,
+    PoisonedError,
+)
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
@@ -110,7 +116,7 @@ class EngineCore:
         late = self.options.late
         on_gpu = model.device.type == "cuda"
         self._late = self.options.deferral and (on_gpu if late is None else late)
-        self._flight: InFlightStep | None = None
+        self._in_flight: InFlightStep | None = None
         self._asked = 0
         self._begun: dict[int, int] = {}
 
@@ -135,22 +141,23 @@ class EngineCore:
         self.pool.grow(blocks)
         self.runner.grow()
 
-    def submit(self, sequence: Sequence, ask: ReplyParams | None = None) -> Request:
+    def submit(self, sequence: Sequence, params: ReplyParams | None = None) -> Request:
         """Ask for a reply to the sequence's rows.
 
         Raises:
             EngineInputError: a row has a token that the model has no embedding of.
             ContextLengthError, EngineFullError: see ``Scheduler.submit``.
         """
-        ask = ask or ReplyParams()
+        params = params or ReplyParams()
         self._require_known_tokens(sequence.rows[sequence.read[Part.TRUNK] :])
         if not sequence.unread:  # it was read ahead, and the next row is drawn from its last one
             sequence.free_from(len(sequence.rows) - 1)
         longest = min(self.model.config.max_position_embeddings, self.pool.size * self.pool.rows)
         self._asked += 1
         request = Request(
-            self._asked, sequence, self.ids, ask.options, ask.limits, longest,
-            self.clock(), ask.first_due_s, ask.whole_rows, ask.script, background=ask.background,
+            self._asked, sequence, self.ids, params.options, params.limits, longest,
+            self.clock(), params.first_due_s, params.whole_rows, params.script,
+            background=params.background,
         )  # fmt: skip
         self.scheduler.submit(request)
         return request
@@ -178,6 +185,19 @@ class EngineCore:
         if request.error is None:
             request.cancelled = True
             self._end(request)
+
+    def fail(self, failure: Exception) -> None:
+        """End all replies after a step that raised, and read all conversations anew.
+
+        What such a step has left of K and V is not known. Rows stay, and others can be asked for.
+        """
+        why = f"a step of the engine failed: {type(failure).__name__}: {failure}"
+        self._in_flight = None
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self._end(request, EngineStoppedError(why))
+        for sequence in (*self.scheduler.idle.values(), *self.scheduler.ahead.values()):
+            sequence.invalidate()
+        self.scheduler.idle.clear()
 
     def close(self, sequence: Sequence) -> list[Request]:
         """Forget a conversation; its blocks are free again.
@@ -213,15 +233,15 @@ class EngineCore:
         """
         started = self.clock()
         with at_work(BusyPart.STEP) as work:
-            if self._flight and not self._flight.live:
-                self.runner.collect(self._flight)
-                self._flight = None
-            flight = self._flight or self._launched(self.scheduler.plan())
-            if flight is None:
+            if self._in_flight and not self._in_flight.live:
+                self.runner.collect(self._in_flight)
+                self._in_flight = None
+            in_flight = self._in_flight or self._launched(self.scheduler.plan())
+            if in_flight is None:
                 return []
-            work.part = flight.part
-            self._flight = self._launched(self.scheduler.plan_late()) if self._late else None
-            touched = self._landed(flight)
+            work.part = in_flight.part
+            self._in_flight = self._launched(self.scheduler.plan_late()) if self._late else None
+            touched = self._landed(in_flight)
         pace = self.clock() - started
         self.scheduler.step_s += _STEP_SMOOTHING * (pace - self.scheduler.step_s)
         return touched
@@ -245,20 +265,21 @@ class EngineCore:
                 self.runner.store.poison(work.sequence.table[-(-work.start // self.pool.rows) :])
         running = self.scheduler.running
         fresh = [r for r in running if self._begun.get(r.number) != r.preemptions]
-        flight = self.runner.launch(works, fresh)
+        in_flight = self.runner.launch(works, fresh)
         self._begun |= {request.number: request.preemptions for request in fresh}
         for work in works:
             if work.request is None and not work.count:
                 # What was read ahead is not known to be sound before something is drawn from it.
                 work.sequence.publish(len(work.sequence.rows))
-        return flight
+        return in_flight
 
-    def _landed(self, flight: InFlightStep) -> list[Request]:
+    def _landed(self, in_flight: InFlightStep) -> list[Request]:
         """Wait for a step and do what follows from it, perhaps while the next one runs."""
-        outcomes = self.runner.collect(flight)
+        outcomes = self.runner.collect(in_flight)
         touched = [each.draw.request for each in outcomes if self._take(each)]
         self._resolve_deferred([r for r in touched if r.audio_due_now])
-        late = {draw.request.number: draw for draw in self._flight.draws} if self._flight else {}
+        pending = self._in_flight.draws if self._in_flight else []
+        late = {draw.request.number: draw for draw in pending}
         for request in touched:
             self._turn(request, late.get(request.number))
         return touched
@@ -333,8 +354,8 @@ class EngineCore:
     def _end(self, request: Request, error: MosstalkError | None = None) -> None:
         request.finish(error)
         request.sequence.abandon()
-        if self._flight and not self._flight.live:
-            self._flight = None
+        if self._in_flight and not self._in_flight.live:
+            self._in_flight = None
         self._begun.pop(request.number, None)
         self.scheduler.done(request)
 

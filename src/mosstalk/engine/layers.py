@@ -9,7 +9,6 @@ G key/value heads, D head_dim, I intermediate_size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +17,19 @@ from torch import Tensor
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Row
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.linears import LayerWeights, Linears, ScratchBuffers, packed_stacks
+from mosstalk.engine.linears import LayerBuffers, LayerWeights, Linears, packed_stacks
 from mosstalk.engine.sequence import Part
-from mosstalk.engine.step_inputs import (
+from mosstalk.engine.step_plan import (
     ExactInputs,
     PassInputs,
+    PassLimits,
     PassSize,
     Planned,
+    Planner,
+    QuerySpan,
     StepInputs,
     check_planned,
 )
-from mosstalk.engine.step_plan import PassLimits, Planner, QuerySpan
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_decode import attention_decode, rows_work
@@ -112,12 +113,25 @@ class Layers:
             tiled=self.invariant,
             exact=not self.kernels,
         )
-        self._graphs = Graphs[tuple[Part, PassSize]](
+        self._graphs = Graphs[tuple[Part, PassSize], None](
             store.keys.device, STEPPING, enabled=self.kernels and options.graphs
         )
         self.planner = Planner(self.limits)
-        self.layer_pass = LayerPass(model, store, latest, self.limits, invariant=self.invariant)
         self._inputs: dict[tuple[bool, PassSize], StepInputs] = {}
+        config, device, dtype = model.config, store.keys.device, store.keys.dtype
+        self._eps, self._pad = config.rms_norm_eps, config.modality_pad_token_id
+        self._stacks = packed_stacks(model.model)
+        self._tables = (
+            model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
+        )  # fmt: skip
+        self.buffers = LayerBuffers.allocate(config, self.limits.rows, device, dtype)
+        self._angles = rotary_table(self.limits.keys, config.head_dim, config.rope_theta, device)
+        self._work = _work(config, self.limits, store, invariant=self.invariant)
+        layers = [layer for stack in self._stacks.values() for layer in stack.layers]
+        self._linears = Linears(
+            layers, self._eps, self.limits.rows,
+            invariant=self.invariant, kernels=not self.limits.exact,
+        )  # fmt: skip
 
     @property
     def graph_count(self) -> int:
@@ -127,7 +141,7 @@ class Layers:
     @property
     def weight_bytes(self) -> int:
         """Memory of the layers' weights, which are the model's own."""
-        return self.layer_pass.weight_bytes
+        return sum(stack.nbytes for stack in self._stacks.values())
 
     @property
     def fixed_bytes(self) -> int:
@@ -135,16 +149,18 @@ class Layers:
 
         That is buffers, tables and descriptors; what graphs hold besides is torch's to tell.
         """
-        return self.layer_pass.fixed_bytes + sum(inputs.nbytes for inputs in self._inputs.values())
+        own = self.buffers.nbytes + self._angles.nbytes + self._work.nbytes
+        inputs = sum(inputs.nbytes for inputs in self._inputs.values())
+        return own + self._linears.fixed_bytes + inputs
 
-    def trunk(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> None:
-        """Read the ``rows`` of ``stretches``; what the trunk gives for them goes into the store.
+    def trunk(self, step: int, rows: list[Row], spans: list[QuerySpan]) -> None:
+        """Read the ``rows`` of ``spans``; what the trunk gives for them goes into the store.
 
         Raises:
             EngineInputError: an input is not what it must be; nothing was written.
         """
         first, planned = 0, list[Planned]()
-        for lot in self.limits.lots(stretches):
+        for lot in self.limits.lots(spans):
             end = first + _count(lot)
             planned.append(self.planner.embedding(step, rows[first:end], lot))
             first = end
@@ -154,8 +170,8 @@ class Layers:
         for one in planned:
             self._run(Part.TRUNK, step, one)
 
-    def block(self, step: int, part: Part, stretches: list[QuerySpan], wanted: list[int]) -> Tensor:
-        """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``stretches``.
+    def block(self, step: int, part: Part, spans: list[QuerySpan], wanted: list[int]) -> Tensor:
+        """Outputs (W, C), normed, of a modality block at packed rows ``wanted`` of ``spans``.
 
         It reads what the trunk left in the store. ``wanted`` ascends. What it returns stays as it
         is whatever runs next.
@@ -164,7 +180,7 @@ class Layers:
             EngineInputError: an input is not what it must be; nothing was written.
         """
         first, planned, counts = 0, list[Planned](), list[int]()
-        for lot in self.limits.lots(stretches):
+        for lot in self.limits.lots(spans):
             end = first + _count(lot)
             inside = [row - first for row in wanted if first <= row < end]
             planned.append(self.planner.wanting(step, lot, inside))
@@ -174,7 +190,7 @@ class Layers:
         found = list[Tensor]()
         for one, count in zip(planned, counts, strict=True):
             self._run(part, step, one)
-            found.append(self.layer_pass.rooms.asked[:count].clone())
+            found.append(self.buffers.asked[:count].clone())
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def logits(self, channel: int, hidden: Tensor) -> Tensor:
@@ -194,9 +210,67 @@ class Layers:
         passes = [(part, size) for size in sizes for part in Part]
         with compiled_together():
             for part, size in passes:
-                self.layer_pass.run(part, self._inputs_of(part, size))
+                self.run(part, self._inputs_of(part, size))
         for part, size in passes:
             self._ready(part, size)
+
+    def run(self, part: Part, inputs: PassInputs) -> None:
+        """Read the pass's rows with a part.
+
+        The trunk leaves its output in the store; a modality block leaves the rows that are
+        wanted, normed, in the first of ``buffers.asked``.
+        """
+        stack, buffers = self._stacks[part], self.buffers.first(inputs.size.rows)
+        if part is Part.TRUNK:
+            latest = Latest(self.latest, inputs.slots)
+            embed_rows(inputs.rows, *self._tables, self._pad, buffers.hidden, latest)
+        else:
+            gather_rows(self.store.hidden, inputs.slot_mapping, buffers.hidden)
+        for number, layer in enumerate(stack.layers, stack.first):
+            self._attention(layer, number, buffers, inputs)
+            self._mlp(layer, buffers)
+        if stack.norm_weight is None:
+            scatter_rows(buffers.hidden, inputs.slot_mapping, self.store.hidden)
+        else:
+            wanted = len(inputs.wanted)
+            asked = gather_rows(buffers.hidden, inputs.wanted, buffers.normed[:wanted])
+            rms_norm(asked, stack.norm_weight, self._eps, buffers.asked[:wanted])
+
+    def _attention(
+        self, layer: LayerWeights, number: int, buffers: LayerBuffers, inputs: PassInputs
+    ) -> None:
+        self._linears.normed(
+            buffers.hidden, layer.attention_norm_weight, layer.qkv, buffers.qkv, buffers
+        )
+        size = inputs.size
+        keys, values = self.store.keys[number], self.store.values[number]
+        turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
+        block_rows = self.store.rows_per_block
+        span = size.blocks * block_rows
+        if size.tiles:
+            rope_kv(
+                buffers.qkv, *turn, inputs.positions, inputs.written, keys, values, buffers.query
+            )
+        if size.singles:
+            single = slice(0, size.singles)
+            attention_decode(
+                buffers.qkv[single], *turn, keys, values, inputs.block_tables[single],
+                inputs.context_lens, buffers.mixed[single],
+                block_rows=block_rows, span=span, work=self._work,
+            )  # fmt: skip
+        if size.tiles:
+            # After single rows, where their zeros may stand for want of so many.
+            attention_prefill(
+                buffers.query, keys, values, inputs.block_tables, inputs.tiles, buffers.mixed,
+                block_rows=block_rows, span=span, work=self._work, invariant=self.invariant,
+            )  # fmt: skip
+        self._linears.added(buffers.mixed, layer.o_proj, buffers.hidden, buffers)
+
+    def _mlp(self, layer: LayerWeights, buffers: LayerBuffers) -> None:
+        self._linears.gated(
+            buffers.hidden, layer.mlp_norm_weight, layer.gate_up, buffers.inner, buffers
+        )
+        self._linears.added(buffers.inner, layer.down, buffers.hidden, buffers)
 
     def _inputs_of(self, part: Part, size: PassSize) -> StepInputs:
         key = part is Part.TRUNK, size
@@ -215,7 +289,7 @@ class Layers:
             embeds = part is Part.TRUNK
             with references_only():
                 device = self.store.keys.device
-                self.layer_pass.run(part, ExactInputs(planned, step, device, embeds=embeds))
+                self.run(part, ExactInputs(planned, step, device, embeds=embeds))
             return
         captured = self._ready(part, planned.size)
         inputs = self._inputs_of(part, planned.size)
@@ -223,7 +297,7 @@ class Layers:
         if captured:
             self._graphs.replay((part, planned.size))
         else:
-            self.layer_pass.run(part, inputs)
+            self.run(part, inputs)
 
     def _ready(self, part: Part, size: PassSize) -> bool:
         """Whether a pass has a graph, captured now if it was not; False where there is to be none.
@@ -236,153 +310,12 @@ class Layers:
         if key not in self._graphs:
             inputs = self._inputs_of(part, size)
             inputs.clear()
-            self._graphs.ready(key, lambda: self.layer_pass.run(part, inputs))
+            self._graphs.ready(key, lambda: self.run(part, inputs))
         return True
 
 
-def _count(stretches: list[QuerySpan]) -> int:
-    return sum(map(len, stretches))
-
-
-@dataclass(frozen=True)
-class LayerBuffers:
-    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), matmuls'
-    ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
-    product ``inner`` (N, I), and what was ``asked`` for (N, C).
-    """
-
-    hidden: Tensor
-    normed: Tensor
-    qkv: Tensor
-    query: Tensor
-    mixed: Tensor
-    gates: Tensor
-    inner: Tensor
-    asked: Tensor
-
-    @classmethod
-    def allocate(
-        cls, config: LanguageModelConfig, rows: int, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        """Rooms for ``rows`` rows; finite from the start."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        widths = (hidden, hidden, queries + 2 * keys, queries, queries, 2 * inner, inner, hidden)
-        return cls(*(torch.zeros((rows, n), device=device, dtype=dtype) for n in widths))
-
-    def first(self, rows: int) -> Self:
-        """The same for ``rows`` rows."""
-        return type(self)(*(room[:rows] for room in vars(self).values()))
-
-    @property
-    def between(self) -> ScratchBuffers:
-        """Those that matmuls need for themselves."""
-        return ScratchBuffers(self.normed, self.gates)
-
-    @property
-    def nbytes(self) -> int:
-        """Their memory."""
-        return sum(room.nbytes for room in vars(self).values())
-
-
-class LayerPass:
-    """Runs the trunk or a modality block over what ``PassInputs`` describe.
-
-    ``invariant``: no row's bits depend on the rows beside it. Rooms are shared by all passes,
-    which therefore follow one another on the device.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        store: KVStore,
-        latest: Tensor,
-        limits: PassLimits,
-        *,
-        invariant: bool,
-    ) -> None:
-        config = model.config
-        self._store, self._latest, self._limits = store, latest, limits
-        self._invariant, self._eps = invariant, config.rms_norm_eps
-        self._pad = config.modality_pad_token_id
-        self._stacks = packed_stacks(model.model)
-        self._tables = (
-            model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
-        )  # fmt: skip
-        device, dtype = store.keys.device, store.keys.dtype
-        self.rooms = LayerBuffers.allocate(config, limits.rows, device, dtype)
-        self._angles = rotary_table(limits.keys, config.head_dim, config.rope_theta, device)
-        self._work = _work(config, limits, store, invariant=invariant)
-        layers = [layer for stack in self._stacks.values() for layer in stack.layers]
-        self._linears = Linears(
-            layers, self._eps, limits.rows, invariant=invariant, kernels=not limits.exact
-        )
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the layers' weights, which are the model's own."""
-        return sum(stack.nbytes for stack in self._stacks.values())
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Memory of rooms and tables."""
-        own = self.rooms.nbytes + self._angles.nbytes + self._work.nbytes
-        return own + self._linears.fixed_bytes
-
-    def run(self, part: Part, inputs: PassInputs) -> None:
-        """Read the pass's rows with a part.
-
-        The trunk leaves its output in the store; a modality block leaves the rows that are
-        wanted, normed, in the first of ``rooms.asked``.
-        """
-        stack, rooms = self._stacks[part], self.rooms.first(inputs.size.rows)
-        if part is Part.TRUNK:
-            latest = Latest(self._latest, inputs.slots)
-            embed_rows(inputs.rows, *self._tables, self._pad, rooms.hidden, latest)
-        else:
-            gather_rows(self._store.hidden, inputs.slot_mapping, rooms.hidden)
-        for number, layer in enumerate(stack.layers, stack.first):
-            self._attention(layer, number, rooms, inputs)
-            self._mlp(layer, rooms)
-        if stack.norm_weight is None:
-            scatter_rows(rooms.hidden, inputs.slot_mapping, self._store.hidden)
-        else:
-            wanted = len(inputs.wanted)
-            asked = gather_rows(rooms.hidden, inputs.wanted, rooms.normed[:wanted])
-            rms_norm(asked, stack.norm_weight, self._eps, rooms.asked[:wanted])
-
-    def _attention(
-        self, layer: LayerWeights, number: int, rooms: LayerBuffers, inputs: PassInputs
-    ) -> None:
-        room = rooms.between
-        self._linears.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, room)
-        size = inputs.size
-        keys, values = self._store.keys[number], self._store.values[number]
-        turn = (layer.query_norm_weight, layer.key_norm_weight), self._eps, self._angles
-        block_rows = self._store.rows_per_block
-        span = size.blocks * block_rows
-        if size.tiles:
-            rope_kv(rooms.qkv, *turn, inputs.positions, inputs.written, keys, values, rooms.query)
-        if size.singles:
-            single = slice(0, size.singles)
-            attention_decode(
-                rooms.qkv[single], *turn, keys, values, inputs.block_tables[single],
-                inputs.context_lens, rooms.mixed[single],
-                block_rows=block_rows, span=span, work=self._work,
-            )  # fmt: skip
-        if size.tiles:
-            # After single rows, where their zeros may stand for want of so many.
-            attention_prefill(
-                rooms.query, keys, values, inputs.block_tables, inputs.tiles, rooms.mixed,
-                block_rows=block_rows, span=span, work=self._work, invariant=self._invariant,
-            )  # fmt: skip
-        self._linears.added(rooms.mixed, layer.o_proj, rooms.hidden, room)
-
-    def _mlp(self, layer: LayerWeights, rooms: LayerBuffers) -> None:
-        room = rooms.between
-        self._linears.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, room)
-        self._linears.added(rooms.inner, layer.down, rooms.hidden, room)
+def _count(spans: list[QuerySpan]) -> int:
+    return sum(map(len, spans))
 
 
 def _work(

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import Backbone, Block, DecoderLayer, RMSNorm
@@ -219,15 +220,44 @@ Shape = tuple[Kind, int, torch.dtype, int]
 
 
 @dataclass(frozen=True)
-class ScratchBuffers:
-    """Room for what is between a matmul and its input: rows normed (N, C), and gates (N, 2I)."""
+class LayerBuffers:
+    """What a pass makes of its rows: the stream ``hidden`` (N, C), ``normed`` (N, C), matmuls'
+    ``qkv`` (N, (H+2G)D), ``query`` and what it ``mixed`` (N, HD), ``gates`` (N, 2I), their
+    product ``inner`` (N, I), and what was ``asked`` for (N, C).
+    """
 
+    hidden: Tensor
     normed: Tensor
+    qkv: Tensor
+    query: Tensor
+    mixed: Tensor
     gates: Tensor
+    inner: Tensor
+    asked: Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: LanguageModelConfig, rows: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        """Buffers for ``rows`` rows; finite from the start."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        widths = (hidden, hidden, queries + 2 * keys, queries, queries, 2 * inner, inner, hidden)
+        return cls(*(torch.zeros((rows, n), device=device, dtype=dtype) for n in widths))
+
+    def first(self, rows: int) -> Self:
+        """The same for ``rows`` rows."""
+        return type(self)(*(buffer[:rows] for buffer in vars(self).values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory."""
+        return sum(buffer.nbytes for buffer in vars(self).values())
 
 
 @dataclass(frozen=True)
-class Fp8Room:
+class Fp8Scratch:
     """Room for rows in E4M3, ``q`` a row after the other, and their scales (N,)."""
 
     q: Tensor
@@ -276,10 +306,10 @@ class Linears:
         self._invariant, self._kernels = invariant, kernels
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         widths = {len(m.weight.q[0]) for m in matrices if isinstance(m, Fp8Matrix)}
-        self._fp8_room: Fp8Room | None = None
+        self._fp8_scratch: Fp8Scratch | None = None
         if widths:
             require_fp8(norm_weight.device)
-            self._fp8_room = Fp8Room.allocate(rows, max(widths), norm_weight.device)
+            self._fp8_scratch = Fp8Scratch.allocate(rows, max(widths), norm_weight.device)
         most = 0
         if kernels:
             shapes = {shape for layer in layers for shape in self._shapes(layer, rows)}
@@ -288,12 +318,12 @@ class Linears:
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of rooms."""
-        room = 0 if self._fp8_room is None else self._fp8_room.nbytes
-        return self._workspace.counters.nbytes + self._workspace.sums.nbytes + room
+        """Memory of buffers."""
+        scratch = 0 if self._fp8_scratch is None else self._fp8_scratch.nbytes
+        return self._workspace.counters.nbytes + self._workspace.sums.nbytes + scratch
 
     def normed(
-        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, buffers: LayerBuffers
     ) -> None:
         """out = RMSNorm(x) W^T."""
         if not self._general(len(x), matrix):
@@ -301,26 +331,26 @@ class Linears:
         elif isinstance(matrix, Fp8Matrix):
             fp8_library(*self._rounded(x, norm_weight, matrix), matrix.weight, out)
         else:
-            rms_norm(x, norm_weight, self._eps, room.normed)
-            torch.mm(room.normed, matrix.t(), out=out)
+            rms_norm(x, norm_weight, self._eps, buffers.normed)
+            torch.mm(buffers.normed, matrix.t(), out=out)
 
     def gated(
-        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, room: ScratchBuffers
+        self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, buffers: LayerBuffers
     ) -> None:
         """out = silu(RMSNorm(x) G^T) x RMSNorm(x) U^T, where G and U are ``matrix`` (2I, C)."""
         if not self._general(len(x), matrix):
             self._by_kernel(x, norm_weight, matrix, out, gated=True)
         else:
-            self.normed(x, norm_weight, matrix, room.gates, room)
-            gate_up(room.gates, out)
+            self.normed(x, norm_weight, matrix, buffers.gates, buffers)
+            gate_up(buffers.gates, out)
 
-    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, room: ScratchBuffers) -> None:
+    def added(self, x: Tensor, matrix: Matrix, hidden: Tensor, buffers: LayerBuffers) -> None:
         """hidden += x W^T."""
         if not self._general(len(x), matrix):
             self._by_kernel(x, None, matrix, hidden, residual=hidden)
         elif isinstance(matrix, Fp8Matrix):
             rounded = self._rounded(x, None, matrix)
-            hidden.add_(fp8_library(*rounded, matrix.weight, room.normed))
+            hidden.add_(fp8_library(*rounded, matrix.weight, buffers.normed))
         else:
             hidden.addmm_(x, matrix.t())
 
@@ -345,8 +375,8 @@ class Linears:
         self, x: Tensor, norm_weight: Tensor | None, matrix: Fp8Matrix
     ) -> tuple[Tensor, Tensor]:
         """Rows, normed if there is a norm_weight, as ``matrix`` takes them."""
-        assert self._fp8_room is not None
-        q, scale = self._fp8_room.of(x)
+        assert self._fp8_scratch is not None
+        q, scale = self._fp8_scratch.of(x)
         fixed, invariant = matrix.input_scale, self._invariant
         fp8_rows(x, norm_weight, self._eps, q, scale, fixed=fixed, invariant=invariant)
         return q, scale

@@ -149,13 +149,6 @@ class ModelRunner:
             for name, part, seen in zip(_CHANNELS, parts, marked, strict=True):
                 seen.index_fill_(0, self._known[name][: len(part)], True)
 
-    def penalised_tokens(self, request: Request) -> tuple[set[int], set[int]]:
-        """Text and audio tokens that the repetition penalty of a running request counts as seen."""
-        text, audio = (
-            set(seen[request.slot].nonzero()[:, 0].tolist()) for seen in self._slots.seen
-        )
-        return text, audio
-
     @torch.inference_mode()
     def launch(self, works: list[Work], fresh: Several[Request] = ()) -> InFlightStep:
         """Begin to run ``works``, drawing a row for each request whose rows are all read then.
@@ -196,12 +189,14 @@ class ModelRunner:
             draw.request.sequence.pending += 1
         return _sent(draws, found, launched_s, part)
 
-    def collect(self, flight: InFlightStep) -> list[Outcome]:
+    def collect(self, in_flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""
-        if flight.done:
-            flight.done.synchronize()
-        found = flight.found.tolist()
-        return [self._outcome(draw, *each) for draw, each in zip(flight.draws, found, strict=True)]
+        if in_flight.done:
+            in_flight.done.synchronize()
+        found = in_flight.found.tolist()
+        return [
+            self._outcome(draw, *each) for draw, each in zip(in_flight.draws, found, strict=True)
+        ]
 
     def step(self, works: list[Work]) -> list[Outcome]:
         """``launch`` and ``collect``."""
@@ -270,11 +265,11 @@ class ModelRunner:
     def _run_trunk(self, works: list[Work]) -> None:
         if not works:
             return
-        stretches = [QuerySpan(w.sequence, w.start, w.start + w.count) for w in works]
+        spans = [QuerySpan(w.sequence, w.start, w.start + w.count) for w in works]
         rows = [row for work in works for row in _rows_of(work)]
-        self.layers.trunk(self.steps, rows, stretches)
-        for stretch in stretches:
-            stretch.sequence.advance(Part.TRUNK, stretch.end)
+        self.layers.trunk(self.steps, rows, spans)
+        for span in spans:
+            span.sequence.advance(Part.TRUNK, span.end)
 
     def _run_part(self, part: Part, dues: list[_Due]) -> Tensor | None:
         """Run a modality block over what is due, a bounded lot at a time.
@@ -285,15 +280,15 @@ class ModelRunner:
         if not dues:
             return None
         firsts = {id(due.sequence): due.first for due in dues}
-        stretches = [QuerySpan(due.sequence, due.begin, due.end) for due in dues]
+        spans = [QuerySpan(due.sequence, due.begin, due.end) for due in dues]
         wanted = []
-        for lot in in_passes(stretches, self.pass_rows):
+        for lot in in_passes(spans, self.pass_rows):
             rows = [row >= firsts[id(s.sequence)] for s in lot for row in range(s.start, s.end)]
             places = [place for place, is_wanted in enumerate(rows) if is_wanted]
             wanted.append(self.layers.block(self.steps, part, lot, places))
-            for stretch in lot:
-                if stretch.end > stretch.sequence.read[part]:
-                    stretch.sequence.advance(part, stretch.end)
+            for span in lot:
+                if span.end > span.sequence.read[part]:
+                    span.sequence.advance(part, span.end)
         return torch.cat(wanted) if len(wanted) > 1 else wanted[0]
 
     def _drawn_now(self, draws: list[Draw], channel: int) -> list[slice]:

@@ -1,6 +1,7 @@
-"""Stretches of rows laid out as one pass: which size it runs at, and what it reads.
+"""One pass over packed rows: what it reads, at which size it runs, how spans are laid out in it.
 
-Letters as in ``step_inputs``.
+Letters: N packed rows, S of them single (the only row of their span), T tiles of rows of
+longer spans, B blocks of the longest context.
 """
 
 from collections.abc import Iterator
@@ -9,16 +10,144 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from mosstalk.conversation import Row
 from mosstalk.engine.sequence import Sequence
-from mosstalk.engine.step_inputs import NOTHING, PassSize, Planned
 from mosstalk.errors import EngineInputError
 from mosstalk.ops.attention_prefill import TILE_ROWS, tiles_of
+from mosstalk.runtime.device_inputs import DeviceInputs, Field, Values, check_values
+
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """What a pass has room for; one graph of each stack of layers is captured for each."""
+
+    rows: int
+    singles: int
+    tiles: int
+    blocks: int
+
+    @property
+    def contexts(self) -> int:
+        """Tables of blocks: one of each single row and of each span."""
+        return self.singles + self.tiles
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A pass before it is on the device: the ``step`` it is for, its size and its ``values``."""
+
+    step: int
+    size: PassSize
+    values: Values
+
+
+def _fields(size: PassSize, *, embeds: bool) -> dict[str, Field]:
+    rows, singles, tiles = (size.rows,), (size.singles,), (size.tiles, 4)
+    common = {
+        "positions": Field(rows, count="rows"),
+        "slot_mapping": Field(rows, count="rows", padding=NOTHING),
+        "written": Field(rows, count="rows", padding=NOTHING),
+        "context_lens": Field(singles, count="singles"),
+        "tiles": Field(tiles, count="tiles"),
+        "block_tables": Field((size.contexts, size.blocks), count="contexts", padding=None),
+    }
+    if not embeds:
+        return common | {"wanted": Field(rows, count="wanted", padding=NOTHING)}
+    return common | {
+        "rows": Field((size.rows, 2), "int64", "rows", padding=NOTHING),
+        "slots": Field(rows, count="rows", padding=NOTHING),
+    }
+
+
+def check_planned(planned: Planned, step: int, *, embeds: bool) -> None:
+    """Raise EngineInputError unless a pass's descriptors are what they must be.
+
+    See ``runtime.device_inputs.check_values``.
+    """
+    fields = _fields(planned.size, embeds=embeds)
+    check_values(planned.values, fields, made_for=planned.step, step=step)
+
+
+class PassInputs:
+    """The descriptors of a pass on the device.
+
+    ``positions`` (N,) and ``slot_mapping`` (N,) in the store, which is where ``written`` (N,) tells
+    ``rope_kv`` to write: not the single rows, which attention itself writes. ``context_lens``
+    (S,) are the keys that single rows see, their own included. ``tiles`` (T, 4): first packed
+    row, rows, position of the first, and its table. ``block_tables`` (S + T, B): blocks of single
+    rows, then of spans. Besides, the trunk's have ``rows`` (N, 2) int64 and ``slots`` (N,),
+    whose latest row stands for a row not seen yet; a modality block's have ``wanted`` (N,),
+    packed rows whose output is asked for. All int32 otherwise. Where a pass has fewer, -1 is
+    no row, no place, no block, and a length or a tile of 0 rows is none.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    wanted: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    written: Tensor
+    context_lens: Tensor
+    tiles: Tensor
+    block_tables: Tensor
+    size: PassSize
+
+
+class ExactInputs(PassInputs):
+    """What was planned as it is, without padding: for a pass that no graph has captured.
+
+    Raises:
+        EngineInputError: see ``check_planned``.
+    """
+
+    def __init__(self, planned: Planned, step: int, device: torch.device, *, embeds: bool) -> None:
+        check_planned(planned, step, embeds=embeds)
+        self.size = planned.size
+        for name, value in planned.values.items():
+            setattr(self, name, torch.from_numpy(value).to(device))
+
+
+class StepInputs(PassInputs):
+    """Descriptors with room for a size of pass: one buffer, and one copy to fill it."""
+
+    def __init__(self, size: PassSize, device: torch.device, *, embeds: bool) -> None:
+        self.size = size
+        self._inputs = DeviceInputs(_fields(size, embeds=embeds), device)
+        for name, tensor in self._inputs.tensors.items():
+            setattr(self, name, tensor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self._inputs.nbytes
+
+    def clear(self) -> None:
+        """Fill with padding alone: a pass that reads and writes nothing."""
+        self._inputs.clear()
+
+    def fill(self, planned: Planned, step: int) -> None:
+        """Copy a pass's descriptors to the device, in stream order and without waiting.
+
+        Raises:
+            EngineInputError: see ``check_planned``, or they are of another size; nothing was
+                copied.
+        """
+        if planned.size != self.size:
+            raise EngineInputError(f"the inputs are for {planned.size}, this pass is {self.size}")
+        self._inputs.fill(planned.values, made_for=planned.step, step=step)
+
+
+# Spans laid out as one pass.
+
 
 Ints = npt.NDArray[np.int32]
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
-"""Packed rows of a pass in which every stretch is one row."""
+"""Packed rows of a pass in which every span is one row."""
 MIXED_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 KEY_BUCKETS = (1024, 4096)
 """Rows of the longest context; beyond, the store's longest."""
@@ -42,15 +171,15 @@ class QuerySpan:
         return [table[row // size] * size + row % size for row in range(first, self.end)]
 
 
-def in_passes(stretches: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
-    """Stretches in order, cut into lots of at most ``rows`` rows."""
+def in_passes(spans: list[QuerySpan], rows: int) -> Iterator[list[QuerySpan]]:
+    """Spans in order, cut into lots of at most ``rows`` rows."""
     lot: list[QuerySpan] = []
     room = rows
-    for stretch in stretches:
-        start = stretch.start
-        while start < stretch.end:
-            end = min(stretch.end, start + room)
-            lot.append(QuerySpan(stretch.sequence, start, end))
+    for span in spans:
+        start = span.start
+        while start < span.end:
+            end = min(span.end, start + room)
+            lot.append(QuerySpan(span.sequence, start, end))
             room -= end - start
             start = end
             if room == 0:
@@ -65,7 +194,7 @@ class PassLimits:
     """The most that a pass may have: packed ``rows``, of them ``singles``, contexts of ``keys``
     rows in blocks of ``block_rows``. ``tiled``: single rows are tiles too, so that a row is
     attended in the same way whoever is beside it. ``exact``: a pass has room for what is in it
-    and no more, and each stretch, single rows too, is one tile.
+    and no more, and each span, single rows too, is one tile.
     """
 
     rows: int
@@ -94,15 +223,9 @@ class PassLimits:
         room = min(count, self.singles) if singles else 0
         return PassSize(count, room, few if tiles <= few else min(count, self.tiles), blocks)
 
-    def usual(self, keys: int = KEY_BUCKETS[0]) -> list[PassSize]:
-        """Sizes of nearly all passes with contexts of up to ``keys`` rows, smallest first."""
-        keys, tiled = min(keys, self.keys), self.tiled
-        alone = (*(n for n in ROW_BUCKETS if n < self.singles), self.singles)
-        several = (*(n for n in MIXED_BUCKETS if n < self.rows), self.rows)
-        sizes = {self.size(n, 0 if tiled else n, n if tiled else 0, keys) for n in alone}
-        for beside in (0,) if tiled else (0, 1):
-            sizes |= {self.size(n, beside, 1, keys) for n in several}
-        return sorted(sizes, key=astuple)
+    def one_row(self) -> PassSize:
+        """The smallest size: of a row alone in a short context."""
+        return self.size(1, int(not self.tiled), int(self.tiled), 1)
 
     def all(self) -> list[PassSize]:
         """Every size that ``size`` can give: with these captured no pass has to wait for more."""
@@ -118,21 +241,21 @@ class PassLimits:
                 sizes |= {self.size(count, n, tiles, keys) for n in beside for tiles in (1, most)}
         return sorted(sizes, key=astuple)
 
-    def lots(self, stretches: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
-        """Stretches in order, cut into lots that a pass can have."""
-        for whole in in_passes(stretches, self.rows):
+    def lots(self, spans: list[QuerySpan]) -> Iterator[list[QuerySpan]]:
+        """Spans in order, cut into lots that a pass can have."""
+        for whole in in_passes(spans, self.rows):
             if self.exact:
                 yield whole
                 continue
             lot: list[QuerySpan] = []
             singles = tiles = 0
-            for stretch in whole:
-                single = len(stretch) == 1 and not self.tiled
-                more = 0 if single else tiles_over(stretch.start, stretch.end)
+            for span in whole:
+                single = len(span) == 1 and not self.tiled
+                more = 0 if single else tiles_over(span.start, span.end)
                 if singles + single > self.singles or tiles + more > self.tiles:
                     yield lot
                     lot, singles, tiles = [], 0, 0
-                lot.append(stretch)
+                lot.append(span)
                 singles, tiles = singles + single, tiles + more
             yield lot
 
@@ -175,7 +298,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Layout:
-    """Stretches in the order in which a pass has their rows: single rows first.
+    """Spans in the order in which a pass has their rows: single rows first.
 
     ``order[n]`` is which of the given packed rows the pass has at n, None if all are where
     they were. ``tiles`` are lines as ``attention_prefill`` takes them.
@@ -188,18 +311,18 @@ class Layout:
     tiles: list[list[int]]
 
     @classmethod
-    def of(cls, stretches: list[QuerySpan], limits: PassLimits) -> "Layout":
+    def of(cls, spans: list[QuerySpan], limits: PassLimits) -> "Layout":
         """Lay out a lot that the limits allow."""
         all_tiled = limits.tiled or limits.exact
-        singles = [] if all_tiled else [s for s in stretches if len(s) == 1]
-        longer = stretches if all_tiled else [s for s in stretches if len(s) > 1]
+        singles = [] if all_tiled else [s for s in spans if len(s) == 1]
+        longer = spans if all_tiled else [s for s in spans if len(s) > 1]
         tiles: list[list[int]] = []
         first = len(singles)
-        for item, stretch in enumerate(longer, len(singles)):
-            whole = first, len(stretch), stretch.start, item
+        for item, span in enumerate(longer, len(singles)):
+            whole = first, len(span), span.start, item
             tiles += [list(whole)] if limits.exact else tiles_of(*whole)
-            first += len(stretch)
-        order = _singles_first(stretches) if singles and longer else None
+            first += len(span)
+        order = _singles_first(spans) if singles and longer else None
         return cls(limits, singles, longer, order, tiles)
 
     @property
@@ -225,18 +348,18 @@ class Layout:
         block_rows = self.limits.block_rows
         laid = (*self.singles, *self.longer)
         table = np.full((len(laid), size.blocks), NOTHING, np.int32)
-        ends = [stretch.end for stretch in laid]
-        for line, stretch, end in zip(table, laid, ends, strict=True):
+        ends = [span.end for span in laid]
+        for line, span, end in zip(table, laid, ends, strict=True):
             used = -(-end // block_rows)
-            line[:used] = tables.of(stretch.sequence)[:used]
+            line[:used] = tables.of(span.sequence)[:used]
         tables.turn()
         count = len(self.singles)
         lengths = np.array(ends[:count], np.int32)
         owner, positions = np.arange(count), lengths - 1
         if self.longer:
-            spans = [np.arange(s.start, s.end, dtype=np.int32) for s in self.longer]
+            ranges = [np.arange(s.start, s.end, dtype=np.int32) for s in self.longer]
             owners = np.repeat(np.arange(count, len(laid)), [len(s) for s in self.longer])
-            owner, positions = np.concatenate([owner, owners]), np.concatenate([positions, *spans])
+            owner, positions = np.concatenate([owner, owners]), np.concatenate([positions, *ranges])
         block, inside = np.divmod(positions, np.int32(block_rows))
         places = table[owner, block] * np.int32(block_rows) + inside
         written = places.copy()
@@ -258,9 +381,9 @@ class Planner:
         self.limits = limits
         self._tables = Tables()
 
-    def embedding(self, step: int, rows: list[Row], stretches: list[QuerySpan]) -> Planned:
-        """A pass of the trunk over ``rows`` of ``stretches``."""
-        layout = Layout.of(stretches, self.limits)
+    def embedding(self, step: int, rows: list[Row], spans: list[QuerySpan]) -> Planned:
+        """A pass of the trunk over ``rows`` of ``spans``."""
+        layout = Layout.of(spans, self.limits)
         given = np.array(rows)
         if layout.order is not None and len(given) == len(layout.order):
             given = given[layout.order]
@@ -272,15 +395,15 @@ class Planner:
             slots[unseen] = given[unseen, 1]
         return Planned(step, size, {"rows": given, "slots": slots} | values)
 
-    def wanting(self, step: int, stretches: list[QuerySpan], wanted: list[int]) -> Planned:
+    def wanting(self, step: int, spans: list[QuerySpan], wanted: list[int]) -> Planned:
         """A pass of a modality block whose outputs at packed rows ``wanted`` are asked for."""
-        layout = Layout.of(stretches, self.limits)
+        layout = Layout.of(spans, self.limits)
         size = layout.size
         values = layout.values(size, self._tables)
         return Planned(step, size, {"wanted": layout.placed(wanted)} | values)
 
 
-def _singles_first(stretches: list[QuerySpan]) -> Ints:
-    counts = np.array([len(s) for s in stretches])
+def _singles_first(spans: list[QuerySpan]) -> Ints:
+    counts = np.array([len(s) for s in spans])
     single = np.repeat(counts == 1, counts)
     return np.concatenate([single.nonzero()[0], (~single).nonzero()[0]]).astype(np.int32)

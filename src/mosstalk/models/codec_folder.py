@@ -35,6 +35,8 @@ The one place where a file's name means something. ``None``: full attention, no 
 STREAMING_FLOW = "flow-chunk-5"
 FLOWS_KEY = "mosstalk_flows"
 """Key of a codec's config under which a release that has not all three flows names its own."""
+ONE_VOICE_KEY = "mosstalk_one_voice"
+"""Key of a codec's config that is true where the flow was trained on one voice alone."""
 _CODEBOOK = "encoder.codebook.weight"
 _FINGERPRINT_DIGITS = 16
 

@@ -2,7 +2,7 @@
 
 ``FlowDecoder`` computes a whole prefix at once; ``RecomputingFlowStream`` hands out a reply
 hop by hop by computing the prefix again for each hop, as public implementations do.
-``codec.flow_batches`` gives the same frames from kept state.
+``codec.flow`` gives the same frames from kept state.
 """
 
 import math

@@ -38,6 +38,16 @@ class Step:
     audio_logits: Tensor
 
 
+def require_room(rows: Sequence[Row], model: LanguageModel) -> None:
+    """Raise ContextLengthError where ``rows`` leave no room for a reply in the model's context."""
+    limit = model.config.max_position_embeddings
+    if len(rows) >= limit:
+        raise ContextLengthError(
+            f"the conversation is {len(rows)} rows long and the model's context holds "
+            f"{limit}: shorten the recording or text, or begin a new conversation"
+        )
+
+
 @dataclass
 class Generation:
     """Generates one reply after ``rows``, of which ``cache`` already holds the first ones.
@@ -66,7 +76,7 @@ class Generation:
         The first step reads the last row. Raises ContextLengthError when the rows leave no
         room for a reply.
         """
-        self._check_context()
+        require_room(self.rows, self.model)
         pending = self.rows[self.cache.rows : -1]
         for start in range(0, len(pending), PREFILL_CHUNK_ROWS):
             self._forward(pending[start : start + PREFILL_CHUNK_ROWS])
@@ -95,14 +105,6 @@ class Generation:
             mode = next_mode(mode, last, self.ids)
         cancelled = self._cancelled.is_set()
         self.reply.finish_reason = FinishReason.CANCELLED if cancelled else FinishReason.LENGTH
-
-    def _check_context(self) -> None:
-        limit = self.model.config.max_position_embeddings
-        if len(self.rows) >= limit:
-            raise ContextLengthError(
-                f"the conversation is {len(self.rows)} rows long and the model's context holds "
-                f"{limit}: shorten the recording or text, or begin a new conversation"
-            )
 
     def _forward(self, rows: Sequence[Row]) -> Logits:
         grid = torch.tensor([list(rows)], device=self.model.device)

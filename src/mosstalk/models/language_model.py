@@ -175,7 +175,7 @@ class LanguageModel(nn.Module):
         return KVCache(self.config.num_kv_layers)
 
     def embed(self, rows: Tensor) -> Tensor:
-        """Embed ``rows`` (B, T, 2): the text id, or the audio id where the text is modality_pad."""
+        """Embed ``rows`` (B, T, 2): the text's, or the audio's where the text is modality_pad."""
         text, audio = rows.unbind(-1)
         is_audio = text == self.config.modality_pad_token_id
         return torch.where(

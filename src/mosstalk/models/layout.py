@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.models.weights import Store, StoredTensor
+from mosstalk.models.weights import Store
 
 LAYOUT_KEY = "mosstalk_layout"
 FUSED = "fused-1"
@@ -88,11 +88,6 @@ def unfused(
         del published[fused.name]
         start = 0
         for name, shape in zip(fused.sources, parts, strict=True):
-            published[name] = _rows(stored, start, shape)
+            published[name] = stored.part(start, shape)
             start += shape[0]
     return published
-
-
-def _rows(stored: StoredTensor, start: int, shape: tuple[int, ...]) -> StoredTensor:
-    end = start + shape[0]
-    return StoredTensor(shape, stored.where, lambda: stored.load()[start:end].clone(), stored.dtype)

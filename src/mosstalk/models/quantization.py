@@ -20,7 +20,7 @@ from mosstalk.config import LanguageModelConfig, Reader
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.layout import IN_LAYER, blocks, fused_tensors
-from mosstalk.models.weights import Store, StoredTensor
+from mosstalk.models.weights import Store
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight
 
 KEY = "quantization"
@@ -218,7 +218,7 @@ def unfused_scales(
             del published[f"{stem}.{WEIGHT_SCALE}"]
             starts = [sum(rows[:place]) for place in range(len(rows))]
             for part, start, count in zip(parts, starts, rows, strict=True):
-                published[f"{part}.{WEIGHT_SCALE}"] = _some_rows(stored, start, count)
+                published[f"{part}.{WEIGHT_SCALE}"] = stored.part(start, (count,))
         common = published.pop(f"{stem}.{INPUT_SCALE}", None)
         if common is not None:
             published |= {f"{part}.{INPUT_SCALE}": common for part in parts}
@@ -230,13 +230,6 @@ def _fused_linears(config: LanguageModelConfig) -> Iterator[tuple[str, list[str]
     for fused in fused_tensors(config):
         if len(fused.sources) > 1:
             yield fused.name.removesuffix(end), [name.removesuffix(end) for name in fused.sources]
-
-
-def _some_rows(stored: StoredTensor, start: int, count: int) -> StoredTensor:
-    end = start + count
-    return StoredTensor(
-        (count,), stored.where, lambda: stored.load()[start:end].clone(), stored.dtype
-    )
 
 
 def require_scales(model: LanguageModel, where: str) -> None:

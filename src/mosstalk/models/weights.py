@@ -43,6 +43,11 @@ class StoredTensor:
         """Rows [start, end) of the tensor."""
         return self.load_rows(start, end) if self.load_rows else self.load()[start:end].clone()
 
+    def part(self, start: int, shape: tuple[int, ...]) -> "StoredTensor":
+        """A tensor of ``shape`` whose rows are those from ``start`` on."""
+        end = start + shape[0]
+        return StoredTensor(shape, self.where, lambda: self.load()[start:end].clone(), self.dtype)
+
 
 Store = dict[str, StoredTensor]
 
@@ -68,16 +73,16 @@ def open_safetensors(path: Path) -> Store:
         }
 
 
-def open_sharded(folder: Path, stem: str = "model") -> Store:
-    """List the tensors of ``stem.safetensors``, or of the shards that its index names.
+def open_sharded(folder: Path) -> Store:
+    """List the tensors of ``model.safetensors``, or of the shards that its index names.
 
     Raises:
         CheckpointError: no weights, a shard is missing or damaged, or index and shards
             disagree.
     """
-    index = folder / f"{stem}.safetensors.index.json"
+    index = folder / "model.safetensors.index.json"
     if not index.exists():
-        return open_safetensors(folder / f"{stem}.safetensors")
+        return open_safetensors(folder / "model.safetensors")
     weight_map = _weight_map(index)
     store: Store = {}
     for shard in sorted(set(weight_map.values())):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import CheckpointError, VoiceError
 
 X_VECTOR_FILE = "campplus.onnx"
@@ -94,8 +95,7 @@ def _package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise VoiceError(
-            f"making a voice needs the package {name} ({error}); "
-            "run: pip install 'mosstalk[voices]'"
+            f"making a voice needs the package {name} ({error}); run: {install_command('voices')}"
         ) from None
 
 

@@ -72,19 +72,18 @@ class Choices:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a checkpoint chose: for everything, and by the name of a task.
+    """What a checkpoint chose, by the name of a task.
 
     ``text``: what it asks of text that it reads aloud.
     """
 
-    everywhere: Choices = field(default_factory=Choices)
     tasks: Mapping[str, Choices] = field(default_factory=dict)
     text: TextRules = field(default_factory=TextRules)
 
     def of(self, task: str) -> Choices:
         """The choices for one of ``TASKS``."""
         assert task in TASKS, task
-        return self.tasks.get(task, self.everywhere)
+        return self.tasks.get(task, Choices())
 
 
 def read_defaults(folder: Path) -> Defaults:
@@ -100,17 +99,13 @@ def read_defaults(folder: Path) -> Defaults:
     reader = Reader(read_json(path), str(path))
     common = _values(reader)
     own = Reader(reader.get("mosstalk", dict, {}), f"{path}: mosstalk")
-    tasks = {task: Reader(own.get(task, dict, {}), f"{own.where}.{task}") for task in TASKS}
+    readers = {task: Reader(own.get(task, dict, {}), f"{own.where}.{task}") for task in TASKS}
     _refuse_unknown(own, TASKS)
-    text = _text_rules(tasks["speak"])
-    chosen = {task: _task(values, common) for task, values in tasks.items()}
-    return Defaults(_choices(common, reader.where), chosen, text)
-
-
-def _task(reader: Reader, common: dict[str, Any]) -> Choices:
-    changed = _values(reader)
-    _refuse_unknown(reader, (*_KINDS, *sorted(reader.used - set(_KINDS))))
-    return _choices(common | changed, reader.where)
+    text, tasks = _text_rules(readers["speak"]), {}
+    for task, each in readers.items():
+        tasks[task] = _choices(common | _values(each), each.where)
+        _refuse_unknown(each, (*_KINDS, *sorted(each.used - set(_KINDS))))
+    return Defaults(tasks, text)
 
 
 def _text_rules(reader: Reader) -> TextRules:
@@ -136,14 +131,9 @@ def _refuse_unknown(reader: Reader, known: tuple[str, ...]) -> None:
 
 
 def _choices(values: dict[str, Any], where: str) -> Choices:
-    temperature = 0.0 if values.get("do_sample") is False else values.get("temperature")
+    greedy = {"temperature": 0.0} if values.get("do_sample") is False else {}
+    named = values | greedy | {"max_new_rows": values.get("max_new_tokens")}
     try:
-        return Choices(
-            temperature,
-            values.get("top_k"),
-            values.get("top_p"),
-            values.get("repetition_penalty"),
-            values.get("max_new_tokens"),
-        )
+        return Choices(**{spec.name: named.get(spec.name) for spec in fields(Choices)})
     except OptionError as error:
         raise ConfigError(f"{where}: {error}") from None

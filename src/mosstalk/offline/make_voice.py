@@ -50,7 +50,12 @@ def read_sample(path: Path, *, channel: int | None = None) -> Sample:
     Raises:
         AudioError: shorter, longer, or nothing that ``read_audio`` takes.
     """
-    _check_longest(path, _seconds_in_header(path))
+    seconds = _seconds_in_header(path)
+    if seconds > LONGEST_S:
+        raise AudioError(
+            f"{path}: {seconds:.1f} s are too long for a voice, at most {LONGEST_S:.0f} s; "
+            "cut it: every reply reads the whole voice, and 3 to 15 s are enough"
+        )
     heard, spoken = (
         read_audio(path, rate, channel=channel, longest_s=LONGEST_S)
         for rate in (INPUT_RATE, FLOW_MEL.rate)
@@ -89,7 +94,16 @@ def make_voice(codec: Codec, sample: Sample, name: str) -> MadeVoice:
         x_vector(codec.folder / "flow" / X_VECTOR_FILE, sample.heard.samples, flow.spk_embed_dim),
         {},
     )
-    voice = replace(voice, info=_info(codec, sample, name, len(voice.codes)))
+    weights = codec.tokenizer.config.extra.get(WEIGHTS_KIND_KEY, "unlabelled")
+    info = {
+        "name": name,
+        "source": sample.path.name,
+        "source_sha256": sample.sha256,
+        "seconds": f"{len(voice.codes) * CODE_MS / 1000:.2f}",
+        CODEC_KEY: codec.fingerprint,
+        "weights": str(weights),
+    }
+    voice = replace(voice, info=info)
     return MadeVoice(voice, sample, loudness_jump(sample.heard.samples, INPUT_RATE))
 
 
@@ -100,7 +114,9 @@ def new_voice_path(name: str, folder: Path, out: Path | None, *, force: bool = F
         OutputError: the name is no plain file name, ``out`` has another suffix or no folder,
             or something stands there already (a voice gives way to ``force``).
     """
-    _check_name(name)
+    plain = bool(name) and Path(name).name == name and "\\" not in name
+    if not plain or not name.isprintable() or name.startswith(".") or name.endswith(SUFFIX):
+        raise OutputError(f"{name!r} is no name for a voice; give a plain one such as ada")
     path = out or folder / f"{name}{SUFFIX}"
     if path.suffix != SUFFIX:
         raise OutputError(f"{path}: a voice file's name ends in {SUFFIX}")
@@ -114,12 +130,6 @@ def new_voice_path(name: str, folder: Path, out: Path | None, *, force: bool = F
     return path
 
 
-def _check_name(name: str) -> None:
-    plain = bool(name) and Path(name).name == name and "\\" not in name
-    if not plain or not name.isprintable() or name.startswith(".") or name.endswith(SUFFIX):
-        raise OutputError(f"{name!r} is no name for a voice; give a plain one such as ada")
-
-
 def _seconds_in_header(path: Path) -> float:
     """The length that a file claims; 0 where it cannot be read, which ``read_audio`` explains."""
     try:
@@ -127,23 +137,3 @@ def _seconds_in_header(path: Path) -> float:
         return float(info.duration) if info and info.samplerate >= LOWEST_RATE else 0.0
     except (soundfile.LibsndfileError, OSError, TypeError):
         return 0.0
-
-
-def _check_longest(path: Path, seconds: float) -> None:
-    if seconds > LONGEST_S:
-        raise AudioError(
-            f"{path}: {seconds:.1f} s are too long for a voice, at most {LONGEST_S:.0f} s; "
-            "cut it: every reply reads the whole voice, and 3 to 15 s are enough"
-        )
-
-
-def _info(codec: Codec, sample: Sample, name: str, codes: int) -> dict[str, str]:
-    weights = codec.tokenizer.config.extra.get(WEIGHTS_KIND_KEY, "unlabelled")
-    return {
-        "name": name,
-        "source": sample.path.name,
-        "source_sha256": sample.sha256,
-        "seconds": f"{codes * CODE_MS / 1000:.2f}",
-        CODEC_KEY: codec.fingerprint,
-        "weights": str(weights),
-    }

@@ -27,7 +27,7 @@ from mosstalk.conversation import (
     SpecialIds,
 )
 from mosstalk.engine.engine_core import ReplyParams
-from mosstalk.engine.host_table import keep_table_on_host
+from mosstalk.engine.memory import keep_table_on_host
 from mosstalk.errors import CheckpointError, TextError
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.codec_folder import Codec, load_codec
@@ -216,9 +216,7 @@ class Chat:
 
     def hear_file(self, path: Path | str, *, channel: int | None = None) -> Recording:
         """Add a spoken turn from a sound file; raise AudioError if it holds nothing to hear."""
-        recording = read_audio(
-            Path(path), INPUT_RATE, channel=channel, longest_s=self.longest_speech_s
-        )
+        recording = read_audio(path, INPUT_RATE, channel=channel, longest_s=self.longest_speech_s)
         self.hear(recording.samples)
         return recording
 
@@ -241,6 +239,7 @@ class Chat:
         self,
         *,
         speech: bool = True,
+        task: str = "chat",
         options: SamplingOptions | None = None,
         limits: Limits | None = None,
         script: Script | None = None,
@@ -248,9 +247,10 @@ class Chat:
     ) -> "Answer":
         """Begin the answer to what was said; iterate over it for sound.
 
-        ``options`` and ``limits`` None are the checkpoint's for conversations.
+        ``options`` and ``limits`` None are the checkpoint's for ``task``, one of
+        ``offline.defaults.TASKS``.
         """
-        chosen = self.pipeline.defaults.of("chat")
+        chosen = self.pipeline.defaults.of(task)
         timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
         self.conversation.open_reply(speech)
         ask = ReplyParams(
@@ -316,14 +316,15 @@ class Answer:
             self._close()
 
     def _hops(self) -> Iterator[Samples]:
-        ids, stream = self.chat.pipeline.ids, None
+        chat, stream = self.chat, None
         with self.timings.stage("prefill"):
             self.timings.rows_prefilled = self.generation.prefill() + 1
         codes, waiting = 0, list[int]()
-        for step in self._timed_steps():
-            if step.mode is Mode.TEXT or step.row[1] == ids.eosp:
+        for step in self._steps():
+            if step.mode is Mode.TEXT or step.row[1] == chat.pipeline.ids.eosp:
                 continue
-            stream = stream or self._open_stream()
+            seed = self.generation.params.options.seed
+            stream = stream or chat.pipeline.open_stream(chat.voice, seed)
             codes += 1
             waiting.append(step.row[1])
             if codes >= stream.codes_needed:
@@ -336,24 +337,20 @@ class Answer:
                 last = [*stream.push(waiting), stream.finish()]
             yield from (self._heard(sound) for sound in last if sound is not None)
 
-    def _open_stream(self) -> DecoderStream:
-        chat = self.chat
-        return chat.pipeline.open_stream(chat.voice, self.generation.options.seed)
-
-    def _timed_steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[Step]:
         self.generation.begin()
-        while not self.generation.ended:
-            with self.timings.stage("step", wait=False):
-                self.generation.step()
-            yield from self._fresh()
-        yield from self._fresh()  # their audio ids were drawn as the reply was cancelled
-
-    def _fresh(self) -> Iterator[Step]:
-        for step in self.generation.fresh():
-            self.steps += 1
-            if self.on_step:
-                self.on_step(step)
-            yield step
+        ended = False
+        while not ended:
+            ended = self.generation.ended
+            if not ended:
+                with self.timings.stage("step", wait=False):
+                    self.generation.step()
+            # At last those whose audio ids were drawn as the reply was cancelled.
+            for step in self.generation.fresh():
+                self.steps += 1
+                if self.on_step:
+                    self.on_step(step)
+                yield step
 
     def _heard(self, sound: Tensor) -> Samples:
         self.timings.heard()

@@ -15,10 +15,10 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
-from mosstalk.errors import CheckpointError, ContextLengthError, PoisonedError
+from mosstalk.errors import CheckpointError, PoisonedError
+from mosstalk.models.generation import require_room
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.sampling import NOT_FINITE
-from mosstalk.sampling_options import Limits, SamplingOptions
 
 _BLOCK_ROWS = 16
 _FIRST_ROWS = 2048
@@ -51,7 +51,7 @@ class OfflineEngine:
         self.core = EngineCore(model, ids, options)
         layers = self.core.runner.layers
         # Kernels of a row alone, compiled side by side; prompts' sizes wait for the prompts.
-        layers.warm(layers.limits.usual()[:1])
+        layers.warm([layers.limits.one_row()])
         self.lock = RLock()
         self._dropped: deque[Sequence] = deque()
 
@@ -66,6 +66,15 @@ class OfflineEngine:
         # The collector may call at any time, so no more is done than to note it.
         weakref.finalize(owner, self._dropped.append, sequence)
         return sequence
+
+    def step(self) -> None:
+        """Run one step; one that fails ends all replies that are being made, and is raised."""
+        with self.lock:
+            try:
+                self.core.step()
+            except Exception as error:
+                self.core.fail(error)
+                raise
 
     def make_room(self, sequence: Sequence, rows: int) -> None:
         """See that ``sequence`` can have ``rows`` rows while all others keep what they have."""
@@ -91,26 +100,11 @@ class EngineReply:
     engine: OfflineEngine
     sequence: Sequence
     rows: list[Row]
-    ask: ReplyParams
-    _unasked: Reply = field(default_factory=Reply)
+    params: ReplyParams
+    reply: Reply = field(default_factory=Reply)
     _request: Request | None = None
     _handed_out: int = 0
     _cancelled: Event = field(default_factory=Event)
-
-    @property
-    def reply(self) -> Reply:
-        """The rows so far, and why the reply ended."""
-        return self._request.reply if self._request else self._unasked
-
-    @property
-    def options(self) -> SamplingOptions:
-        """How its ids are drawn."""
-        return self.ask.options
-
-    @property
-    def limits(self) -> Limits:
-        """How long it may be."""
-        return self.ask.limits
 
     def cancel(self) -> None:
         """End the reply before its next step, with finish reason ``cancelled``."""
@@ -122,21 +116,17 @@ class EngineReply:
         The first step reads the last row. Raises ContextLengthError when the rows leave no
         room for a reply.
         """
-        limit = self.engine.core.model.config.max_position_embeddings
-        if len(self.rows) >= limit:
-            raise ContextLengthError(
-                f"the conversation is {len(self.rows)} rows long and the model's context holds "
-                f"{limit}: shorten the recording or text, or begin a new conversation"
-            )
+        model = self.engine.core.model
+        require_room(self.rows, model)
         with self.engine.lock:
-            most = min(limit, len(self.rows) + self.limits.max_new_rows)
+            longest = model.config.max_position_embeddings
+            most = min(longest, len(self.rows) + self.params.limits.max_new_rows)
             self.engine.make_room(self.sequence, most)
             self.sequence.rows = self.rows[:-1]
             unread = self.sequence.unread
             self.engine.core.prefill_ahead(self.sequence)
         while self.sequence.unread and not self._cancelled.is_set():
-            with self.engine.lock:
-                self.engine.core.step()
+            self.engine.step()
         return unread
 
     def begin(self) -> None:
@@ -147,7 +137,8 @@ class EngineReply:
         """
         with self.engine.lock:
             self.sequence.rows = list(self.rows)
-            self._request = self.engine.core.submit(self.sequence, self.ask)
+            self._request = self.engine.core.submit(self.sequence, self.params)
+        self.reply = self._request.reply
 
     @property
     def ended(self) -> bool:
@@ -161,14 +152,16 @@ class EngineReply:
 
         Raises:
             CheckpointError: the logits are not finite.
+            EngineStoppedError: a step that another reply asked for failed.
         """
         request = self._asked
         drawn = len(request.reply.rows)
         while request.state is not State.DONE and len(request.reply.rows) == drawn:
-            with self.engine.lock:
-                self.engine.core.step()
+            self.engine.step()
         if isinstance(request.error, PoisonedError):
             raise CheckpointError(NOT_FINITE)
+        if request.error is not None:
+            raise request.error
 
     def fresh(self) -> Iterator[Step]:
         """Rows that are whole and were not handed out yet."""
@@ -181,7 +174,7 @@ class EngineReply:
     def end(self) -> None:
         """End the reply here and now, with finish reason ``cancelled`` unless it has ended."""
         if self._request is None:
-            self._unasked.finish_reason = FinishReason.CANCELLED
+            self.reply.finish_reason = FinishReason.CANCELLED
             return
         with self.engine.lock:
             self.engine.core.cancel(self._request)

@@ -50,10 +50,7 @@ def speak(
             warnings.warn(found.note, stacklevel=2)
     chat = pipeline.chat(voice=voice, system=SPEAK_PROMPT if system is None else system)
     chat.read(text)
-    chosen = pipeline.defaults.of("speak")
-    return chat.answer(
-        options=options or chosen.options(), limits=limits or chosen.limits(), script=script
-    )
+    return chat.answer(task="speak", options=options, limits=limits, script=script)
 
 
 def transcribe(
@@ -81,10 +78,6 @@ def transcribe(
     prompt = TRANSCRIBE_PROMPT if system is None else system
     chat = pipeline.chat(system=prompt, speech=False)
     chat.hear(heard)
-    chosen = pipeline.defaults.of("transcribe")
     return chat.answer(
-        speech=False,
-        options=options or chosen.options(),
-        limits=limits or chosen.limits(),
-        script=script,
+        speech=False, task="transcribe", options=options, limits=limits, script=script
     )

@@ -1,6 +1,6 @@
 """Matmuls of the flow's layers, each with the norm, residual or write of pages around it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,9 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.parts import activate, await_turn, bias_at, matmul, mish, moments, times_held
-from mosstalk.ops.tiles import SOME_ROWS, tile
+from mosstalk.ops.tiles import SOME_ROWS, Kernel, tile
+
+Activation = Literal["none", "gelu", "silu"]
 
 # A linear layer added to the stream it stands beside.
 
@@ -44,84 +46,10 @@ def linear_add(
     in the dtype of the matmul's inputs, ``bias`` (N,). Rows may lie apart, channels may not.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    (rows, channels), columns = a.shape, weight.shape[0]
-    assert weight.shape == (columns, channels)
-    assert weight.is_contiguous()
-    assert x.shape == out.shape == (rows, columns)
-    assert x.stride(1) == a.stride(1) == out.stride(1) == 1
-    size = tile("linear_add", rows, weight.dtype)
-    return out, Launch(
-        _linear_add,
-        (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
-        {
-            **strided(x=x, a=a, out=out),
-            "weight": weight,
-            "bias": bias,
-            "rows": rows,
-        },
-        {
-            "K": channels,
-            "N": columns,
-            "BIAS": bias is not None,
-            **sides(size, channels, weight),
-        },
-        size,
-        short=rows <= SOME_ROWS,
-    )
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _linear_add(
-    x,
-    a,
-    weight,
-    bias,
-    out,
-    rows,
-    x_stride,
-    a_stride,
-    out_stride,
-    K: tl.constexpr,
-    N: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LINES: tl.constexpr,
-    LINE: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (row < rows)[:, None]
-    beside = bias_at(bias, column, N, BIAS)
-    w, factor, offset = await_turn(
-        weight, None, None, column, K, N, False, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
-    )
-    inside = here & (column < N)[None, :]
-    stream = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0)
-    a += row[:, None] * a_stride
-    if AT_ONCE:
-        total = times_held(
-            a, here, w, factor, offset, 0.0, K, False, False, ROWS, WIDTH, GROUPS
-        )  # fmt: skip
-    else:
-        total = matmul(
-            a, here, None, None, 0.0, weight, column,
-            K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
-        )  # fmt: skip
-    total += beside + stream
-    place = row[:, None] * out_stride + column[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    return out, _planned("linear_add", a, None, weight, bias, out, add=x)
 
 
 # A linear layer on normalised rows, with its activation.
-
-
-Activation = Literal["none", "gelu", "silu"]
 
 
 def norm_linear_reference(
@@ -163,18 +91,36 @@ def norm_linear(
     projection has it.
     """
     out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32) if out is None else out
+    how: dict[str, Any] = {"activation": activation, "mish": mish}
+    return out, _planned("norm_linear", x, norm, weight, bias, out, **how)
+
+
+def _planned(
+    kernel: Kernel,
+    x: Tensor,
+    norm: Norm | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    add: Tensor | None = None,
+    activation: Activation = "none",
+    mish: bool = False,
+) -> Launch:
+    """The launch of either step: act(LN(x) W^T + b + add), by the tiles of ``kernel``."""
     (rows, channels), columns = x.shape, weight.shape[0]
     assert weight.shape == (columns, channels)
     assert weight.is_contiguous()
     assert out.shape == (rows, columns)
     assert x.stride(1) == out.stride(1) == 1
+    assert add is None or (add.shape == out.shape and add.stride(1) == 1)
     norm_weight, shift, eps = norm or (None, None, 0.0)
-    size = tile("norm_linear", rows, weight.dtype)
-    return out, Launch(
+    size = tile(kernel, rows, weight.dtype)
+    return Launch(
         _norm_linear,
         (ceil_div(rows, size.rows), ceil_div(columns, size.columns)),
         {
-            **strided(x=x, out=out),
+            **strided(x=x, add=add, out=out),
             "norm_weight": norm_weight,
             "shift": shift,
             "weight": weight,
@@ -188,6 +134,7 @@ def norm_linear(
             "NORM": norm is not None,
             "MISH": mish,
             "BIAS": bias is not None,
+            "ADD": add is not None,
             "ACTIVATION": activation,
             **sides(size, channels, weight),
         },
@@ -203,9 +150,11 @@ def _norm_linear(
     shift,
     weight,
     bias,
+    add,
     out,
     rows,
     x_stride,
+    add_stride,
     out_stride,
     eps,
     K: tl.constexpr,
@@ -213,6 +162,7 @@ def _norm_linear(
     NORM: tl.constexpr,
     MISH: tl.constexpr,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -243,6 +193,10 @@ def _norm_linear(
         GROUPS,
         DEPENDENT,
     )
+    inside = here & (column < N)[None, :]
+    if ADD:
+        place = add + row[:, None] * add_stride + column[None, :]
+        beside += tl.load(place, mask=inside, other=0.0)
     x += row[:, None] * x_stride
     if AT_ONCE:
         total = times_held(
@@ -255,7 +209,7 @@ def _norm_linear(
         )  # fmt: skip
     total = activate(total + beside, ACTIVATION)
     place = row[:, None] * out_stride + column[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=here & (column < N)[None, :])
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
 # Queries, keys and values of normalised rows, keys and values straight into their pages.

@@ -56,12 +56,11 @@ LINE_BYTES = 128
 class Switches:
     """What all kernels share; a captured graph keeps what was set when it was captured.
 
-    ``references``: plain torch even where kernels could run. ``dependent``: a kernel is launched
-    while the one before it still runs and waits in the device (programmatic dependent launch,
-    from compute capability 9.0 on), where it is short enough for that to pay.
+    ``dependent``: a kernel is launched while the one before it still runs and waits in the device
+    (programmatic dependent launch, from compute capability 9.0 on), where it is short enough for
+    that to pay.
     """
 
-    references: bool = False
     dependent: bool = True
 
 
@@ -88,7 +87,7 @@ def references_only() -> Iterator[None]:
 
 def runs(tensor: Tensor) -> bool:
     """Whether kernels, rather than their references, take ``tensor``."""
-    if SWITCHES.references or not INSTALLED or _references_only.get():
+    if not INSTALLED or _references_only.get():
         return False
     return tensor.is_cuda or interprets()
 

@@ -14,8 +14,7 @@ from mosstalk.ops.tiles import Tile
 
 # Snake, with the bias of the convolution before it and the residual sum it follows.
 #
-# x + sin^2(a x) / a with one a per channel (Ziyin et al. 2020). Shapes: (B, C, L), either
-# channels or samples lying together in memory.
+# x + sin^2(a x) / a with one a per channel (Ziyin et al. 2020). Shapes: (B, C, L) without gaps.
 
 
 _EPS = 1e-9
@@ -40,19 +39,9 @@ def add_snake_reference(
     return exact.to(x.dtype), snake_reference(exact, alpha).to(x.dtype)
 
 
-def channel_step(x: Tensor) -> int:
-    """Elements between one channel of ``x`` (B, C, L) and the next; x must fill its memory."""
-    batch, channels, length = x.shape
-    together = (channels * length, 1, channels)
-    if batch == 0 or x.is_contiguous():
-        return length
-    assert x.stride() == together, f"strides {x.stride()} leave gaps or are of another order"
-    return 1
-
-
 @op(snake_reference)
 def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Launch]:
-    """Snake of x + bias, in x's dtype and strides; ``alpha`` and ``bias`` (C,) float32."""
+    """Snake of x + bias, in x's dtype; ``alpha`` and ``bias`` (C,) float32."""
     out = torch.empty_like(x)
     return out, _snake(x, None, bias, alpha, None, out)
 
@@ -61,7 +50,7 @@ def snake(x: Tensor, alpha: Tensor, bias: Tensor | None = None) -> tuple[Tensor,
 def add_snake(
     x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor], Launch]:
-    """x + y + bias, and Snake of that sum, both in x's dtype and strides."""
+    """x + y + bias, and Snake of that sum, both in x's dtype."""
     total, out = torch.empty_like(x), torch.empty_like(x)
     return (total, out), _snake(x, y, bias, alpha, total, out)
 
@@ -74,7 +63,8 @@ def _snake(
     total: Tensor | None,
     out: Tensor,
 ) -> Launch:
-    assert y is None or y.stride() == x.stride(), "both terms lie in memory in one order"
+    assert x.is_contiguous()
+    assert y is None or y.is_contiguous()
     size = x.numel()
     return Launch(
         _snake_kernel,
@@ -82,7 +72,7 @@ def _snake(
         {
             "x": x, "y": x if y is None else y, "bias": alpha if bias is None else bias,
             "alpha": alpha, "total": out if total is None else total, "out": out, "size": size,
-            "channels": x.shape[1], "step": channel_step(x),
+            "channels": x.shape[1], "step": x.shape[2],
         },
         {"ADDS": y is not None, "BIASED": bias is not None, "BLOCK": _BLOCK.columns, "EPS": _EPS},
         _BLOCK,
@@ -166,12 +156,12 @@ def scaled_sum(
 ) -> tuple[Tensor, Launch]:
     """Leaky ReLU with ``slope`` of ``scale`` times the sum of ``terms`` and ``bias``.
 
-    ``terms`` one to six (B, C, L) of one dtype and order in memory, which the result has too,
-    unless ``dtype`` says otherwise; ``bias`` (C,) float32. Summed in float32. A slope of 1
+    ``terms`` one to six (B, C, L) of one dtype without gaps; the result has it too, unless
+    ``dtype`` says otherwise; ``bias`` (C,) float32. Summed in float32. A slope of 1
     leaves the sum as it is.
     """
     first = terms[0]
-    assert all(term.stride() == first.stride() for term in terms), "terms of one order in memory"
+    assert all(term.is_contiguous() for term in terms)
     out = torch.empty_like(first, dtype=dtype or first.dtype)
     given = [*terms, *[first] * (_MOST_TERMS - len(terms))]
     size = first.numel()
@@ -180,7 +170,7 @@ def scaled_sum(
         (ceil_div(size, _BLOCK.columns),),
         {
             **dict(zip("abcdef", given, strict=True)), "bias": first if bias is None else bias,
-            "out": out, "size": size, "channels": first.shape[1], "step": channel_step(first),
+            "out": out, "size": size, "channels": first.shape[1], "step": first.shape[2],
             "scale": scale, "slope": slope,
         },
         {"TERMS": len(terms), "BIASED": bias is not None, "BLOCK": _BLOCK.columns},

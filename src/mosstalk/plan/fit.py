@@ -192,8 +192,10 @@ def advice(plan: Plan) -> list[str]:
             f"--max-sessions {wish.sessions} --max-rows {wish.rows} "
             f"--voices-s {wish.voices_s:g}, all together"
         ]
+    # The margin is a share of the memory in which it fits.
+    memory = (least.needed_bytes - least._margin) / (1 - least.costs.margin)
     return [
-        f"a GPU with more memory: at least {_least_memory(least) / _GIB:.1f} GiB with "
+        f"a GPU with more memory: at least {memory / _GIB:.1f} GiB with "
         f"--precision {least.wish.precision} --embeddings {least.wish.embeddings}, one session of "
         f"{least.wish.rows} rows and {least.wish.voices_s:g} s of voices"
     ]
@@ -224,12 +226,6 @@ def _least(plan: Plan) -> Plan:
     voices = min(wish.voices_s, SHORTEST_VOICE_S)
     rows = min(wish.rows, SHORTEST_CONVERSATION_ROWS)
     return replace(smallest, wish=replace(wish, sessions=1, rows=rows, voices_s=voices))
-
-
-def _least_memory(plan: Plan) -> float:
-    """Memory in which it fits; the margin is a share of it."""
-    without = plan.needed_bytes - plan._margin
-    return without / (1 - plan.costs.margin)
 
 
 def plan_of(configs: Configs, wish: Wish) -> Plan:

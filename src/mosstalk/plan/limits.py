@@ -3,8 +3,9 @@
 Computed, not measured: nothing reaches these times, and nothing can be faster.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -16,6 +17,22 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.quantization import Quantization
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
 from mosstalk.plan.work import Ceilings, Load, Work, hop_work, push_work, step_work
+
+_ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
+_HALVED = ", half of those with sparsity"
+ALL = "all"
+VOICE_CODES = 85
+"""A voice of 6.8 s: 7 s, cut to whole blocks."""
+STEP, CROWD, PROMPT = Load(1, 512), Load(64, 1000), Load(1, 0, 512)
+TURN_END = Load(1, 1000, 6)
+"""Rows that are still to be read when a turn ends: its last block and what opens the reply."""
+TALK = Load(1, 1000)
+_HEARD_ROWS, _KEPT_ROWS = 20, 750
+"""400 ms of live sound after 15 s of it."""
+_FIRST_HOP_BLOCKS = 2
+"""A trimmed voice's last block sees the reply through the look-ahead, so it is decoded with it."""
+SOUND = ("hop_ms", "heard_ms")
+"""The same whatever the precision of the language model."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +52,6 @@ class Card:
     source: str
 
 
-_ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
-_HALVED = ", half of those with sparsity"
 CARDS = {
     card.name: card
     for card in (
@@ -48,7 +63,6 @@ CARDS = {
         Card("h200", 141, 4800, 989.5, 1979, 67, f"NVIDIA H200 data sheet (SXM){_HALVED}"),
     )
 }
-ALL = "all"
 
 
 def cards(names: list[str]) -> list[Card]:
@@ -63,43 +77,24 @@ def cards(names: list[str]) -> list[Card]:
     return list(CARDS.values()) if ALL in names else [CARDS[name] for name in names]
 
 
-VOICE_CODES = 85
-"""A voice of 6.8 s: 7 s, cut to whole blocks."""
-STEP, CROWD, PROMPT = Load(1, 512), Load(64, 1000), Load(1, 0, 512)
-TURN_END = Load(1, 1000, 6)
-"""Rows that are still to be read when a turn ends: its last block and what opens the reply."""
-TALK = Load(1, 1000)
-_HEARD_ROWS, _KEPT_ROWS = 20, 750
-"""400 ms of live sound after 15 s of it."""
-_FIRST_HOP_BLOCKS = 2
-"""A trimmed voice's last block sees the reply through the look-ahead, so it is decoded with it."""
+def _titled(title: str) -> Any:
+    return field(metadata={"title": title})
 
 
 @dataclass(frozen=True)
 class Limits:
     """Milliseconds, and the share of playing time that computing takes; None: no room for it."""
 
-    step_ms: float | None
-    crowd_ms: float | None
-    prompt_ms: float | None
-    hop_ms: float
-    heard_ms: float
-    first_audio_ms: float | None
-    real_time_factor: float | None
+    step_ms: float | None = _titled("a step, 1 x 512 rows, ms")
+    crowd_ms: float | None = _titled("a step, 64 x 1000 rows, ms")
+    prompt_ms: float | None = _titled("512 rows of a prompt, ms")
+    hop_ms: float = _titled("a hop of 5 codes, voice of 6.8 s, ms")
+    heard_ms: float = _titled("400 ms of live sound to codes, ms")
+    first_audio_ms: float | None = _titled("end of turn to first audio, ms")
+    real_time_factor: float | None = _titled("real-time factor, one session")
 
 
-TITLES = {
-    "step_ms": "a step, 1 x 512 rows, ms",
-    "crowd_ms": "a step, 64 x 1000 rows, ms",
-    "prompt_ms": "512 rows of a prompt, ms",
-    "hop_ms": "a hop of 5 codes, voice of 6.8 s, ms",
-    "heard_ms": "400 ms of live sound to codes, ms",
-    "first_audio_ms": "end of turn to first audio, ms",
-    "real_time_factor": "real-time factor, one session",
-}
-SOUND = ("hop_ms", "heard_ms")
-"""The same whatever the precision of the language model."""
-assert list(TITLES) == [field.name for field in fields(Limits)]
+TITLES = {each.name: each.metadata["title"] for each in fields(Limits)}
 
 
 def limits_of(configs: Configs, card: Card, precision: str) -> Limits:
@@ -113,11 +108,10 @@ def limits_of(configs: Configs, card: Card, precision: str) -> Limits:
     """
     if precision == "fp8" and card.fp8_tflops is None:
         raise DeviceError(f"{card.name} has no FP8 products: plan with --precision bf16")
-    sound = _sound_work(configs)
+    hop_work, first_work, heard_work, weights = _sound_work(configs)
     half, single = _best(card, card.bf16_tflops), _best(card, card.fp32_tflops)
-    hop, first_hop = (half.limit_ms(work) for work in (sound.hop, sound.first_hop))
-    heard = single.limit_ms(sound.heard)
-    weights = sound.weight_bytes
+    hop, first_hop = half.limit_ms(hop_work), half.limit_ms(first_work)
+    heard = single.limit_ms(heard_work)
     weights += sum(part.bytes for part in language_parts(configs.model, precision))
 
     def step(load: Load) -> float | None:
@@ -131,20 +125,13 @@ def limits_of(configs: Configs, card: Card, precision: str) -> Limits:
     return Limits(step(STEP), step(CROWD), step(PROMPT), hop, heard, first, factor)
 
 
-@dataclass(frozen=True)
-class _SoundWork:
-    """What the codec moves and computes, whatever the card."""
-
-    hop: Work
-    first_hop: Work
-    heard: Work
-    weight_bytes: int
-
-
 @cache
-def _sound_work(configs: Configs) -> _SoundWork:
+def _sound_work(configs: Configs) -> tuple[Work, Work, Work, int]:
+    """What the codec moves and computes whatever the card (a hop, the first hop, live sound), and
+    the bytes of its weights.
+    """
     codec = codec_on_meta(configs)
-    return _SoundWork(
+    return (
         _hop_work(codec, 1),
         _hop_work(codec, _FIRST_HOP_BLOCKS),
         push_work(codec.tokenizer, _HEARD_ROWS, _KEPT_ROWS),

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mosstalk.config import Reader
 from mosstalk.errors import ConfigError
 from mosstalk.files import read_json
 
@@ -51,21 +50,8 @@ def measured(path: Path = _FILE) -> Measured:
     values = read_json(path)
     if values.get("format") != FORMAT:
         raise ConfigError(f"{path}: the format is {values.get('format')!r}, not {FORMAT!r}")
-    where = Reader(values, str(path))
-    rooms = (Reader(each, str(path)) for each in where.get("rooms", list))
-    peaks = (Reader(each, str(path)) for each in where.get("peaks", list))
-    return Measured(
-        tuple(
-            Room(r.get("name", str), r.size("mib") * MIB, r.get("basis", str), r.get("source", str))
-            for r in rooms
-        ),
-        tuple(
-            Peak(
-                p.get("name", str),
-                p.get("device", str, None),
-                p.get("gib", float, None),
-                p.get("command", str, None),
-            )
-            for p in peaks
-        ),
+    rooms = (
+        Room(room["name"], room["mib"] * MIB, room["basis"], room["source"])
+        for room in values["rooms"]
     )
+    return Measured(tuple(rooms), tuple(Peak(**peak) for peak in values["peaks"]))

@@ -21,11 +21,16 @@ Best: TypeAlias = Mapping[str, Mapping[str, Limits | None]]
 """By card and precision; None where the card lacks it and nobody asked for it alone."""
 
 
-def printed(plan: Plan | None, chosen: Sequence[Card], best: Best, *, published: bool) -> str:
-    """All that was found, for people; ``published``: of the published model's sizes."""
+def printed(
+    plan: Plan | None, chosen: Sequence[Card], best: Best, serve: str, *, published: bool
+) -> str:
+    """All that was found, for people; ``published``: of the published model's sizes.
+
+    ``serve``: the command that serves the model of which the plan is.
+    """
     shown = _plan_tables(plan, published=published) if plan else []
     shown += [_limits_table(chosen, best), _cards_table(chosen)] if chosen else []
-    verdict = f"\n\n{_verdict(plan)}" if plan else ""
+    verdict = f"\n\n{_verdict(plan, serve)}" if plan else ""
     return "\n\n".join(table.as_text() for table in shown) + verdict
 
 
@@ -83,14 +88,11 @@ def _plan_tables(plan: Plan, *, published: bool) -> list[Table]:
             (f"sessions of {wish.rows:,} rows each", f"{plan.full_sessions:,}"),
         ),
     )
-    return [kept, fits, *([_peaks_table(plan)] if published else [])]
-
-
-def _peaks_table(plan: Plan) -> Table:
-    """The plan's need beside what others stated and what was measured."""
-    mine = (f"this plan, a conversation of {plan.wish.rows:,} rows", _gib(plan.needed_bytes), "")
-    lines = [mine, *(_peak_line(peak) for peak in measured().peaks)]
-    return Table("Beside it", "GiB, each on its own device.", ("", "GiB", ""), tuple(lines))
+    if not published:
+        return [kept, fits]
+    mine = (f"this plan, a conversation of {wish.rows:,} rows", _gib(plan.needed_bytes), "")
+    lines = [mine, *map(_peak_line, measured().peaks)]
+    return [kept, fits, Table("Beside it", "GiB, each on its own device.", ("", "GiB", ""), lines)]
 
 
 def _peak_line(peak: Peak) -> tuple[str, str, str]:
@@ -140,13 +142,13 @@ def _cards_table(chosen: Sequence[Card]) -> Table:
     return Table("Cards", note, columns, tuple(lines))
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: Plan, serve: str) -> str:
     wish = plan.wish
     if plan.fits:
         kv_gib = plan.rows * plan.costs.row / _GIB
         # Cut, not rounded: a hundredth too much would be a refusal at the start.
         return (
-            f"fits; mosstalk serve --max-sessions {wish.sessions} "
+            f"fits; {serve} --max-sessions {wish.sessions} "
             f"--codec-memory {plan.flow_memory_mib} --kv-gib {int(kv_gib * 100) / 100:.2f}"
             + (" --embeddings host" if wish.embeddings == "host" else "")
         )

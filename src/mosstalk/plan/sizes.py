@@ -1,15 +1,14 @@
 """Bytes of every part of a language model and a codec, from their configs alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from mosstalk.codec.flow_batch_voices import FlowOptions
+from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.flow_pages import PageLayout
 from mosstalk.codec.hift_step import HiftState
 from mosstalk.codec.sound_request import CONTEXT_S
@@ -24,11 +23,12 @@ from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.models.weights import shapes_of
 
 Shapes = Mapping[str, tuple[int, ...]]
+BytesOf = Callable[[str, tuple[int, ...]], int]
 
 PRECISIONS = ("bf16", "fp8")
 SOUND_DTYPE = torch.float16
 """Of flow and vocoder on a GPU, unless something else is asked for."""
-_WIDE, _NARROW, _QUANTIZED = 4, 2, 1
+_WIDE, _NARROW = 4, 2
 _PARTS = {
     "trunk": ("model.shared_block.",),
     "text block": ("model.text_block.",),
@@ -41,6 +41,8 @@ _PARTS = {
 }
 _NOT_PACKED = ("decoder.estimator.time_mlp.", ".mlp.")
 """Of the estimator: what makes its times, which are computed once."""
+_MIDDLE = ("ups.", "resblocks.", "source_resblocks.", "source_downs.")
+"""Of the vocoder: what is packed in 16 bit."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,41 @@ def language_parts(config: LanguageModelConfig, precision: str) -> list[Part]:
     found = []
     for name, stems in _PARTS.items():
         own = {key: shape for key, shape in shapes.items() if key.startswith(stems)}
-        quantized = precision == "fp8" and name == "trunk"
-        size = sum(_language_bytes(key, shape, quantized) for key, shape in own.items())
-        found.append(Part(name, _count(own.values()), size))
+        fp8 = precision == "fp8" and name == "trunk"
+        found.append(_part(name, own, _quantized_bytes if fp8 else _narrow_bytes))
     return found
+
+
+def _part(name: str, shapes: Shapes, bytes_of: BytesOf) -> Part:
+    size = sum(bytes_of(key, shape) for key, shape in shapes.items())
+    return Part(name, sum(map(prod, shapes.values())), size)
+
+
+def _wide_bytes(_: str, shape: tuple[int, ...]) -> int:
+    return _WIDE * prod(shape)
+
+
+def _narrow_bytes(_: str, shape: tuple[int, ...]) -> int:
+    return _NARROW * prod(shape)
+
+
+def _quantized_bytes(name: str, shape: tuple[int, ...]) -> int:
+    if name.endswith("_proj.weight"):
+        return prod(shape) + shape[0] * _WIDE
+    return _NARROW * prod(shape)
+
+
+def _mixed_bytes(name: str, shape: tuple[int, ...]) -> int:
+    """A matrix or a convolution's weight in 16 bit; norms and biases in float32."""
+    return (_narrow_bytes if len(shape) > 1 else _wide_bytes)(name, shape)
+
+
+def _estimator_bytes(name: str, shape: tuple[int, ...]) -> int:
+    return 0 if any(mark in name for mark in _NOT_PACKED) else _mixed_bytes(name, shape)
+
+
+def _vocoder_bytes(name: str, shape: tuple[int, ...]) -> int:
+    return (_mixed_bytes if name.startswith(_MIDDLE) else _wide_bytes)(name, shape)
 
 
 def text_table_bytes(config: LanguageModelConfig) -> int:
@@ -85,12 +118,6 @@ def text_table_bytes(config: LanguageModelConfig) -> int:
 @cache
 def _language_shapes(config: LanguageModelConfig) -> Shapes:
     return model_shapes(config)
-
-
-def _language_bytes(name: str, shape: tuple[int, ...], quantized: bool) -> int:
-    if quantized and name.endswith("_proj.weight"):
-        return prod(shape) * _QUANTIZED + shape[0] * _WIDE
-    return prod(shape) * _NARROW
 
 
 @cache
@@ -112,46 +139,15 @@ def codec_parts(codec: Codec) -> list[Part]:
     The speech tokenizer and the flow's encoder are float32; matrices of the estimator and of the
     vocoder's middle are float16, all else of them float32.
     """
-    flow, vocoder = shapes_of(codec.flow), shapes_of(codec.vocoder)
+    flow = shapes_of(codec.flow)
     estimator = {name: shape for name, shape in flow.items() if name.startswith("decoder.")}
     encoder = {name: shape for name, shape in flow.items() if name not in estimator}
     return [
-        _plain("speech tokenizer", codec.tokenizer),
-        Part("flow encoder", _count(encoder.values()), _WIDE * _count(encoder.values())),
-        Part("flow estimator", _count(estimator.values()), _estimator_bytes(estimator)),
-        Part("vocoder", _count(vocoder.values()), _vocoder_bytes(vocoder)),
+        _part("speech tokenizer", shapes_of(codec.tokenizer), _wide_bytes),
+        _part("flow encoder", encoder, _wide_bytes),
+        _part("flow estimator", estimator, _estimator_bytes),
+        _part("vocoder", shapes_of(codec.vocoder), _vocoder_bytes),
     ]
-
-
-def _plain(name: str, module: nn.Module) -> Part:
-    weights = _count(shapes_of(module).values())
-    return Part(name, weights, _WIDE * weights)
-
-
-def _estimator_bytes(shapes: Shapes) -> int:
-    kept = {
-        name: shape
-        for name, shape in shapes.items()
-        if not any(mark in name for mark in _NOT_PACKED)
-    }
-    return sum(_mixed_bytes(shape) for shape in kept.values())
-
-
-def _vocoder_bytes(shapes: Shapes) -> int:
-    middle = ("ups.", "resblocks.", "source_resblocks.", "source_downs.")
-    return sum(
-        _mixed_bytes(shape) if name.startswith(middle) else _WIDE * prod(shape)
-        for name, shape in shapes.items()
-    )
-
-
-def _mixed_bytes(shape: tuple[int, ...]) -> int:
-    """A matrix or a convolution's weight in 16 bit; norms and biases in float32."""
-    return prod(shape) * (_NARROW if len(shape) > 1 else _WIDE)
-
-
-def _count(shapes: Iterable[tuple[int, ...]]) -> int:
-    return sum(map(prod, shapes))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from mosstalk.models.speech_tokenizer import SpeechTokenizer
 
 _KEYS_AND_VALUES = 2
 _SCALE_BYTES = 4
+_BRANCHES = 2
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,6 @@ def _quantized_layers(config: LanguageModelConfig, record: Quantization | None) 
     if record is None:
         return 0
     return config.num_shared_layers + (config.num_modality_layers if record.blocks == "all" else 0)
-
-
-_BRANCHES = 2
 
 
 def hop_work(

@@ -77,9 +77,10 @@ def _synthetic_folder() -> Path:
 
 def require_pair(model: Path | None, codec: Path | None) -> None:
     """Raise ConfigError unless both are folders, or neither, or one has both: a name, a build."""
-    if (model is None) is (codec is None) or (model and (_is_name(model) or is_built(model))):
+    if (model is None) is (codec is None) or (model and not _is_plain(model)):
         return
-    gone = [f"{folder}: no such folder; " for folder in (model, codec) if _is_gone(folder)]
+    given = (folder for folder in (model, codec) if folder and not _is_name(folder))
+    gone = [f"{folder}: no such folder; " for folder in given if not folder.exists()]
     raise ConfigError(
         f"{''.join(gone)}--model and --codec belong together: give both folders, or neither, or "
         f"{', '.join(f'--model {name}' for name in NAMES)} or a folder that mosstalk build made "
@@ -113,30 +114,17 @@ def chosen_codec(codec: Path | None) -> Path:
     Raises:
         CheckpointError: the pocket model was asked for and is not there.
     """
-    if codec is None:
-        return default_model()[1]
-    built = built_engine(codec)
-    if built:
-        return built.codec
-    return _named(codec)[1] if _is_name(codec) else codec
+    return codec if codec and _is_plain(codec) else chosen_model(codec, None)[1]
 
 
 def chosen_language_model(model: Path | None) -> Path:
-    """The folder that ``--model`` alone stands for: as given, by name, or the default's.
-
-    Raises:
-        CheckpointError: the pocket model was asked for and is not there.
-    """
-    if model is None:
-        return default_model()[0]
-    built = built_engine(model)
-    if built:
-        return built.model
-    return _named(model)[0] if _is_name(model) else model
+    """The folder that ``--model`` alone stands for; as ``chosen_codec``."""
+    return model if model and _is_plain(model) else chosen_model(model, None)[0]
 
 
-def _is_gone(path: Path | None) -> bool:
-    return path is not None and not _is_name(path) and not path.exists()
+def _is_plain(folder: Path) -> bool:
+    """Whether this is one checkpoint's own folder: no name, no build."""
+    return not _is_name(folder) and not is_built(folder)
 
 
 def _is_name(path: Path) -> bool:

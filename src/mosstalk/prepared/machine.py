@@ -1,4 +1,4 @@
-"""What a measurement or a build ran on, and whether this machine is that one."""
+"""What a measurement or a build ran on and took, and whether this machine is that one."""
 
 import os
 import platform
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 import torch
 
 from mosstalk.environment import stated_commit
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_COMPARED = ("card", "capability", "torch", "triton")
+"""What may differ from one machine to another; of these the capability and Triton decide."""
 
 
 def machine_facts(device: torch.device, weights: str) -> dict[str, str]:
@@ -49,11 +54,6 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
-
-
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")
-_COMPARED = ("card", "capability", "torch", "triton")
-"""What may differ from one machine to another; of these the capability and Triton decide."""
 
 
 def machine_of(device: torch.device, weights: str) -> dict[str, Any]:
@@ -107,3 +107,48 @@ def _driver() -> str | None:
         return None
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
     return found[1] if found else None
+
+
+def host_peak_bytes() -> int | None:
+    """Largest resident memory of this process; None where no counter tells."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such counter
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@dataclass
+class Peaks:
+    """Watches from its making on; ``look`` now and then.
+
+    Of a GPU: the most that torch ever held, graphs' pools included, and what the process takes
+    besides (context, libraries, graphs themselves), the most of that which ``look`` has seen.
+    """
+
+    device: torch.device
+    _besides: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def look(self) -> None:
+        """See what a GPU has in use besides torch's memory."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            besides = total - free - torch.cuda.memory_reserved(self.device)
+            self._besides = max(self._besides, besides)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The GPU's peak; None without one."""
+        if self.device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_reserved(self.device) + self._besides
+
+    def as_values(self) -> dict[str, int | None]:
+        """For documents."""
+        return {"host": host_peak_bytes(), "device": self.device_bytes}

@@ -5,7 +5,7 @@ Nothing is measured here: clocks are given.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -212,18 +212,10 @@ def _gain(tuned: float, package: float) -> float | None:
 
 
 def _line_values(choice: Choice) -> dict[str, Any]:
-    divided = choice.divided
-    return {
-        "replaced": choice.replaced,
-        "us": _us(choice.seconds),
-        "package_us": _us(choice.package_s),
-        "tile": {part: getattr(divided.tile, part) for part in _TILE},
-        "splits": divided.splits,
-        "ask": divided.ask,
-        "run": divided.run,
-        "apart": divided.apart,
-        "one": divided.one,
-    }
+    divided = asdict(choice.divided)
+    divided["tile"] = {part: divided["tile"][part] for part in _TILE}
+    times = {"us": _us(choice.seconds), "package_us": _us(choice.package_s)}
+    return {"replaced": choice.replaced, **times, **divided}
 
 
 def _us(seconds: float) -> float | None:

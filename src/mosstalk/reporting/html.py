@@ -9,20 +9,22 @@ from mosstalk.reporting.tables import Table
 
 _STYLE = Path(__file__).with_name("page.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
-END = "</body>\n</html>\n"
+_WIDTH, _HEIGHT = 640, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 30
+_COLOURS = ("#3b82c4", "#d97706", "#2f9e64", "#c2458f", "#7c6fd6", "#a08a1a", "#cf4b3f")
+_DASHES = ("", "6 3", "2 3")
+_TICKS = 4
 
 
 def tables_page(title: str, settings: Mapping[str, Any], tables: Iterable[Table]) -> str:
     """A page of tables alone, with what they were measured on below its heading."""
     label = f"{settings['device']}, weights: {settings['weights']}"
-    parts = (head(title, label), *map(table_html, tables), settings_html(settings), END)
-    return "\n".join(parts)
+    return page(title, label, settings, *map(table_html, tables))
 
 
-def head(title: str, label: str) -> str:
-    """Everything up to the heading and the line below it."""
-    style = _STYLE.read_text(encoding="utf-8")
-    return f"""<!DOCTYPE html>
+def page(title: str, label: str, settings: Mapping[str, Any], *parts: str) -> str:
+    """A page: heading and the line below it, ``parts`` in order but empty ones, settings."""
+    head = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -30,11 +32,12 @@ def head(title: str, label: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <style>
-{style}</style>
+{_STYLE.read_text(encoding="utf-8")}</style>
 </head>
 <body>
 <h1>{escape(title)}</h1>
 <p class="label">{escape(label)}</p>"""
+    return "\n".join((head, *filter(None, parts), _settings(settings), "</body>\n</html>\n"))
 
 
 def table_html(table: Table) -> str:
@@ -42,7 +45,8 @@ def table_html(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     rows = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{_unbroken(cell)}</td>" for cell in row[1:])
+        # An interval stays on one line where its value may stand above it.
+        + "".join(f"<td>{escape(cell).replace(', ', ',&nbsp;')}</td>" for cell in row[1:])
         + "</tr>"
         for row in table.rows
     )
@@ -53,11 +57,6 @@ def table_html(table: Table) -> str:
     )
 
 
-def _unbroken(cell: str) -> str:
-    """A cell whose interval stays on one line where its value may stand above it."""
-    return escape(cell).replace(", ", ",&nbsp;")
-
-
 def skipped_html(skipped: Iterable[str]) -> str:
     """What was not measured, or nothing."""
     items = "".join(f"<li>{escape(line)}</li>" for line in skipped)
@@ -66,19 +65,12 @@ def skipped_html(skipped: Iterable[str]) -> str:
     return f'<h2>Not measured</h2>\n<ul class="skipped">{items}</ul>'
 
 
-def settings_html(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     """All settings, folded."""
     items = "\n".join(
         f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in settings.items()
     )
     return f"<details><summary>Settings</summary>\n<dl>\n{items}\n</dl></details>"
-
-
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 30
-_COLOURS = ("#3b82c4", "#d97706", "#2f9e64", "#c2458f", "#7c6fd6", "#a08a1a", "#cf4b3f")
-_DASHES = ("", "6 3", "2 3")
-_TICKS = 4
 
 
 def line_chart(

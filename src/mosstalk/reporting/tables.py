@@ -1,6 +1,7 @@
 """Figures as tables of words: the same for the terminal and for a page."""
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NONE = "-"
@@ -15,7 +16,7 @@ class Table:
     title: str
     note: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
 
     def as_text(self) -> str:
         """The table in columns, names to the left and figures to the right."""
@@ -30,3 +31,8 @@ class Table:
         ]
         note = textwrap.wrap(self.note, _NOTE_WIDTH)
         return "\n".join((self.title, *(f"  {line}" for line in (*body, *note))))
+
+
+def figure(value: float | None, digits: int = 0, unit: float = 1, *, signed: bool = False) -> str:
+    """A cell: ``unit`` times ``value`` with so many digits; ``NONE`` where there is no value."""
+    return NONE if value is None else f"{unit * value:{'+' if signed else ''}.{digits}f}"

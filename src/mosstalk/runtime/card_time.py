@@ -21,7 +21,7 @@ _MOST_WAITING = 4096
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Span:
     """A part's work on a stream of the card."""
 
     work: Work
@@ -30,12 +30,12 @@ class _Stretch:
 
 
 class _Clock:
-    """Stretches on their way, and events to use again."""
+    """Spans on their way, and events to use again."""
 
     def __init__(self) -> None:
         self.runs = False
         self._lock = threading.Lock()
-        self._waiting: deque[_Stretch] = deque()
+        self._waiting: deque[_Span] = deque()
         self._free: list[torch.cuda.Event] = []
 
     def event(self) -> torch.cuda.Event:
@@ -43,23 +43,23 @@ class _Clock:
         with self._lock:
             return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
 
-    def note(self, stretch: _Stretch) -> None:
-        """Have a stretch counted once it is over."""
+    def note(self, span: _Span) -> None:
+        """Have a span counted once it is over."""
         with self._lock:
             if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append(stretch)
+                self._waiting.append(span)
 
     def settle(self) -> None:
         """Count what is over."""
         with self._lock:
-            going = deque[_Stretch]()
-            for stretch in self._waiting:
-                if stretch.end.query():
-                    seconds = stretch.begin.elapsed_time(stretch.end) / 1000
-                    spend(stretch.work.part, card_s=seconds)
-                    self._free += [stretch.begin, stretch.end]
+            going = deque[_Span]()
+            for span in self._waiting:
+                if span.end.query():
+                    seconds = span.begin.elapsed_time(span.end) / 1000
+                    spend(span.work.part, card_s=seconds)
+                    self._free += [span.begin, span.end]
                 else:
-                    going.append(stretch)
+                    going.append(span)
             self._waiting = going
 
 
@@ -87,7 +87,7 @@ def on_card(work: Work | BusyPart, device: torch.device) -> Iterator[None]:
         yield
     finally:
         end.record(stream)
-        _clock.note(_Stretch(work if isinstance(work, Work) else Work(work), begin, end))
+        _clock.note(_Span(work if isinstance(work, Work) else Work(work), begin, end))
 
 
 def settle_card_time() -> None:

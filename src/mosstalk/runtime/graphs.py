@@ -26,6 +26,8 @@ _ERRORS = "thread_local"
 """Only what the capturing thread must not do is an error: others go on with their work."""
 _one_at_a_time = RLock()
 Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+"""What a captured call returned: tensors that each replay writes anew."""
 
 
 @dataclass
@@ -119,7 +121,7 @@ def _note(use: str, nbytes: int, seconds: float) -> None:
         _LOG.warning("a graph for %s was captured in traffic: %.0f ms", use, 1000 * seconds)
 
 
-class Graphs(Generic[Key]):
+class Graphs(Generic[Key, Made]):
     """Graphs of one user, by bucket; they follow one another, and so share one pool of memory.
 
     ``enabled`` False, as on a CPU: there is none, and whoever asks computes without. The largest
@@ -133,7 +135,7 @@ class Graphs(Generic[Key]):
         self.nbytes = 0
         """Memory that they took."""
         self._device, self._use, self._warm_ups = device, use, warm_ups
-        self._captured: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._captured: dict[Key, tuple[torch.cuda.CUDAGraph, Made]] = {}
         self._pool: Any = None  # torch's handle of their memory
 
     def __len__(self) -> int:
@@ -142,7 +144,11 @@ class Graphs(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._captured
 
-    def ready(self, key: Key, compute: Callable[[], None]) -> bool:
+    def __getitem__(self, key: Key) -> Made:
+        """What the captured call of a bucket returned."""
+        return self._captured[key][1]
+
+    def ready(self, key: Key, compute: Callable[[], Made]) -> bool:
         """Capture ``compute`` for a bucket unless it was; False where there are to be no graphs.
 
         ``compute`` is run before, so what it reads must be inputs that change nothing.
@@ -153,19 +159,27 @@ class Graphs(Generic[Key]):
             first = self._pool is None
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             before = CAPTURES.nbytes
+            made = list[Made]()
+
+            def run() -> None:
+                made[:] = [compute()]
+
             # Memory of what ran before is returned once, and never in the middle of a reply.
-            self._captured[key] = captured(
-                compute, self._device, self._use, self._pool, self._warm_ups,
+            graph = captured(
+                run, self._device, self._use, self._pool, self._warm_ups,
                 empty_caches=first and not _ready,
             )  # fmt: skip
+            self._captured[key] = graph, made[0]
             self.nbytes += CAPTURES.nbytes - before
         return True
 
-    def replay(self, key: Key) -> None:
-        """Run the graph of a bucket on the current stream."""
-        self._captured[key].replay()
+    def replay(self, key: Key) -> Made:
+        """Run the graph of a bucket on the current stream; what the captured call returned."""
+        graph, made = self._captured[key]
+        graph.replay()
+        return made
 
     def forget(self) -> None:
         """Drop all of them: what they read has moved. Their pool of memory ends with them."""
         self._captured.clear()
-        self._pool = None
+        self._pool, self.nbytes = None, 0

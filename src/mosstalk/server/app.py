@@ -1,8 +1,11 @@
 """Routes: the Realtime WebSocket, models, health, metrics, the page."""
 
+import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
@@ -27,10 +30,27 @@ from mosstalk.server.admission import (
 from mosstalk.server.connection import Connection
 from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import WorkerState
-from mosstalk.server.metrics import CONTENT_TYPE
-from mosstalk.server.pages import INDEX, PageFiles
-from mosstalk.server.realtime.protocol import RealtimeProtocol, WireLimits
-from mosstalk.server.session_metrics import SessionMetrics
+from mosstalk.server.observers import CONTENT_TYPE
+from mosstalk.server.realtime.protocol import RealtimeProtocol
+from mosstalk.server.realtime.session_config import ServedModel
+
+FOLDER = Path(__file__).parent / "web"
+INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".json": "application/json",
+    ".webmanifest": "application/manifest+json",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+}
+_HOST = re.compile(r"[\w.:\[\]-]+")
+
 
 REALTIME = "/v1/realtime"
 SERVED = (
@@ -61,10 +81,10 @@ def make_app(context: ServerContext) -> ASGIApp:
         "/health": routes.health,
         "/ready": routes.ready,
         "/metrics": routes.metrics,
-        "/": partial(_page, pages, INDEX),
+        "/": partial(pages.answer, INDEX),
     }
     for name in pages.names:
-        answers[f"/{name}"] = partial(_page, pages, name)
+        answers[f"/{name}"] = partial(pages.answer, name)
     for path, answer in answers.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
     return _Entrance(app, context)
@@ -92,10 +112,6 @@ class _Entrance:
             await refusal.answer()(scope, receive, send_marked)
 
 
-async def _page(pages: PageFiles, name: str, request: Request) -> Response:
-    return pages.answer(name, request)
-
-
 async def _unknown_url(request: Request, _: Exception) -> Response:
     return _nothing_at(f"{request.method} {request.url.path}").answer()
 
@@ -114,6 +130,44 @@ def _nothing_at(what: str) -> Refusal:
     return Refusal(404, "unknown_url", f"there is no {what[:LONGEST_NAMED]} here; {SERVED}")
 
 
+class PageFiles:
+    """Files by their place in the folder, as it is when this is made; nothing else is given."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self.names = [
+            path.relative_to(folder).as_posix()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.suffix in _TYPES
+        ]
+
+    async def answer(self, name: str, request: Request) -> Response:
+        """One of ``names``; asked for again each time, sent again only if it changed."""
+        path = self._folder / name
+        content = path.read_bytes()
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        headers = _headers(request.headers.get("host", "")) | {"ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers | {"Content-Type": _TYPES[path.suffix]})
+
+
+def _headers(host: str) -> dict[str, str]:
+    # Some browsers do not count a WebSocket to the same host as 'self'.
+    sockets = f" ws://{host} wss://{host}" if _HOST.fullmatch(host) else ""
+    policy = (
+        "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; "
+        f"img-src 'self' data:; media-src 'self' blob:; connect-src 'self'{sockets}; "
+        "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "Permissions-Policy": "microphone=(self)",
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
 class Routes:
     """What is answered where."""
 
@@ -130,17 +184,17 @@ class Routes:
 
     async def ready(self) -> Response:
         """200 as long as somebody new is let in."""
-        if unavailable := self._context.unavailable:
-            return Refusal.when(unavailable).answer()
+        if self._context.unavailable:
+            return self._context.unavailable.answer()
         info = self._context.engine.ready.result()
         body = {"status": "ready", "model": self._context.model, "worker": vars(info)}
         return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted."""
-        context = self._context
-        context.metrics.unsent.set(context.unsent_s())
-        return self._stranger(request) or Response(context.metrics.text(), media_type=CONTENT_TYPE)
+        metrics = self._context.metrics
+        metrics.unsent.set(sum(each.unsent_s for each in self._context.connections))
+        return self._stranger(request) or Response(metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         """The one model, as a list."""
@@ -165,8 +219,19 @@ class Routes:
         await refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"), self._context)
 
     async def realtime(self, socket: WebSocket) -> None:
-        """A conversation."""
-        await _realtime(socket, self._context)
+        """A conversation: let a client in or refuse it, and stay with it until it has gone."""
+        context = self._context
+        key = context.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
+        refusal = refuse_stranger(socket, context) or refuse_now(key, context)
+        if refusal:
+            await refuse(socket, refusal, context)
+        elif asks_for_beta(socket):
+            await refuse_beta(socket, context)
+        else:
+            with context.opening(key):  # before anything is waited for, so that all are counted
+                connection = await _opened(socket, context, key)
+            if connection:
+                await connection.run(subprotocol(socket))
 
     def _stranger(self, request: Request) -> Response | None:
         context = self._context
@@ -184,25 +249,17 @@ class Routes:
         return own | {"created": self._started_s} | more
 
 
-async def _realtime(socket: WebSocket, context: ServerContext) -> None:
-    """Let a client in or refuse it, and stay with it until it has gone."""
-    key = context.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
-    refusal = refuse_stranger(socket, context) or refuse_now(key, context)
-    if refusal:
-        await refuse(socket, refusal, context)
-        return
-    if asks_for_beta(socket):
-        await refuse_beta(socket, context)
-        return
-    with context.opening(key):  # before anything is waited for, so that all who came are counted
-        connection = await _opened(socket, context, key)
-    if connection:
-        await connection.run(subprotocol(socket))
-
-
 async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
-    protocol = _protocol(socket, context)
+    served = ServedModel(
+        context.model,
+        context.engine.ready.result().voices,
+        context.session_defaults,
+        context.limits,
+        socket.query_params.get("model"),
+        context.transcriber is not None,
+    )
+    protocol = RealtimeProtocol(served)
     settings = context.fitted(protocol.settings)
     try:
         session = await context.engine.open(settings, rows=context.recorder is not None)
@@ -211,27 +268,6 @@ async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connec
         return None
     if unavailable := context.unavailable:  # since it was let in
         session.close()
-        await refuse(socket, Refusal.when(unavailable), context)
+        await refuse(socket, unavailable, context)
         return None
-    session_metrics = SessionMetrics(context.metrics, settings, key)
-    info, recorder = context.engine.ready.result(), context.recorder
-    recording = recorder.open(settings, info) if recorder else None
-    return Connection(socket, protocol, session, context, session_metrics, recording, key)
-
-
-def _protocol(socket: WebSocket, context: ServerContext) -> RealtimeProtocol:
-    info, limits = context.engine.ready.result(), context.limits
-    return RealtimeProtocol(
-        model=context.model,
-        asked_model=socket.query_params.get("model"),
-        voices=info.voices,
-        limits=WireLimits(
-            message_bytes=limits.message_bytes,
-            audio_bytes=limits.audio_bytes,
-            text_chars=limits.text_chars,
-            tools_chars=limits.tools_chars,
-            event_bytes=limits.event_bytes,
-        ),
-        defaults=context.session_defaults,
-        transcribes=context.transcriber is not None,
-    )
+    return Connection(socket, protocol, session, context, key)

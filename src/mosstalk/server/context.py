@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mosstalk.server.auth import Hosts, Keys, Origins
+from mosstalk.server.admission import DEAD, DRAINING, LOADING, Hosts, Keys, Origins, Refusal
+from mosstalk.server.captions import Transcriber
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogLimiter
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.observers import Metrics
 from mosstalk.server.recording import Recorder
-from mosstalk.server.transcriber import Transcriber
 from mosstalk.session.settings import ReplyMode, SessionSettings
 
 if TYPE_CHECKING:
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 _SCRIPTS = {ReplyMode.AUDIO: "speech:75", ReplyMode.TEXT: "text:40"}
 LEFT_S = 5.0
 """How long connections may take to say goodbye."""
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """Why nobody is let in now, and when to come back."""
-
-    reason: str
-    message: str
-    retry_after_s: float
-
-
-DRAINING = Unavailable("draining", "the server is about to end", 5.0)
 
 
 @dataclass
@@ -66,15 +54,13 @@ class ServerContext:
         return self.name or "mosstalk"
 
     @property
-    def unavailable(self) -> Unavailable | None:
+    def unavailable(self) -> Refusal | None:
         """Why nobody is let in now; None if somebody is."""
         if self.engine.state is WorkerState.DEAD:
-            return Unavailable("dead", "the engine has ended; the server is about to", 10.0)
+            return DEAD
         if self.draining:
             return DRAINING
-        if self.engine.state is WorkerState.LOADING:
-            return Unavailable("loading", "the models are still being loaded", 5.0)
-        return None
+        return LOADING if self.engine.state is WorkerState.LOADING else None
 
     @property
     def session_defaults(self) -> SessionSettings:
@@ -85,8 +71,8 @@ class ServerContext:
 
     def fitted(self, settings: SessionSettings) -> SessionSettings:
         """Settings as this model needs them: random weights never end a reply by themselves."""
-        facts = self.engine.ready.result()
-        if facts.weights_kind != "synthetic" or self.defaults.script is not None:
+        info = self.engine.ready.result()
+        if info.weights_kind != "synthetic" or self.defaults.script is not None:
             return settings
         return replace(settings, script=_SCRIPTS[settings.reply])
 
@@ -104,18 +90,10 @@ class ServerContext:
             self._opening[key] -= 1
             self._left.set()
 
-    def enter(self, connection: "Connection") -> None:
-        """A connection begins."""
-        self.connections.add(connection)
-
     def leave(self, connection: "Connection") -> None:
         """A connection is over."""
         self.connections.discard(connection)
         self._left.set()
-
-    def unsent_s(self) -> float:
-        """Seconds of sound that wait for clients."""
-        return sum(connection.unsent_s for connection in self.connections)
 
     async def empty(self, most_s: float) -> bool:
         """Wait until all connections are over; whether they are."""

@@ -14,8 +14,8 @@ from typing import Any
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineStoppedError
 from mosstalk.server import ipc
-from mosstalk.server.channel import Channel
-from mosstalk.server.child_process import start_child
+from mosstalk.server.ipc import Channel
+from mosstalk.server.process import start_child
 from mosstalk.session.commands import Close, Command, sample_count, sounds_of
 from mosstalk.session.events import (
     Closed,
@@ -114,7 +114,7 @@ class SessionProxy:
         self.unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
         self._changed.set()
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """The session has told something."""
         self.clock = max(self.clock, event.clock)
         if isinstance(event, SettingsUpdated):  # a rate that was only asked for counts for nothing
@@ -128,8 +128,8 @@ class SessionProxy:
         """The worker is gone."""
         if not self.over:
             code = ErrorCode.ENGINE_STOPPED
-            self.told(ErrorRaised(code, why, fatal=True, clock=self.clock))
-            self.told(Closed(CloseReason.ENGINE, clock=self.clock))
+            self.on_event(ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self.on_event(Closed(CloseReason.ENGINE, clock=self.clock))
 
 
 def _new_future() -> "asyncio.Future[Any]":
@@ -163,7 +163,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the process; ``state`` says when it is ready."""
-        self._process, end = start_child("mosstalk.server.worker_process")
+        self._process, end = start_child("mosstalk.server.worker")
         self._channel = await Channel.over(end)
         self._channel.post(ipc.Start(self.options))
         self._heard_s = time.monotonic()
@@ -226,51 +226,43 @@ class EngineClient:
         assert self._channel
         try:
             async for message in self._channel:
-                self._hear(message)
+                self._on_message(message)
         finally:
             self._dead(ipc.Failed("the worker's process has ended"))
 
-    def _hear(self, message: ipc.ToFront) -> None:
-        if isinstance(message, ipc.SessionEvent | ipc.Rows):
-            self._told(message)
-        elif isinstance(message, ipc.Heartbeat):
-            self._on_heartbeat(message)
-        elif isinstance(message, ipc.Opened | ipc.Refused):
-            self._answered(message)
-        elif isinstance(message, ipc.Loading):
-            self.on_loading(message)
-        elif isinstance(message, ipc.Ready):
-            self.ready.set_result(message.info)
-        elif isinstance(message, ipc.Failed):
-            self._dead(message)
+    def _on_message(self, message: ipc.ToFront) -> None:
+        match message:
+            case ipc.SessionEvent() | ipc.Rows() | ipc.Opened() | ipc.Refused():
+                if session := self._sessions.get(message.number):
+                    self._on_session_message(session, message)
+            case ipc.Heartbeat():
+                self.heartbeat, self._heard_s = message, time.monotonic()
+                for number, done in message.done.items():
+                    if number in self._sessions:
+                        self._sessions[number].acknowledged(done)
+                self.on_heartbeat(message)
+            case ipc.Loading():
+                self.on_loading(message)
+            case ipc.Ready():
+                self.ready.set_result(message.info)
+            case ipc.Failed():
+                self._dead(message)
 
-    def _told(self, message: ipc.SessionEvent | ipc.Rows) -> None:
-        session = self._sessions.get(message.number)
-        if session is None:
-            return
-        if isinstance(message, ipc.Rows):
+    def _on_session_message(
+        self, session: SessionProxy, message: ipc.SessionEvent | ipc.Rows | ipc.Opened | ipc.Refused
+    ) -> None:
+        if isinstance(message, ipc.SessionEvent):
+            session.on_event(message.event)
+            if session.over:
+                self._sessions.pop(message.number)
+        elif isinstance(message, ipc.Rows):
             session.rows = message.rows
-            return
-        session.told(message.event)
-        if session.over:
-            self._sessions.pop(message.number)
-
-    def _answered(self, message: ipc.Opened | ipc.Refused) -> None:
-        session = self._sessions.get(message.number)
-        if session is None or session.opened.done():
-            return
-        if isinstance(message, ipc.Refused):
-            self._sessions.pop(message.number)
+        elif session.opened.done():
+            return  # nobody waits for it any more
+        elif isinstance(message, ipc.Refused):
             session.opened.set_exception(message.raised())
         else:
             session.opened.set_result(None)
-
-    def _on_heartbeat(self, heartbeat: ipc.Heartbeat) -> None:
-        self.heartbeat, self._heard_s = heartbeat, time.monotonic()
-        for number, done in heartbeat.done.items():
-            if number in self._sessions:
-                self._sessions[number].acknowledged(done)
-        self.on_heartbeat(heartbeat)
 
     async def _watch(self) -> None:
         """Notice a worker that lives and does nothing."""

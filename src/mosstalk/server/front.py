@@ -15,26 +15,25 @@ from typing import Any, TypeVar
 import uvicorn
 
 from mosstalk.errors import OptionError
+from mosstalk.server.admission import Hosts, Keys, Origins
 from mosstalk.server.app import make_app
-from mosstalk.server.auth import Hosts, Keys, Origins
-from mosstalk.server.connection_limiter import (
-    OTHER_FILES,
-    ConnectionLimiter,
-    HttpProtocol,
-    ServerConfig,
-    raise_file_limit,
-)
+from mosstalk.server.captions import Transcriber
 from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import EngineClient
 from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
 from mosstalk.server.limits import Limits
-from mosstalk.server.logs import LogStyle
-from mosstalk.server.metrics import Metrics
-from mosstalk.server.process_memory import trim_memory_forever
+from mosstalk.server.logs import LogStyle, bounded_output
+from mosstalk.server.observers import Metrics
+from mosstalk.server.process import trim_memory_forever
 from mosstalk.server.recording import Recorder
-from mosstalk.server.streams import bounded_output
-from mosstalk.server.transcriber import Transcriber
-from mosstalk.server.websocket import WebSocketProtocol
+from mosstalk.server.websocket import (
+    OTHER_FILES,
+    ConnectionLimiter,
+    HttpProtocol,
+    ServerConfig,
+    WebSocketProtocol,
+    raise_file_limit,
+)
 from mosstalk.session.settings import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server")

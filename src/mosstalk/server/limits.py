@@ -17,6 +17,8 @@ class Limits:
         message_bytes: longest message; a longer one closes the connection with code 1009.
         audio_bytes: most sound in one message.
         text_chars: longest text of an item or of instructions.
+        kept_chars: most that is kept beside the session for the client's eyes alone: a session's
+            fields, and items that the model does not read.
         tools_chars: longest ``tools`` of a session, as JSON.
         event_bytes: longest message without what sound takes in it; a longer one is refused
             before it is parsed.
@@ -53,6 +55,7 @@ class Limits:
     message_bytes: int = 32 * MIB
     audio_bytes: int = 15 * MIB
     text_chars: int = 32_768
+    kept_chars: int = MIB
     tools_chars: int = MIB // 8
     event_bytes: int = MIB
     unsent_s: float = 90.0
@@ -105,28 +108,23 @@ class ClientBudget:
 
     def __init__(self, limits: Limits, now_s: float) -> None:
         burst_s = limits.burst_s
-        self._messages = TokenBucket(limits.messages_per_s, burst_s, now_s)
-        self._bytes = TokenBucket(limits.bytes_per_s, burst_s, now_s)
-        self._processor = TokenBucket(
-            limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s
+        self._buckets = (
+            TokenBucket(limits.messages_per_s, burst_s, now_s),
+            TokenBucket(limits.bytes_per_s, burst_s, now_s),
+            TokenBucket(limits.processor_share, min(burst_s, _PROCESSOR_BURST_S), now_s),
+            TokenBucket(limits.commands_per_s, burst_s, now_s),
         )
-        self._commands = TokenBucket(limits.commands_per_s, burst_s, now_s)
-        self._cost_bytes, self._cost_s, self._cost_commands = 0, 0.0, 0.0
+        self._costs = (0.0, 0.0, 0.0)
 
     def cost(self, count: int = 0, processor_s: float = 0.0, commands: float = 0.0) -> None:
         """Something has been read, answered, computed or asked of its session for the client."""
-        self._cost_bytes += count
-        self._cost_s += processor_s
-        self._cost_commands += commands
+        bytes_, processor, asked = self._costs
+        self._costs = bytes_ + count, processor + processor_s, asked + commands
 
     def wait_s(self, now_s: float) -> float:
         """One message is done: how long to wait before the next, given what all has cost."""
-        count, self._cost_bytes = self._cost_bytes, 0
-        processor_s, self._cost_s = self._cost_s, 0.0
-        commands, self._cost_commands = self._cost_commands, 0.0
-        return max(
-            self._messages.wait_s(1, now_s),
-            self._bytes.wait_s(count, now_s),
-            self._processor.wait_s(processor_s, now_s),
-            self._commands.wait_s(commands, now_s),
-        )
+        costs, self._costs = (1.0, *self._costs), (0.0, 0.0, 0.0)
+        waits = [
+            bucket.wait_s(cost, now_s) for bucket, cost in zip(self._buckets, costs, strict=True)
+        ]
+        return max(waits)

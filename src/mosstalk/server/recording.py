@@ -15,9 +15,11 @@ import shutil
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -27,7 +29,8 @@ from mosstalk.conversation import Row
 from mosstalk.errors import OutputError
 from mosstalk.files import as_text
 from mosstalk.server.ipc import WorkerInfo
-from mosstalk.server.metrics import Metrics
+from mosstalk.server.observers import Metrics, SessionObserver
+from mosstalk.server.realtime import server_events
 from mosstalk.session import commands as told
 from mosstalk.session import events
 from mosstalk.session.settings import SessionSettings
@@ -93,15 +96,13 @@ class Recorder:
         self._jobs.put((job, size))
         return True
 
-    def cut(self, session_id: str, why: str) -> None:
-        """A recording ends before its session does."""
+    def cut(self, session_id: str, why: str | None = None) -> None:
+        """A recording ends before its session does; without ``why`` by a fault of the program."""
         self._metrics.recordings_cut.inc()
-        _LOG.warning("a recording ends: %s", why, extra={"session": session_id})
-
-    def failed(self, session_id: str) -> None:
-        """A fault of the program, which is being handled, ends a recording."""
-        self._metrics.recordings_cut.inc()
-        _LOG.exception("a recording failed and ends", extra={"session": session_id})
+        if why:
+            _LOG.warning("a recording ends: %s", why, extra={"session": session_id})
+        else:
+            _LOG.exception("a recording failed and ends", extra={"session": session_id})
 
     def _run(self) -> None:
         while given := self._jobs.get():
@@ -113,26 +114,26 @@ class Recorder:
                     self._waiting_bytes -= size
 
 
-class Recording:
-    """Is shown everything about one session, in order; never waits and never raises."""
+class Recording(SessionObserver):
+    """Keeps all that it is shown of a session in files, which a thread of its own writes."""
 
     def __init__(self, recorder: Recorder, settings: SessionSettings, info: WorkerInfo) -> None:
         self._recorder, self._settings, self._info = recorder, settings, info
         self._begun_s, self._began = time.monotonic(), datetime.now(UTC)
-        self._early: list[tuple[Callable[[_Files], None], int]] = []
-        self._files: _Files | None = None
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._files: _Files
         self._cut, self._session_id, self._rate = False, "", settings.input_rate
 
-    def told(self, command: told.Command) -> None:
-        """The client tells the session something."""
+    def on_command(self, command: told.Command) -> None:
+        """Keep a command."""
         now = self._now()
         if isinstance(command, told.UpdateSettings):
             self._rate = command.settings.input_rate
         rate, size = self._rate, sum(len(sound.pcm) for sound in told.sounds_of(command))
-        self._do(lambda files: files.command(now, command, rate), size)
+        self._do(lambda: self._files.command(now, command, rate), size)
 
-    def heard(self, event: events.Event) -> None:
-        """The session tells something."""
+    def on_event(self, event: events.Event) -> None:
+        """Keep an event; the first names the folder."""
         now = self._now()
         if isinstance(event, events.SessionOpened):
             self._session_id = event.session_id
@@ -141,48 +142,38 @@ class Recording:
                 "began": self._began.isoformat(), "worker": asdict(self._info),
                 "settings": asdict(self._settings),
             }  # fmt: skip
-            self._open(opened)
+            self._waiting.appendleft((lambda: self._open(opened), 0))
         size = len(event.pcm) if isinstance(event, events.AudioDelta) else 0
-        self._do(lambda files: files.event(now, event), size)
+        self._do(lambda: self._files.event(now, event), size)
 
-    def passed(self, side: str, message: str | bytes) -> None:
-        """A message has gone over the wire; ``side`` is who sent it."""
+    def on_message(
+        self, sender: str, message: str | bytes, event: server_events.Event | None = None
+    ) -> None:
+        """Keep a message."""
+        del event  # the message holds it all
         now = self._now()
-        self._do(lambda files: files.wire(now, side, message), len(message))
+        self._do(lambda: self._files.wire(now, sender, message), len(message))
 
-    def ended(self, reason: str, rows: list[Row] | None) -> None:
-        """The session and its connection are over."""
+    def on_close(self, reason: str, rows: list[Row] | None) -> None:
+        """Keep how it ended, and the rows."""
         now = self._now()
-        self._do(lambda files: files.end(now, reason, rows))
+        self._do(lambda: self._files.end(now, reason, rows))
 
     def _now(self) -> float:
         return round(time.monotonic() - self._begun_s, 6)
 
     def _open(self, opened: dict[str, Any]) -> None:
-        def job() -> None:
-            self._files = _Files(self._recorder.folder_for(self._session_id), opened)
+        self._files = _Files(self._recorder.folder_for(self._session_id), opened)
 
-        self._later(job)
-        for work, size in self._early:
-            self._do(work, size)
-        self._early.clear()
-
-    def _do(self, work: "Callable[[_Files], None]", size: int = 0) -> None:
-        if not self._session_id:
-            self._early.append((work, size))
-            return
-
-        def job() -> None:
-            assert self._files
-            work(self._files)
-
-        self._later(job, size)
-
-    def _later(self, job: Callable[[], None], size: int = 0) -> None:
-        if self._cut:
-            return
-        if not self._recorder.later(lambda: self._try(job), size + _PIECE_BYTES):
-            self._end("the disk is too slow")
+    def _do(self, job: Callable[[], None], size: int = 0) -> None:
+        """Have it done on the recorder's thread, once the session has said its name."""
+        self._waiting.append((job, size))
+        while self._waiting and self._session_id:
+            job, size = self._waiting.popleft()
+            if not (
+                self._cut or self._recorder.later(partial(self._try, job), size + _PIECE_BYTES)
+            ):
+                self._end("the disk is too slow")
 
     def _try(self, job: Callable[[], None]) -> None:
         """On the recorder's thread."""
@@ -194,10 +185,9 @@ class Recording:
         except OSError as error:
             self._end(str(error))
         except Exception:  # of this recording: the others go on
-            self._cut = True
-            self._recorder.failed(self._session_id)
+            self._end()
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str | None = None) -> None:
         self._cut = True
         self._recorder.cut(self._session_id, why)
 

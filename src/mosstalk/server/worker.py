@@ -16,9 +16,9 @@ from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
-from mosstalk.server.channel import Channel
+from mosstalk.server.ipc import Channel
 from mosstalk.server.loading import Loaded, load
-from mosstalk.server.process_memory import resident_bytes, trim_memory_forever
+from mosstalk.server.process import resident_bytes, trim_memory_forever
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session
@@ -27,8 +27,12 @@ _LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 
 
-async def serve(end: socket.socket) -> int:
+def run(end: socket.socket) -> int:
     """Do what comes over the link until it is closed; the exit code."""
+    return asyncio.run(_serve(end))
+
+
+async def _serve(end: socket.socket) -> int:
     channel = await Channel.over(end)
     messages = aiter(channel)
     start = await anext(messages, None)
@@ -37,7 +41,7 @@ async def serve(end: socket.socket) -> int:
     start.options.log.install("worker")
     worker = Worker(channel, start.options)
     working = asyncio.create_task(worker.run())
-    reading = asyncio.create_task(worker.obey(messages))
+    reading = asyncio.create_task(worker.handle(messages))
     await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         return working.result()
@@ -76,7 +80,7 @@ class Worker:
                 task.cancel()
         return 1
 
-    async def obey(self, messages: AsyncIterator[Any]) -> None:
+    async def handle(self, messages: AsyncIterator[Any]) -> None:
         """Do what the front says until it says ``Stop`` or is gone."""
         async for message in messages:
             if isinstance(message, ipc.Stop):
@@ -217,4 +221,4 @@ class _EngineProbe:
 
     async def _ask(self, engine: AsyncEngine) -> None:
         with contextlib.suppress(EngineStoppedError):  # whoever watches the engine will tell
-            await engine.close(engine.talk(Conversation(engine.core.ids, lambda _: [])))
+            await engine.close(engine.open(Conversation(engine.core.ids, lambda _: [])))

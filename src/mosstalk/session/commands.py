@@ -117,6 +117,9 @@ class CreateMessage(Command):
     previous_item_id: str | None = None
 
 
+NewItem = CreateText | CreateAudio | CreateMessage
+
+
 @dataclass(frozen=True)
 class DeleteItem(Command):
     """Take an item out of the conversation."""

@@ -1,27 +1,29 @@
-"""What the parts of one session share: its settings, its items, its conversation in the engine."""
+"""What the parts of one session share, and what all sessions of a process do."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from secrets import token_hex
+from pathlib import Path
 from typing import TypeVar
 
-from mosstalk.audio.sound import SHORTEST_MS, Samples
+from mosstalk.audio.sound import SHORTEST_MS
 from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
 from mosstalk.conversation import SYSTEM_PROMPTS, Row, Segment, SpeechSegment
-from mosstalk.errors import ContextLengthError, SessionError
+from mosstalk.engine.async_engine import AsyncEngine
+from mosstalk.errors import ContextLengthError, SessionError, VoiceError
 from mosstalk.models.text_tokenizer import LONG_CHARS
+from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.defaults import Choices
+from mosstalk.offline.pipeline import Pipeline
 from mosstalk.script import Script
-from mosstalk.session.audio_input import AudioInput
 from mosstalk.session.commands import Message, Sound, sample_count
-from mosstalk.session.engine_conversation import EngineConversation
 from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
-from mosstalk.session.history import ROLES, Entry, History, PromptBuilder
-from mosstalk.session.playback import PlaybackClock
-from mosstalk.session.resources import SessionResources
+from mosstalk.session.history import ROLES, EngineConversation, Entry, History, PromptBuilder
+from mosstalk.session.listener import Listener
 from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
-from mosstalk.session.sound import require_rate, resampled, samples_of
+from mosstalk.session.sound import PlaybackClock, require_rate, resampled
+from mosstalk.session.workers import DecoderWorker, EncoderWorker
 
 _T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32
@@ -34,33 +36,116 @@ _PROMPTS = {
 }
 
 
+@dataclass
+class SessionResources:
+    """What all sessions of a process share: the models, the engine, and the threads around them.
+
+    ``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's.
+    ``long_work`` is held by who has another thread prepare something long, a text or a recording:
+    one at a time, so that sessions that send many of them do not take every processor.
+    """
+
+    pipeline: Pipeline
+    engine: AsyncEngine
+    encoder_worker: EncoderWorker
+    decoder_worker: DecoderWorker
+    clock: Callable[[], float]
+    voices: Mapping[str, Path] = field(default_factory=dict)
+    long_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _loaded: dict[str, Voice] = field(default_factory=dict)
+
+    @property
+    def context_rows(self) -> int:
+        """The longest conversation that can be answered."""
+        pool, config = self.engine.core.pool, self.pipeline.model.config
+        return min(config.max_position_embeddings, pool.size * pool.rows)
+
+    @property
+    def voice_names(self) -> list[str]:
+        """Names that ``voice`` knows."""
+        return sorted({*list_voices(self.pipeline.codec.folder / "voices"), *self.voices})
+
+    async def voice(self, name: str) -> Voice:
+        """A voice by name, ready to be spoken with; never a path that a client chose.
+
+        Raises:
+            VoiceError: unknown, damaged, or made for another codec.
+            CodecFullError: there is no room to make it ready.
+        """
+        if name not in self._loaded:
+            if name not in self.voice_names:
+                there = ", ".join(self.voice_names)
+                raise VoiceError(f"unknown voice {name!r}; there are: {there}")
+            file = str(self.voices.get(name, name))
+            voice = await asyncio.to_thread(self.pipeline.codec.voice, file)
+            await self.decoder_worker.prepare(voice)
+            self._loaded[name] = voice
+        return self._loaded[name]
+
+    def choices(self, settings: SessionSettings) -> Choices:
+        """How ids are drawn: the settings' values over the checkpoint's.
+
+        Raises:
+            OptionError: they mean nothing.
+        """
+        chosen = settings.sampling
+        own = Choices(
+            0.0 if chosen.greedy else chosen.temperature,
+            chosen.top_k,
+            chosen.top_p,
+            chosen.repetition_penalty,
+            settings.limits.rows,
+        )
+        return own.over(self.pipeline.defaults.of("chat"))
+
+    async def require_usable(self, settings: SessionSettings) -> None:
+        """Check what only the models can tell.
+
+        Raises:
+            OptionError: sampling values mean nothing.
+            ScriptError: the script does not parse.
+            VoiceError: the voice is unknown or does not fit.
+        """
+        self.choices(settings)
+        if settings.script is not None:
+            Script.parse(settings.script)
+        if settings.reply is ReplyMode.AUDIO:
+            await self.voice(settings.voice)
+
+
 class ConversationState:
-    """``emit`` is given every event; ``settings`` have been checked by ``require_usable``."""
+    """What the parts of one session share: its settings, its items, its conversation in the engine.
+
+    ``tell`` is given every event; ``settings`` have been checked by ``require_usable``.
+    """
 
     def __init__(
-        self, resources: SessionResources, settings: SessionSettings, emit: Callable[[Event], None]
+        self, resources: SessionResources, settings: SessionSettings, tell: Callable[[Event], None]
     ) -> None:
-        self.resources, self.settings, self.emit = resources, settings, emit
-        self.audio_input = AudioInput(resources.encoder_worker, settings)
+        self.resources, self.settings, self._tell = resources, settings, tell
+        self.listener = Listener(resources.encoder_worker, settings)
         self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, resources.clock)
         self.history = History()
         self.prompts = PromptBuilder(resources.pipeline.ids, resources.pipeline.tokenizer.encode)
         self.conversation = self.new_conversation()
         self.prefill_due_s: float | None = None
-        """When, on the loop's clock, the engine is to be told of items; None: it knows of all."""
+        """When, on the loop's clock, the engine is to read items ahead; None: it knows of all."""
         self._systems: dict[str, list[Row]] = {}
 
     @property
     def clock(self) -> int:
         """Samples of input so far, counted at 16 kHz."""
-        return self.audio_input.clock
+        return self.listener.clock
 
     @property
     def context_rows(self) -> int:
         """The longest that this conversation may become."""
-        return min(
-            self.settings.context.rows or self.resources.context_rows, self.resources.context_rows
-        )
+        longest = self.resources.context_rows
+        return min(self.settings.context.rows or longest, longest)
+
+    def emit(self, event: Event) -> None:
+        """Tell an event, which gets the session's time."""
+        self._tell(replace(event, clock=self.clock))
 
     def new_conversation(self) -> EngineConversation:
         """Another conversation in the engine."""
@@ -70,41 +155,26 @@ class ConversationState:
     def silence(self) -> None:
         """What was sent and not played by now will not be."""
         if self.playback.audible:
-            self.audio_input.stopped()
+            self.listener.stopped()
         self.playback.stop()
-
-    def choices(self) -> Choices:
-        """How ids are drawn; raise OptionError for values that mean nothing."""
-        return choices_of(self.resources, self.settings)
 
     def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
         """Rows of the system turn for a kind of reply, with other instructions if given."""
-        for text in (instructions, self.settings.instructions, _PROMPTS[reply]):
-            if text is not None:
-                break
-        if not text:
-            return []
-        if text not in self._systems:
+        given = (instructions, self.settings.instructions, _PROMPTS[reply])
+        text = next(each for each in given if each is not None)
+        if text and text not in self._systems:
             self._systems = {text: self.prompts.text("system", text)}
-        return self._systems[text]
+        return self._systems[text] if text else []
 
-    def rows(self) -> list[Row]:
-        """All that was said, the turn under way last."""
-        return self.system(self.settings.reply) + self.history.rows + self._live_rows()
-
-    def _live_rows(self) -> list[Row]:
-        turn = self.audio_input.turn
+    def live_rows(self) -> list[Row]:
+        """Rows of the turn under way, without its end."""
+        turn = self.listener.turn
         codes = turn.codes.codes if turn else []
         return self.prompts.open_turn(codes) if codes else []
 
-    async def prefill_ahead(self) -> None:
-        """Have the engine read what is new, the turn under way last.
-
-        Only while no reply is being made.
-        """
-        await self.conversation.update(
-            self.system(self.settings.reply), self.history, self._live_rows()
-        )
+    def rows(self) -> list[Row]:
+        """All that was said, the turn under way last."""
+        return self.system(self.settings.reply) + self.history.rows + self.live_rows()
 
     @property
     def prefill_is_due(self) -> bool:
@@ -113,7 +183,7 @@ class ConversationState:
         return due_s is not None and asyncio.get_running_loop().time() >= due_s
 
     def prefill_soon(self) -> None:
-        """Have the engine told of new items once no more have come for a moment.
+        """Have the engine read new items ahead once no more have come for a moment.
 
         Items that come by the hundred are told as one, and those that a reply is asked for at
         once are told with it.
@@ -126,8 +196,8 @@ class ConversationState:
         """Put a finished item into the conversation and tell of it."""
         self.history.insert(entry, previous_item_id)
         before = self.history.before(entry)
-        self.emit(ItemAdded(entry.item, before, clock=self.clock, command_id=command_id))
-        self.emit(ItemDone(entry.item, before, clock=self.clock, command_id=command_id))
+        for kind in (ItemAdded, ItemDone):
+            self.emit(kind(entry.item, before, command_id=command_id))
 
     async def entry_of(self, message: Message, item_id: str) -> Entry:
         """A message as a finished item, which is not in the conversation yet.
@@ -146,13 +216,14 @@ class ConversationState:
             )
         if sounds and message.role != "user":
             raise SessionError(ErrorCode.BAD_ITEM, "the sound of a user alone can be heard")
-        self._require_rows(sum(self._seconds(sound) for sound in sounds) * CODES_PER_SECOND)
+        seconds = sum(sample_count(sound.pcm) / self._rate_of(sound) for sound in sounds)
+        self._require_rows(seconds * CODES_PER_SECOND)
         segments, length_ms = list[Segment](), 0
         for part in message.parts:
             if isinstance(part, Sound):
-                samples = await self._on_thread(partial(self._samples, part))
-                length_ms += len(samples) * 1000 // INPUT_RATE
-                segments.append(await self._speech(samples))
+                speech, ms = await self._speech(part)
+                segments.append(speech)
+                length_ms += ms
             elif part.strip():
                 write = partial(self.prompts.text_segment, part)
                 segments.append(await self._on_thread(write) if len(part) > LONG_CHARS else write())
@@ -161,37 +232,34 @@ class ConversationState:
         text = "\n".join(texts) or None
         return Entry(item_id, message.role, rows, text, length_ms if sounds else None)
 
-    async def _on_thread(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` returns, done on another thread."""
-        async with self.resources.long_work:
-            return await asyncio.to_thread(work)
-
     def _rate_of(self, sound: Sound) -> int:
         rate = sound.rate or self.settings.input_rate
         require_rate(rate)
         return rate
 
-    def _seconds(self, sound: Sound) -> float:
-        return sample_count(sound.pcm) / self._rate_of(sound)
-
-    def _samples(self, sound: Sound) -> Samples:
-        return resampled(samples_of(sound.pcm), self._rate_of(sound))
-
-    async def _speech(self, samples: Samples) -> SpeechSegment:
+    async def _speech(self, sound: Sound) -> tuple[SpeechSegment, int]:
+        """The codes of a recording, and how many milliseconds it lasts."""
+        samples = await self._on_thread(partial(resampled, sound.pcm, self._rate_of(sound)))
         length_ms = len(samples) * 1000 // INPUT_RATE
         if length_ms < SHORTEST_MS:
             raise SessionError(
                 ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
             )
-        return SpeechSegment(tuple(await self.resources.encoder_worker.codes_of(samples)))
+        codes = await self.resources.encoder_worker.codes_of(samples)
+        return SpeechSegment(tuple(codes)), length_ms
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns, done on another thread."""
+        async with self.resources.long_work:
+            return await asyncio.to_thread(work)
+
+    # Room in the context.
 
     def make_room(self) -> None:
         """Between turns: drop the oldest turns if the context fills and that is the policy."""
-        context = self.settings.context
-        system = len(self.system(self.settings.reply))
-        used = system + len(self.history.rows)
-        if context.policy is ContextPolicy.DROP and used > context.full * self.context_rows:
-            self._drop(system)
+        context, system_rows = self.settings.context, len(self.system(self.settings.reply))
+        if system_rows + len(self.history.rows) > context.full * self.context_rows:
+            self._drop(system_rows)
 
     def require_place(self, rows: int, role: str = "user") -> None:
         """Make sure that an item of so many rows may come into the conversation.
@@ -213,6 +281,22 @@ class ConversationState:
                 "being made"
             )
 
+    def require_room(self, system_rows: int) -> None:
+        """Make sure that a reply to all that was said can begin.
+
+        Raises:
+            ContextLengthError: it cannot, and nothing may or can be dropped.
+        """
+        room = self._room(system_rows)
+        if len(self.history.rows) > room:
+            self._drop(system_rows)
+        rows = len(self.history.rows)
+        if rows > room:
+            raise ContextLengthError(
+                f"the conversation is {rows} rows long and its context holds {self.context_rows}, "
+                "instructions and reply included: delete items, or begin anew"
+            )
+
     def _require_rows(self, rows: float) -> None:
         """Raise ContextLengthError if the context could not hold so many rows beside a reply."""
         room = self._room(len(self.system(self.settings.reply)))
@@ -225,63 +309,11 @@ class ConversationState:
     def _room(self, system_rows: int) -> int:
         return self.context_rows - self.prompts.prefix_rows - LEAST_REPLY_ROWS - system_rows
 
-    def require_room(self, system_rows: int) -> None:
-        """Make sure that a reply to all that was said can begin.
-
-        Raises:
-            ContextLengthError: it cannot, and nothing may or can be dropped.
-        """
-        room = self._room(system_rows)
-        if len(self.history.rows) > room and self.settings.context.policy is ContextPolicy.DROP:
-            self._drop(system_rows)
-        rows = len(self.history.rows)
-        if rows > room:
-            raise ContextLengthError(
-                f"the conversation is {rows} rows long and its context holds {self.context_rows}, "
-                "instructions and reply included: delete items, or begin anew"
-            )
-
     def _drop(self, system_rows: int) -> None:
-        keep = int(self.settings.context.keep * self.context_rows) - system_rows
-        dropped = self.history.drop_oldest(keep)
-        if dropped:
-            ids = tuple(entry.item_id for entry in dropped)
-            rows = system_rows + len(self.history.rows)
-            self.emit(ContextDropped(ids, rows, clock=self.clock))
-
-
-def choices_of(resources: SessionResources, settings: SessionSettings) -> Choices:
-    """How ids are drawn: the settings' values over the checkpoint's.
-
-    Raises:
-        OptionError: they mean nothing.
-    """
-    chosen = settings.sampling
-    own = Choices(
-        0.0 if chosen.greedy else chosen.temperature,
-        chosen.top_k,
-        chosen.top_p,
-        chosen.repetition_penalty,
-        settings.limits.rows,
-    )
-    return own.over(resources.pipeline.defaults.of("chat"))
-
-
-async def require_usable(resources: SessionResources, settings: SessionSettings) -> None:
-    """Check what only the models can tell.
-
-    Raises:
-        OptionError: sampling values mean nothing.
-        ScriptError: the script does not parse.
-        VoiceError: the voice is unknown or does not fit.
-    """
-    choices_of(resources, settings)
-    if settings.script is not None:
-        Script.parse(settings.script)
-    if settings.reply is ReplyMode.AUDIO:
-        await resources.voice(settings.voice)
-
-
-def new_id(kind: str) -> str:
-    """An id that nobody else has: ``item_...``, ``resp_...``, ``sess_...``."""
-    return f"{kind}_{token_hex(8)}"
+        """Drop the oldest turns, if that is the policy, until the part is left that is kept."""
+        context = self.settings.context
+        if context.policy is ContextPolicy.DROP:
+            keep = int(context.keep * self.context_rows) - system_rows
+            if dropped := self.history.drop_oldest(keep):
+                ids, rows = tuple(each.item_id for each in dropped), len(self.history.rows)
+                self.emit(ContextDropped(ids, system_rows + rows))

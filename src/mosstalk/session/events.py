@@ -7,8 +7,22 @@ came in. Positions in the input are on the same clock, so ``clock // 16`` are mi
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from secrets import token_hex
 
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.errors import (
+    AudioError,
+    ContextLengthError,
+    EngineFullError,
+    EngineStoppedError,
+    MosstalkError,
+    OptionError,
+    ScriptError,
+    SessionError,
+    TextError,
+    VoiceError,
+)
+from mosstalk.session import commands
 from mosstalk.session.settings import ReplyMode, SessionSettings
 
 
@@ -125,9 +139,9 @@ class Timings:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events have."""
+    """What all events have: when they were told, which is set as they are."""
 
-    clock: int
+    clock: int = 0
 
     @property
     def clock_ms(self) -> int:
@@ -366,3 +380,36 @@ class Closed(Event):
 
 def _ms(samples: int) -> int:
     return samples * 1000 // INPUT_RATE
+
+
+_CODES: dict[type[MosstalkError], ErrorCode] = {
+    AudioError: ErrorCode.BAD_SOUND,
+    ContextLengthError: ErrorCode.CONTEXT_FULL,
+    EngineFullError: ErrorCode.ENGINE_FULL,
+    EngineStoppedError: ErrorCode.ENGINE_STOPPED,
+    OptionError: ErrorCode.BAD_VALUE,
+    ScriptError: ErrorCode.BAD_VALUE,
+    TextError: ErrorCode.BAD_ITEM,
+    VoiceError: ErrorCode.UNKNOWN_VOICE,
+}
+
+
+def error_event(error: MosstalkError, command: commands.Command | None = None) -> ErrorRaised:
+    """The event that tells of an error which a command, if any, has met with."""
+    if isinstance(error, SessionError):
+        code = ErrorCode(error.code)
+    else:
+        known = (code for kind, code in _CODES.items() if isinstance(error, kind))
+        code = next(known, ErrorCode.INTERNAL)
+    return ErrorRaised(
+        code,
+        str(error),
+        type(command).__name__ if command else None,
+        command.command_id if command else None,
+        error.retry_after_s if isinstance(error, EngineFullError) else None,
+    )
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody else has: ``item_...``, ``resp_...``, ``sess_...``."""
+    return f"{kind}_{token_hex(8)}"

@@ -1,4 +1,4 @@
-"""The items of a conversation and the grid rows that they make."""
+"""The items of a conversation, the grid rows that they make, and what the engine has of these."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ from mosstalk.conversation import (
     Turn,
     cut_reply,
 )
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, ReplyStream
+from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import ROOT
 from mosstalk.session.events import ErrorCode, Item, ItemStatus
@@ -108,28 +110,18 @@ class History:
         """Rows of typed instructions (role "system"), which are never dropped."""
         self.rows: list[Row] = []
         """To be read only: it grows and shrinks with the items."""
+        self.unchanged = 0
+        """How many of the first rows are as they were when an ``EngineConversation`` set this."""
         self._entries: list[Entry] = []
         self._by_id: dict[str, Entry] = {}
-        self._unchanged = 0
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def last_id(self) -> str | None:
         """Id of the last item."""
         return self._entries[-1].item_id if self._entries else None
-
-    def unchanged(self, rows: int) -> int:
-        """How many of the first ``rows`` rows are as they were when ``mark_synced`` was called."""
-        return min(rows, self._unchanged)
-
-    def mark_synced(self) -> None:
-        """Somebody knows all rows as they are now."""
-        self._unchanged = len(self.rows)
 
     def rewrite(self, entry: Entry, rows: list[Row]) -> None:
         """Give an item other rows, whether it is among these or not."""
@@ -151,7 +143,7 @@ class History:
         same = common_rows(before, after)
         if same < max(len(before), len(after)):
             self.rows[start + same : start + len(before)] = after[same:]
-            self._unchanged = min(self._unchanged, start + same)
+            self.unchanged = min(self.unchanged, start + same)
 
     def before(self, entry: Entry) -> str | None:
         """Id of the item before this one."""
@@ -217,6 +209,66 @@ class History:
         for entry in dropped:
             self.remove(entry)
         return dropped
+
+
+@dataclass
+class EngineConversation:
+    """What the engine has been told of one conversation. One reply at a time.
+
+    The engine keeps the rows. Here stands how far they are known to be those of the system turn
+    and of the history, and what the engine has after these: a turn under way, or a reply.
+    """
+
+    engine: AsyncEngine
+    ids: SpecialIds
+    encode: Encode
+    _cached: CachedConversation = field(init=False)
+    _system: list[Row] = field(default_factory=list)
+    _history_rows: int = 0
+    _after: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._cached = self.engine.open(Conversation(self.ids, self.encode))
+
+    async def update(self, system: list[Row], history: History, live: list[Row]) -> None:
+        """Make these rows the conversation's, one after the other; what is new is read ahead."""
+        edit = self._edit(system, history, live)
+        if edit:
+            await self.engine.rewrite(self._cached, edit)
+
+    async def submit(
+        self, system: list[Row], history: History, params: ReplyParams, *, speech: bool
+    ) -> ReplyStream:
+        """Ask for a reply to these rows; raises as ``AsyncEngine.submit`` does."""
+        edit = self._edit(system, history, [])
+        return await self.engine.submit(self._cached, params, speech=speech, edit=edit)
+
+    async def end_reply(self, stream: ReplyStream) -> None:
+        """End a reply, if it has not, and keep its rows; ``update`` may then cut them."""
+        await self.engine.cancel(stream)
+        await self.engine.close_reply(stream)
+        self._after = self._cached.conversation.rows[len(self._system) + self._history_rows :]
+
+    async def close(self) -> None:
+        """Forget the conversation; its blocks are free."""
+        await self.engine.close(self._cached)
+
+    def _edit(self, system: list[Row], history: History, live: list[Row]) -> Edit | None:
+        """What changes the engine's rows into these; None if nothing does."""
+        if system == self._system:
+            kept = min(self._history_rows, history.unchanged)
+            start, rows = len(system) + kept, history.rows[kept:] + live
+            after = self._after if kept == self._history_rows else None
+        else:
+            start, after = common_rows(self._system, system), None
+            rows = system[start:] + history.rows + live
+        self._system, self._history_rows, self._after = system, len(history.rows), live
+        history.unchanged = len(history.rows)
+        if after is None:
+            return Edit(start, tuple(rows))
+        same = common_rows(after, rows)
+        nothing = same == len(rows) == len(after)
+        return None if nothing else Edit(start + same, tuple(rows[same:]))
 
 
 def common_rows(some: list[Row], others: list[Row]) -> int:

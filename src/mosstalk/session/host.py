@@ -20,13 +20,11 @@ from mosstalk.progress import Progress
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.commands import CreateResponse, CreateText
-from mosstalk.session.conversation_state import require_usable
-from mosstalk.session.decoder_worker import DecoderWorker
-from mosstalk.session.encoder_worker import EncoderWorker, held_s
+from mosstalk.session.conversation_state import SessionResources
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
-from mosstalk.session.resources import SessionResources
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
+from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
 from mosstalk.vad.frames import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
@@ -41,9 +39,7 @@ _COME_BACK_S = 5.0
 class HostOptions:
     """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
     asked for by name. ``decoder`` says how sound is made; ``in_turn`` lets either that or the
-    engine compute, whoever's work is due first. ``hops_together`` bounds a run of the decoder:
-    None is what a GPU does at the same time, and 1 on a CPU, where a second hop would only make the
-    first one wait.
+    engine compute, whoever's work is due first.
     """
 
     sessions: int = 64
@@ -51,7 +47,6 @@ class HostOptions:
     in_turn: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
-    hops_together: int | None = None
     voices: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -84,7 +79,7 @@ class Host:
     ) -> None:
         """``decoder``: one that was made of the pipeline's codec already."""
         self.options = options or HostOptions()
-        self._decoder = decoder
+        self._decoder = decoder or _decoder_of(pipeline.codec, self.options)
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
         self._deadline_lock = DeadlineLock() if self.options.in_turn else None
@@ -166,16 +161,16 @@ class Host:
 
     async def start(self) -> None:
         """Begin; the default voice is made ready."""
-        pipeline = self._pipeline
+        tokenizer, decoder = self._pipeline.codec.tokenizer, self._decoder
+        on_gpu = decoder.device.type == "cuda"
+        # On a CPU a second hop in a run would only make the first one wait.
+        most = decoder.hops_at_once if on_gpu else 1
+        limit_s = held_s(self.options.sessions) if on_gpu else None
         self._resources = SessionResources(
-            pipeline,
+            self._pipeline,
             self.engine,
-            EncoderWorker(
-                pipeline.codec.tokenizer,
-                self._detector,
-                held_s(self.options.sessions) if pipeline.codec.device.type == "cuda" else None,
-            ),
-            self._new_decoder_worker(),
+            EncoderWorker(tokenizer, self._detector, limit_s),
+            DecoderWorker(decoder, most, self._deadline_lock),
             self._clock,
             self.options.voices,
         )
@@ -204,7 +199,7 @@ class Host:
         resources, settings = self._started(), settings or SessionSettings()
         if self.engine.ended.done():
             raise EngineStoppedError(f"the engine has ended: {self.engine.failure}")
-        await require_usable(resources, settings)
+        await resources.require_usable(settings)
         if len(self.sessions) >= self.options.sessions:
             raise EngineFullError(
                 f"{len(self.sessions)} sessions are open, which is all there may be; come back in "
@@ -214,12 +209,6 @@ class Host:
         session = Session(resources, settings, self._on_session_closed)
         self.sessions[session.session_id] = session
         return session
-
-    def _new_decoder_worker(self) -> DecoderWorker:
-        codec = self._pipeline.codec
-        decoder = self._decoder or _decoder_of(codec, self.options)
-        most = decoder.hops_at_once if codec.device.type == "cuda" else 1
-        return DecoderWorker(decoder, self.options.hops_together or most, self._deadline_lock)
 
     async def warm_up(self) -> None:
         """Make one short reply and throw it away, so that the first user waits no longer.

@@ -1,24 +1,29 @@
-"""Where a user's turns begin and end, and the codes of the one under way.
+"""What a user says: pushed sound on its way to turns, and the codes of the turn under way.
 
-Sound is float at 16 kHz here; a place in it is the number of samples before it.
+Once it is resampled, sound is float at 16 kHz; a place in it is the number of samples before it.
 """
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import soxr
 
 from mosstalk.audio.sound import SHORTEST_MS, Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
-from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import SessionError
-from mosstalk.session.encoder_worker import EncoderWorker, InputGap, PlayedAudio
-from mosstalk.session.events import ErrorCode
+from mosstalk.session import events
+from mosstalk.session.events import ErrorCode, error_event, new_id
+from mosstalk.session.settings import SessionSettings
+from mosstalk.session.sound import InputClock, Resampler
+from mosstalk.session.workers import EncoderWorker
 from mosstalk.vad import turns
 from mosstalk.vad.echo import EchoGate
+from mosstalk.vad.frames import Frames
 
 LISTEN_CODES = 5
 """Codes that are encoded at once, and read by the engine, while the user speaks: 400 ms."""
@@ -26,6 +31,11 @@ _LISTEN_SAMPLES = LISTEN_CODES * INPUT_SAMPLES_PER_CODE
 _SHORTEST_SAMPLES = SHORTEST_MS * INPUT_RATE // 1000
 _KEPT_SAMPLES = 3 * INPUT_RATE
 """Sound kept from before a turn, beside the detector's padding: speech is known only later."""
+_STOPPING_SAMPLES = INPUT_RATE // 5
+"""How long a player goes on after it was told to stop."""
+_SLICES_PER_S = 10
+"""However much is pushed at once, it is heard 100 ms after 100 ms."""
+_SILENCE = np.zeros(0, np.float32)
 
 
 @dataclass
@@ -35,298 +45,288 @@ class LiveTurn:
     start: int
     end: int
     codes: LiveCodes
-    item_id: str | None = None
-    _waiting: list[Samples] = field(default_factory=list)
+    item_id: str = field(default_factory=partial(new_id, "item"))
+    is_full: bool = False
+    """It is as long as it may be, and that was said."""
+    waiting: list[Samples] = field(default_factory=list)
+    """Sound that no code was made of yet."""
 
     @property
-    def waiting_samples(self) -> int:
-        """Samples that no code was made of yet."""
-        return sum(map(len, self._waiting))
+    def samples(self) -> int:
+        """How long it is."""
+        return self.end - self.start
 
     def take(self, samples: Samples) -> None:
         """Go on by these samples."""
-        self._waiting.append(samples)
+        self.waiting.append(samples)
         self.end += len(samples)
 
-    def due(self) -> Samples:
-        """The samples that wait; they wait no longer."""
-        samples = _joined(self._waiting)
-        self._waiting.clear()
-        return samples
+
+TurnUpdate = tuple[LiveTurn, events.Event | None]
+"""News of a turn: what is to be said of it, or None if it has new codes, or other ones."""
 
 
-@dataclass(frozen=True)
-class TurnStarted:
-    """The user began to speak."""
+class Listener:
+    """Pushed sound, resampled to 16 kHz and divided into turns; ``turn`` is the one under way.
 
-    turn: LiveTurn
+    By hand a turn is all sound from one commit to the next. Hands-free, turns begin and end where
+    a detector of speech says so.
+    """
 
-
-@dataclass(frozen=True)
-class TurnProgressed:
-    """There are new codes of the turn under way, or other ones."""
-
-    turn: LiveTurn
-
-
-@dataclass(frozen=True)
-class TurnStopped:
-    """The user has finished; the codes are final. The last speech ended at ``speech_end``."""
-
-    turn: LiveTurn
-    speech_end: int
-
-
-@dataclass(frozen=True)
-class TurnIdled:
-    """Nobody spoke from ``start`` on; the latest of that silence is a turn with final codes."""
-
-    turn: LiveTurn
-    start: int
-
-
-@dataclass(frozen=True)
-class TurnFull:
-    """The turn is as long as it may be: sound is not taken any more. Said once."""
-
-    turn: LiveTurn
-    error: SessionError
-
-
-ListenerEvent = TurnStarted | TurnProgressed | TurnStopped | TurnIdled | TurnFull
-
-
-class Listener(ABC):
-    """Turns of one session's user; ``turn`` is the one under way."""
-
-    def __init__(self, encoder_worker: EncoderWorker, turn_s: float, start: int = 0) -> None:
-        self.turn: LiveTurn | None = None
-        self.position = start
+    def __init__(self, worker: EncoderWorker, settings: SessionSettings) -> None:
+        self.rate = settings.input_rate
+        """Hz of pushes that do not say."""
+        self._worker = worker
+        self._resampler, self._clock = Resampler(self.rate), InputClock(self.rate)
+        self._position = 0
         """The place that has been heard up to."""
-        self._encoder_worker = encoder_worker
+        self.turn: LiveTurn | None = None
         self._maximum: float | None = None
-        self.limit_turn(turn_s)
+        self._finder: _SpeechFinder | None = None
+        self.configure(settings)
 
-    def limit_turn(self, turn_s: float) -> None:
-        """End turns, or take no more of them, after ``turn_s`` seconds."""
-        self._longest_samples = int(turn_s * INPUT_RATE)
+    @property
+    def clock(self) -> int:
+        """Samples that came in, counted at 16 kHz."""
+        return self._clock.samples
 
-    @abstractmethod
-    def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
-        """Take more sound; ``audible``: the assistant can be heard meanwhile."""
+    def configure(self, settings: SessionSettings) -> None:
+        """Take new settings; a turn under way is lost if its end is now decided otherwise.
 
-    @abstractmethod
-    async def commit(self, rest: Samples) -> LiveTurn:
-        """End the turn by hand, ``rest`` included; raise SessionError if there is none."""
+        Raises:
+            SessionError: hands-free where nothing detects speech.
+        """
+        finder, detection = self._finder, settings.turn_detection
+        if finder and detection and (finder.gate is not None) == settings.echo_gate:
+            finder.detector.settings = detection
+        elif finder or detection:
+            # What was heard by hand is no part of a turn that is found, nor the other way round.
+            self._start_over(settings)
+        self._longest_samples = int(settings.durations.turn_s * INPUT_RATE)
+        self.rate = settings.input_rate
+
+    async def hear(
+        self, samples: Samples, rate: int, audible: Callable[[], bool]
+    ) -> AsyncIterator[TurnUpdate]:
+        """Hear samples (n,) at ``rate`` Hz; ``audible``: can the assistant be heard now?
+
+        What is said of turns is ``SpeechStarted``, ``SpeechStopped`` and ``IdleTimeout``, with
+        codes that are final after the latter two, and once an ``ErrorRaised`` of a turn by hand
+        that is as long as it may be.
+        """
+        size = rate // _SLICES_PER_S
+        for start in range(0, len(samples), size):
+            piece = samples[start : start + size]
+            self._clock.add(len(piece), rate)
+            heard = self._resampler.push(piece, rate)
+            if len(heard):
+                self._position += len(heard)
+                finder = self._finder
+                news = self._find(finder, heard, audible()) if finder else self._collect(heard)
+                async for each in news:
+                    yield each
+
+    async def commit(self) -> LiveTurn:
+        """End the turn by hand; hands-free, what is held back for resampling belongs to the next.
+
+        Raises:
+            SessionError: there is none, or hardly any.
+        """
+        if self._finder:
+            if not self.turn:
+                raise SessionError(
+                    ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
+                )
+            found = await self._finish(self.turn)
+            self._finder.forget_speech()
+            return found
+        turn = self.turn or self._open(self._position)
+        turn.take(self._resampler.flush())
+        if turn.samples < _SHORTEST_SAMPLES:
+            raise SessionError(
+                ErrorCode.COMMIT_EMPTY,
+                f"{1000 * turn.samples // INPUT_RATE} ms of sound are no turn: push at least "
+                f"{SHORTEST_MS} ms before a commit",
+            )
+        return await self._finish(turn)
 
     def clear(self) -> None:
         """Forget the turn under way."""
         self.turn = None
+        if self._finder:
+            self._finder.forget_speech()
+        else:
+            self._resampler.flush()
 
-    @abstractmethod
-    def played(self, at: int, samples: Samples) -> None:
-        """The assistant says this, (n,) at 16 kHz, from place ``at`` on; none: it stops there."""
+    # What the echo gate must know of; who ends turns by hand is not misled by an echo.
 
-    @abstractmethod
-    def paused(self, at: int, samples: int) -> None:
-        """Nothing was recorded for so many samples before place ``at``."""
+    def played(self, samples: Samples, at_s: float) -> None:
+        """The assistant says this, (n,) at 24 kHz, from the clock's ``at_s`` on."""
+        if self._finder and self._finder.gate:
+            low = soxr.resample(samples, OUTPUT_RATE, INPUT_RATE, quality="LQ")
+            sound, at = np.asarray(low, np.float32), round(at_s * INPUT_RATE)
+            if len(sound):
+                self._finder.tell_gate(EchoGate.played, sound, at=at)
+
+    def stopped(self) -> None:
+        """The assistant has been told to stop."""
+        if self._finder:
+            self._finder.tell_gate(EchoGate.stopped, at=self.clock + _STOPPING_SAMPLES)
+
+    def paused(self, seconds: float) -> None:
+        """Nothing was recorded for so long before the next sample."""
+        if self._finder:
+            samples = round(seconds * INPUT_RATE)
+            self._finder.tell_gate(EchoGate.paused, samples, at=self.clock)
+
+    def _start_over(self, settings: SessionSettings) -> None:
+        detection, detector = settings.turn_detection, self._worker.detector
+        if detection and detector is None:
+            raise SessionError(
+                ErrorCode.BAD_VALUE,
+                "turns cannot be detected here: no detector of speech is installed",
+            )
+        self.turn = self._maximum = self._finder = None
+        if detection and detector:
+            found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
+            gate = EchoGate() if settings.echo_gate else None
+            self._finder = _SpeechFinder(found, gate, detector.start(), self._position)
 
     def _open(self, start: int) -> LiveTurn:
-        self.turn = LiveTurn(start, start, self._encoder_worker.open(self._maximum))
+        self.turn = LiveTurn(start, start, self._worker.open(self._maximum))
         return self.turn
 
-    async def _listen(self, turn: LiveTurn) -> AsyncIterator[ListenerEvent]:
-        """Encode what waits, once it is enough to be worth a run."""
-        if turn.waiting_samples >= _LISTEN_SAMPLES:
-            await self._encoder_worker.encode(turn.codes, turn.due())
-            yield TurnProgressed(turn)
+    async def _encode(self, turn: LiveTurn, *, last: bool = False) -> None:
+        """Make codes of the sound that waits; it goes on waiting if there is no memory for them."""
+        samples = np.concatenate([_SILENCE, *turn.waiting])
+        await self._worker.encode(turn.codes, samples, last=last)
+        turn.waiting.clear()
+
+    async def _encode_due(self, turn: LiveTurn) -> bool:
+        """Encode what waits, if it is enough to be worth a run."""
+        is_due = sum(map(len, turn.waiting)) >= _LISTEN_SAMPLES
+        if is_due:
+            await self._encode(turn)
+        return is_due
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
-        self.turn = None
-        await self._encoder_worker.encode(turn.codes, turn.due(), last=True)
-        self._maximum = turn.codes.maximum
+        await self._encode(turn, last=True)
+        self.turn, self._maximum = None, turn.codes.maximum
         return turn
 
-
-class ManualListener(Listener):
-    """A turn is all sound from one commit to the next."""
-
-    _full_reported = False
-
-    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
-        """See ``Listener.hear``."""
-        del audible
-        turn = self.turn or self._open(self.position)
-        self.position += len(samples)
-        room = self._longest_samples - (turn.end - turn.start)
+    async def _collect(self, samples: Samples) -> AsyncIterator[TurnUpdate]:
+        """By hand: take samples (n,) into the turn while there is room in it."""
+        turn = self.turn or self._open(self._position - len(samples))
+        room = max(0, self._longest_samples - turn.samples)
         turn.take(samples[:room])
-        async for progressed in self._listen(turn):
-            yield progressed
-        if len(samples) > room and not self._full_reported:
-            self._full_reported = True
+        if await self._encode_due(turn):
+            yield turn, None
+        if len(samples) > room and not turn.is_full:
+            turn.is_full = True
             error = SessionError(
                 ErrorCode.TURN_TOO_LONG,
                 f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
                 "again once it is committed or cleared",
             )
-            yield TurnFull(turn, error)
+            yield turn, error_event(error)
 
-    async def commit(self, rest: Samples) -> LiveTurn:
-        """See ``Listener.commit``."""
-        turn = self.turn or self._open(self.position)
-        turn.take(rest)
-        length = turn.end - turn.start
-        if length < _SHORTEST_SAMPLES:
-            raise SessionError(
-                ErrorCode.COMMIT_EMPTY,
-                f"{1000 * length // INPUT_RATE} ms of sound are no turn: push at least "
-                f"{SHORTEST_MS} ms before a commit",
-            )
-        self._full_reported = False
-        return await self._finish(turn)
+    async def _find(
+        self, finder: "_SpeechFinder", samples: Samples, audible: bool
+    ) -> AsyncIterator[TurnUpdate]:
+        """Hands-free: look for turns in samples (n,), and go on with the one under way."""
+        finder.add(samples)
+        finder.detector.playing = audible
+        gate = finder.next_gate(samples)
+        finder.state, frames = await self._worker.detect(finder.state, samples, gate)
+        held = frames.frame_samples * (finder.gate.held if finder.gate else 0)
+        for found in finder.detector.push(frames):
+            yield await self._decided(finder, found)
+        turn = self.turn
+        if turn is None:
+            padding = finder.detector.settings.prefix_padding_ms * INPUT_RATE // 1000
+            finder.forget_before(self._position - padding - _KEPT_SAMPLES)
+            return
+        turn.take(finder.between(turn.end, self._position - held))
+        finder.forget_before(turn.end)
+        if await self._encode_due(turn):
+            yield turn, None
+        if turn.samples >= self._longest_samples:
+            finder.detector.reset(turn.end - finder.origin)
+            yield await self._stop(turn, turn.end)
 
-    def clear(self) -> None:
-        """Forget the turn under way."""
-        super().clear()
-        self._full_reported = False
-
-    def played(self, at: int, samples: Samples) -> None:
-        """See ``Listener.played``: who ends turns by hand is not misled by an echo."""
-
-    def paused(self, at: int, samples: int) -> None:
-        """See ``Listener.paused``."""
-
-
-class HandsFreeListener(Listener):
-    """Turns begin and end where a detector of speech says so."""
-
-    def __init__(
-        self,
-        encoder_worker: EncoderWorker,
-        detection: turns.TurnDetection,
-        turn_s: float,
-        start: int = 0,
-        *,
-        echo_gate: bool = True,
-    ) -> None:
-        super().__init__(encoder_worker, turn_s, start)
-        finder = encoder_worker.detector
-        assert finder is not None, "hands-free without a detector of speech"
-        self._state: Any = finder.start()
-        self._detector = turns.TurnDetector(detection, minimum_speech_ms=finder.minimum_speech_ms)
-        self._gate = EchoGate() if echo_gate else None
-        self._played: list[PlayedAudio | InputGap] = []
-        self._held_samples = 0
-        self._origin = start
-        self._recent = _RecentSamples(start)
-
-    @property
-    def gated(self) -> bool:
-        """Whether the assistant's echo is told from the user's voice."""
-        return self._gate is not None
-
-    def configure(self, detection: turns.TurnDetection) -> None:
-        """Take other settings from the next frame on."""
-        self._detector.settings = detection
-
-    async def hear(self, samples: Samples, *, audible: bool) -> AsyncIterator[ListenerEvent]:
-        """See ``Listener.hear``."""
-        self._recent.add(samples)
-        self.position += len(samples)
-        self._detector.playing = audible
-        played, self._played = self._played, []
-        self._state, frames = await self._encoder_worker.detect(
-            self._state, samples, self._gate, played
-        )
-        self._held_samples = frames.frame_samples * (self._gate.held if self._gate else 0)
-        for event in self._detector.push(frames):
-            async for heard in self._on_detection(event):
-                yield heard
-        if self.turn:
-            async for heard in self._continue_turn(self.turn):
-                yield heard
-        else:
-            padding = self._detector.settings.prefix_padding_ms * INPUT_RATE // 1000
-            self._recent.forget_before(self.position - padding - _KEPT_SAMPLES)
-
-    async def commit(self, rest: Samples) -> LiveTurn:
-        """See ``Listener.commit``; what is held back for resampling belongs to what follows."""
-        del rest
-        if not self.turn:
-            raise SessionError(
-                ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
-            )
-        self._reset_detection()
-        return await self._finish(self.turn)
-
-    def clear(self) -> None:
-        """Forget the turn under way, and that anybody spoke."""
-        super().clear()
-        self._reset_detection()
-
-    def played(self, at: int, samples: Samples) -> None:
-        """See ``Listener.played``; the gate hears of it with the next sound."""
-        if self._gate:
-            self._played.append(PlayedAudio(at - self._origin, samples))
-
-    def paused(self, at: int, samples: int) -> None:
-        """See ``Listener.paused``."""
-        if self._gate:
-            self._played.append(InputGap(at - self._origin, samples))
-
-    def _reset_detection(self) -> None:
-        self._detector.reset()
-        if self._gate:
-            self._gate.forget()
-
-    async def _on_detection(self, event: turns.TurnEvent) -> AsyncIterator[ListenerEvent]:
-        if isinstance(event, turns.SpeechStarted):
-            turn = self._open(max(self._origin + event.start_samples, self._recent.start))
-            yield TurnStarted(turn)
-        elif isinstance(event, turns.SpeechStopped):
+    async def _decided(self, finder: "_SpeechFinder", found: turns.TurnEvent) -> TurnUpdate:
+        """A turn that begins or ends by what the detector found."""
+        origin = finder.origin
+        if isinstance(found, turns.SpeechStarted):
+            turn = self._open(max(origin + found.start_samples, finder.start))
+            return turn, events.SpeechStarted(turn.item_id, turn.start)
+        if isinstance(found, turns.SpeechStopped):
             assert self.turn, "speech that stopped had not begun"
-            turn = self.turn
-            self._extend(turn, self._origin + event.decided_samples)
-            await self._finish(turn)
-            yield TurnStopped(turn, self._origin + event.end_samples)
-        else:
-            start, end = (self._origin + at for at in (event.start_samples, event.at_samples))
-            turn = self._open(max(start, self._recent.start))
-            self._extend(turn, end)
-            yield TurnIdled(await self._finish(turn), start)
+            self.turn.take(finder.between(self.turn.end, origin + found.decided_samples))
+            return await self._stop(self.turn, origin + found.end_samples)
+        start = origin + found.start_samples
+        turn = self._open(max(start, finder.start))
+        turn.take(finder.between(turn.end, origin + found.at_samples))
+        await self._finish(turn)
+        return turn, events.IdleTimeout(turn.item_id, start, turn.end)
 
-    async def _continue_turn(self, turn: LiveTurn) -> AsyncIterator[ListenerEvent]:
-        self._extend(turn, self.position - self._held_samples)
-        self._recent.forget_before(turn.end)
-        async for progressed in self._listen(turn):
-            yield progressed
-        if turn.end - turn.start >= self._longest_samples:
-            self._detector.reset(turn.end - self._origin)
-            await self._finish(turn)
-            yield TurnStopped(turn, turn.end)
-
-    def _extend(self, turn: LiveTurn, end: int) -> None:
-        turn.take(self._recent.between(turn.end, max(end, turn.end)))
+    async def _stop(self, turn: LiveTurn, speech_end: int) -> TurnUpdate:
+        await self._finish(turn)
+        places = turn.end, speech_end, turn.end - speech_end
+        return turn, events.SpeechStopped(turn.item_id, *places)
 
 
-class _RecentSamples:
-    """The latest samples, by their place."""
+@dataclass
+class _SpeechFinder:
+    """What is kept to find speech from place ``origin`` on: states, and the latest sound.
 
-    def __init__(self, start: int) -> None:
-        self.start = self._end = start
-        self._pieces: deque[Samples] = deque()
+    ``gate`` tells the assistant's echo from the user's voice, if anything does. It computes on
+    the worker's thread, so what it must know waits for the next sound.
+    """
+
+    detector: turns.TurnDetector
+    gate: EchoGate | None
+    state: Any
+    origin: int
+    _pieces: deque[Samples] = field(default_factory=deque)
+    _for_gate: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start = self.origin
+        """Place of the first sample that is kept."""
 
     def add(self, samples: Samples) -> None:
+        """Keep the next samples (n,)."""
         self._pieces.append(samples)
-        self._end += len(samples)
+
+    def between(self, start: int, end: int) -> Samples:
+        """The samples from one place to before another; none if that lies before it."""
+        kept = np.concatenate([_SILENCE, *self._pieces])
+        return kept[start - self.start : max(start, end) - self.start]
 
     def forget_before(self, place: int) -> None:
+        """Drop whole pieces that end there."""
         while self._pieces and self.start + len(self._pieces[0]) <= place:
             self.start += len(self._pieces.popleft())
 
-    def between(self, start: int, end: int) -> Samples:
-        return _joined(self._pieces)[start - self.start : end - self.start]
+    def forget_speech(self) -> None:
+        """Forget that anybody spoke."""
+        self.detector.reset()
+        if self.gate:
+            self.gate.forget()
 
+    def tell_gate(self, change: Callable[..., None], *given: Any, at: int) -> None:
+        """Have the gate, if there is one, called so with the next sound; ``at`` is a place."""
+        if self.gate:
+            self._for_gate.append(partial(change, self.gate, *given, at - self.origin))
 
-def _joined(pieces: list[Samples] | deque[Samples]) -> Samples:
-    return np.concatenate([np.zeros(0, np.float32), *pieces])
+    def next_gate(self, samples: Samples) -> Callable[[Frames], Frames]:
+        """What frames found in the next samples (n,) go through, on another thread."""
+        gate, changes, self._for_gate = self.gate, self._for_gate, []
+
+        def judged(frames: Frames) -> Frames:
+            for change in changes:
+                change()
+            return gate.heard(samples, frames) if gate else frames
+
+        return judged

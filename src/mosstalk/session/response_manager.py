@@ -1,8 +1,8 @@
 """The responses of one session: begun, cut short, ended, and made into items."""
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from secrets import randbits
 
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
@@ -11,23 +11,12 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.sampling_options import Limits
 from mosstalk.script import Script
+from mosstalk.session import events
 from mosstalk.session.commands import CreateResponse
-from mosstalk.session.conversation_state import ConversationState, new_id
-from mosstalk.session.engine_conversation import EngineConversation
-from mosstalk.session.events import (
-    ErrorCode,
-    Item,
-    ItemAdded,
-    ItemDone,
-    ItemStatus,
-    ItemTruncated,
-    Reason,
-    ResponseDone,
-    ResponseStarted,
-    ResponseStatus,
-)
-from mosstalk.session.history import Entry
-from mosstalk.session.response import Outcome, Response, ResponseObserver, ResponsePlan
+from mosstalk.session.conversation_state import ConversationState
+from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
+from mosstalk.session.history import Entry, History
+from mosstalk.session.response import Outcome, Response, ResponsePlan
 from mosstalk.session.settings import Playback, ReplyMode
 
 MOST_OUT_OF_BAND = 4
@@ -35,100 +24,86 @@ MOST_OUT_OF_BAND = 4
 _COME_BACK_S = 1.0
 
 
-@dataclass(frozen=True)
-class TurnTiming:
-    """What a response answers: when its turn ended on the wall clock, and the detector's wait."""
-
-    committed_s: float
-    vad_wait_ms: float | None = None
-
-
-@dataclass
-class _ActiveResponse:
-    """A response that is being made, the item it makes, and its conversation in the engine."""
-
-    response: Response
-    entry: Entry
-    conversation: EngineConversation
-
-
 class ResponseManager:
-    """At most one response in the conversation at a time, ``MOST_OUT_OF_BAND`` apart from it."""
+    """At most one response in the conversation at a time, ``MOST_OUT_OF_BAND`` apart from it.
 
-    def __init__(self, state: ConversationState, observer: ResponseObserver) -> None:
-        self._state = state
-        self._observer = observer
-        self._active: dict[str, _ActiveResponse] = {}
+    ``on_end`` is called with each that has come to its end by itself; then ``finish`` it.
+    """
+
+    def __init__(self, state: ConversationState, on_end: Callable[[Response], None]) -> None:
+        self._state, self._on_end = state, on_end
+        self._active: dict[str, Response] = {}
 
     @property
     def current(self) -> Response | None:
         """The response in the conversation that is being made."""
-        return next((o.response for o in self._active.values() if _own(o.response)), None)
-
-    @property
-    def _out_of_band(self) -> int:
-        return sum(not _own(each.response) for each in self._active.values())
+        return next((each for each in self._active.values() if each.plan.in_conversation), None)
 
     @property
     def busy(self) -> bool:
         """Whether any response is being made."""
         return bool(self._active)
 
-    async def create(self, command: CreateResponse, timing: TurnTiming) -> None:
-        """Begin a response.
+    async def prefill_ahead(self) -> None:
+        """Let the engine read what is new, unless it is answering: then at the end of that."""
+        state = self._state
+        state.prefill_due_s = None
+        if not self.current:
+            system = state.system(state.settings.reply)
+            await state.conversation.update(system, state.history, state.live_rows())
+
+    async def create(
+        self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None = None
+    ) -> None:
+        """Begin a response to a turn that ended at ``committed_s`` on the host's clock.
+
+        ``vad_wait_ms`` is how long the detector took to know.
 
         Raises:
             SessionError: there is one in the conversation already, or a name is taken or unknown.
             ContextLengthError, EngineFullError: there is no room, ever or now.
             OptionError, VoiceError: what was chosen means nothing.
         """
-        if command.in_conversation and self.current:
-            raise SessionError(
-                ErrorCode.RESPONSE_ACTIVE,
-                f"response {self.current.plan.response_id} is being made: cancel it first",
-            )
-        if command.response_id in self._active:
-            raise SessionError(
-                ErrorCode.BAD_VALUE, f"there is a response {command.response_id!r} already"
-            )
-        if not command.in_conversation and self._out_of_band >= MOST_OUT_OF_BAND:
-            raise EngineFullError(
-                f"{MOST_OUT_OF_BAND} responses outside the conversation are being made, which is "
-                "all that one session may have at a time: wait for the end of one",
-                _COME_BACK_S,
-            )
-        plan = await self._plan(command, timing)
-        whole = plan.in_conversation and command.input is None
-        conversation = self._state.conversation if whole else self._state.new_conversation()
+        self._require_free(command)
+        plan, state = await self._plan(command, committed_s, vad_wait_ms), self._state
         speech = plan.reply is ReplyMode.AUDIO
-        if whole:
-            system = self._state.system(plan.reply, command.instructions)
-            stream = await conversation.submit(
-                system, self._state.history, plan.params, speech=speech
-            )
+        if plan.in_conversation and command.input is None:
+            conversation, history = state.conversation, state.history
+            rows = state.system(plan.reply, command.instructions)
         else:
-            stream = await conversation.submit_once(plan.prompt, plan.params, speech=speech)
+            conversation, history, rows = state.new_conversation(), History(), plan.prompt
+        stream = await conversation.submit(rows, history, plan.params, speech=speech)
         entry = Entry(
-            plan.item_id, "assistant", status=ItemStatus.IN_PROGRESS,
+            new_id("item"), "assistant", status=ItemStatus.IN_PROGRESS,
             response_id=plan.response_id, speech=speech,
         )  # fmt: skip
-        response = Response(plan, stream, self._state.resources, self._observer)
-        self._active[plan.response_id] = _ActiveResponse(response, entry, conversation)
-        self._announce(plan, entry, command.command_id)
+        response = Response(plan, state, entry, conversation, stream, self._on_end)
+        self._active[plan.response_id] = response
+        begun = plan.response_id, plan.reply, plan.in_conversation, plan.metadata
+        state.emit(events.ResponseStarted(*begun, command_id=command.command_id))
+        before = None
+        if plan.in_conversation:
+            state.history.insert(entry)
+            before = state.history.before(entry)
+        state.emit(events.ItemAdded(entry.item, before, plan.in_conversation))
         response.start()
 
     async def cancel(self, response_id: str | None, reason: Reason) -> None:
-        """End a response where it is.
+        """End a response where it is; None is the conversation's.
 
         Raises:
             SessionError: there is none of that id, or none in the conversation.
         """
-        current = self.current
-        found = current.plan.response_id if response_id is None and current else response_id
-        if found not in self._active:
+        found = self.current if response_id is None else self._active.get(response_id)
+        if not found:
             what = "no response is" if response_id is None else f"response {response_id!r} is not"
             raise SessionError(ErrorCode.RESPONSE_NOT_ACTIVE, f"{what} being made")
-        await self._stop(self._active[found], reason)
+        await self._stop(found, reason)
+
+    async def cancel_making(self, entry: Entry) -> None:
+        """End the conversation's response where it is, if it is making this item."""
+        if self.current and self.current.entry is entry:
+            await self._stop(self.current, Reason.CLIENT_CANCELLED)
 
     async def cancel_all(self, reason: Reason) -> None:
         """End every response where it is."""
@@ -139,7 +114,7 @@ class ResponseManager:
         """The user speaks: end the conversation's response, and by the settings cut what plays."""
         state = self._state
         if self.current:
-            await self.cancel(None, Reason.TURN_DETECTED)
+            await self._stop(self.current, Reason.TURN_DETECTED)
         if state.settings.playback is Playback.SESSION and state.playback.audible:
             for entry in reversed([entry for entry in state.history if entry.speech]):
                 if round(1000 * state.playback.heard_s(entry.item_id)) >= (entry.audio_ms or 0):
@@ -172,68 +147,75 @@ class ResponseManager:
             heard = round(max(0.0, heard_ms) * OUTPUT_RATE / 1000)
         else:
             raise SessionError(ErrorCode.BAD_VALUE, f"{heard_ms} is no time")
-        codes = -(-heard // OUTPUT_SAMPLES_PER_CODE)
-        entry.cut(codes)
+        entry.cut(-(-heard // OUTPUT_SAMPLES_PER_CODE))
         self._rewrite_item(entry)
         left_ms = entry.audio_ms or 0
-        state.emit(
-            ItemTruncated(
-                entry.item_id, min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS),
-                by_session, clock=state.clock, command_id=command_id,
-            )
-        )  # fmt: skip
+        left = min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS)
+        state.emit(events.ItemTruncated(entry.item_id, *left, by_session, command_id))
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
-        found = self._active.pop(response.plan.response_id, None)
-        if found is None:
+        if self._active.pop(response.plan.response_id, None) is None:
             return  # it was stopped at the moment in which it ended
         with suppress(EngineStoppedError):  # the host tells every session of that
-            await found.conversation.end_reply(response.stream)
-            if found.conversation is not self._state.conversation:
-                await found.conversation.close()
-        self._complete_item(found)
-        self._emit_done(found)
+            await response.conversation.end_reply(response.stream)
+            if response.conversation is not self._state.conversation:
+                await response.conversation.close()
+        self._complete_item(response)
+        self._emit_done(response)
         if response.plan.in_conversation:
             self._state.make_room()
             with suppress(EngineStoppedError):
                 await self.prefill_ahead()
 
-    async def prefill_ahead(self) -> None:
-        """Let the engine read what is new, unless it is answering: then at the end of that."""
-        self._state.prefill_due_s = None
-        if not self.current:
-            await self._state.prefill_ahead()
+    async def _stop(self, response: Response, reason: Reason) -> None:
+        response.stop(Outcome(ResponseStatus.CANCELLED, reason))
+        await self.finish(response)
 
-    async def _stop(self, each: _ActiveResponse, reason: Reason) -> None:
-        each.response.stop(Outcome(ResponseStatus.CANCELLED, reason))
-        await self.finish(each.response)
+    def _require_free(self, command: CreateResponse) -> None:
+        """Raise SessionError or EngineFullError if too many responses are being made."""
+        if command.in_conversation and self.current:
+            raise SessionError(
+                ErrorCode.RESPONSE_ACTIVE,
+                f"response {self.current.plan.response_id} is being made: cancel it first",
+            )
+        if command.response_id in self._active:
+            raise SessionError(
+                ErrorCode.BAD_VALUE, f"there is a response {command.response_id!r} already"
+            )
+        out_of_band = sum(not each.plan.in_conversation for each in self._active.values())
+        if not command.in_conversation and out_of_band >= MOST_OUT_OF_BAND:
+            raise EngineFullError(
+                f"{MOST_OUT_OF_BAND} responses outside the conversation are being made, which is "
+                "all that one session may have at a time: wait for the end of one",
+                _COME_BACK_S,
+            )
 
-    async def _plan(self, command: CreateResponse, timing: TurnTiming) -> ResponsePlan:
-        state = self._state
-        reply = command.reply or state.settings.reply
+    async def _plan(
+        self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None
+    ) -> ResponsePlan:
+        state, settings = self._state, self._state.settings
+        reply = command.reply or settings.reply
         spoken = reply is ReplyMode.AUDIO
-        voice = (
-            await state.resources.voice(command.voice or state.settings.voice) if spoken else None
-        )
+        voice = await state.resources.voice(command.voice or settings.voice) if spoken else None
         prompt = await self._prompt(command, state.system(reply, command.instructions))
-        params, bounded_by = self._reply_params(
-            reply, len(prompt), command.max_rows, in_conversation=command.in_conversation
-        )
-        repeating_s = state.settings.limits.repeating_s
+        rows, bounded_by = self._bounds(reply, len(prompt), command.max_rows)
+        seed, repeating_s = settings.sampling.seed, settings.limits.repeating_s
+        options = state.resources.choices(settings).options(randbits(63) if seed is None else seed)
+        script = Script.parse(settings.script) if settings.script else None
+        background = not command.in_conversation
         return ResponsePlan(
             response_id=command.response_id or new_id("resp"),
-            item_id=new_id("item"),
             reply=reply,
             prompt=prompt,
-            params=params,
+            params=ReplyParams(options, Limits(rows), script, background=background),
             voice=voice,
             in_conversation=command.in_conversation,
             metadata=dict(command.metadata),
             bounded_by=bounded_by,
             repeating_codes=None if repeating_s is None else _codes(repeating_s),
-            committed_s=timing.committed_s,
-            vad_wait_ms=timing.vad_wait_ms,
+            committed_s=committed_s,
+            vad_wait_ms=vad_wait_ms,
         )
 
     async def _prompt(self, command: CreateResponse, system: list[Row]) -> list[Row]:
@@ -249,53 +231,31 @@ class ResponseManager:
                 rows += (await state.entry_of(each, new_id("item"))).rows
         return rows
 
-    def _reply_params(
-        self, reply: ReplyMode, prompt_rows: int, most: int | None, *, in_conversation: bool
-    ) -> tuple[ReplyParams, Reason]:
-        """What to ask of the engine, and what it means if the reply comes to its longest."""
-        state, chosen = self._state, self._state.choices()
-        seed = state.settings.sampling.seed
-        bounds = [chosen.limits().max_new_rows]
+    def _bounds(self, reply: ReplyMode, prompt_rows: int, most: int | None) -> tuple[int, Reason]:
+        """The most rows of a reply, and what it means if it comes to so many."""
+        state, settings = self._state, self._state.settings
+        bounds = [state.resources.choices(settings).limits().max_new_rows]
         if most is not None:
             bounds.append(Limits(most).max_new_rows)
         if reply is ReplyMode.AUDIO:
-            bounds.append(_codes(state.settings.limits.longest_s))
-        rows, bounded_by = min(bounds), Reason.MAX_LENGTH
+            bounds.append(_codes(settings.limits.longest_s))
         room = state.context_rows - prompt_rows - state.prompts.prefix_rows
-        if room < rows:
-            rows, bounded_by = max(1, room), Reason.CONTEXT
-        script = Script.parse(state.settings.script) if state.settings.script else None
-        options = chosen.options(randbits(63) if seed is None else seed)
-        return ReplyParams(
-            options, Limits(rows), script, background=not in_conversation
-        ), bounded_by
+        if room < min(bounds):
+            return max(1, room), Reason.CONTEXT
+        return min(bounds), Reason.MAX_LENGTH
 
-    def _announce(self, plan: ResponsePlan, entry: Entry, command_id: str | None) -> None:
-        state = self._state
-        state.emit(
-            ResponseStarted(
-                plan.response_id, plan.reply, plan.in_conversation, plan.metadata,
-                clock=state.clock, command_id=command_id,
-            )
-        )  # fmt: skip
-        before = None
-        if plan.in_conversation:
-            state.history.insert(entry)
-            before = state.history.before(entry)
-        state.emit(ItemAdded(entry.item, before, plan.in_conversation, clock=state.clock))
-
-    def _complete_item(self, each: _ActiveResponse) -> None:
+    def _complete_item(self, response: Response) -> None:
         """Make history of what was made: of a reply that was cut short, what was sent of it."""
-        response, entry = each.response, each.entry
-        made, outcome = response.stream.reply, response.outcome
+        entry, made, outcome = response.entry, response.stream.reply, response.outcome
         assert outcome is not None, "a response that has not ended"
         whole = outcome.status is ResponseStatus.COMPLETED
         # The engine may have gone on before it heard that the response was over.
         read = len(made.rows) if whole else response.rows_read
         entry.reply = Reply(made.rows[:read], made.modes[:read], made.finish_reason)
-        entry.heard_codes = response.sent_codes if entry.speech and not whole else None
-        entry.audio_ms = response.sent_ms if entry.speech else None
         entry.status = ItemStatus.COMPLETED if whole else ItemStatus.INCOMPLETE
+        if entry.speech:
+            entry.heard_codes = None if whole else response.sent_codes
+            entry.audio_ms = response.sent_samples * 1000 // OUTPUT_RATE
         self._rewrite_item(entry)
 
     def _rewrite_item(self, entry: Entry) -> None:
@@ -307,24 +267,18 @@ class ResponseManager:
         text = state.resources.pipeline.tokenizer.decode(state.prompts.text_ids(reply, heard))
         entry.text = text if text or not entry.speech else None
 
-    def _emit_done(self, each: _ActiveResponse) -> None:
-        state, plan, outcome = self._state, each.response.plan, each.response.outcome
+    def _emit_done(self, response: Response) -> None:
+        state, plan, outcome = self._state, response.plan, response.outcome
         assert outcome is not None
-        own = plan.in_conversation and each.entry in state.history
-        before = state.history.before(each.entry) if own else None
-        item: Item = each.entry.item
-        state.emit(ItemDone(item, before, plan.in_conversation, clock=state.clock))
+        item, own = response.entry.item, plan.in_conversation and response.entry in state.history
+        before = state.history.before(response.entry) if own else None
+        state.emit(events.ItemDone(item, before, plan.in_conversation))
         state.emit(
-            ResponseDone(
-                plan.response_id, outcome.status, outcome.reason, (item,), each.response.usage,
-                each.response.timings(), plan.in_conversation, outcome.message, plan.metadata,
-                clock=state.clock,
+            events.ResponseDone(
+                plan.response_id, outcome.status, outcome.reason, (item,), response.usage,
+                response.timings(), plan.in_conversation, outcome.message, plan.metadata,
             )
         )  # fmt: skip
-
-
-def _own(response: Response) -> bool:
-    return response.plan.in_conversation
 
 
 def _codes(seconds: float) -> int:

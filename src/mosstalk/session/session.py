@@ -6,59 +6,73 @@ responses run beside it and report back to it.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mosstalk.audio.sound import Samples
-from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE
 from mosstalk.conversation import Row, SpeechSegment
-from mosstalk.errors import EngineStoppedError, MosstalkError, SessionError
+from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.session import commands, events
-from mosstalk.session.conversation_state import ConversationState, new_id, require_usable
-from mosstalk.session.error_events import error_event
-from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, Event, Reason
+from mosstalk.session.conversation_state import ConversationState, SessionResources
+from mosstalk.session.events import CloseReason, ErrorCode, Event, Reason, error_event, new_id
 from mosstalk.session.history import Entry
-from mosstalk.session.item_commands import ItemCommands
-from mosstalk.session.listener import (
-    ListenerEvent,
-    LiveTurn,
-    TurnFull,
-    TurnIdled,
-    TurnStarted,
-    TurnStopped,
-)
-from mosstalk.session.resources import SessionResources
+from mosstalk.session.listener import LiveTurn, TurnUpdate
 from mosstalk.session.response import Response
-from mosstalk.session.response_manager import ResponseManager, TurnTiming
-from mosstalk.session.settings import SessionSettings
-from mosstalk.session.sound import pcm_of
-from mosstalk.session.timeouts import Timeouts
+from mosstalk.session.response_manager import ResponseManager
+from mosstalk.session.settings import Durations, SessionSettings
+from mosstalk.session.sound import require_rate, samples_of
 
 _LOG = getLogger(__name__)
 _MOST_AT_ONCE = 50
 """Pushes that are heard together when they came faster than they are heard."""
 
-
-@dataclass(frozen=True)
-class _ResponseEnded:
-    """A response has come to its end by itself."""
-
-    response: Response
-
-
-@dataclass(frozen=True)
-class _Tick:
-    """Time has passed."""
-
-
 _Handler = Callable[[Any, float], Awaitable[None]]
-_Message = commands.Command | _ResponseEnded | _Tick
+_Message = commands.Command | Response | None
+"""What to do; a response that has come to its end by itself; or nothing: time has passed."""
+
+
+@dataclass
+class Timeouts:
+    """How long a session has lasted, and since when nothing has happened in it.
+
+    Both in seconds on two clocks, of which the one that is further counts. ``heard_s`` counts the
+    samples that came in, so that time stands still for nobody who sends them faster than they
+    are; ``wall_s`` goes on for those who send none.
+    """
+
+    durations: Durations
+    heard_s: Callable[[], float]
+    wall_s: Callable[[], float]
+    _begun: tuple[float, float] = field(init=False)
+    _touched: tuple[float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begun = self._touched = self.heard_s(), self.wall_s()
+
+    def touch(self) -> None:
+        """Something happens."""
+        self._touched = self.heard_s(), self.wall_s()
+
+    def expired(self) -> CloseReason | None:
+        """Why the session must end now, if it must."""
+        if self._since(self._begun) >= self.durations.longest_s:
+            return CloseReason.LONGEST
+        return CloseReason.IDLE if self._since(self._touched) >= self.durations.idle_s else None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that will pass before it can expire."""
+        longest_s = self.durations.longest_s - self._since(self._begun)
+        return max(0.0, min(longest_s, self.durations.idle_s - self._since(self._touched)))
+
+    def _since(self, then: tuple[float, float]) -> float:
+        return max(self.heard_s() - then[0], self.wall_s() - then[1])
 
 
 class Session:
@@ -81,14 +95,19 @@ class Session:
         self._on_closed = on_closed
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._state = ConversationState(resources, settings, self._events.put_nowait)
-        self._responses = ResponseManager(self._state, self)
+        self._emit = self._state.emit
+        self._responses = ResponseManager(self._state, self._post)
         self._handlers: dict[type[commands.Command], _Handler] = {
             commands.Commit: self._commit,
             commands.Clear: self._clear,
-            commands.CreateResponse: self._create_response,
+            commands.CreateText: self._create_item,
+            commands.CreateAudio: self._create_item,
+            commands.CreateMessage: self._create_item,
+            commands.DeleteItem: self._delete_item,
+            commands.Truncate: self._truncate,
+            commands.CreateResponse: self._responses.create,
             commands.CancelResponse: self._cancel_response,
             commands.UpdateSettings: self._update,
-            **ItemCommands(self._state, self._responses).handlers,
         }
         heard_s = lambda: self._state.clock / INPUT_RATE  # noqa: E731
         self._timeouts = Timeouts(settings.durations, heard_s, resources.clock)
@@ -152,24 +171,6 @@ class Session:
             if isinstance(event, events.AudioDelta):
                 yield np.frombuffer(event.pcm, "<i2")
 
-    # What a response tells while it is made.
-
-    def on_audio(self, response: Response, start: int, samples: Samples) -> None:
-        """Pass sound on; the listener is hearing it from now on."""
-        plan, pcm = response.plan, pcm_of(samples)
-        self._emit(events.AudioDelta(plan.response_id, plan.item_id, start, pcm, clock=self.clock))
-        at_s = self._state.playback.sent(plan.item_id, len(samples) / OUTPUT_RATE)
-        self._state.audio_input.played(samples, at_s)
-
-    def on_text(self, response: Response, text: str) -> None:
-        """Pass text on."""
-        plan = response.plan
-        self._emit(events.TextDelta(plan.response_id, plan.item_id, text, clock=self.clock))
-
-    def on_end(self, response: Response) -> None:
-        """Have its end dealt with in turn."""
-        self._post(_ResponseEnded(response))
-
     def on_engine_ended(self, why: str) -> None:
         """The engine has ended, and so must the session."""
         if not self._over:
@@ -179,27 +180,22 @@ class Session:
     def _fail(self, code: ErrorCode, why: str) -> None:
         if not self._failed:
             self._failed = True
-            self._emit(ErrorRaised(code, why, fatal=True, clock=self.clock))
-
-    def _emit(self, event: Event) -> None:
-        self._state.emit(event)
+            self._emit(events.ErrorRaised(code, why, fatal=True))
 
     def _post(self, message: _Message, *, first: bool = False) -> None:
-        if self._over:
-            return
-        mail = (message, self._state.resources.clock())
-        if first:
-            self._inbox.appendleft(mail)
-        else:
-            self._inbox.append(mail)
-        self._wakeup.set()
+        if not self._over:
+            put = self._inbox.appendleft if first else self._inbox.append
+            put((message, self._state.resources.clock()))
+            self._wakeup.set()
+
+    # The session's task.
 
     async def _run(self) -> None:
         """Do what is asked until the end; then give everything back."""
-        self._emit(events.SessionOpened(self.session_id, self.settings, clock=self.clock))
+        self._emit(events.SessionOpened(self.session_id, self.settings))
         reason: str = CloseReason.ERROR
         try:
-            await self._state.prefill_ahead()
+            await self._responses.prefill_ahead()
             reason = await self._work()
         except EngineStoppedError as error:
             self._fail(ErrorCode.ENGINE_STOPPED, str(error))
@@ -211,7 +207,7 @@ class Session:
             await self._end(reason)
 
     async def _work(self) -> str:
-        """Take one piece of news after the other; return why the session is over."""
+        """Take one message after the other; return why the session is over."""
         while True:
             self._set_timer()
             await self._wakeup.wait()
@@ -221,14 +217,11 @@ class Session:
                 if isinstance(message, commands.Close):
                     return message.reason
                 if isinstance(message, commands.Push):
-                    await self._take_audio(message, arrived_s)
-                elif isinstance(message, _ResponseEnded):
-                    await self._responses.finish(message.response)
-                elif isinstance(message, commands.Command):
-                    self._timeouts.touch()
+                    await self._push(message, arrived_s)
+                elif isinstance(message, Response):
+                    await self._responses.finish(message)
+                elif message:
                     await self._execute(message, arrived_s)
-                    self.commands_done += 1
-                    await asyncio.sleep(0)  # whoever sends many lets others have their turn
                 if self._state.prefill_is_due:
                     await self._responses.prefill_ahead()
                 if self._responses.busy or self._state.playback.audible:
@@ -239,10 +232,10 @@ class Session:
     def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        loop, remaining_s = asyncio.get_running_loop(), self._timeouts.remaining_s
+        loop, wait_s = asyncio.get_running_loop(), self._timeouts.remaining_s
         if self._state.prefill_due_s is not None:
-            remaining_s = min(remaining_s, max(0.0, self._state.prefill_due_s - loop.time()))
-        self._timer = loop.call_later(remaining_s, self._post, _Tick())
+            wait_s = min(wait_s, max(0.0, self._state.prefill_due_s - loop.time()))
+        self._timer = loop.call_later(wait_s, self._post, None)
 
     async def _end(self, reason: str) -> None:
         if self._timer:
@@ -254,42 +247,50 @@ class Session:
         finally:
             self._over = True
             self._inbox.clear()
-            self._state.audio_input.clear()
+            self._state.listener.clear()
             self._on_closed(self)
-            self._emit(events.Closed(reason, clock=self.clock))
+            self._emit(events.Closed(reason))
 
     async def _execute(self, command: commands.Command, arrived_s: float) -> None:
-        try:
+        self._timeouts.touch()
+        with self._refusals(command):
             await self._handlers[type(command)](command, arrived_s)
+        self.commands_done += 1
+        await asyncio.sleep(0)  # whoever sends many lets others have their turn
+
+    @contextmanager
+    def _refusals(self, command: commands.Command | None = None) -> Iterator[None]:
+        """What is refused in here is told, as the command's if it is one's; the session goes on."""
+        try:
+            yield
         except EngineStoppedError:
             raise
         except MosstalkError as error:
-            self._emit(error_event(error, self.clock, command))
+            self._emit(error_event(error, command))
 
     # Sound and turns.
 
-    async def _take_audio(self, push: commands.Push, arrived_s: float) -> None:
+    async def _push(self, push: commands.Push, arrived_s: float) -> None:
         """Hear a push, and those at its rate that have come after it."""
-        audio_input, pushes = self._state.audio_input, [push]
-        rate = audio_input.rate_of(push)
+        listener, pushes = self._state.listener, [push]
+        rate = push.rate or listener.rate
         while self._inbox and len(pushes) < _MOST_AT_ONCE:
             message = self._inbox[0][0]
             if not isinstance(message, commands.Push) or message.paused_s:
                 break
-            if audio_input.rate_of(message) != rate:
+            if (message.rate or listener.rate) != rate:
                 break
             pushes.append(message)
             self._inbox.popleft()
         self._note_pause(push.paused_s)
         sounds = [np.zeros(0, np.float32)]
         for each in pushes:
-            try:
-                sounds.append(audio_input.samples_of(each))
-            except SessionError as error:
-                self._emit(error_event(error, self.clock, each))
+            with self._refusals(each):
+                require_rate(rate)
+                sounds.append(samples_of(each.pcm))
         audible = lambda: self._state.playback.audible_to_microphone  # noqa: E731
-        async for heard in audio_input.hear(np.concatenate(sounds), rate, audible):
-            await self._on_listener_event(heard, TurnTiming(arrived_s))
+        async for update in listener.hear(np.concatenate(sounds), rate, audible):
+            await self._on_turn_update(update, arrived_s)
             if self._closing:
                 return
         self.commands_done += len(pushes)
@@ -300,85 +301,99 @@ class Session:
         seconds = state.playback.pause_s if seconds is None else seconds
         if seconds:
             state.playback.skip(seconds)
-            state.audio_input.paused(seconds)
-            self._emit(events.InputPaused(seconds, clock=self.clock))
+            state.listener.paused(seconds)
+            self._emit(events.InputPaused(seconds))
 
-    async def _on_listener_event(self, heard: ListenerEvent, timing: TurnTiming) -> None:
-        turn, clock = heard.turn, self.clock
-        if isinstance(heard, TurnStarted):
-            turn.item_id = new_id("item")
-            self._emit(events.SpeechStarted(turn.item_id, turn.start, clock=clock))
-            if self.settings.interrupt_response:
-                await self._responses.interrupt()
-        elif isinstance(heard, TurnFull):
-            self._emit(error_event(heard.error, clock))
+    async def _on_turn_update(self, update: TurnUpdate, arrived_s: float) -> None:
+        """Tell what was heard, and do what follows from it."""
+        turn, event = update
+        if event:
+            self._emit(event)
+        if isinstance(event, events.ErrorRaised):
             return
-        elif isinstance(heard, TurnStopped):
-            assert turn.item_id, "a turn that stopped has started"
-            wait = turn.end - heard.speech_end
-            self._emit(
-                events.SpeechStopped(turn.item_id, turn.end, heard.speech_end, wait, clock=clock)
-            )
-            await self._commit_and_respond(
-                turn, TurnTiming(timing.committed_s, 1000 * wait / INPUT_RATE)
-            )
-        elif isinstance(heard, TurnIdled):
-            turn.item_id = new_id("item")
-            self._emit(events.IdleTimeout(turn.item_id, heard.start, turn.end, clock=clock))
-            await self._commit_and_respond(turn, timing)
-        if not isinstance(heard, TurnIdled):
+        if isinstance(event, events.SpeechStarted) and self.settings.interrupt_response:
+            await self._responses.interrupt()
+        elif isinstance(event, events.SpeechStopped):
+            await self._answer(turn, arrived_s, 1000 * event.wait / INPUT_RATE)
+        elif isinstance(event, events.IdleTimeout):
+            await self._answer(turn, arrived_s)
+        if not isinstance(event, events.IdleTimeout):
             self._timeouts.touch()
         await self._responses.prefill_ahead()
 
-    async def _commit_and_respond(self, turn: LiveTurn, timing: TurnTiming) -> None:
+    async def _answer(
+        self, turn: LiveTurn, ended_s: float, vad_wait_ms: float | None = None
+    ) -> None:
         """Make an item of a turn that ended by itself, and answer it if that is wanted."""
-        try:
+        with self._refusals():
             self._state.require_place(0)
-            self._commit_turn(turn, turn.item_id or new_id("item"))
+            self._commit_turn(turn, turn.item_id)
             if self.settings.create_response:
-                await self._responses.create(commands.CreateResponse(), timing)
-        except EngineStoppedError:
-            raise
-        except MosstalkError as error:
-            self._emit(error_event(error, self.clock))
+                await self._responses.create(commands.CreateResponse(), ended_s, vad_wait_ms)
 
     def _commit_turn(self, turn: LiveTurn, item_id: str, command_id: str | None = None) -> None:
-        rows = self._state.prompts.turn("user", SpeechSegment(tuple(turn.codes.codes)))
-        length_ms = (turn.end - turn.start) * 1000 // INPUT_RATE
-        before = self._state.history.last_id
-        self._state.history.require_new(item_id)
-        self._emit(events.TurnCommitted(item_id, before, clock=self.clock, command_id=command_id))
-        self._state.add(Entry(item_id, "user", rows, audio_ms=length_ms), command_id=command_id)
+        state = self._state
+        rows = state.prompts.turn("user", SpeechSegment(tuple(turn.codes.codes)))
+        before = state.history.last_id
+        state.history.require_new(item_id)
+        self._emit(events.TurnCommitted(item_id, before, command_id=command_id))
+        length_ms = turn.samples * 1000 // INPUT_RATE
+        state.add(Entry(item_id, "user", rows, audio_ms=length_ms), command_id=command_id)
 
     # Commands.
 
     async def _commit(self, command: commands.Commit, _: float) -> None:
         self._state.history.require_new(command.item_id)
         self._state.require_place(0)  # before the turn is taken: it may be committed later
-        turn = await self._state.audio_input.commit()
-        item_id = command.item_id or turn.item_id or new_id("item")
-        self._commit_turn(turn, item_id, command.command_id)
+        turn = await self._state.listener.commit()
+        self._commit_turn(turn, command.item_id or turn.item_id, command.command_id)
         await self._responses.prefill_ahead()
 
     async def _clear(self, command: commands.Clear, _: float) -> None:
-        self._state.audio_input.clear()
-        self._emit(events.InputCleared(clock=self.clock, command_id=command.command_id))
+        self._state.listener.clear()
+        self._emit(events.InputCleared(command_id=command.command_id))
         await self._responses.prefill_ahead()
 
-    async def _create_response(self, command: commands.CreateResponse, arrived_s: float) -> None:
-        await self._responses.create(command, TurnTiming(arrived_s))
+    async def _create_item(self, command: commands.NewItem, _: float) -> None:
+        """Put text and speech into the conversation."""
+        state, (message,) = self._state, commands.messages_of(command)
+        state.history.require_new(command.item_id)
+        state.require_place(0, message.role)  # before anything is made of it
+        entry = await state.entry_of(message, command.item_id or new_id("item"))
+        state.require_place(len(entry.rows), entry.role)
+        state.add(entry, command.previous_item_id, command.command_id)
+        if not self._responses.current:
+            state.make_room()
+        state.prefill_soon()
+
+    async def _delete_item(self, command: commands.DeleteItem, _: float) -> None:
+        """Take an item out; a response that is making it ends."""
+        state = self._state
+        entry = state.history.find(command.item_id)
+        await self._responses.cancel_making(entry)
+        if entry in state.history:  # the end of a response may have dropped it
+            state.history.remove(entry)
+        self._emit(events.ItemDeleted(entry.item_id, command_id=command.command_id))
+        state.prefill_soon()
+
+    async def _truncate(self, command: commands.Truncate, _: float) -> None:
+        """Cut a spoken reply; if it is being made or played, that ends."""
+        state = self._state
+        entry = state.history.find(command.item_id)
+        await self._responses.cancel_making(entry)
+        self._responses.truncate(entry, command.heard_ms, command_id=command.command_id)
+        if state.playback.latest == entry.item_id:
+            state.silence()
+        state.prefill_soon()
 
     async def _cancel_response(self, command: commands.CancelResponse, _: float) -> None:
         await self._responses.cancel(command.response_id, Reason.CLIENT_CANCELLED)
 
     async def _update(self, command: commands.UpdateSettings, _: float) -> None:
-        await require_usable(self._state.resources, command.settings)
-        self._state.audio_input.configure(command.settings)
-        self._state.settings = command.settings
-        self._timeouts.durations = command.settings.durations
-        self._emit(
-            events.SettingsUpdated(
-                command.settings, clock=self.clock, command_id=command.command_id
-            )
-        )
+        state, settings = self._state, command.settings
+        await state.resources.require_usable(settings)
+        state.listener.configure(settings)
+        state.settings = settings
+        self._timeouts.durations = settings.durations
+        self._emit(events.SettingsUpdated(settings, command_id=command.command_id))
         await self._responses.prefill_ahead()

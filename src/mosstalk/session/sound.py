@@ -1,4 +1,6 @@
-"""PCM as it comes and goes: checked samples in, resampled as a stream; int16 out."""
+"""PCM as it comes and goes: checked, resampled as a stream, counted, and played."""
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,9 @@ from mosstalk.session.settings import INPUT_RATES
 _FULL_SCALE = 32768.0
 _QUALITY = "HQ"
 """At 24 kHz it holds sound back for 37 ms at most, where "VHQ" does so for 76."""
+LONGEST_STALL_S = 3.5
+"""A microphone may fall silent for so long and send what it recorded in a burst. Whoever is
+silent for longer has recorded nothing meanwhile."""
 
 
 def samples_of(pcm: Pcm) -> Samples:
@@ -49,34 +54,42 @@ def pcm_of(samples: Samples) -> bytes:
 
 
 class Resampler:
-    """A stream at ``rate`` Hz to 16 kHz; the same samples however it is cut.
+    """A stream at ``rate`` Hz, which may change, to 16 kHz; the same samples however it is cut.
 
-    They are those of ``soxr.resample`` on the whole stretch from one ``flush`` to the next.
+    They are those of ``soxr.resample`` on the whole stretch from one ``flush``, or change of the
+    rate, to the next.
     """
 
     def __init__(self, rate: int) -> None:
-        self.rate = rate
-        self._stream = self._fresh()
+        self._tune(rate)
+        self._rest = np.zeros(0, np.float32)
+        """What was held back of earlier rates, at 16 kHz."""
 
-    def push(self, samples: Samples) -> Samples:
-        """What can be given after these samples; the rest is held back."""
-        if self._stream is None:
-            return samples
-        return np.asarray(self._stream.resample_chunk(samples), np.float32)
+    def push(self, samples: Samples, rate: int | None = None) -> Samples:
+        """What can be given after samples (n,) at ``rate`` Hz, or at the one before; more later."""
+        if rate and rate != self.rate:
+            self._rest = self.flush()
+            self._tune(rate)
+        if self._stream:
+            samples = np.asarray(self._stream.resample_chunk(samples), np.float32)
+        return self._after_rest(samples)
 
     def flush(self) -> Samples:
         """What was held back; what comes next begins anew."""
-        nothing = np.zeros(0, np.float32)
-        if self._stream is None:
-            return nothing
-        rest = np.asarray(self._stream.resample_chunk(nothing, last=True), np.float32)
-        self._stream = self._fresh()
-        return rest
+        rest = np.zeros(0, np.float32)
+        if self._stream:
+            rest = np.asarray(self._stream.resample_chunk(rest, last=True), np.float32)
+        self._tune(self.rate)
+        return self._after_rest(rest)
 
-    def _fresh(self) -> soxr.ResampleStream | None:
-        if self.rate == INPUT_RATE:
-            return None
-        return soxr.ResampleStream(self.rate, INPUT_RATE, 1, dtype="float32", quality=_QUALITY)
+    def _tune(self, rate: int) -> None:
+        self.rate, self._stream = rate, None
+        if rate != INPUT_RATE:
+            self._stream = soxr.ResampleStream(rate, INPUT_RATE, 1, "float32", _QUALITY)
+
+    def _after_rest(self, samples: Samples) -> Samples:
+        rest, self._rest = self._rest, np.zeros(0, np.float32)
+        return np.concatenate([rest, samples]) if len(rest) else samples
 
 
 class InputClock:
@@ -107,12 +120,90 @@ def require_rate(rate: int) -> None:
         )
 
 
-def resampled(samples: Samples, rate: int) -> Samples:
-    """Samples (n,) at ``rate`` Hz as samples at 16 kHz.
+def resampled(pcm: Pcm, rate: int) -> Samples:
+    """PCM (n,) at ``rate`` Hz as samples at 16 kHz.
 
     Raises:
-        SessionError: a rate that sessions do not take.
+        SessionError: a rate that sessions do not take, or what ``samples_of`` refuses.
     """
     require_rate(rate)
     resampler = Resampler(rate)
-    return np.concatenate([resampler.push(samples), resampler.flush()])
+    return np.concatenate([resampler.push(samples_of(pcm)), resampler.flush()])
+
+
+class PlaybackClock:
+    """Sent sound is played at once and in order, on one clock that samples and the wall move.
+
+    ``samples`` counts the seconds of sound that came in: a microphone runs as fast as a
+    loudspeaker. While something is played the clock moves with ``wall`` as well, for those who
+    send nothing while they listen. The microphone's own place on the clock may be earlier: what
+    it recorded is still on its way. After a pause that is longer than any stall,
+    ``skip(pause_s)`` puts it at the present.
+    """
+
+    def __init__(self, samples: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._samples, self._wall = samples, wall
+        self._skipped_s = 0.0
+        self._wall_ahead_s = float("-inf")
+        """What the clock is, less the wall's time, while something is played."""
+        self._pieces: list[tuple[str, float, float]] = []
+        """Of each piece its item, when it begins, and its seconds."""
+        self._end_s = float("-inf")
+        self._heard_s: dict[str, float] = {}
+
+    @property
+    def _microphone_s(self) -> float:
+        return self._samples() + self._skipped_s
+
+    @property
+    def _now_s(self) -> float:
+        return max(self._microphone_s, self._wall() + self._wall_ahead_s)
+
+    def sent(self, item_id: str, seconds: float) -> float:
+        """More sound of an item is on its way; when it will be heard, counted in samples."""
+        if not self.audible:
+            self.stop()
+            self._wall_ahead_s = self._microphone_s - self._wall()
+        begin = max(self._end_s, self._now_s)
+        self._pieces.append((item_id, begin, seconds))
+        self._end_s = begin + seconds
+        return begin - self._skipped_s
+
+    @property
+    def audible(self) -> bool:
+        """Whether something is being played now."""
+        return self._now_s < self._end_s
+
+    @property
+    def audible_to_microphone(self) -> bool:
+        """Whether something was being played when the next sample was recorded."""
+        return self._microphone_s < self._end_s
+
+    @property
+    def pause_s(self) -> float:
+        """For how long nothing was recorded until now; 0 if that may still be on its way."""
+        behind_s = self._now_s - self._microphone_s
+        return behind_s if behind_s > LONGEST_STALL_S else 0.0
+
+    def skip(self, seconds: float) -> None:
+        """The next sample was recorded so much later than the last one."""
+        self._skipped_s += seconds
+
+    @property
+    def latest(self) -> str | None:
+        """The item whose sound was sent last, unless that was stopped."""
+        return self._pieces[-1][0] if self._pieces else None
+
+    def heard_s(self, item_id: str) -> float:
+        """Seconds of an item that have been played."""
+        now_s = self._now_s
+        mine = ((begin, seconds) for item, begin, seconds in self._pieces if item == item_id)
+        played = sum(min(max(now_s - begin, 0.0), seconds) for begin, seconds in mine)
+        return self._heard_s.get(item_id, 0.0) + played
+
+    def stop(self) -> None:
+        """What was not played by now will not be."""
+        for item_id in {item for item, _, _ in self._pieces}:
+            self._heard_s[item_id] = self.heard_s(item_id)
+        self._pieces.clear()
+        self._end_s = float("-inf")

@@ -86,14 +86,7 @@ def random_language_model(
 ) -> LanguageModel:
     """The model in ``dtype``; of one seed, device and dtype always the same."""
     config = LanguageModelConfig.from_dict(sizes.model)
-    with torch.device("meta"):
-        model = LanguageModel(config).to(dtype)
-    model = model.to_empty(device=device).eval().requires_grad_(requires_grad=False)
-    for name, weight in model.named_parameters():
-        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        scale, offset = scale_of(name)(tuple(weight.shape))
-        weight.normal_(offset, scale, generator=generator)
-    return model
+    return _random(lambda: LanguageModel(config).to(dtype), device, seed)
 
 
 def special_ids(config: LanguageModelConfig) -> SpecialIds:

@@ -1,6 +1,6 @@
 """Named sizes of synthetic checkpoints, and changes to them from the command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
@@ -162,7 +162,8 @@ def parse_sizes(words: list[str]) -> Sizes:
             sizes = NAMED[word]
         else:
             sizes = _changed(sizes, key, value)
-    return _with_layer_count(sizes)
+    layers = sizes.model["num_shared_layers"] + sizes.model["num_modality_layers"]
+    return replace(sizes, model=sizes.model | {"num_hidden_layers": layers})
 
 
 def _changed(sizes: Sizes, key: str, text: str) -> Sizes:
@@ -182,9 +183,4 @@ def _changed(sizes: Sizes, key: str, text: str) -> Sizes:
         raise ConfigError(f"--size {key}={text}: the value is not a number")
     if name in ("quantize_position", "pooling_position"):
         changed |= dict.fromkeys(("quantize_position", "pooling_position"), changed[name])
-    return Sizes(**(vars(sizes) | {part: changed}))
-
-
-def _with_layer_count(sizes: Sizes) -> Sizes:
-    layers = sizes.model["num_shared_layers"] + sizes.model["num_modality_layers"]
-    return Sizes(**(vars(sizes) | {"model": sizes.model | {"num_hidden_layers": layers}}))
+    return replace(sizes, **{part: changed})

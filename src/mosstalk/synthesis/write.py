@@ -23,6 +23,7 @@ from mosstalk.config import (
     LanguageModelConfig,
     SpeechTokenizerConfig,
 )
+from mosstalk.environment import install_command, this_command
 from mosstalk.files import new_folder
 from mosstalk.models.codec_folder import read_fingerprint
 from mosstalk.models.flow import FlowDecoder
@@ -246,9 +247,9 @@ def run_synthesize(
     if not (out / "codec" / "flow" / X_VECTOR_FILE).exists():
         print(
             f"without codec/flow/{X_VECTOR_FILE}, which voices are made with: "
-            "it takes pip install 'mosstalk[voices]'"
+            f"to get it: {install_command('voices')}"
         )
     print(
-        f"try: mosstalk chat --model {out / 'model'} --codec {out / 'codec'} "
+        f"try: {this_command()} chat --model {out / 'model'} --codec {out / 'codec'} "
         "--text hello --script speech:25"
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import DetectorError
 from mosstalk.vad.frames import Frames, finite
 
@@ -27,7 +28,7 @@ MEMORY_SIZE = 128
 _WINDOW_SAMPLES = CONTEXT_SAMPLES + FRAME_SAMPLES
 MINIMUM_SPEECH_MS = 96
 """Three frames: clicks, knocks and slams give two at most, a short word gives eight."""
-INSTALL = "pip install 'mosstalk[vad]'"
+INSTALL = install_command("vad")
 _MODEL_FILE = Path("data", "silero_vad.onnx")
 _LOG_NOTHING = 4
 

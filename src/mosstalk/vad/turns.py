@@ -100,11 +100,6 @@ class SpeechStopped(NamedTuple):
     end_samples: int
     decided_samples: int
 
-    @property
-    def waited_samples(self) -> int:
-        """The detector's wait: what it adds to the time from last speech to first answer."""
-        return self.decided_samples - self.end_samples
-
 
 class IdleTimeout(NamedTuple):
     """Nobody has spoken from ``start_samples``, where playing ended, until ``at_samples``."""

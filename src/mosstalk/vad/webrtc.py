@@ -15,6 +15,7 @@ import numpy as np
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import DetectorError
 from mosstalk.vad.frames import Frames, finite
 
@@ -24,7 +25,7 @@ MINIMUM_SPEECH_MS = 210
 """Seven frames: it says yes for 90 to 180 ms after most clicks."""
 MODE = 3
 """Of 0 to 3 the one that takes the least noise for speech."""
-INSTALL = "pip install 'mosstalk[vad]'"
+INSTALL = install_command("vad")
 _FULL_SCALE = 32767
 _OVER_NOISE_DB = 4.0
 _NOISE_RISE_DB = 0.09

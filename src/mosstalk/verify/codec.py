@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_batches import BatchedFlow, FlowOptions, FlowReply
+from mosstalk.codec.flow import batched_flow
+from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.codec.vocoder import VocoderReply
@@ -33,6 +35,11 @@ from mosstalk.models.weights import (
     open_sharded,
 )
 from mosstalk.verify.compare import Case, Check, Comparer, pcm_from
+
+_COMPANY = 3
+"""Replies that are made beside those of a case, with other codes."""
+_PAGES = 512
+"""More than a case's replies and those beside them ever hold; the default takes gigabytes."""
 
 
 def _weights(folder: Path, stem: str) -> Store:
@@ -244,31 +251,22 @@ def check_prompt_mel(case: Case, device: torch.device, _: Comparer) -> Iterator[
     yield Comparer(torch.float32).tensor("mel", mel.T, case.tensor("mel"))
 
 
-_COMPANY = 3
-"""Replies that are made beside those of a case, with other codes."""
-_PAGES = 512
-"""More than a case's replies and those beside them ever hold; the default takes gigabytes."""
-
-
 def check_flow_fast(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
     """``check_flow``, and every reply hop by hop: alone, then all in one batch with others."""
     yield from check_flow(case, device, compare)
     flow, voice, runs = load_flow(case, device, torch.float32)
     runs = [(prefix, run) for prefix, run in runs if case.weights == case.folder or "hops" in run]
     # On a CPU replies lie side by side in float32; pages, as on a GPU, are verified there too.
-    for label, paged in _ways(device, compare):
-        batched = BatchedFlow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
+    ways = {"fast": True} if device.type == "cuda" else {"paged": True}
+    if device.type == "cpu" and compare.dtype == torch.float32:
+        ways["fast"] = False
+    for label, paged in ways.items():
+        batched = batched_flow(flow, FlowOptions(dtype=compare.dtype, paged=paged, pages=_PAGES))
         for prefix, run in runs:
             reply = batched.open(voice)
             yield from check_hops(case, reply, prefix, f"{label}.", run, compare)
             reply.close()
         yield from _check_together(case, batched, voice, runs, f"{label} together.", compare)
-
-
-def _ways(device: torch.device, compare: Comparer) -> list[tuple[str, bool]]:
-    if device.type == "cuda":
-        return [("fast", True)]
-    return [("paged", True)] + ([("fast", False)] if compare.dtype == torch.float32 else [])
 
 
 @dataclass

@@ -13,6 +13,18 @@ from mosstalk.errors import CaseError
 from mosstalk.files import read_json
 
 EXPECTED = "expected.safetensors"
+ABSOLUTE = 2e-4
+RELATIVE = 1e-5
+"""Float32 bound of a tensor: ABSOLUTE + RELATIVE x its largest expected magnitude."""
+WAVE = 1e-3
+"""Float32 bound of waves and vocoder sources."""
+LOW_PRECISION = {torch.bfloat16: 0.2, torch.float16: 0.05}
+"""In lower precision a tensor passes where ||error|| / ||expected|| is at most this.
+
+These bounds are this project's own, wide enough for rounding and far below what a wrong
+operation gives. Ids and rows are then compared and printed, but not judged: one rounding
+can turn a greedy choice, and everything after it.
+"""
 
 
 @dataclass
@@ -36,7 +48,9 @@ class Case:
         Raises:
             CaseError: there is no such folder.
         """
-        named = None if self._holds_weights() else self.settings.get("weights")
+        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
+        own = any(path.suffix in (".safetensors", ".pt") for path in files)
+        named = None if own else self.settings.get("weights")
         chosen = self.given_weights or (self.folder / str(named) if named else self.folder)
         if not chosen.is_dir():
             raise CaseError(
@@ -44,10 +58,6 @@ class Case:
             )
         part = chosen / ("model" if self.component == "language_model" else "codec")
         return part if part.is_dir() else chosen
-
-    def _holds_weights(self) -> bool:
-        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
-        return any(path.suffix in (".safetensors", ".pt") for path in files)
 
     @property
     def component(self) -> str:
@@ -105,21 +115,6 @@ def read_case(folder: Path, weights: Path | None = None) -> Case:
 def pcm_from(samples: Tensor) -> Tensor:
     """16-bit samples as float32 in [-1, 1)."""
     return samples.to(torch.float32) / 32768
-
-
-ABSOLUTE = 2e-4
-RELATIVE = 1e-5
-"""Float32 bound of a tensor: ABSOLUTE + RELATIVE x its largest expected magnitude."""
-WAVE = 1e-3
-"""Float32 bound of waves and vocoder sources."""
-
-LOW_PRECISION = {torch.bfloat16: 0.2, torch.float16: 0.05}
-"""In lower precision a tensor passes where ||error|| / ||expected|| is at most this.
-
-These bounds are this project's own, wide enough for rounding and far below what a wrong
-operation gives. Ids and rows are then compared and printed, but not judged: one rounding
-can turn a greedy choice, and everything after it.
-"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Language-model cases: prompts, greedy runs and warpers."""
+"""Language-model cases, prompts, greedy runs and warpers, by the plain network and the engine."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mosstalk.conversation import Mode, Reply, Row, SpecialIds
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
-from mosstalk.engine.request import Request
 from mosstalk.engine.sampler import warp_rows
 from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.step_plan import QuerySpan
@@ -19,12 +18,14 @@ from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.sampling import warp
 from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.synthesis.direct import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
 Warper = Callable[..., Tensor]
 """``warp`` of ``model.sampling``, or what does the same."""
-_NO_ID = -1
 PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
+_BLOCK_ROWS = 16
+assert [int(mode) for mode in Mode] == [0, 1], "cases count text as mode 0 and audio as 1"
 
 
 def check_language_model(case: Case, device: torch.device, compare: Comparer) -> Iterator[Check]:
@@ -33,60 +34,38 @@ def check_language_model(case: Case, device: torch.device, compare: Comparer) ->
     States and logits are compared where the case has them, of as many steps as it has.
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    ids = special_ids(model, case.get("stop_token_ids"))
-    runs: list[dict[str, Any]] = case.get("runs")
-    for prompt in dict.fromkeys(run["prompt"] for run in runs):
-        yield from _check_prompt(case, model, prompt, compare)
-    for run in runs:
-        yield from _check_run(case, model, ids, run, compare)
+    network = _Network(model, case_ids(case, model))
+    yield from _check(case, network, compare)
     yield from check_warpers(case, device, warp)
 
 
-def special_ids(model: LanguageModel, stop: list[int]) -> SpecialIds:
+def check_language_model_fast(
+    case: Case, device: torch.device, compare: Comparer
+) -> Iterator[Check]:
+    """Compare what ``check_language_model`` does, computed by the engine.
+
+    Whole rows are asked for, so that audio ids of text rows are compared too; they are put
+    off and made up. In the mixed batch one run arrives at each step.
+    """
+    model = load_language_model(case.weights, device=device, dtype=compare.dtype)
+    runs: list[dict[str, Any]] = case.get("runs")
+    asked = [RunSettings.of(case, run) for run in runs]
+    room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
+    options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
+    engine = _Engine(EngineCore(model, case_ids(case, model), options))
+    yield from _check(case, engine, compare)
+    for run, reply in zip(runs, engine.replies(asked), strict=True):
+        yield from compare_reply(case, run, reply, compare, suffix=" mixed")
+    yield from check_warpers(case, device, _warp)
+
+
+def case_ids(case: Case, model: LanguageModel) -> SpecialIds:
     """The special ids that a case's model and settings name; cases need no others."""
-    config = model.config
-    return SpecialIds(
-        endoftext=_NO_ID,
-        im_start=_NO_ID,
-        im_end=_NO_ID,
-        sosp=config.sosp_token_id,
-        modality_pad=config.modality_pad_token_id,
-        eosp=config.eosp_token_id,
-        audio_pad=config.audio_pad_token_id,
-        stop=frozenset(stop),
-    )
-
-
-def _check_prompt(
-    case: Case, model: LanguageModel, prompt: str, compare: Comparer
-) -> Iterator[Check]:
-    if not any(case.wants(f"{prompt}.{name}") for name in PREFILL):
-        return
-    rows = case.tensor(f"{prompt}.prompt").to(model.device)[None]
-    with torch.inference_mode():
-        hidden, *_ = model.trunk(rows, model.new_cache())
-        logits = model(rows, model.new_cache())
-    for name, found in zip(PREFILL, (hidden, logits.text, logits.audio), strict=True):
-        if case.wants(f"{prompt}.{name}"):
-            yield compare.tensor(f"{prompt}.{name}", found[0], case.tensor(f"{prompt}.{name}"))
-
-
-def _check_run(
-    case: Case, model: LanguageModel, ids: SpecialIds, run: dict[str, Any], compare: Comparer
-) -> Iterator[Check]:
-    asked = Asked.of(case, run)
-    generation = Generation(model, model.new_cache(), asked.rows, ids, asked.options, asked.limits)
-    for _ in generation:
-        pass
-    yield from compare_reply(case, run, generation.reply, compare)
-    if case.has(f"{asked.stem}.text_logits"):
-        rows = case.tensor(f"{asked.stem}.rows")[: len(case.tensor(f"{asked.stem}.text_logits"))]
-        found = _follow(model, case.tensor(f"{run['prompt']}.prompt"), rows)
-        yield from compare_logits(case, asked.stem, found, compare)
+    return replace(special_ids(model.config), stop=frozenset(case.get("stop_token_ids")))
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunSettings:
     """What a run of a case asks for: ``stem`` begins the names of its tensors."""
 
     stem: str
@@ -95,15 +74,116 @@ class Asked:
     limits: Limits
 
     @classmethod
-    def of(cls, case: Case, run: dict[str, Any]) -> "Asked":
+    def of(cls, case: Case, run: dict[str, Any]) -> "RunSettings":
         """Read a run's prompt and settings."""
-        prompt = case.tensor(f"{run['prompt']}.prompt").tolist()
         return cls(
             f"{run['prompt']}.{run['run']}",
-            [(text, audio) for text, audio in prompt],
+            _rows(case.tensor(f"{run['prompt']}.prompt")),
             SamplingOptions(temperature=0, repetition_penalty=run["repetition_penalty"]),
             Limits(run["max_new_tokens"], run["min_new_tokens"]),
         )
+
+
+class _Network:
+    """The plain network with a cache, one reply after the other."""
+
+    def __init__(self, model: LanguageModel, ids: SpecialIds) -> None:
+        self.model, self.ids = model, ids
+
+    @torch.inference_mode()
+    def states(self, rows: list[Row]) -> tuple[Tensor, ...]:
+        """The trunk's output (T, C), and the logits (T, V) of both heads."""
+        grid = torch.tensor([rows], device=self.model.device)
+        hidden, *_ = self.model.trunk(grid, self.model.new_cache())
+        logits = self.model(grid, self.model.new_cache())
+        return hidden[0], logits.text[0], logits.audio[0]
+
+    @torch.inference_mode()
+    def logits(self, prompt: list[Row], rows: list[Row]) -> Logits:
+        """Raw logits (N, V) of each step, decoded one row at a time along the expected rows."""
+        cache, found = self.model.new_cache(), list[Logits]()
+        for new in (prompt, *([row] for row in rows[:-1])):
+            grid = torch.tensor([new], device=self.model.device)
+            found.append(self.model(grid, cache, last_only=True))
+        return Logits(torch.cat([s.text[0] for s in found]), torch.cat([s.audio[0] for s in found]))
+
+    def replies(self, asked: list[RunSettings]) -> list[Reply]:
+        """Replies to what was asked."""
+        model, made = self.model, list[Reply]()
+        for each in asked:
+            cache = model.new_cache()
+            reply = Generation(model, cache, each.rows, self.ids, each.options, each.limits)
+            for _ in reply:
+                pass
+            made.append(reply.reply)
+        return made
+
+
+class _Engine:
+    """The engine; what ``_Network`` does."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+
+    def _opened(self, rows: list[Row], more: int = 0) -> Sequence:
+        sequence = self.core.open(rows)
+        assert sequence.make_room(len(rows) + more), "the pool was made for every run at once"
+        return sequence
+
+    def states(self, rows: list[Row]) -> tuple[Tensor, ...]:
+        sequence = self._opened(rows)
+        logits = self.core.runner.logits(sequence)
+        hidden = self.core.runner.store.hidden[QuerySpan(sequence, 0, len(rows)).places()]
+        self.core.close(sequence)
+        return hidden, logits.text, logits.audio
+
+    def logits(self, prompt: list[Row], rows: list[Row]) -> Logits:
+        sequence = self._opened(prompt, len(rows))
+        found = [self.core.runner.logits(sequence)]
+        for row in rows[:-1]:
+            sequence.rows.append(row)
+            found.append(self.core.runner.logits(sequence))
+        self.core.close(sequence)
+        text, audio = (torch.cat([step[head][-1:] for step in found]) for head in (0, 1))
+        return Logits(text, audio)
+
+    def replies(self, asked: list[RunSettings]) -> list[Reply]:
+        """One arrives at each step."""
+        requests = []
+        for each in asked:
+            ask = ReplyParams(each.options, each.limits, whole_rows=True)
+            requests.append(self.core.submit(self.core.open(each.rows), ask))
+            self.core.step()
+        self.core.run()
+        for request in requests:
+            self.core.close(request.sequence)
+            if request.error:
+                raise CaseError(str(request.error))
+        return [request.reply for request in requests]
+
+
+def _check(case: Case, by: _Network | _Engine, compare: Comparer) -> Iterator[Check]:
+    """Every prompt, then every run alone."""
+    runs: list[dict[str, Any]] = case.get("runs")
+    for prompt in dict.fromkeys(run["prompt"] for run in runs):
+        names = [f"{prompt}.{name}" for name in PREFILL]
+        if any(map(case.wants, names)):
+            states = by.states(_rows(case.tensor(f"{prompt}.prompt")))
+            for name, found in zip(names, states, strict=True):
+                if case.wants(name):
+                    yield compare.tensor(name, found, case.tensor(name))
+    for run in runs:
+        asked = RunSettings.of(case, run)
+        yield from compare_reply(case, run, by.replies([asked])[0], compare)
+        if case.has(f"{asked.stem}.text_logits"):
+            steps = len(case.tensor(f"{asked.stem}.text_logits"))
+            rows = _rows(case.tensor(f"{asked.stem}.rows"))[:steps]
+            yield from compare_logits(case, asked.stem, by.logits(asked.rows, rows), compare)
+
+
+def _rows(grid: Tensor) -> list[Row]:
+    """Rows of ids (T, 2) as pairs."""
+    return [(text, audio) for text, audio in grid.tolist()]
 
 
 def compare_reply(
@@ -137,98 +217,6 @@ def check_warpers(case: Case, device: torch.device, warped: Warper) -> Iterator[
         probabilities = warped(logits, **settings).softmax(dim=-1)
         name = f"warpers.probs_{index}"
         yield Comparer(torch.float32).tensor(name, probabilities, case.tensor(name))
-
-
-def _follow(model: LanguageModel, prompt: Tensor, rows: Tensor) -> Logits:
-    """Raw logits (N, V) of each step, decoded one row at a time along the expected rows."""
-    cache, found = model.new_cache(), []
-    steps = [prompt, *rows[:-1].split(1)]
-    with torch.inference_mode():
-        for new in steps:
-            found.append(model(new.to(model.device)[None], cache, last_only=True))
-    return Logits(torch.cat([s.text[0] for s in found]), torch.cat([s.audio[0] for s in found]))
-
-
-assert [int(mode) for mode in Mode] == [0, 1], "cases count text as mode 0 and audio as 1"
-
-_BLOCK_ROWS = 16
-
-
-def check_language_model_fast(
-    case: Case, device: torch.device, compare: Comparer
-) -> Iterator[Check]:
-    """Compare what ``check_language_model`` does, computed by the engine.
-
-    Whole rows are asked for, so that audio ids of text rows are compared too; they are put
-    off and made up. In the mixed batch one run arrives at each step.
-    """
-    model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    runs: list[dict[str, Any]] = case.get("runs")
-    asked = [Asked.of(case, run) for run in runs]
-    room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
-    options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
-    core = EngineCore(model, special_ids(model, case.get("stop_token_ids")), options)
-    for prompt in dict.fromkeys(run["prompt"] for run in runs):
-        yield from _check_prompt_fast(case, core, prompt, compare)
-    for run, each in zip(runs, asked, strict=True):
-        yield from compare_reply(case, run, _played(core, [each])[0].reply, compare)
-        yield from _check_logits(case, core, each, compare)
-    for run, request in zip(runs, _played(core, asked), strict=True):
-        yield from compare_reply(case, run, request.reply, compare, suffix=" mixed")
-    yield from check_warpers(case, device, _warp)
-
-
-def _played(core: EngineCore, asked: list[Asked]) -> list[Request]:
-    """Replies to what was asked, one arriving at each step."""
-    requests = []
-    for each in asked:
-        ask = ReplyParams(each.options, each.limits, whole_rows=True)
-        requests.append(core.submit(core.open(each.rows), ask))
-        core.step()
-    core.run()
-    for request in requests:
-        core.close(request.sequence)
-        if request.error:
-            raise CaseError(str(request.error))
-    return requests
-
-
-def _opened(core: EngineCore, rows: list[Row], more: int = 0) -> Sequence:
-    sequence = core.open(rows)
-    assert sequence.make_room(len(rows) + more), "the pool was made for every run at once"
-    return sequence
-
-
-def _check_prompt_fast(
-    case: Case, core: EngineCore, prompt: str, compare: Comparer
-) -> Iterator[Check]:
-    names = [f"{prompt}.{name}" for name in PREFILL]
-    if not any(map(case.wants, names)):
-        return
-    rows = [(text, audio) for text, audio in case.tensor(f"{prompt}.prompt").tolist()]
-    sequence = _opened(core, rows)
-    logits = core.runner.logits(sequence)
-    hidden = core.runner.store.hidden[QuerySpan(sequence, 0, len(rows)).places()]
-    core.close(sequence)
-    for name, found in zip(names, (hidden, logits.text, logits.audio), strict=True):
-        if case.wants(name):
-            yield compare.tensor(name, found, case.tensor(name))
-
-
-def _check_logits(case: Case, core: EngineCore, asked: Asked, compare: Comparer) -> Iterator[Check]:
-    """Logits of each step, decoded one row at a time along the expected rows."""
-    if not case.has(f"{asked.stem}.text_logits"):
-        return
-    steps = len(case.tensor(f"{asked.stem}.text_logits"))
-    rows = [(text, audio) for text, audio in case.tensor(f"{asked.stem}.rows").tolist()][:steps]
-    sequence = _opened(core, asked.rows, len(rows))
-    found = [core.runner.logits(sequence)]
-    for row in rows[:-1]:
-        sequence.rows.append(row)
-        found.append(core.runner.logits(sequence))
-    core.close(sequence)
-    text, audio = (torch.cat([step[head][-1:] for step in found]) for head in (0, 1))
-    yield from compare_logits(case, asked.stem, Logits(text, audio), compare)
 
 
 def _warp(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:

@@ -115,13 +115,6 @@ def _as_dict(check: Check) -> dict[str, Any]:
     return vars(check) | figures | {"passed": check.passed}
 
 
-def run_cases(
-    folders: Sequence[Path], device: torch.device, dtype: torch.dtype, weights: Path | None = None
-) -> int:
-    """Run every case and print it; return 0, 1 (out of bounds) or 2 (a folder is unreadable)."""
-    return judge_cases(folders, device, dtype, weights).exit_code
-
-
 def judge_cases(
     folders: Sequence[Path],
     device: torch.device,

@@ -6,23 +6,25 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mosstalk.server.realtime.session_request import (
     Id,
+    Number,
     Object,
     Objects,
+    OutputRequest,
     Reply,
-    ResponseOutput,
     Rows,
     Text,
     Texts,
-    listed,
-    number,
+    null_is,
     typed,
 )
 from mosstalk.server.realtime.validation import ClientObject, fault
 
 _MOST_INPUTS = 64
 """Items that a response may bring along."""
-_MOST_METADATA = 64
-_LONGEST_METADATA = 2048
+_MOST_METADATA, _LONGEST_METADATA = 64, 2048
+
+
+# Items.
 
 
 class TextPart(ClientObject):
@@ -103,12 +105,11 @@ class ItemReference(ClientObject):
     id: str | None = None
 
 
-AnyItem = MessageItem | FunctionCall | FunctionCallOutput | ApprovalResponse
-Item = Annotated[AnyItem, Field(discriminator="type"), typed("message")]
-GivenItem = Annotated[AnyItem | ItemReference, Field(discriminator="type"), typed("message")]
+NewItem = MessageItem | FunctionCall | FunctionCallOutput | ApprovalResponse
+_KIND = typed("message")
 
 
-# Responses.
+# Events.
 
 
 def _metadata(value: Any) -> Any:
@@ -117,15 +118,14 @@ def _metadata(value: Any) -> Any:
         return value
     told = {name: each if isinstance(each, str) else str(each) for name, each in value.items()}
     if len(told) > _MOST_METADATA or any(len(each) > _LONGEST_METADATA for each in told.values()):
-        message = f"at most {_MOST_METADATA} values of {_LONGEST_METADATA} characters."
-        raise fault("invalid_value", message)
+        raise fault(f"at most {_MOST_METADATA} values of {_LONGEST_METADATA} characters.")
     return told
 
 
 class ResponseAudio(ClientObject):
     """``response.audio``."""
 
-    output: Object[ResponseOutput] = ResponseOutput()
+    output: Object[OutputRequest] = OutputRequest()
 
 
 class ResponseRequest(ClientObject):
@@ -135,16 +135,16 @@ class ResponseRequest(ClientObject):
     max_output_tokens: Rows = None
     metadata: Annotated[Texts | None, BeforeValidator(_metadata)] = None
     conversation: str | None = None
-    input: Annotated[list[GivenItem] | None, listed(_MOST_INPUTS, "items")] = None
+    input: Annotated[
+        list[Annotated[NewItem | ItemReference, Field(discriminator="type"), _KIND]] | None,
+        Field(max_length=_MOST_INPUTS),
+    ] = None
     tools: Objects[dict[str, Any]] = Field(default_factory=list)
     output_modalities: Reply = None
     instructions: Text | None = None
     prompt: Any = None
     temperature: Any = None
     reasoning: Any = None
-
-
-# Events.
 
 
 class Event(ClientObject):
@@ -154,75 +154,58 @@ class Event(ClientObject):
 
 
 class SessionUpdate(Event):
-    """The wishes are checked once they are merged into those before: see ``SessionRequest``."""
+    """What it asks for is checked once it is merged into that before: see ``SessionRequest``."""
 
     type: Literal["session.update"]
     session: Object[dict[str, Any]]
 
 
-class InputAudioBufferAppend(Event):
+class AppendAudio(Event):
     """Sound, as base64 of the session's format."""
 
     type: Literal["input_audio_buffer.append"]
     audio: str
 
 
-class InputAudioBufferCommit(Event):
-    """The user's turn ends here."""
+class BufferEvent(Event):
+    """The user's turn ends here, or sound since then, or not yet played, is to be forgotten."""
 
-    type: Literal["input_audio_buffer.commit"]
-
-
-class InputAudioBufferClear(Event):
-    """Sound since the last turn is to be forgotten."""
-
-    type: Literal["input_audio_buffer.clear"]
+    type: Literal[
+        "input_audio_buffer.commit", "input_audio_buffer.clear", "output_audio_buffer.clear"
+    ]
 
 
-class OutputAudioBufferClear(Event):
-    """Sound that waits to be played is to be forgotten."""
-
-    type: Literal["output_audio_buffer.clear"]
-
-
-class ConversationItemCreate(Event):
+class CreateItem(Event):
     """A new item, after ``previous_item_id``: an id, "root" or None for the end."""
 
     type: Literal["conversation.item.create"]
-    item: Object[Item]
+    item: Annotated[NewItem, Field(discriminator="type"), _KIND, null_is({})]
     previous_item_id: str | None = None
 
 
-class ConversationItemRetrieve(Event):
-    """An item is to be shown."""
+class ItemEvent(Event):
+    """An item is to be shown, or to go."""
 
-    type: Literal["conversation.item.retrieve"]
+    type: Literal["conversation.item.retrieve", "conversation.item.delete"]
     item_id: str
 
 
-class ConversationItemTruncate(Event):
+class TruncateItem(Event):
     """So much was heard of a reply; None: the session's own clock decides."""
 
     type: Literal["conversation.item.truncate"]
     item_id: str
-    audio_end_ms: Annotated[float | None, number()] = None
+    audio_end_ms: Number = None
 
 
-class ConversationItemDelete(Event):
-    """An item is to go."""
-
-    type: Literal["conversation.item.delete"]
-    item_id: str
-
-
-class ResponseCreate(Event):
+class CreateResponse(Event):
     """A response is to be made."""
 
     type: Literal["response.create"]
     response: Object[ResponseRequest] = ResponseRequest()
 
 
-class ResponseCancel(Event):
+class CancelResponse(Event):
     """A response, or the conversation's, is to end."""
 
     type: Literal["response.cancel"]
@@ -230,17 +213,8 @@ class ResponseCancel(Event):
 
 
 ClientEvent = Annotated[
-    SessionUpdate
-    | InputAudioBufferAppend
-    | InputAudioBufferCommit
-    | InputAudioBufferClear
-    | OutputAudioBufferClear
-    | ConversationItemCreate
-    | ConversationItemRetrieve
-    | ConversationItemTruncate
-    | ConversationItemDelete
-    | ResponseCreate
-    | ResponseCancel,
+    SessionUpdate | AppendAudio | BufferEvent | CreateItem | ItemEvent | TruncateItem
+    | CreateResponse | CancelResponse,
     Field(discriminator="type"),
-]
+]  # fmt: skip
 CLIENT_EVENT: TypeAdapter[ClientEvent] = TypeAdapter(ClientEvent)

@@ -1,4 +1,8 @@
-"""Items of the conversation: a client's as commands, a session's as the protocol shows them."""
+"""Items of the conversation: a client's as commands, a session's as shown, all in their order.
+
+A session knows the items that the model reads. The client may have put others between them, such
+as results of functions, and items that were dropped for want of room are still there for it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,21 +10,24 @@ from itertools import groupby
 from secrets import token_hex
 from typing import Any
 
-from mosstalk.server.realtime import client_events as asked
-from mosstalk.server.realtime import server_objects as shown
+from mosstalk.server.limits import Limits
+from mosstalk.server.realtime import client_events
 from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.validation import WireError, WireLimits
-from mosstalk.session.commands import (
-    Command,
-    CreateAudio,
-    CreateMessage,
-    CreateText,
+from mosstalk.server.realtime.server_events import (
+    AudioContent,
+    Content,
+    FunctionItem,
+    ImageContent,
+    Item,
     Message,
-    Sound,
+    TextContent,
+    Vendor,
 )
-from mosstalk.session.events import Item
+from mosstalk.server.realtime.validation import WireError
+from mosstalk.session import commands, events
+from mosstalk.session.commands import ROOT
 
-_UNREAD = shown.Warnings(warnings=["kept and shown, but the model does not read it"])
+_UNREAD = Vendor(warnings=["kept and shown, but the model does not read it"])
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,11 @@ class NewItem:
     shown. ``note`` is a line for the log.
     """
 
-    item: shown.Item | None
-    message: Message | None = None
+    item: Item | None
+    message: commands.Message | None = None
     note: str | None = None
 
-    def command(self, command_id: str, previous_item_id: str | None) -> Command:
+    def command(self, command_id: str, previous_item_id: str | None) -> commands.Command:
         """The command that puts it into the conversation."""
         item, message = self.item, self.message
         assert item is not None, "an item that is ignored"
@@ -43,10 +50,10 @@ class NewItem:
         where = (item.id, previous_item_id)
         match message.parts:
             case (str() as text,):
-                return CreateText(message.role, text, *where, command_id=command_id)
-            case (Sound() as sound,):
-                return CreateAudio(sound.pcm, sound.rate, *where, command_id=command_id)
-        return CreateMessage(message, *where, command_id=command_id)
+                return commands.CreateText(message.role, text, *where, command_id=command_id)
+            case (commands.Sound() as sound,):
+                return commands.CreateAudio(sound.pcm, sound.rate, *where, command_id=command_id)
+        return commands.CreateMessage(message, *where, command_id=command_id)
 
 
 def new_id(kind: str) -> str:
@@ -54,61 +61,50 @@ def new_id(kind: str) -> str:
     return f"{kind}_{token_hex(8)}"
 
 
-def new_item(item: asked.AnyItem, path: str, sound: AudioFormat, limits: WireLimits) -> NewItem:
+def new_item(item: client_events.NewItem, path: str, sound: AudioFormat, limits: Limits) -> NewItem:
     """What becomes of an item that stands at ``path`` in its event.
 
     Raises:
         WireError: it holds what cannot be heard.
     """
     item_id = item.id or new_id("item")
-    if isinstance(item, asked.MessageItem):
-        return _new_message(item, item_id, path, sound, limits)
-    if isinstance(item, asked.ApprovalResponse):  # Pipecat's session ends on being shown one
-        return NewItem(None, note=f"an {item.type} is ignored")
-    note = f"a {item.type} is kept, but the model does not read it"
-    if isinstance(item, asked.FunctionCallOutput):
-        output = item.output or ""
-        return NewItem(
-            shown.FunctionCallOutput(
-                id=item_id, mosstalk=_UNREAD, call_id=item.call_id, output=output
-            ),
-            note=note,
-        )
-    call = shown.FunctionCall(
-        id=item_id,
-        mosstalk=_UNREAD,
-        name=item.name,
-        arguments=item.arguments or "{}",
-        call_id=item.call_id or None,
-    )
-    return NewItem(call, note=note)
+    match item:
+        case client_events.MessageItem():
+            return _new_message(item, item_id, path, sound, limits)
+        case client_events.ApprovalResponse():  # Pipecat's session ends on being shown one
+            return NewItem(None, note=f"an {item.type} is ignored")
+    own: dict[str, Any] = {"call_id": item.call_id or None}
+    if isinstance(item, client_events.FunctionCall):
+        own |= {"name": item.name, "arguments": item.arguments or "{}"}
+    else:
+        own["output"] = item.output or ""
+    shown = FunctionItem(id=item_id, type=item.type, mosstalk=_UNREAD, **own)
+    return NewItem(shown, note=f"a {item.type} is kept, but the model does not read it")
 
 
 def _new_message(
-    item: asked.MessageItem, item_id: str, path: str, sound: AudioFormat, limits: WireLimits
+    item: client_events.MessageItem, item_id: str, path: str, sound: AudioFormat, limits: Limits
 ) -> NewItem:
     role = "system" if item.role == "developer" else item.role or "user"
-    read = list[str | bytes]()
-    for place, part in enumerate(item.content):
-        if given := _read(part, f"{path}.content[{place}].audio", sound, limits):
-            read.append(given)
-    if role != "user" and any(isinstance(each, bytes) for each in read):
+    parts = [
+        _read(part, f"{path}.content[{place}].audio", sound, limits)
+        for place, part in enumerate(item.content)
+    ]
+    if role != "user" and any(isinstance(part, bytes) and part for part in parts):
         path = f"{path}.content"
         message = f"Invalid '{path}': the sound of a user alone can be heard."
         raise WireError("invalid_value", message, path)
-    message_item = shown.Message(
-        id=item_id, role=role, content=[_shown(part, role) for part in item.content]
-    )
-    images = sum(isinstance(part, asked.ImagePart) for part in item.content)
+    shown = Message(id=item_id, role=role, content=[_shown(part, role) for part in item.content])
+    images = sum(isinstance(part, client_events.ImagePart) for part in item.content)
     note = f"{images} images are not looked at" if images else None
-    if joined := tuple(_joined(read, sound.rate)):
-        return NewItem(message_item, Message(role, joined), note)
-    message_item.mosstalk = _UNREAD
-    return NewItem(message_item, note=note or "an item without text or sound")
+    if joined := tuple(_joined([part for part in parts if part], sound.sample_rate)):
+        return NewItem(shown, commands.Message(role, joined), note)
+    shown.mosstalk = _UNREAD
+    return NewItem(shown, note=note or "an item without text or sound")
 
 
 def _read(
-    part: asked.Part, path: str, sound: AudioFormat, limits: WireLimits
+    part: client_events.Part, path: str, sound: AudioFormat, limits: Limits
 ) -> str | bytes | None:
     """What the model gets of a part of content: text, or sound as PCM.
 
@@ -118,32 +114,33 @@ def _read(
         WireError: it holds what cannot be heard.
     """
     match part:
-        case asked.TextPart():
+        case client_events.TextPart():
             return part.text
-        case asked.InputAudioPart(audio=str(audio)) if audio:
+        case client_events.InputAudioPart(audio=str(audio)) if audio:
             return sound.pcm_of(audio, path, limits.audio_bytes)
-        case asked.InputAudioPart() | asked.OutputAudioPart():
+        case client_events.InputAudioPart() | client_events.OutputAudioPart():
             return part.transcript
     return None
 
 
-def _joined(read: list[str | bytes], rate: int) -> Iterator[str | Sound]:
+def _joined(read: list[str | bytes], rate: int) -> Iterator[str | commands.Sound]:
     """What the model reads of an item: texts that follow one another as one, sounds as well."""
     for kind, group in groupby(read, type):
         if kind is bytes:
-            yield Sound(b"".join(each for each in group if isinstance(each, bytes)), rate)
+            pcm = b"".join(each for each in group if isinstance(each, bytes))
+            yield commands.Sound(pcm, rate)
         elif (text := "\n".join(each for each in group if isinstance(each, str))).strip():
             yield text
 
 
-def _shown(part: asked.Part, role: str) -> shown.Part:
+def _shown(part: client_events.Part, role: str) -> Content:
     """A part as it is shown: sound and pictures are not sent back."""
     match part:
-        case asked.TextPart(text=text):
-            return shown.Text(type=_own(role, "text"), text=text or "")
-        case asked.ImagePart():
-            return shown.Image()
-    return shown.Sound(type=_own(role, "audio"), transcript=part.transcript)
+        case client_events.TextPart(text=text):
+            return TextContent(type=_own(role, "text"), text=text or "")
+        case client_events.ImagePart():
+            return ImageContent()
+    return AudioContent(type=_own(role, "audio"), transcript=part.transcript)
 
 
 def _own(role: str, kind: str) -> Any:
@@ -151,30 +148,112 @@ def _own(role: str, kind: str) -> Any:
     return f"output_{kind}" if role == "assistant" else f"input_{kind}"
 
 
-def shown_item(item: Item) -> shown.Message:
+def shown_item(item: events.Item) -> Message:
     """A session's item that no client has made: speech of the user, or a reply."""
-    content: list[shown.Part] = []
+    content: list[Content] = []
     if item.audio_ms is not None:
-        content.append(shown.Sound(type=_own(item.role, "audio"), transcript=None))
+        content.append(AudioContent(type=_own(item.role, "audio"), transcript=None))
     if item.text:
-        content.append(shown.Text(type=_own(item.role, "text"), text=item.text))
-    return shown.Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
+        content.append(TextContent(type=_own(item.role, "text"), text=item.text))
+    return Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
 
 
-def transcribed(item: shown.Item, text: str | None) -> shown.Item:
+def transcribed(item: Item, text: str | None) -> Item:
     """The item with a transcript of its sound, or without."""
-    if not isinstance(item, shown.Message):
+    if not isinstance(item, Message):
         return item
     content = [
-        part.model_copy(update={"transcript": text}) if isinstance(part, shown.Sound) else part
+        part.model_copy(update={"transcript": text}) if isinstance(part, AudioContent) else part
         for part in item.content
     ]
     return item.model_copy(update={"content": content})
 
 
-def cut(item: shown.Item) -> shown.Item:
+def cut(item: Item) -> Item:
     """The item as it is after a truncation: nothing written is known to have been heard."""
-    if not isinstance(item, shown.Message):
+    if not isinstance(item, Message):
         return item
     content = [part for part in item.content if part.type != "output_text"]
     return transcribed(item.model_copy(update={"content": content}), None)
+
+
+@dataclass(eq=False)
+class ListedItem:
+    """An item of the protocol; ``read``: the session has it, so the model reads it."""
+
+    item: Item
+    read: bool = True
+
+
+class ItemList:
+    """Items in the client's order; of those that are not read the latest ``kept_chars``."""
+
+    def __init__(self, kept_chars: int) -> None:
+        self._ids: list[str] = []
+        self._items: dict[str, ListedItem] = {}
+        self._unread: dict[str, int] = {}
+        """Sizes of those that are not read, the latest last."""
+        self._unread_chars, self._most_chars = 0, kept_chars
+
+    def __iter__(self) -> Iterator[ListedItem]:
+        return (self._items[each] for each in self._ids)
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._items
+
+    @property
+    def last_id(self) -> str | None:
+        """Id of the last item."""
+        return self._ids[-1] if self._ids else None
+
+    def find(self, item_id: str) -> ListedItem | None:
+        """The item of that id."""
+        return self._items.get(item_id)
+
+    def before(self, item_id: str) -> str | None:
+        """Id of the item before that one; None if it is the first, or not there."""
+        place = self._place(item_id) if item_id in self else 0
+        return self._ids[place - 1] if place else None
+
+    def add(self, item: Item, after: str | None = None, *, read: bool = True) -> None:
+        """Put an item after another one, at the end without one, or first after ``ROOT``."""
+        place = len(self._ids)
+        if after == ROOT:
+            place = 0
+        elif after is not None and after in self:
+            place = self._place(after) + 1
+        self._ids.insert(place, item.id)
+        self._items[item.id] = ListedItem(item, read)
+        if not read:
+            self._keep(item)
+
+    def remove(self, item_id: str) -> None:
+        """Take an item out, if it is there."""
+        if self._items.pop(item_id, None):
+            self._ids.remove(item_id)
+            self._unread_chars -= self._unread.pop(item_id, 0)
+
+    def forget(self, item_id: str) -> None:
+        """The model reads this item no more."""
+        listed = self.find(item_id)
+        if listed and listed.read:
+            listed.read = False
+            self._keep(listed.item)
+
+    def read_before(self, item_id: str) -> str:
+        """Id of the last item up to this one that the session has; ``ROOT`` if there is none."""
+        last = self._place(item_id) if item_id in self else len(self._ids) - 1
+        up_to = reversed(self._ids[: last + 1])
+        return next((each for each in up_to if self._items[each].read), ROOT)
+
+    def _place(self, item_id: str) -> int:
+        """Where an item stands; at once for the last one, which is nearly always asked for."""
+        last = len(self._ids) - 1
+        return last if self._ids[last] == item_id else self._ids.index(item_id)
+
+    def _keep(self, item: Item) -> None:
+        """Make room for an item that is not read: those that have not been for longest go."""
+        self._unread[item.id] = len(repr(item))
+        self._unread_chars += self._unread[item.id]
+        while self._unread_chars > self._most_chars and len(self._unread) > 1:
+            self.remove(next(iter(self._unread)))

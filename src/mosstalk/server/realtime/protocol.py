@@ -4,74 +4,163 @@ Synchronous and without sockets: whoever has the socket passes on what a ``Proto
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
+from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.client_event_handler import ClientEventHandler
-from mosstalk.server.realtime.client_events import CLIENT_EVENT
-from mosstalk.server.realtime.effective_session import ServedModel
+from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_id, new_item
+from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig, requested
 from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
+from mosstalk.server.realtime.session_config import ServedModel, SessionConfig, session_config
 from mosstalk.server.realtime.session_request import LONGEST_ID
-from mosstalk.server.realtime.state import ProtocolOutput, ProtocolState, Transcript
 from mosstalk.server.realtime.validation import (
     WireError,
-    WireLimits,
-    event_of,
     is_text,
+    parse_message,
     require_plain,
-    validated,
+    validate,
 )
+from mosstalk.session import commands
+from mosstalk.session.commands import ROOT, Command
 from mosstalk.session.events import Event
 from mosstalk.session.settings import SessionSettings
 
-__all__ = ["ProtocolOutput", "RealtimeProtocol", "Transcript", "WireLimits"]
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What someone beside the model has written down of an item's sound.
+
+    The sound lasted ``audio_s``; ``failed`` says why there is no text.
+    """
+
+    item_id: str
+    text: str = ""
+    audio_s: float = 0.0
+    failed: str | None = None
+
+
+@dataclass
+class ProtocolOutput:
+    """What one message or event leads to, each list in order.
+
+    Attributes:
+        commands: for the session.
+        events: for the client.
+        notes: lines for the log; they hold nothing that was said.
+    """
+
+    commands: list[Command] = field(default_factory=list)
+    events: list[told.Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PendingItem:
+    """An item that the session was told to make; ``after`` is where the client wants it."""
+
+    item: told.Item
+    after: str | None
+
+
+class ProtocolState:
+    """``session`` is what the session has confirmed, ``planned`` what it was last told.
+
+    Attributes:
+        updates: by command id, what holds once the session confirms it.
+        creations: by command id, items that are being made.
+        pending_responses: by command id, how a response is to be shown once it begins.
+        responses: by response id, those that are being made.
+        waiting: the client's events that have not been heard yet, and errors told in their place.
+    """
+
+    def __init__(self, served: ServedModel, now: Callable[[], float]) -> None:
+        self.served, self.now = served, now
+        self.session = self.planned = session_config({}, served)
+        self.session_id, self.expires_at = "", 0
+        self.conversation_id = new_id("conv")
+        self.items = ItemList(served.limits.kept_chars)
+        self.updates: dict[str, SessionConfig] = {}
+        self.creations: dict[str, PendingItem] = {}
+        self.pending_responses: dict[str, ResponseConfig] = {}
+        self.responses: dict[str, ActiveResponse] = {}
+        self.latest_response_id: str | None = None
+        self.waiting: deque[asked.ClientEvent | told.Error] = deque()
+        self.output = ProtocolOutput()
+        self._commands = 0
+
+    def command_id(self, event: asked.Event) -> str:
+        """A new command's id, which carries the id of the event that it comes from."""
+        self._commands += 1
+        return f"{self._commands}:{event.event_id or ''}"
+
+    def tell(self, *events: told.Event) -> None:
+        """Pass events on to the client."""
+        self.output.events.extend(events)
+
+    def tell_of_item(
+        self, kind: Literal["conversation.item.added", "conversation.item.done"], item: told.Item
+    ) -> None:
+        """Tell that a listed item is there, or whole."""
+        before = self.items.before(item.id)
+        self.tell(told.ItemPlaced(type=kind, previous_item_id=before, item=item))
+
+    def tell_truncated(
+        self, item_id: str, heard_ms: int, vendor: told.Vendor | None = None
+    ) -> None:
+        """Tell that an item was cut; nothing written in it is known to have been heard."""
+        if listed := self.items.find(item_id):
+            listed.item = cut(listed.item)
+        self.tell(
+            told.ItemChanged(
+                type="conversation.item.truncated",
+                item_id=item_id,
+                content_index=0,
+                audio_end_ms=heard_ms,
+                mosstalk=vendor,
+            )
+        )
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out, and tell."""
+        self.items.remove(item_id)
+        self.tell(told.ItemChanged(type="conversation.item.deleted", item_id=item_id))
+
+    def note(self, *notes: str) -> None:
+        """Pass lines on to the log."""
+        self.output.notes.extend(notes)
+
+    def do(self, command: Command) -> None:
+        """Pass a command on to the session."""
+        self.output.commands.append(command)
+
+    def is_read(self, item_id: str) -> bool | None:
+        """Whether the session has an item, or is about to; None: there is no such item."""
+        listed = self.items.find(item_id)
+        return listed.read if listed else self.is_coming(item_id) or None
+
+    def is_coming(self, item_id: str) -> bool:
+        """Whether the session was told to make an item and has not done it yet."""
+        return any(each.item.id == item_id for each in self.creations.values())
 
 
 class RealtimeProtocol:
     """Makes no error of its own: what a client does wrong becomes an ``error`` event.
 
-    Attributes:
-        settings: what to open the session with.
-
-    Args:
-        model: the name under which the model is served, whatever the client calls it.
-        asked_model: what the client called it in its URL.
-        voices: names that the session knows; any other is spoken by the defaults' voice.
-        limits: how much one message may bring.
-        defaults: what holds until the client says otherwise.
-        transcribes: whether ``from_transcript`` will be called for turns of the user.
-        now: the time of day in seconds since 1970.
+    ``settings`` is what to open the session with, ``now`` the time of day in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        asked_model: str | None = None,
-        voices: Sequence[str] = ("default",),
-        limits: WireLimits | None = None,
-        defaults: SessionSettings | None = None,
-        transcribes: bool = False,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        served = ServedModel(
-            model,
-            tuple(voices),
-            defaults or SessionSettings(),
-            limits or WireLimits(),
-            asked_model,
-            transcribes,
-        )
+    def __init__(self, served: ServedModel, now: Callable[[], float] = time.time) -> None:
         self._state = ProtocolState(served, now)
         self.settings: SessionSettings = self._state.session.settings
-        self._handler, self._emitter = (
-            ClientEventHandler(self._state),
-            ServerEventEmitter(self._state),
-        )
+        self._handler = ClientEventHandler(self._state)
+        self._emitter = ServerEventEmitter(self._state)
         self._stamp, self._stamped = token_hex(4), 0
 
     @property
@@ -81,30 +170,30 @@ class RealtimeProtocol:
 
     def from_client(self, raw: str | bytes) -> ProtocolOutput:
         """What a WebSocket message, text or binary, leads to."""
-        state, value = self._state, dict[str, Any]()
+        state, limits, value = self._state, self._state.served.limits, dict[str, Any]()
         try:
-            value = event_of(raw, state.served.limits)
+            value = parse_message(raw, limits)
             require_plain(value, raw)
         except WireError as error:
             state.tell(_error(error, value.get("event_id")))
-            return self._step()
+            return self._output()
         try:
-            state.waiting.append(validated(CLIENT_EVENT, value, state.served.limits))
+            state.waiting.append(validate(asked.CLIENT_EVENT, value, limits))
         except WireError as error:
             state.waiting.append(_error(error, value.get("event_id")))
         self._hear_waiting()
-        return self._step()
+        return self._output()
 
     def from_session(self, event: Event) -> ProtocolOutput:
         """What an event of the session leads to."""
         self._emitter.take(event)
         self._hear_waiting()
-        return self._step()
+        return self._output()
 
     def from_transcript(self, transcript: Transcript) -> ProtocolOutput:
         """What someone beside the model has heard in an item."""
         self._emitter.transcript(transcript)
-        return self._step()
+        return self._output()
 
     def _hear_waiting(self) -> None:
         """Hear what the client has sent, as far as its order allows it now."""
@@ -122,13 +211,142 @@ class RealtimeProtocol:
                 state.tell(_error(error, event.event_id))
             state.waiting.popleft()
 
-    def _step(self) -> ProtocolOutput:
+    def _output(self) -> ProtocolOutput:
         """What has come together, every event with an id."""
-        step = self._state.take_step()
-        for event in step.events:
+        output, self._state.output = self._state.output, ProtocolOutput()
+        for event in output.events:
             self._stamped += 1
             event.event_id = f"event_{self._stamp}_{self._stamped}"
-        return step
+        return output
+
+
+class ClientEventHandler:
+    """Takes a client's events; raises WireError for what cannot be served."""
+
+    def __init__(self, state: ProtocolState) -> None:
+        self._state = state
+
+    def must_wait(self, event: asked.ClientEvent) -> bool:
+        """Whether an event is answered here and speaks of items that the session is making.
+
+        The session answers in order, so all that comes after waits as well.
+        """
+        match event:
+            case asked.CreateItem():
+                return bool(self._state.creations) and self._new_item(event).message is None
+            case asked.ItemEvent(type="conversation.item.retrieve"):
+                return self._state.is_coming(event.item_id)
+        return False
+
+    def take(self, event: asked.ClientEvent) -> None:
+        """Do what an event asks for."""
+        state = self._state
+        match event:
+            case asked.AppendAudio():  # first, because most are
+                sound = state.planned.input_format
+                if pcm := sound.pcm_of(event.audio, "audio", state.served.limits.audio_bytes):
+                    command_id = state.command_id(event)
+                    state.do(commands.Push(pcm, sound.sample_rate, command_id=command_id))
+            case asked.SessionUpdate():
+                self._update(event)
+            case asked.BufferEvent():
+                self._end_or_clear(event)
+            case asked.CreateItem():
+                self._create(event)
+            case asked.ItemEvent() | asked.TruncateItem():
+                self._look_at_or_change(event)
+            case asked.CreateResponse():
+                self._respond(event)
+            case asked.CancelResponse():
+                command_id = state.command_id(event)
+                state.do(commands.CancelResponse(event.response_id, command_id=command_id))
+
+    def _end_or_clear(self, event: asked.BufferEvent) -> None:
+        """Of the output nothing is left to clear: a WebSocket's client has all sound."""
+        state = self._state
+        if event.type == "input_audio_buffer.commit":
+            state.do(commands.Commit(command_id=state.command_id(event)))
+        elif event.type == "input_audio_buffer.clear":
+            state.do(commands.Clear(command_id=state.command_id(event)))
+        elif latest := state.latest_response_id:
+            state.tell(told.BufferCleared(type="output_audio_buffer.cleared", response_id=latest))
+
+    def _update(self, event: asked.SessionUpdate) -> None:
+        state = self._state
+        session = state.planned.updated(event.session, state.served)
+        state.note(*(each for each in session.warnings if each not in state.planned.warnings))
+        command_id = state.command_id(event)
+        state.planned = state.updates[command_id] = session
+        state.do(commands.UpdateSettings(session.settings, command_id=command_id))
+
+    def _respond(self, event: asked.CreateResponse) -> None:
+        state, command_id = self._state, self._state.command_id(event)
+        config, command = requested(
+            event.response, state.planned, state.served, command_id, state.is_read
+        )
+        state.note(*config.warnings)
+        state.pending_responses[command_id] = config
+        state.do(command)
+
+    # Items.
+
+    def _new_item(self, event: asked.CreateItem) -> NewItem:
+        state = self._state
+        return new_item(event.item, "item", state.planned.input_format, state.served.limits)
+
+    def _create(self, event: asked.CreateItem) -> None:
+        state, new, after = self._state, self._new_item(event), event.previous_item_id
+        if new.note:
+            state.note(new.note)
+        item = new.item
+        if item is None:
+            return
+        if item.id in state.items or state.is_coming(item.id):
+            raise WireError(
+                "item_create_duplicate_item_id",
+                f"There is an item '{item.id}' already.",
+                "item.id",
+            )
+        known = after is not None and after in state.items
+        if new.message:
+            command_id = state.command_id(event)
+            state.creations[command_id] = PendingItem(item, after)
+            # In the session it comes after what the model reads up to there.
+            before = state.items.read_before(after) if after and known and after != ROOT else after
+            state.do(new.command(command_id, before))
+            return
+        if not known and after not in (None, ROOT):
+            raise WireError(
+                "item_create_invalid_previous_item_id",
+                f"There is no item '{after}' to come after.",
+                "previous_item_id",
+            )
+        state.items.add(item, after, read=False)
+        state.tell_of_item("conversation.item.added", item)
+        state.tell_of_item("conversation.item.done", item)
+
+    def _look_at_or_change(self, event: asked.ItemEvent | asked.TruncateItem) -> None:
+        """Do with an item what is asked for, here if the session does not have it."""
+        state, item_id = self._state, event.item_id
+        listed = state.items.find(item_id)
+        if event.type == "conversation.item.retrieve":
+            if listed is None:
+                message = f"There is no item '{item_id}'."
+                raise WireError("item_retrieve_invalid_item_id", message, "item_id")
+            state.tell(told.ItemRetrieved(item=listed.item))
+            return
+        in_session = listed is None or listed.read
+        if isinstance(event, asked.TruncateItem):
+            heard_ms = None if event.audio_end_ms is None else max(0, round(event.audio_end_ms))
+            if in_session:
+                command_id = state.command_id(event)
+                state.do(commands.Truncate(item_id, heard_ms, command_id=command_id))
+            else:
+                state.tell_truncated(item_id, heard_ms or 0)
+        elif in_session:
+            state.do(commands.DeleteItem(item_id, command_id=state.command_id(event)))
+        else:
+            state.delete(item_id)
 
 
 def _error(error: WireError, event_id: Any) -> told.Error:

@@ -1,24 +1,58 @@
-"""What a session tells, in the protocol's words, one method an event."""
+"""What a session tells, in the protocol's words.
 
-from collections.abc import Callable
-from typing import Any
+Clients act on the codes of errors: Pipecat ends its session on any ``error`` event but two codes,
+LiveKit passes over three, so both the code and the event that carries it are chosen with care.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime import server_objects as shown
-from mosstalk.server.realtime.errors import FAILED_RESPONSES, error_body, failure
-from mosstalk.server.realtime.items import cut, new_id, shown_item, transcribed
-from mosstalk.server.realtime.responses import (
-    ActiveResponse,
-    ResponseConfig,
-    default_config,
-    response_object,
-)
-from mosstalk.server.realtime.state import ProtocolState, Transcript, event_id_of
+from mosstalk.server.realtime.items import new_id, shown_item, transcribed
+from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
 from mosstalk.session import events
-from mosstalk.session.events import CloseReason, ErrorCode
+from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised
 
-_ASKED_FOR = (None, "CreateResponse")
+if TYPE_CHECKING:
+    from mosstalk.server.realtime.protocol import ProtocolState, Transcript
+
+_INVALID, _SERVER, _BUSY = "invalid_request_error", "server_error", "rate_limit_error"
+_CODES: dict[ErrorCode, tuple[str, str, str | None]] = {
+    ErrorCode.HALF_SAMPLE: (_INVALID, "invalid_value", "audio"),
+    ErrorCode.WRONG_RATE: (_INVALID, "invalid_value", "session.audio.input.format"),
+    ErrorCode.BAD_SOUND: (_INVALID, "invalid_value", "audio"),
+    ErrorCode.COMMIT_EMPTY: (_INVALID, "input_audio_buffer_commit_empty", None),
+    ErrorCode.TURN_TOO_LONG: (_INVALID, "input_audio_buffer_full", None),
+    ErrorCode.RESPONSE_ACTIVE: (_INVALID, "conversation_already_has_active_response", None),
+    ErrorCode.RESPONSE_NOT_ACTIVE: (_INVALID, "response_cancel_not_active", None),
+    ErrorCode.UNKNOWN_ITEM: (_INVALID, "invalid_item_id", "item_id"),
+    ErrorCode.DUPLICATE_ITEM: (_INVALID, "item_create_duplicate_item_id", "item.id"),
+    ErrorCode.BAD_ITEM: (_INVALID, "invalid_value", "item"),
+    ErrorCode.BAD_VALUE: (_INVALID, "invalid_value", None),
+    ErrorCode.UNKNOWN_VOICE: (_INVALID, "invalid_value", "session.audio.output.voice"),
+    ErrorCode.CONTEXT_FULL: (_INVALID, "context_length_exceeded", None),
+    ErrorCode.ENGINE_FULL: (_BUSY, "rate_limit_exceeded", None),
+    ErrorCode.ENGINE_STOPPED: (_SERVER, "server_error", None),
+    ErrorCode.RESPONSE_FAILED: (_SERVER, "server_error", None),
+    ErrorCode.INTERNAL: (_SERVER, "server_error", None),
+}
+"""Type, code and param on the wire."""
+_UNKNOWN_BEFORE = (_INVALID, "item_create_invalid_previous_item_id", "previous_item_id")
+_CODES_OF_COMMANDS: dict[tuple[str | None, ErrorCode], tuple[str, str, str | None]] = {
+    ("DeleteItem", ErrorCode.UNKNOWN_ITEM): (_INVALID, "item_delete_invalid_item_id", "item_id"),
+    ("Truncate", ErrorCode.UNKNOWN_ITEM): (_INVALID, "item_truncate_invalid_item_id", "item_id"),
+    ("Truncate", ErrorCode.BAD_ITEM): (_INVALID, "item_truncate_invalid_item_id", "item_id"),
+    ("CreateText", ErrorCode.UNKNOWN_ITEM): _UNKNOWN_BEFORE,
+    ("CreateAudio", ErrorCode.UNKNOWN_ITEM): _UNKNOWN_BEFORE,
+    ("CreateMessage", ErrorCode.UNKNOWN_ITEM): _UNKNOWN_BEFORE,
+    ("CreateResponse", ErrorCode.UNKNOWN_ITEM): (_INVALID, "invalid_item_id", "response.input"),
+    ("CreateResponse", ErrorCode.BAD_ITEM): (_INVALID, "invalid_value", "response.input"),
+}
+"""The same where it depends on the command that was refused."""
+_LEADS = {ErrorCode.RESPONSE_NOT_ACTIVE: "Cancellation failed: "}
+"""LiveKit knows a cancel that came too late by how its message begins."""
+_FAILED_RESPONSES = (ErrorCode.CONTEXT_FULL, ErrorCode.ENGINE_FULL, ErrorCode.RESPONSE_FAILED)
+"""What keeps a response from being made is told as one that has failed: that ends no client."""
 _ENDS: dict[str, str] = {
     CloseReason.IDLE: "Nothing has happened in this session for too long.",
     CloseReason.LONGEST: "Your session has lasted as long as it may.",
@@ -28,89 +62,85 @@ _ENDS: dict[str, str] = {
 class ServerEventEmitter:
     """Takes a session's events and passes on the client's."""
 
-    def __init__(self, state: ProtocolState) -> None:
+    def __init__(self, state: "ProtocolState") -> None:
         self._state = state
-        self._takers: dict[type[events.Event], Callable[[Any], None]] = {
-            events.SessionOpened: self._opened,
-            events.SettingsUpdated: self._updated,
-            events.SpeechStarted: self._speech_started,
-            events.SpeechStopped: self._speech_stopped,
-            events.IdleTimeout: self._idle,
-            events.InputPaused: lambda _: None,  # the protocol has no word for it
-            events.TurnCommitted: self._committed,
-            events.InputCleared: self._cleared,
-            events.ItemAdded: self._item_added,
-            events.ItemDone: self._item_done,
-            events.ItemTruncated: self._truncated,
-            events.ItemDeleted: self._deleted,
-            events.ContextDropped: self._dropped,
-            events.ResponseStarted: self._started,
-            events.AudioDelta: self._sound,
-            events.TextDelta: self._text,
-            events.ResponseDone: self._done,
-            events.ErrorRaised: self._error,
-            events.Closed: self._closed,
-        }
 
     def take(self, event: events.Event) -> None:
         """Tell the client of an event."""
-        self._takers[type(event)](event)
-
-    # The session.
-
-    def _opened(self, event: events.SessionOpened) -> None:
-        state = self._state
-        state.session_id = event.session_id
-        state.expires_at = int(state.now() + event.settings.durations.longest_s)
-        state.tell(told.SessionEvent(type="session.created", session=self._session()))
-
-    def _updated(self, event: events.SettingsUpdated) -> None:
-        state = self._state
-        session = state.updates.pop(event.command_id or "", None)
-        state.session = session or state.session
-        state.tell(told.SessionEvent(type="session.updated", session=self._session()))
-
-    def _session(self) -> shown.Session:
-        ids = {"id": self._state.session_id, "expires_at": self._state.expires_at}
-        return self._state.session.body.model_copy(update=ids)
+        responses, tell = self._state.responses, self._state.tell
+        match event:
+            case events.AudioDelta():  # first, because most are
+                tell(*responses[event.response_id].sound(event.pcm))
+            case events.TextDelta() | events.ResponseStarted() | events.ResponseDone():
+                self._response(event)
+            case events.ItemAdded():
+                self._item_added(event)
+            case events.ItemDone():
+                self._item_done(event)
+            case events.SessionOpened() | events.SettingsUpdated():
+                self._session(event)
+            case events.ErrorRaised():
+                self._error(event)
+            case events.Closed():
+                self._closed(event)
+            case _:
+                self._turn_or_change(event)
 
     def _closed(self, event: events.Closed) -> None:
         self._state.waiting.clear()
-        message = _ENDS.get(event.reason)
-        if message:
+        if message := _ENDS.get(event.reason):
             body = told.ErrorBody(code="session_expired", message=message)
             self._state.tell(told.Error(error=body))
 
-    # The user's turns.
-
-    def _speech_started(self, event: events.SpeechStarted) -> None:
-        self._state.tell(told.SpeechStarted(audio_start_ms=event.start_ms, item_id=event.item_id))
-
-    def _speech_stopped(self, event: events.SpeechStopped) -> None:
-        vendor = told.SpeechVendor(
-            speech_end_ms=event.speech_end * 1000 // INPUT_RATE, vad_wait_ms=event.wait_ms
-        )
-        self._state.tell(
-            told.SpeechStopped(audio_end_ms=event.end_ms, item_id=event.item_id, mosstalk=vendor)
-        )
-
-    def _idle(self, event: events.IdleTimeout) -> None:
-        self._state.tell(
-            told.TimeoutTriggered(
-                audio_start_ms=event.start * 1000 // INPUT_RATE,
-                audio_end_ms=event.end * 1000 // INPUT_RATE,
-                item_id=event.item_id,
+    def _session(self, event: events.SessionOpened | events.SettingsUpdated) -> None:
+        state = self._state
+        if isinstance(event, events.SessionOpened):
+            state.session_id = event.session_id
+            state.expires_at = int(state.now() + event.settings.durations.longest_s)
+        else:
+            state.session = state.updates.pop(event.command_id or "", state.session)
+        ids = {"id": state.session_id, "expires_at": state.expires_at}
+        created = isinstance(event, events.SessionOpened)
+        state.tell(
+            told.SessionEvent(
+                type="session.created" if created else "session.updated",
+                session=state.session.shown.model_copy(update=ids),
             )
         )
 
-    def _committed(self, event: events.TurnCommitted) -> None:
-        before = self._state.items.last_id
-        self._state.tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
+    def _turn_or_change(self, event: events.Event) -> None:
+        """Tell of the user's turns, and of items that are less than they were."""
+        state, tell = self._state, self._state.tell
+        match event:
+            case events.SpeechStarted():
+                self._speech("speech_started", event.item_id, audio_start_ms=event.start_ms)
+            case events.SpeechStopped():
+                vendor = told.Vendor(speech_end_ms=_ms(event.speech_end), vad_wait_ms=event.wait_ms)
+                about = {"audio_end_ms": event.end_ms, "mosstalk": vendor}
+                self._speech("speech_stopped", event.item_id, **about)
+            case events.IdleTimeout():
+                silence = {"audio_start_ms": _ms(event.start), "audio_end_ms": _ms(event.end)}
+                self._speech("timeout_triggered", event.item_id, **silence)
+            case events.TurnCommitted():
+                before = state.items.last_id
+                tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
+            case events.InputCleared():
+                tell(told.BufferCleared(type="input_audio_buffer.cleared"))
+            case events.ItemTruncated():
+                vendor = told.Vendor(codes=event.codes, by_server=event.by_session)
+                state.tell_truncated(event.item_id, event.audio_ms, vendor)
+            case events.ItemDeleted():
+                state.delete(event.item_id)
+            case events.ContextDropped():  # for the client they are still there
+                for item_id in event.item_ids:
+                    state.items.forget(item_id)
+                state.note(f"{len(event.item_ids)} oldest items made room")
 
-    def _cleared(self, _: events.InputCleared) -> None:
-        self._state.tell(told.InputCleared())
+    def _speech(self, what: str, item_id: str, **about: Any) -> None:
+        kind: Any = f"input_audio_buffer.{what}"
+        self._state.tell(told.SpeechEvent(type=kind, item_id=item_id, **about))
 
-    # Items.
+    # Items and their transcripts.
 
     def _item_added(self, event: events.ItemAdded) -> None:
         state = self._state
@@ -121,12 +151,9 @@ class ServerEventEmitter:
             state.tell(response.item_added(item))
         if event.in_conversation:
             state.items.add(item, creation.after if creation else None)
-            before = state.items.before(item.id)
-            state.tell(
-                told.ItemEvent(type="conversation.item.added", previous_item_id=before, item=item)
-            )
+            state.tell_of_item("conversation.item.added", item)
         if response:
-            state.tell(*response.begin())
+            state.tell(response.begin())
 
     def _item_done(self, event: events.ItemDone) -> None:
         state = self._state
@@ -141,34 +168,9 @@ class ServerEventEmitter:
         listed = state.items.find(item.id)
         if listed and event.in_conversation:
             listed.item = item
-            before = state.items.before(item.id)
-            state.tell(
-                told.ItemEvent(type="conversation.item.done", previous_item_id=before, item=item)
-            )
+            state.tell_of_item("conversation.item.done", item)
 
-    def _truncated(self, event: events.ItemTruncated) -> None:
-        listed = self._state.items.find(event.item_id)
-        if listed:
-            listed.item = cut(listed.item)
-        self._state.tell(
-            told.ItemTruncated(
-                item_id=event.item_id,
-                audio_end_ms=event.audio_ms,
-                mosstalk=told.TruncatedVendor(codes=event.codes, by_server=event.by_session),
-            )
-        )
-
-    def _deleted(self, event: events.ItemDeleted) -> None:
-        self._state.items.remove(event.item_id)
-        self._state.tell(told.ItemDeleted(item_id=event.item_id))
-
-    def _dropped(self, event: events.ContextDropped) -> None:
-        """As the protocol has it, items that made room are still there, but are not read."""
-        for item_id in event.item_ids:
-            self._state.items.forget(item_id)
-        self._state.note(f"{len(event.item_ids)} oldest items made room")
-
-    def transcript(self, transcript: Transcript) -> None:
+    def transcript(self, transcript: "Transcript") -> None:
         """Tell what was heard in an item."""
         state, item_id = self._state, transcript.item_id
         listed = state.items.find(item_id)
@@ -178,69 +180,99 @@ class ServerEventEmitter:
         if listed:
             listed.item = transcribed(listed.item, transcript.text or None)
         if response:
-            state.tell(*response.transcript(transcript.text))
-        elif listed and isinstance(listed.item, shown.Message) and listed.item.role == "user":
+            state.tell(response.transcript(transcript.text))
+        elif listed and isinstance(listed.item, told.Message) and listed.item.role == "user":
             state.tell(_transcription(transcript))
 
-    # Responses.
+    # Responses, and what went wrong.
 
-    def _started(self, event: events.ResponseStarted) -> None:
+    def _response(
+        self, event: events.TextDelta | events.ResponseStarted | events.ResponseDone
+    ) -> None:
         state = self._state
-        config = state.configs.pop(event.command_id or "", None) or default_config(state.session)
-        conversation_id = state.conversation_id if event.in_conversation else None
-        response = ActiveResponse(event.response_id, event.reply, config, conversation_id)
+        if isinstance(event, events.TextDelta):
+            state.tell(*state.responses[event.response_id].text(event.text))
+            return
+        if isinstance(event, events.ResponseDone):
+            done = state.responses.pop(event.response_id).done(event)
+            state.tell(done, told.RateLimitsUpdated())
+            return
+        config = state.pending_responses.pop(event.command_id or "", None)
+        response = ActiveResponse(
+            event.response_id,
+            event.reply,
+            config or ResponseConfig.of_session(state.session),
+            state.conversation_id if event.in_conversation else None,
+        )
         state.responses[event.response_id] = response
         state.latest_response_id = event.response_id
         state.tell(response.created())
 
-    def _sound(self, event: events.AudioDelta) -> None:
-        self._state.tell(*self._state.responses[event.response_id].sound(event.pcm))
-
-    def _text(self, event: events.TextDelta) -> None:
-        self._state.tell(*self._state.responses[event.response_id].text(event.text))
-
-    def _done(self, event: events.ResponseDone) -> None:
-        response = self._state.responses.pop(event.response_id)
-        self._state.tell(response.done(event), told.RateLimitsUpdated())
-
-    # What went wrong.
-
-    def _error(self, event: events.ErrorRaised) -> None:
+    def _error(self, event: ErrorRaised) -> None:
         state, command_id = self._state, event.command_id or ""
-        config = state.configs.pop(command_id, None)
+        config = state.pending_responses.pop(command_id, None)
         state.creations.pop(command_id, None)
         if state.updates.pop(command_id, None):
-            latest = list(state.updates.values())
-            state.planned = latest[-1] if latest else state.session
-        if event.code in FAILED_RESPONSES and event.command in _ASKED_FOR:
-            self._fail(event, config or default_config(state.session))
+            state.planned = next(reversed(state.updates.values()), state.session)
+        if event.code in _FAILED_RESPONSES and event.command in (None, "CreateResponse"):
+            self._fail(event, config or ResponseConfig.of_session(state.session))
             return
-        state.tell(told.Error(error=error_body(event, event_id_of(event.command_id))))
+        kind, code, param = _on_the_wire(event)
+        body = told.ErrorBody(
+            type=kind,
+            code=code,
+            message=_LEADS.get(event.code, "") + event.message,
+            param=param,
+            event_id=command_id.partition(":")[2] or None,
+            mosstalk=_retry(event),
+        )
+        state.tell(told.Error(error=body))
 
-    def _fail(self, event: events.ErrorRaised, config: ResponseConfig) -> None:
+    def _fail(self, event: ErrorRaised, config: ResponseConfig) -> None:
         """A response that could not be begun, as one that has failed."""
         state = self._state
         conversation_id = state.conversation_id if config.in_conversation else None
-        about = (new_id("resp"), state.session.settings.reply, config, conversation_id)
-        done = response_object(*about, "failed")
-        done.status_details = failure(event)
-        if event.retry_after_s is not None:
-            done.mosstalk = shown.ResponseVendor(retry_after_s=event.retry_after_s)
+        about = (new_id("resp"), state.session.settings.reply, conversation_id)
+        done = config.response(*about, "failed")
+        kind, code, _ = _on_the_wire(event)
+        failed = {"type": kind, "code": code, "message": event.message}
+        done.status_details = told.StatusDetails(type="failed", error=failed)
+        done.mosstalk = _retry(event) or done.mosstalk
+        begun = config.response(*about, "in_progress")
         state.tell(
-            told.ResponseEvent(
-                type="response.created", response=response_object(*about, "in_progress")
-            ),
+            told.ResponseEvent(type="response.created", response=begun),
             told.ResponseEvent(type="response.done", response=done),
         )
         if event.code is ErrorCode.ENGINE_FULL:
             state.note("a response was refused: the engine is full")
 
 
-def _transcription(transcript: Transcript) -> told.Event:
+def _on_the_wire(error: ErrorRaised) -> tuple[str, str, str | None]:
+    """Type, code and param of what a session has refused or failed at."""
+    return _CODES_OF_COMMANDS.get((error.command, error.code)) or _CODES[error.code]
+
+
+def _retry(error: ErrorRaised) -> told.Vendor | None:
+    after_s = error.retry_after_s
+    return None if after_s is None else told.Vendor(retry_after_s=after_s)
+
+
+def _ms(samples: int) -> int:
+    return samples * 1000 // INPUT_RATE
+
+
+def _transcription(transcript: "Transcript") -> told.Event:
     if transcript.failed is not None:
-        fault = told.TranscriptionFault(message=transcript.failed)
-        return told.TranscriptionFailed(item_id=transcript.item_id, error=fault)
-    usage = told.Duration(seconds=round(transcript.audio_s, 3))
-    return told.TranscriptionCompleted(
-        item_id=transcript.item_id, transcript=transcript.text, usage=usage
+        fault = {"code": "audio_unintelligible", "message": transcript.failed, "param": None}
+        error = {"type": "transcription_error"} | fault
+        return told.Transcribed(
+            type="conversation.item.input_audio_transcription.failed",
+            item_id=transcript.item_id,
+            error=error,
+        )
+    return told.Transcribed(
+        type="conversation.item.input_audio_transcription.completed",
+        item_id=transcript.item_id,
+        transcript=transcript.text,
+        usage={"type": "duration", "seconds": round(transcript.audio_s, 3)},
     )

@@ -1,19 +1,214 @@
-"""What a client is told: one model an event, checked when it is made and written as it stands."""
+"""What a client is told: one model an event, checked when it is made and written as it stands.
+
+Fields come in the order in which they are declared. One that is None is written as null, unless it
+is declared as ``Omitted``: then it is left out. What the protocol has no field for stands under
+``mosstalk``, inside the object that it is about.
+"""
 
 import json
 from json.encoder import encode_basestring_ascii
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from mosstalk.server.realtime.server_objects import (
-    Item,
-    Omitted,
-    Part,
-    Response,
-    ServerObject,
-    Session,
+from mosstalk.server.realtime.audio import AudioFormat
+from mosstalk.server.realtime.session_request import (
+    Inert,
+    NoiseReduction,
+    SemanticVad,
+    ServerVad,
+    Texts,
+    Transcription,
 )
+from mosstalk.server.realtime.validation import Omitted
+from mosstalk.session.settings import Sampling
+
+Modalities = list[Literal["audio", "text"]]
+Length = int | Literal["inf"]
+"""Rows of a response at most."""
+
+
+class ServerObject(BaseModel):
+    """An object inside an event."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Vendor(ServerObject):
+    """What the protocol has no field for, each in the object that it is about.
+
+    Attributes:
+        warnings: what was taken without effect, in words.
+        timings: of a response, as ``session.events.Timings``.
+        reason: the true one why a response ended.
+        retry_after_s: when it is worth trying again.
+        speech_end_ms, vad_wait_ms: of a turn, the last speech, and the silence waited for.
+        codes: of 80 ms each, what is left of a reply that was cut.
+        by_server: the client did not ask for that.
+    """
+
+    warnings: Omitted[list[str]] = None
+    timings: Omitted[dict[str, float | None]] = None
+    reason: Omitted[str] = None
+    retry_after_s: Omitted[int | float] = None
+    speech_end_ms: Omitted[int] = None
+    vad_wait_ms: Omitted[int] = None
+    codes: Omitted[int] = None
+    by_server: Omitted[bool] = None
+
+
+# Sessions.
+
+
+class AudioInput(ServerObject):
+    """``session.audio.input``."""
+
+    format: AudioFormat
+    noise_reduction: NoiseReduction
+    transcription: Transcription
+    turn_detection: ServerVad | SemanticVad | None
+
+
+class AudioOutput(ServerObject):
+    """``audio.output`` of a session or response."""
+
+    format: AudioFormat
+    voice: str
+    speed: Omitted[float] = None
+
+
+class Audio(ServerObject):
+    """``audio`` of a session or response."""
+
+    input: Omitted[AudioInput] = None
+    output: AudioOutput
+
+
+class SessionVendor(ServerObject):
+    """``asked``: what was asked for where something else holds, by path."""
+
+    voices: list[str]
+    sampling: Sampling
+    playback: str
+    echo_gate: bool
+    asked: dict[str, str | float]
+    warnings: list[str]
+    silence_duration_ms: Omitted[int] = None
+
+
+class Session(Inert, ServerObject):
+    """All that holds of a session."""
+
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+    model: str
+    output_modalities: Modalities
+    instructions: str
+    max_output_tokens: Length
+    truncation: Literal["auto", "disabled"] | dict[str, str | float]
+    audio: Audio
+    mosstalk: SessionVendor
+    id: str = ""
+    expires_at: int = 0
+
+
+# Items.
+
+
+class TextContent(ServerObject):
+    """Text of an item, or as ``response.content_part`` events have it."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class AudioContent(ServerObject):
+    """Sound, which is not sent back, and what was said in it if that was written down."""
+
+    type: Literal["input_audio", "output_audio", "audio"]
+    transcript: str | None
+
+
+class ImageContent(ServerObject):
+    """A picture, which is not sent back."""
+
+    type: Literal["input_image"] = "input_image"
+
+
+Content = TextContent | AudioContent | ImageContent
+
+
+class Message(ServerObject):
+    """What one role said."""
+
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    type: Literal["message"] = "message"
+    status: str = "completed"
+    role: str
+    content: list[Content] = Field(default_factory=list)
+    mosstalk: Omitted[Vendor] = None
+
+
+class FunctionItem(ServerObject):
+    """A call of a function, or what it has returned: the model does not read it."""
+
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    type: Literal["function_call", "function_call_output"]
+    status: Literal["completed"] = "completed"
+    mosstalk: Vendor
+    name: Omitted[str] = None
+    arguments: Omitted[str] = None
+    call_id: Omitted[str] = None
+    output: Omitted[str] = None
+
+
+Item = Message | FunctionItem
+
+
+# Responses.
+
+
+class StatusDetails(ServerObject):
+    """Why a response ended before its end; of ``error`` type, code and message."""
+
+    type: str
+    error: Omitted[Texts] = None
+    reason: Omitted[str] = None
+
+
+class Usage(ServerObject):
+    """What a response cost: rows of the grid stand for tokens, by what they hold.
+
+    Of rows read before, ``cached_tokens``, the kind is not known.
+    """
+
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: dict[str, int]
+    output_token_details: dict[str, int]
+
+
+class Response(ServerObject):
+    """A response as it stands."""
+
+    id: str
+    object: Literal["realtime.response"] = "realtime.response"
+    status: str
+    status_details: StatusDetails | None = None
+    output: list[Item] = Field(default_factory=list)
+    conversation_id: str | None
+    output_modalities: Modalities
+    max_output_tokens: Length
+    audio: Audio
+    metadata: Texts | None
+    usage: Usage | None = None
+    mosstalk: Omitted[Vendor] = None
+
+
+# Events.
 
 
 class Event(ServerObject):
@@ -34,12 +229,6 @@ class SessionEvent(Event):
     session: Session
 
 
-class RetryVendor(ServerObject):
-    """When it is worth trying again."""
-
-    retry_after_s: int | float
-
-
 class ErrorBody(ServerObject):
     """What went wrong; ``event_id`` is the client's, of the event that was at fault."""
 
@@ -48,7 +237,7 @@ class ErrorBody(ServerObject):
     message: str
     param: str | None = None
     event_id: str | None = None
-    mosstalk: Omitted[RetryVendor] = None
+    mosstalk: Omitted[Vendor] = None
 
 
 class Error(Event):
@@ -58,37 +247,18 @@ class Error(Event):
     error: ErrorBody
 
 
-class SpeechStarted(Event):
-    """The user began to speak."""
+class SpeechEvent(Event):
+    """The user began to speak, has finished, or did not for the ``idle_timeout_ms``."""
 
-    type: Literal["input_audio_buffer.speech_started"] = "input_audio_buffer.speech_started"
-    audio_start_ms: int
+    type: Literal[
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.timeout_triggered",
+    ]
+    audio_start_ms: Omitted[int] = None
+    audio_end_ms: Omitted[int] = None
     item_id: str
-
-
-class SpeechVendor(ServerObject):
-    """The last speech, and the silence that was waited for."""
-
-    speech_end_ms: int
-    vad_wait_ms: int
-
-
-class SpeechStopped(Event):
-    """The user has finished."""
-
-    type: Literal["input_audio_buffer.speech_stopped"] = "input_audio_buffer.speech_stopped"
-    audio_end_ms: int
-    item_id: str
-    mosstalk: SpeechVendor
-
-
-class TimeoutTriggered(Event):
-    """Nobody spoke for the detector's ``idle_timeout_ms``."""
-
-    type: Literal["input_audio_buffer.timeout_triggered"] = "input_audio_buffer.timeout_triggered"
-    audio_start_ms: int
-    audio_end_ms: int
-    item_id: str
+    mosstalk: Omitted[Vendor] = None
 
 
 class InputCommitted(Event):
@@ -99,20 +269,14 @@ class InputCommitted(Event):
     item_id: str
 
 
-class InputCleared(Event):
-    """Sound since the last turn is forgotten."""
+class BufferCleared(Event):
+    """Sound since the last turn is forgotten; of a response's, over a WebSocket, there is none."""
 
-    type: Literal["input_audio_buffer.cleared"] = "input_audio_buffer.cleared"
-
-
-class OutputCleared(Event):
-    """An answer to what has no effect over a WebSocket."""
-
-    type: Literal["output_audio_buffer.cleared"] = "output_audio_buffer.cleared"
-    response_id: str
+    type: Literal["input_audio_buffer.cleared", "output_audio_buffer.cleared"]
+    response_id: Omitted[str] = None
 
 
-class ItemEvent(Event):
+class ItemPlaced(Event):
     """An item stands in the conversation, or is whole."""
 
     type: Literal["conversation.item.added", "conversation.item.done"]
@@ -127,67 +291,28 @@ class ItemRetrieved(Event):
     item: Item
 
 
-class TruncatedVendor(ServerObject):
-    """Codes of 80 ms that are left; ``by_server``: the client did not ask."""
+class ItemChanged(Event):
+    """A reply was cut to the ``audio_end_ms`` that were heard of it, or an item is gone."""
 
-    codes: int
-    by_server: bool
+    type: Literal["conversation.item.truncated", "conversation.item.deleted"]
+    item_id: str
+    content_index: Omitted[int] = None
+    audio_end_ms: Omitted[int] = None
+    mosstalk: Omitted[Vendor] = None
 
 
-class ItemTruncated(Event):
-    """A reply was cut to what was heard of it."""
+class Transcribed(Event):
+    """What the user said, and how much sound was written down; or why that could not be."""
 
-    type: Literal["conversation.item.truncated"] = "conversation.item.truncated"
+    type: Literal[
+        "conversation.item.input_audio_transcription.completed",
+        "conversation.item.input_audio_transcription.failed",
+    ]
     item_id: str
     content_index: int = 0
-    audio_end_ms: int
-    mosstalk: Omitted[TruncatedVendor] = None
-
-
-class ItemDeleted(Event):
-    """An item is gone."""
-
-    type: Literal["conversation.item.deleted"] = "conversation.item.deleted"
-    item_id: str
-
-
-class Duration(ServerObject):
-    """How much sound was written down."""
-
-    type: Literal["duration"] = "duration"
-    seconds: float
-
-
-class TranscriptionCompleted(Event):
-    """What the user said."""
-
-    type: Literal["conversation.item.input_audio_transcription.completed"] = (
-        "conversation.item.input_audio_transcription.completed"
-    )
-    item_id: str
-    content_index: int = 0
-    transcript: str
-    usage: Duration
-
-
-class TranscriptionFault(ServerObject):
-    """Why nothing was written down."""
-
-    type: Literal["transcription_error"] = "transcription_error"
-    code: Literal["audio_unintelligible"] = "audio_unintelligible"
-    message: str
-    param: None = None
-
-
-class TranscriptionFailed(Event):
-    """What the user said could not be written down."""
-
-    type: Literal["conversation.item.input_audio_transcription.failed"] = (
-        "conversation.item.input_audio_transcription.failed"
-    )
-    item_id: str
-    content_index: int = 0
-    error: TranscriptionFault
+    transcript: Omitted[str] = None
+    usage: Omitted[dict[str, str | float]] = None
+    error: Omitted[dict[str, str | None]] = None
 
 
 class ResponseEvent(Event):
@@ -206,31 +331,23 @@ class OutputItemEvent(Event):
     item: Item
 
 
-class _OfItem(Event):
+class _OfContent(Event):
     """What all events about the content of a response's item have."""
 
     response_id: str
     item_id: str
     output_index: int = 0
-
-
-class ContentPartAdded(_OfItem):
-    """An item has another part."""
-
-    type: Literal["response.content_part.added"] = "response.content_part.added"
-    content_index: int
-    part: Part
-
-
-class ContentPartDone(_OfItem):
-    """A part is whole."""
-
-    type: Literal["response.content_part.done"] = "response.content_part.done"
-    part: Part
     content_index: int
 
 
-class Delta(_OfItem):
+class ContentPart(_OfContent):
+    """An item has another part, or that part is whole."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: Content
+
+
+class Delta(_OfContent):
     """More of a part: sound as base64, what is said in it, or text.
 
     Most of what is sent are these, so they are written without a detour.
@@ -241,7 +358,6 @@ class Delta(_OfItem):
         "response.output_audio_transcript.delta",
         "response.output_text.delta",
     ]
-    content_index: int
     delta: str
 
     def to_json(self) -> str:
@@ -255,27 +371,16 @@ class Delta(_OfItem):
         )
 
 
-class AudioDone(_OfItem):
-    """The sound is whole."""
+class ContentDone(_OfContent):
+    """Sound, what was said in it, or text is whole; "" for what nobody has written down."""
 
-    type: Literal["response.output_audio.done"] = "response.output_audio.done"
-    content_index: int
-
-
-class TranscriptDone(_OfItem):
-    """What was said in the sound; "" where nobody has written it down."""
-
-    type: Literal["response.output_audio_transcript.done"] = "response.output_audio_transcript.done"
-    transcript: str
-    content_index: int
-
-
-class TextDone(_OfItem):
-    """The text is whole."""
-
-    type: Literal["response.output_text.done"] = "response.output_text.done"
-    text: str
-    content_index: int
+    type: Literal[
+        "response.output_audio.done",
+        "response.output_audio_transcript.done",
+        "response.output_text.done",
+    ]
+    transcript: Omitted[str] = None
+    text: Omitted[str] = None
 
 
 class RateLimitsUpdated(Event):
@@ -286,29 +391,9 @@ class RateLimitsUpdated(Event):
 
 
 ServerEvent = Annotated[
-    SessionEvent
-    | Error
-    | SpeechStarted
-    | SpeechStopped
-    | TimeoutTriggered
-    | InputCommitted
-    | InputCleared
-    | OutputCleared
-    | ItemEvent
-    | ItemRetrieved
-    | ItemTruncated
-    | ItemDeleted
-    | TranscriptionCompleted
-    | TranscriptionFailed
-    | ResponseEvent
-    | OutputItemEvent
-    | ContentPartAdded
-    | ContentPartDone
-    | Delta
-    | AudioDone
-    | TranscriptDone
-    | TextDone
-    | RateLimitsUpdated,
+    SessionEvent | Error | SpeechEvent | InputCommitted | BufferCleared | ItemPlaced
+    | ItemRetrieved | ItemChanged | Transcribed | ResponseEvent | OutputItemEvent | ContentPart
+    | Delta | ContentDone | RateLimitsUpdated,
     Field(discriminator="type"),
-]
+]  # fmt: skip
 SERVER_EVENT: TypeAdapter[ServerEvent] = TypeAdapter(ServerEvent)

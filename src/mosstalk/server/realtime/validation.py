@@ -1,43 +1,47 @@
 """What clients send, read with care: JSON of limited size, checked by the models of its events.
 
-What the models of ``client_events`` find wrong becomes a ``WireError`` with the code, and the path
-of the field, that clients of the protocol know.
+What pydantic finds wrong becomes a ``WireError`` with the code, and the path of the field, that
+clients of the protocol know: ``_wire_error`` alone translates.
 """
 
 import json
 import re
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 
 from mosstalk.errors import MosstalkError
 from mosstalk.files import deeper_than
+from mosstalk.server.limits import Limits
 
-MIB = 1 << 20
-_QUOTED = re.compile("'([^']*)'")
-_AUDIO = re.compile(r'"audio"[ \t\r\n]*:[ \t\r\n]*"')
-_AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
 LARGEST = 1e12
 _DEEPEST = 64
 """Levels of objects and arrays in one message. Code that follows them may recurse."""
-_WANTED = {
-    "string_type": "a string",
-    "literal_error": "a string",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "an array",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
+_QUOTED = re.compile("'([^']*)'")
+_AUDIO = re.compile(r'"audio"[ \t\r\n]*:[ \t\r\n]*"')
+_AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
+_EXPECTED = {
+    "string_type": "a string", "literal_error": "a string", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "an array",
+    "dict_type": "an object", "model_type": "an object", "model_attributes_type": "an object",
+}  # fmt: skip
+"""What was expected, by pydantic's type of error."""
+_JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+_TOO_LONG = {
+    "string_too_long": ("string_above_max_length", "characters"),
+    "too_long": ("array_above_max_length", "elements"),
 }
-"""What was expected, by pydantic's kind of error."""
-_T = TypeVar("_T")
+"""Code and unit, by pydantic's type of error."""
 _TAGS: set[str] = set()
 """Names of the members of unions, which pydantic puts into an error's location."""
+_T = TypeVar("_T")
+
+
+Omitted = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
+"""A field that is left out of what the server shows where it is None."""
 
 
 class WireError(MosstalkError):
@@ -60,37 +64,15 @@ class ClientObject(BaseModel):
             _TAGS.update(get_args(cls.model_fields["type"].annotation))
 
 
-@dataclass(frozen=True)
-class WireLimits:
-    """How much one message may bring.
-
-    Attributes:
-        message_bytes: longest message. 15 MiB of sound are 20 MiB of base64.
-        audio_bytes: most sound in one append or item, as bytes of its own format.
-        text_chars: longest text of an item or of instructions.
-        kept_chars: most that is kept beside the session for the client's eyes alone: a session's
-            fields, and items that the model does not read.
-        tools_chars: longest ``tools`` of a session, as JSON.
-        event_bytes: longest message without what sound takes in it.
-    """
-
-    message_bytes: int = 32 * MIB
-    audio_bytes: int = 15 * MIB
-    text_chars: int = 32_768
-    kept_chars: int = 1 * MIB
-    tools_chars: int = MIB // 8
-    event_bytes: int = 1 * MIB
-
-
-def event_of(raw: str | bytes, limits: WireLimits) -> dict[str, Any]:
+def parse_message(raw: str | bytes, limits: Limits) -> dict[str, Any]:
     """The object in a message, be it text or the bytes of UTF-8. All its numbers are finite.
 
     Raises:
         WireError: it is too long, no JSON, or no object.
     """
     if len(raw) > limits.message_bytes:
-        raise too_long("message", f"{limits.message_bytes} bytes", f"{len(raw)}")
-    require_sound_or_short(raw, limits.event_bytes)
+        raise too_long("message", f"{limits.message_bytes} bytes", len(raw))
+    _require_sound_or_short(raw, limits.event_bytes)
     try:
         text = raw if isinstance(raw, str) else raw.decode()
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
@@ -103,7 +85,7 @@ def event_of(raw: str | bytes, limits: WireLimits) -> dict[str, Any]:
     return value
 
 
-def require_sound_or_short(raw: str | bytes, most: int) -> None:
+def _require_sound_or_short(raw: str | bytes, most: int) -> None:
     """Raise WireError for a message with more than ``most`` bytes or characters beside its sound.
 
     A message is not parsed for this. What is looked for are fields ``"audio": "..."``, whatever
@@ -129,7 +111,7 @@ def require_sound_or_short(raw: str | bytes, most: int) -> None:
 
 
 def require_plain(event: dict[str, Any], raw: str | bytes) -> None:
-    """Check what JSON allows and nothing behind this door can bear; ``raw`` is the message.
+    """Check what JSON allows and the server cannot bear; ``raw`` is the message.
 
     Raises:
         WireError: it is nested deeply, or holds half a surrogate pair, which no text may hold.
@@ -152,7 +134,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def validated(form: TypeAdapter[_T], value: Any, limits: WireLimits, path: str = "") -> _T:
+def validate(form: TypeAdapter[_T], value: Any, limits: Limits, path: str = "") -> _T:
     """A client's value as the model that it has to be; ``path`` is where it stands in its event.
 
     Raises:
@@ -167,7 +149,7 @@ def validated(form: TypeAdapter[_T], value: Any, limits: WireLimits, path: str =
 
 def _wire_error(found: ErrorDetails, path: str) -> WireError:
     """What pydantic has found, in the protocol's words."""
-    kind, value = found["type"], found["input"]
+    kind, value, ctx = found["type"], found["input"], found.get("ctx", {})
     for part in found["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
@@ -176,17 +158,21 @@ def _wire_error(found: ErrorDetails, path: str) -> WireError:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         assert isinstance(value, dict), "others are of the wrong type"
         path, value = f"{path}.type" if path else "type", value.get("type")
-        if isinstance(value, str):
-            return unknown_value(path, value, _QUOTED.findall(found["ctx"]["expected_tags"]))
-        kind = "string_type"
-    elif kind == "literal_error" and isinstance(value, str):
-        return unknown_value(path, value, _QUOTED.findall(found["ctx"]["expected"]))
+        kind = "literal_error" if isinstance(value, str) else "string_type"
     if kind == "missing" or (value is None and kind == "string_type" and not path.endswith("]")):
         return WireError(
             "missing_required_parameter", f"Missing required parameter: '{path}'.", path
         )
-    if kind in _WANTED:
-        return _wrong_kind(path, _WANTED[kind], value)
+    if kind == "literal_error" and isinstance(value, str):
+        known = _QUOTED.findall(ctx.get("expected_tags") or ctx["expected"])
+        return WireError("invalid_value", unknown_value(value, known), path)
+    if kind in _EXPECTED:
+        got = "null" if value is None else _JSON_TYPES.get(type(value), "a number")
+        message = f"Invalid type for '{path}': expected {_EXPECTED[kind]}, but got {got} instead."
+        return WireError("invalid_type", message, path or None)
+    if kind in _TOO_LONG:
+        code, unit = _TOO_LONG[kind]
+        return too_long(path, f"{ctx['max_length']} {unit}", len(value), code)
     if kind == "unknown_value":
         return WireError("invalid_value", found["msg"], path)
     return WireError(kind, f"Invalid '{path}': {found['msg']}", path)
@@ -199,46 +185,43 @@ def in_range(value: Any, low: float = -LARGEST, high: float = LARGEST) -> float 
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PydanticKnownError("float_type")
     if not low <= value <= high:
-        said = value if isinstance(value, float) or abs(value) < LARGEST else "that"
-        raise fault("invalid_value", f"from {low:g} to {high:g}, not {said}.")
+        got = value if isinstance(value, float) or abs(value) < LARGEST else "that"
+        raise fault(f"from {low:g} to {high:g}, not {got}.")
     return float(value)
 
 
-def whole_in_range(value: Any, low: float = 0, high: float = LARGEST) -> int | None:
-    """The same for a whole number; 500.0 is one, and 500.4 is taken as one."""
-    number = in_range(value, low, high)
-    return None if number is None else round(number)
+def number(low: float = -LARGEST, high: float = LARGEST) -> BeforeValidator:
+    """A number from ``low`` to ``high``, or None."""
+    return BeforeValidator(lambda value: in_range(value, low, high))
 
 
-def fault(code: str, message: str) -> PydanticCustomError:
-    """What a model's check raises: code and message of a ``WireError``, to which its path comes."""
-    return PydanticCustomError(code, message)
+def whole(low: float = 0, high: float = LARGEST) -> BeforeValidator:
+    """The same as a whole number: 500.0 is one, and 500.4 is taken as one."""
+
+    def check(value: Any) -> int | None:
+        found = in_range(value, low, high)
+        return None if found is None else round(found)
+
+    return BeforeValidator(check)
 
 
-def unknown_fault(value: str, known: Collection[str]) -> PydanticCustomError:
-    """The same for a value that means nothing here."""
-    return fault("unknown_value", str(unknown_value("", value, known)))
+def fault(message: str, kind: str = "invalid_value") -> PydanticCustomError:
+    """What a field's check raises: the message of a ``WireError``, and its code.
+
+    Of ``unknown_value`` the message is whole, of others the field's path is put before it.
+    """
+    return PydanticCustomError(kind, message)
 
 
-def too_long(path: str, most: str, got: str) -> WireError:
+def too_long(path: str, most: str, got: int, code: str = "string_above_max_length") -> WireError:
     """The error for something that is longer than it may be."""
-    return WireError(
-        "string_above_max_length", f"Invalid '{path}': at most {most}, not {got}.", path
-    )
+    return WireError(code, f"Invalid '{path}': at most {most}, not {got}.", path)
 
 
-def unknown_value(path: str, value: str, known: Collection[str]) -> WireError:
-    """The error for a value that means nothing here."""
+def unknown_value(value: str, known: Collection[str]) -> str:
+    """What is said of a value that means nothing here."""
     names = ", ".join(f"'{each}'" for each in sorted(known))
-    message = f"Invalid value: '{value[:80]}'. Supported values are: {names}."
-    return WireError("invalid_value", message, path)
-
-
-def _wrong_kind(path: str, wanted: str, value: Any) -> WireError:
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    got = "null" if value is None else kinds.get(type(value), "a number")
-    message = f"Invalid type for '{path}': expected {wanted}, but got {got} instead."
-    return WireError("invalid_type", message, path or None)
+    return f"Invalid value: '{value[:80]}'. Supported values are: {names}."
 
 
 def _no_constant(name: str) -> float:

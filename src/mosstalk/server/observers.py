@@ -1,0 +1,299 @@
+"""Who is shown what goes on: observers of a session, and the server's metrics."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from mosstalk.conversation import Row
+from mosstalk.runtime.busy import BusyPart
+from mosstalk.server.ipc import Heartbeat
+from mosstalk.server.realtime import server_events
+from mosstalk.session import commands, events
+from mosstalk.session.settings import SessionSettings
+
+_LOG = logging.getLogger("mosstalk.server.session")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY_S = (
+    0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.4, 0.6, 0.8, 1.2, 1.6, 2.4, 4.0, 8.0
+)  # fmt: skip
+_STEP_S = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.016, 0.025, 0.04, 0.08, 0.16, 0.32, 1.0
+)  # fmt: skip
+_REAL_TIME = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.5, 2.0, 4.0)
+_PART_TIMES = {
+    "busy": "Time that parts of the worker were at work",
+    "busy_cpu": "Of it, processor time of the part's own thread",
+    "card": "Time that a GPU worked for a part",
+}
+_MOST_NOTES = 50
+"""Lines of a session's log that its client can cause."""
+
+
+class SessionObserver:
+    """Is shown everything about one session, in order; never waits and never raises.
+
+    Metrics, recordings and captions are observers; each overrides what it looks at.
+    """
+
+    def on_command(self, command: commands.Command) -> None:
+        """The client tells the session something."""
+
+    def on_event(self, event: events.Event) -> None:
+        """The session tells something."""
+
+    def on_message(
+        self, sender: str, message: str | bytes, event: server_events.Event | None = None
+    ) -> None:
+        """A message has gone over the wire; ``sender`` is "client" or "server".
+
+        ``event`` is what the server's is of.
+        """
+
+    def on_close(self, reason: str, rows: list[Row] | None) -> None:
+        """The session and its connection are over; ``rows`` are its, if asked for."""
+
+
+class Metrics:
+    """All metrics of one server. Names begin with ``mosstalk_``."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(f"mosstalk_{name}", says, labels, registry=registry)
+
+        def gauge(name: str, says: str, *labels: str) -> Gauge:
+            return Gauge(f"mosstalk_{name}", says, labels, registry=registry)
+
+        self._add_histograms()
+        self.sessions = gauge("sessions", "Sessions that are open")
+        self.sessions_opened = counter("sessions_opened", "Sessions that were opened")
+        self.closes = counter("sessions_closed", "Sessions that have ended, by why", "reason")
+        self.refusals = counter("refusals", "Connections that were refused, by why", "reason")
+        self.responses = counter(
+            "responses", "Responses that have ended, by how and why", "status", "reason"
+        )
+        self.rows = counter("rows", "Rows of ended responses, by what they hold", "kind")
+        self.errors = counter("errors", "Errors that clients were told, by code", "code")
+        self.audio_in = counter("audio_in_seconds", "Sound that came in")
+        self.audio_out = counter("audio_out_seconds", "Sound that was made")
+        self.underruns = counter("underruns", "Times that a reply's sound came later than due")
+        self.underrun_time = counter("underrun_seconds", "How much later in all")
+        self.messages = counter("messages", "Messages over WebSockets", "direction")
+        self.unsent = gauge("unsent_audio_seconds", "Sound that waits for clients, all together")
+        self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
+        self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
+        self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
+        self.busy, self.busy_cpu, self.card = (
+            counter(f"{name}_seconds", says, "part") for name, says in _PART_TIMES.items()
+        )
+        self.replies = gauge("replies_running", "Replies that the engine is making")
+        self.waiting = gauge("replies_waiting", "Replies in line for the engine")
+        self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
+        self.worker_up = gauge("worker_up", "1 once the worker is ready, 0 else")
+        self.worker_memory = gauge("worker_memory_bytes", "Resident memory of the worker")
+        self.engine_silent = gauge("engine_silent_seconds", "Since when the engine owes an answer")
+        self.draining = gauge("draining", "1 while nobody is let in any more")
+        self._add_first_values()
+
+    def _add_histograms(self) -> None:
+        def seconds(name: str, says: str, buckets: tuple[float, ...] = _LATENCY_S) -> Histogram:
+            return Histogram(f"mosstalk_{name}", says, buckets=buckets, registry=self.registry)
+
+        self.commit_to_first_audio = seconds(
+            "commit_to_first_audio_seconds", "From the end of a user's turn to the first sound"
+        )
+        self.speech_to_first_audio = seconds(
+            "speech_to_first_audio_seconds",
+            "From the last sample of speech to the first sound, the detector's wait included",
+        )
+        self.vad_wait = seconds("vad_wait_seconds", "Silence before a turn was said to be over")
+        self.commit_to_first_text = seconds(
+            "commit_to_first_text_seconds", "From the end of a user's turn to the first text"
+        )
+        self.real_time_factor = seconds(
+            "response_real_time_factor", "Time a response took over the time it plays", _REAL_TIME
+        )
+        self.step = seconds("engine_step_seconds", "Each step of the engine", _STEP_S)
+
+    def _add_first_values(self) -> None:
+        """Let what can be asked for be there before it has happened."""
+        for direction in ("in", "out"):
+            self.messages.labels(direction)
+        for state in ("used", "free"):
+            self.blocks.labels(state).set(0)
+        for kind in events.Usage.__dataclass_fields__:
+            self.rows.labels(kind)
+        for part in BusyPart:
+            for times in (self.busy, self.busy_cpu, self.card):
+                times.labels(part)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self.registry)
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Take what the worker says of itself."""
+        self.sessions.set(heartbeat.sessions)
+        self.replies.set(heartbeat.replies)
+        self.waiting.set(heartbeat.waiting)
+        self.blocks.labels("used").set(heartbeat.blocks_in_use)
+        self.blocks.labels("free").set(heartbeat.blocks - heartbeat.blocks_in_use)
+        self.worker_memory.set(heartbeat.memory_bytes)
+        self.engine_silent.set(heartbeat.engine_silent_s)
+        for step_s in heartbeat.steps_s:
+            self.step.observe(step_s)
+        for part, busy in heartbeat.busy.items():
+            self.busy.labels(part).inc(busy.wall_s)
+            self.busy_cpu.labels(part).inc(busy.cpu_s)
+            self.card.labels(part).inc(busy.card_s)
+
+    def on_response(self, done: events.ResponseDone) -> None:
+        """Take what a response says of itself."""
+        self.responses.labels(done.status, done.reason or "none").inc()
+        timings = done.timings
+        for histogram, ms in (
+            (self.commit_to_first_audio, timings.commit_to_first_audio_ms),
+            (self.speech_to_first_audio, timings.speech_to_first_audio_ms),
+            (self.vad_wait, timings.vad_wait_ms),
+            (self.commit_to_first_text, timings.commit_to_first_text_ms),
+        ):
+            if ms is not None:
+                histogram.observe(ms / 1000)
+        if timings.real_time_factor is not None:
+            self.real_time_factor.observe(timings.real_time_factor)
+        for kind, rows in vars(done.usage).items():
+            self.rows.labels(kind).inc(rows)
+
+
+class SessionMetrics(SessionObserver):
+    """What is noted of one session: metrics and log lines; neither sound nor words."""
+
+    def __init__(self, metrics: Metrics, settings: SessionSettings, client: str) -> None:
+        self.session_id = ""
+        self.answering: str | None = None
+        """The conversation's response that is being made."""
+        self._metrics, self._rate, self._client = metrics, settings.input_rate, client
+        self._begun_s = time.monotonic()
+        self._totals = {"in_s": 0.0, "out_s": 0.0, "responses": 0, "errors": 0}
+        self._playing: dict[str, _Playing] = {}
+        self._notes = 0
+
+    def on_command(self, command: commands.Command) -> None:
+        """Count sound."""
+        if isinstance(command, commands.Push):
+            seconds = command.samples / (command.rate or self._rate)
+            self._totals["in_s"] += seconds
+            self._metrics.audio_in.inc(seconds)
+
+    def on_event(self, event: events.Event) -> None:
+        """Count and log what is made."""
+        match event:
+            case events.AudioDelta():
+                self._on_sound(event)
+            case events.SettingsUpdated():
+                self._rate = event.settings.input_rate
+            case events.SessionOpened():
+                self.session_id = event.session_id
+                self._metrics.sessions_opened.inc()
+                self._log("session opened", client=self._client)
+            case events.ResponseStarted():
+                if event.in_conversation:
+                    self.answering = event.response_id
+                self._log("response started", response=event.response_id)
+            case events.ResponseDone():
+                self._on_response(event)
+            case events.ContextDropped():
+                figures = {"items": len(event.item_ids), "rows": event.rows}
+                self._log("context dropped", figures=figures)
+
+    def on_message(
+        self, sender: str, message: str | bytes, event: server_events.Event | None = None
+    ) -> None:
+        """Count messages of the client, and errors that it is told."""
+        del message  # no words of anyone are kept here
+        if sender == "client":
+            self._metrics.messages.labels("in").inc()
+        code = _error_code(event)
+        if code is not None:
+            self._totals["errors"] += 1
+            self._metrics.errors.labels(code).inc()
+            self.note("error told", code=code)
+
+    def on_close(self, reason: str, rows: list[Row] | None) -> None:
+        """Log what it was in all."""
+        del rows
+        self._metrics.closes.labels(reason).inc()
+        figures = {"s": time.monotonic() - self._begun_s} | self._totals
+        self._log("session closed", reason=reason, figures=figures)
+
+    def note(self, message: str, **fields: Any) -> None:
+        """A log line that a client can cause as often as it likes: after many there are no more."""
+        self._notes += 1
+        if self._notes <= _MOST_NOTES:
+            self._log(message, **fields)
+        elif self._notes == _MOST_NOTES + 1:
+            self._log("no more is logged of what this client does wrong")
+
+    def _log(self, message: str, **fields: Any) -> None:
+        _LOG.info(message, extra={"session": self.session_id} | fields)
+
+    def _on_sound(self, delta: events.AudioDelta) -> None:
+        playing = self._playing.setdefault(delta.response_id, _Playing())
+        late_s = playing.add(delta.audio_ms / 1000, time.monotonic())
+        self._totals["out_s"] += delta.audio_ms / 1000
+        self._metrics.audio_out.inc(delta.audio_ms / 1000)
+        if late_s > 0:
+            self._metrics.underruns.inc()
+            self._metrics.underrun_time.inc(late_s)
+
+    def _on_response(self, done: events.ResponseDone) -> None:
+        if self.answering == done.response_id:
+            self.answering = None
+        playing = self._playing.pop(done.response_id, _Playing())
+        self._totals["responses"] += 1
+        self._metrics.on_response(done)
+        figures = {name: value for name, value in vars(done.timings).items() if value is not None}
+        self._log(
+            "response done",
+            response=done.response_id,
+            status=done.status,
+            reason=done.reason,
+            figures=figures | {"underruns": playing.underruns},
+        )
+
+
+@dataclass
+class _Playing:
+    """A response as its listener hears it: played from the first sound on, without a pause."""
+
+    underruns: int = 0
+    ends_s: float | None = None
+
+    def add(self, seconds: float, now_s: float) -> float:
+        """More sound has come; by how many seconds too late, 0 if in time."""
+        late_s = 0.0 if self.ends_s is None else max(0.0, now_s - self.ends_s)
+        self.underruns += late_s > 0
+        self.ends_s = (now_s if self.ends_s is None else self.ends_s + late_s) + seconds
+        return late_s
+
+
+def _error_code(event: server_events.Event | None) -> str | None:
+    """The code of an error that a client is told, as such or as a response that failed."""
+    match event:
+        case server_events.Error(error=error):
+            return error.code
+        case server_events.Transcribed(error=dict(fault)):
+            return fault["code"]
+        case server_events.ResponseEvent(type="response.done", response=response):
+            details = response.status_details
+            return details.error["code"] if details and details.error else None
+    return None
