@@ -316,7 +316,7 @@ def prepared(
     launches = [[plan(one) for one in lane] for lane in given]
     launches[0][0].run()
     form, one = Form(name, launches), given[0][0]
-    call = {"frames": FRAMES, "bias": one.bias}
+    call: dict[str, Any] = {"frames": FRAMES, "bias": one.bias}
     right = torch.empty_like(one.out)
     module.attention_flow.reference(one.q, one.kv, one.table, one.visible, right, **call)
     form.error = float((one.out.float() - right.float()).norm() / right.float().norm())

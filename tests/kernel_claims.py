@@ -285,6 +285,7 @@ def test_attention_flow_of_packed_items(
         "least": least,
         "workspace": attend_workspace(items, kv, frames, splits, packed=True),
     }
+    out = torch.empty_like(q)
     for _ in range(2):
         out = apart(unwritten(*q.shape, dtype=dtype))
         attention_flow(q, kv, table, visible, out, **how)
