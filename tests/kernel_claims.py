@@ -275,6 +275,7 @@ def test_attention_flow_of_packed_items(rand: Rand, dtype: torch.dtype) -> None:
     table = table.to(DEVICE)
     expected = attention_flow.reference(q, kv, table, visible, torch.empty_like(q), frames=frames)
     how: dict[str, Any] = {"frames": frames, "packs": torch.from_numpy(packs).to(DEVICE)}
+    out = torch.empty_like(q)
     for _ in range(2):
         out = apart(unwritten(*q.shape, dtype=dtype))
         attention_flow(q, kv, table, visible, out, **how)
