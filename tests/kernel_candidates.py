@@ -127,16 +127,22 @@ CANDIDATES: dict[str, list[tuple[Kernel, str, list[Values]]]] = {
             "attention_flow",
             _WHOLE,
             [
-                (32, columns, 0, warps, stages)
-                for columns, warps, stages in (
-                    (64, 2, 3),
-                    (64, 2, 1),
-                    (64, 1, 2),
-                    (64, 1, 3),
-                    (32, 1, 4),
-                    (32, 2, 3),
-                    (128, 2, 2),
-                    (128, 4, 1),
+                (rows, columns, 0, warps, stages)
+                for rows, columns, warps, stages in (
+                    # Tiles of 64 rows take packs, which win where passes run side by side.
+                    (64, 64, 4, 3),
+                    (64, 64, 4, 4),
+                    (64, 64, 4, 2),
+                    (64, 32, 4, 4),
+                    (64, 32, 4, 3),
+                    (32, 64, 2, 3),
+                    (32, 64, 2, 1),
+                    (32, 64, 1, 2),
+                    (32, 64, 1, 3),
+                    (32, 32, 1, 4),
+                    (32, 32, 2, 3),
+                    (32, 128, 2, 2),
+                    (32, 128, 4, 1),
                 )
             ],
         ),

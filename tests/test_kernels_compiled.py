@@ -61,6 +61,8 @@ def compiled(launch: Launch, capability: int, dependent: bool) -> Any:
     source = triton.compiler.ASTSource(launch.kernel, signature, constants, divisible)
     target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
     options = {"num_warps": launch.tile.warps, "num_stages": launch.tile.stages}
+    if launch.registers:
+        options["maxnreg"] = launch.registers
     return triton.compile(source, target=target, options=options)
 
 

@@ -18,7 +18,7 @@ from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
 from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
 from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow, may_pack
+from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import norm_qkv
 
@@ -31,8 +31,6 @@ _MOST_SPLITS, _SPLIT_PROGRAMS = 8, 16
 _LEAST_KEYS, _LEAST_FLOAT32_KEYS = 512, 128
 """What a program that shares an item's keys takes at least: joining costs as much as some 400. In
 float32, which the encoder always computes in, it takes them slowly."""
-_PACK_SPLITS, _LEAST_PACKED_KEYS = 1, 256
-"""Of packed items: there are fewer programs, each with more to do."""
 
 
 def splits_for(items: int) -> int:
@@ -230,9 +228,7 @@ class PagedEstimator:
         """Allocate what a pass of ``items`` needs besides its buffers."""
         if items not in self._work:
             kv, frames = self._kv[0][0], self._layout.frames
-            packed = may_pack(items, kv, frames)
-            splits = _PACK_SPLITS if packed else splits_for(items)
-            self._work[items] = attend_workspace(items, kv, frames, splits, packed=packed)
+            self._work[items] = attend_workspace(items, kv, frames, splits_for(items))
 
     def integrate(self, buffers: EstimatorBuffers, inputs: PassInputs) -> None:
         """From noise to mel, in the first columns of ``buffers.given``."""
@@ -265,7 +261,6 @@ class _PagedFrames:
         assert query is not None
         assert mixed is not None
         norm_qkv(x, norm, qkv.weight, query, kv, given.page, frames=frames)
-        packed = may_pack(given.items, kv, frames)
         return attention_flow(
             query,
             kv,
@@ -274,8 +269,8 @@ class _PagedFrames:
             mixed,
             frames=frames,
             packs=given.packs,
-            splits=_PACK_SPLITS if packed else splits_for(given.items),
-            least=_LEAST_PACKED_KEYS if packed else _LEAST_KEYS,
+            splits=splits_for(given.items),
+            least=_LEAST_KEYS,
             workspace=owner._work[given.items],
         )
 

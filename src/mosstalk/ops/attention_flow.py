@@ -119,23 +119,22 @@ def attention_flow(
     relative attention, Dai et al. 2019). Rows stand in the last page: first is
     (visible - 1) // P * P, and reach at least first + frames.
 
-    ``packs`` (items, 2) int32, used where ``may_pack`` says so: how many items a program takes at
-    once, this one and those that follow it (up to MEMBERS; 0: it is taken with one before it), and
-    with how many pages, the same for each, all of them begin, an item's last not among these. In
-    its last bits what an item gets depends on its pack.
+    ``packs`` (items, 2) int32, used where ``may_pack`` says so and ``splits`` is 1: how many items
+    a program takes at once, this one and those that follow it (up to MEMBERS; 0: it is taken with
+    one before it), and with how many pages, the same for each, all of them begin, an item's last
+    not among these. In its last bits what an item gets depends on its pack.
 
     ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
     ``visible`` alone, and their sums are joined in order: the same bits at every run. Each takes
-    ``least`` keys if there are so many; programs that nothing is left for do nothing. With
-    ``packs`` they share a pack's keys, and not those of an item that is alone.
+    ``least`` keys if there are so many; programs that nothing is left for do nothing.
     ``workspace`` is what ``attend_workspace`` gives; made here where it is None.
     """
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
     _check(q, kv, table, visible, out, frames, bias, packs)
     size = tile("attention_flow", q.shape[0], kv.dtype)
-    packed = packs is not None and may_pack(items, kv, frames)
-    rows = _tile_rows(frames, kv, packed)
+    packed = packs is not None and splits == 1 and may_pack(items, kv, frames)
+    rows = power_of_two(MEMBERS * frames) if packed else _tile_rows(frames, kv)
     steps, most = ceil_div(frames, rows), 1 << (splits - 1).bit_length()
     return out, Launch(
         _attention_flow,
@@ -147,7 +146,7 @@ def attention_flow(
             "visible": visible,
             "bias": bias,
             "packs": packs if packed else None,
-            **_room(workspace, items, kv, frames, splits, packed),
+            **_room(workspace, items, kv, frames, splits),
             "pages": pages,
             "items": items,
             **page_strides(kv),
@@ -176,45 +175,35 @@ def attention_flow(
     )
 
 
-def _tile_rows(frames: int, kv: Tensor, packed: bool) -> int:
-    if packed:
-        return power_of_two(MEMBERS * frames)
+def _tile_rows(frames: int, kv: Tensor) -> int:
     return min(tile("attention_flow", frames, kv.dtype).rows, power_of_two(frames))
 
 
-def _pairs(items: int, kv: Tensor, frames: int, packed: bool) -> int:
-    """Tiles of rows, with a branch and head each, whose keys programs share; of packs, if packed.
-
-    A pack that programs share has two members or more.
-    """
-    tiles = (
-        ceil_div(items, 2) if packed else ceil_div(frames, _tile_rows(frames, kv, False)) * items
-    )
-    return tiles * kv.shape[1] * kv.shape[3]
+def _pairs(items: int, kv: Tensor, frames: int) -> int:
+    """Tiles of rows, with a branch and head each, whose keys programs share."""
+    return ceil_div(frames, _tile_rows(frames, kv)) * items * kv.shape[1] * kv.shape[3]
 
 
 def _room(
-    workspace: Tensor | None, items: int, kv: Tensor, frames: int, splits: int, packed: bool
+    workspace: Tensor | None, items: int, kv: Tensor, frames: int, splits: int
 ) -> dict[str, Tensor | None]:
     """Where programs that share keys count themselves and leave their sums."""
     if splits == 1:
         return {"counters": None, "sums": None}
     if workspace is None:
-        workspace = attend_workspace(items, kv, frames, splits, packed=packed)
-    rows, pairs = _tile_rows(frames, kv, packed), _pairs(items, kv, frames, packed)
+        workspace = attend_workspace(items, kv, frames, splits)
+    rows, pairs = _tile_rows(frames, kv), _pairs(items, kv, frames)
     room = Room.of(workspace, pairs, splits, rows, kv.shape[5])
     return {"counters": room.counters, "sums": room.sums}
 
 
-def attend_workspace(
-    items: int, kv: Tensor, frames: int, splits: int, *, packed: bool = False
-) -> Tensor:
+def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
     """Room for the partial sums of ``splits``, (numbers,) float32 zeros.
 
     Calls that follow one another share it: each leaves the counters in it at zero.
     """
-    rows, channels = _tile_rows(frames, kv, packed), kv.shape[5]
-    pairs = _pairs(items, kv, frames, packed) if splits > 1 else 0
+    rows, channels = _tile_rows(frames, kv), kv.shape[5]
+    pairs = _pairs(items, kv, frames) if splits > 1 else 0
     return torch.zeros(room_numbers(pairs, splits, rows, channels), device=kv.device)
 
 
@@ -286,15 +275,14 @@ def _attention_flow(
     kv += branch * kv_branch + head * kv_head
     table += item * pages
     seen = tl.load(visible + item)
-    count, turns, least, pack = 1, tl.cdiv(seen, KEYS), LEAST, (seen,)
+    count, turns, pack = 1, tl.cdiv(seen, KEYS), (seen,)
     slot, t = 0, tl.program_id(0) // items * ROWS + tl.arange(0, ROWS)
     here = t < FRAMES
     if PACKED:
         count, turns, pack = _pack(packs + 2 * item, visible + item, PAGE, KEYS)
-        least = tl.where(count > 1, LEAST, turns)
         slot, t = tl.arange(0, ROWS) // FRAMES, tl.arange(0, ROWS) % FRAMES
         here = slot < count
-    share = tl.maximum(tl.cdiv(turns, SPLITS), least)
+    share = tl.maximum(tl.cdiv(turns, SPLITS), LEAST)
     begin = tl.program_id(2) * share
     end = tl.minimum(turns, begin + share)
     start, limit, owner, view = _turn(begin, pack, PACKED, KEYS)
@@ -345,7 +333,7 @@ def _attention_flow(
     if SPLITS > 1 and used > 1:
         last, result = _joined(
             counters, sums, used, here, highest, weight, mixed,
-            PACKED, SPLITS, ROWS, D, WIDTH, MOST, TOGETHER,
+            SPLITS, ROWS, D, WIDTH, MOST, TOGETHER,
         )  # fmt: skip
     if last:
         place = out + row[:, None] * out_stride + head * D + channel[None, :]
@@ -392,12 +380,11 @@ def _turn(turn, pack, PACKED: tl.constexpr, KEYS: tl.constexpr):
 @triton.jit
 def _joined(
     counters, sums, used, here, highest, weight, mixed,
-    PACKED: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, MOST: tl.constexpr, TOGETHER: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    MOST: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Whether this is the last of the ``used`` programs that share keys, and what all mixed."""
-    # A pack that programs share has two members or more.
-    pair = tl.program_id(0) // (2 if PACKED else 1) * tl.num_programs(1) + tl.program_id(1)
+    pair = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     sums += pair.to(tl.int64) * SPLITS * (ROWS * (D + 2))
     split, line, last, result = tl.program_id(2), tl.arange(0, ROWS), used < 0, mixed
     if split < used:
