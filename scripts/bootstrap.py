@@ -29,14 +29,17 @@ PROBE_SECONDS = 3.0
 UNFINISHED = {"unfinished": True}
 UV_VARIABLES = {
     "index-url": "UV_INDEX_URL",
-    "extra-index-url": "UV_EXTRA_INDEX_URL",
     "find-links": "UV_FIND_LINKS",
     "no-index": "UV_NO_INDEX",
     "cert": "SSL_CERT_FILE",
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-"""Settings of pip that say where packages come from, and the variables that tell uv so."""
+"""Settings of pip that say where packages come from, and the variables that tell uv so.
+
+Not ``extra-index-url``: of one version uv takes what the first index has, if only a wheel for any
+platform without its libraries, where pip looks for the best wheel of all indexes.
+"""
 OF_NO_MATTER = {
     *("config-file", "disable-pip-version-check", "no-color", "no-input", "progress-bar"),
     *("quiet", "require-virtualenv", "retries", "root-user-action", "verbose"),
@@ -332,8 +335,7 @@ def uv_variables(printed: str) -> "Dict[str, str] | None":
                 settings[key[len(section) :]] = str(ast.literal_eval(value))
     if set(settings) - set(UV_VARIABLES) - OF_NO_MATTER:
         return None
-    # As pip does, and unlike uv's default, the newest of all indexes is taken.
-    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    variables = {}  # type: Dict[str, str]
     for name, value in settings.items():
         if name in UV_VARIABLES:
             between = "," if name == "find-links" else " "

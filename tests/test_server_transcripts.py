@@ -24,6 +24,7 @@ from server_rig import (
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
+from mosstalk.environment import install_command
 from mosstalk.server.captions import Captions, Transcriber
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.realtime.audio import MU_LAW, encode_g711
@@ -154,4 +155,4 @@ def test_what_is_told_while_a_transcript_is_awaited_is_told_in_its_order() -> No
 def test_a_transcriber_that_cannot_be_had_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--transcriber", str(tmp_path)])
     assert result.exit_code == 2
-    assert "model.bin" in result.stderr or "mosstalk[transcribe]" in result.stderr
+    assert "model.bin" in result.stderr or install_command("transcribe") in result.stderr

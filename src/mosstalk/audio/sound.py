@@ -43,6 +43,8 @@ _UNKNOWN_BYTES = 2**31 - 2**16
 """Recorders that stream cannot know the length, and claim about this or more."""
 _CLAIMED_BYTES = re.compile(r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)$", re.M)
 """What libsndfile notes of a wav, aiff or au file that is shorter than its header says."""
+_UNKNOWN_FRAMES = 2**63 - 1
+"""What libsndfile says of an Ogg file whose end it does not find."""
 _LAST_PAGE = 4
 """Flag of the last page of an Ogg stream (RFC 3533)."""
 _LONGEST_PAGE_BYTES = 65_307
@@ -147,7 +149,8 @@ def _check_header(
         raise AudioError(
             f"{path}: has {channels} channels; say which one to hear with --channel 1..{channels}"
         )
-    _check_length(path, file.frames / file.samplerate, longest_s)
+    if file.frames < _UNKNOWN_FRAMES:
+        _check_length(path, file.frames / file.samplerate, longest_s)
 
 
 def _check_length(path: Path, seconds: float, longest_s: float) -> None:
@@ -178,7 +181,7 @@ def _mono_blocks(
 def _cut_short(source: Path | io.BytesIO, file: soundfile.SoundFile, frames: int) -> str | None:
     """Why a file of which ``frames`` were decoded is not whole; None if it may be."""
     there_s = frames / file.samplerate
-    promised_s = file.frames / file.samplerate
+    promised_s = there_s if file.frames >= _UNKNOWN_FRAMES else file.frames / file.samplerate
     if sizes := _CLAIMED_BYTES.search(file.extra_info):
         claimed, present = map(int, sizes.groups())
         if present and claimed < _UNKNOWN_BYTES:
