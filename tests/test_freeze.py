@@ -120,7 +120,7 @@ def test_tests_that_moved_are_told_from_those_that_are_gone(
     ("only", "was", "now"),
     [
         ("refused/no-turn", "nothing to answer;", "nothing at all to answer;"),
-        ("wire/bigvgan", "output_index: int = 0", "output_index: int = 1"),
+        ("wire/built", "output_index: int = 0", "output_index: int = 1"),
     ],
 )
 def test_a_changed_copy_is_caught(only: str, was: str, now: str, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_changed_copy_is_caught(only: str, was: str, now: str, tmp_path: Path)
     path = next(each for each in copy.rglob("*.py") if was in each.read_text())
     path.write_text(path.read_text().replace(was, now))
     made, old, same, new = (tmp_path / name for name in ("made", "old", "same", "new"))
-    assert record(ROOT, made, "made/voice") == 0
+    assert record(ROOT, made, "made/built") == 0
     for checkout, out in ((ROOT, old), (ROOT, same), (copy, new)):
         assert record(checkout, out, only, made) == 0
     assert all(verdict.word == "equal" for verdict in compare(old, same, []))
