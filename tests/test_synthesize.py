@@ -27,9 +27,9 @@ from mosstalk.cli import app
 from mosstalk.config import LanguageModelConfig
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.models.weights import shapes_of
+from mosstalk.models.weights import in_shards, shapes_of
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
-from mosstalk.synthesis.write import _shards
+from mosstalk.synthesis.write import SHARD_BYTES
 
 
 @pytest.fixture
@@ -262,7 +262,11 @@ def test_the_full_size_has_the_published_tensors_in_four_shards() -> None:
     assert shapes["model.embed_tokens.weight"] == (151680, 4096)
     assert shapes["model.audio_embed.weight"] == (16512, 4096)
     assert sum(map(math.prod, shapes.values())) == pytest.approx(9.1e9, rel=0.01)
-    shards = list(_shards(shapes, torch.bfloat16.itemsize))
+
+    def bytes_of(name: str) -> int:
+        return math.prod(shapes[name]) * torch.bfloat16.itemsize
+
+    shards = list(in_shards(shapes, bytes_of, SHARD_BYTES))
     assert len(shards) == 4
     assert [name for names in shards for name in names] == list(shapes)
 

@@ -89,7 +89,7 @@ class Reader(nn.Module):
         return self.mel(self.mel_mixer(inner + who))
 
 
-class Heard(NamedTuple):
+class Encoding(NamedTuple):
     """What the quantised way made: features (B, T, C), ``inner`` for the mel, codes (B, K)."""
 
     features: Tensor
@@ -154,7 +154,7 @@ class Student(nn.Module):
         # The causal convolutions alone are one row late.
         return F.pad(self.layer_norm(rows)[:, late:], (0, 0, 0, late))
 
-    def heard(self, rows: Tensor, speech: Tensor | None = None) -> Heard:
+    def heard(self, rows: Tensor, speech: Tensor | None = None) -> Encoding:
         """The second way; ``speech`` (B, K) says which codes may move the codebook."""
         pooled = self.encoder.pooled(rows)
         if self.quantizer is None:
@@ -165,7 +165,7 @@ class Student(nn.Module):
             values, codes, commitment = self._quantised(self.quantizer, pooled, speech)
         inner = self.reader(values)
         features = self.reader.features(inner).float() * self.spread + self.mean
-        return Heard(features, inner, codes, commitment)
+        return Encoding(features, inner, codes, commitment)
 
     def _quantised(
         self, quantizer: Quantizer, pooled: Tensor, speech: Tensor | None

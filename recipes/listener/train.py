@@ -18,7 +18,7 @@ from torch import Tensor
 from evals.words import error_rate
 from mosstalk.models.features import vocoder_mel, whisper_log_mel
 from recipes.listener.segments import Clips, Maker, Segments, alone
-from recipes.listener.student import Heard, Student, from_int8, to_int8
+from recipes.listener.student import Encoding, Student, from_int8, to_int8
 from recipes.listener.whisper import Decoder, Teacher, text_of
 from recipes.pocket.augment import augment
 from recipes.pocket.quantizer import perplexity
@@ -122,7 +122,7 @@ class Training:
             wanted, batch.targets[asked]
         )}  # fmt: skip
 
-    def mel_loss(self, heard: Heard, batch: Segments) -> Tensor:
+    def mel_loss(self, heard: Encoding, batch: Segments) -> Tensor:
         """L1 of the clean mel where a clip speaks at its own pitch."""
         known = batch.clip >= 0
         styles = self.clips.styles[batch.clip.clamp_min(0)]

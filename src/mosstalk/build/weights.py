@@ -10,11 +10,9 @@ import torch
 from mosstalk.checkpoints.convert import MANIFEST, convert_model
 from mosstalk.checkpoints.quantize import Source, Writer, digest_of
 from mosstalk.checkpoints.restartable import (
-    in_shards,
     require_space,
     save_tensors,
     sha256,
-    shard_name,
 )
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, OptionError
@@ -22,6 +20,7 @@ from mosstalk.files import as_text, read_json
 from mosstalk.models.checkpoint import open_published
 from mosstalk.models.layout import FUSED, LAYOUT_KEY
 from mosstalk.models.quantization import Quantization
+from mosstalk.models.weights import in_shards, shard_name
 from mosstalk.progress import Progress
 from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import TINY, Sizes

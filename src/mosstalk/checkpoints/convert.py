@@ -13,12 +13,10 @@ from torch import Tensor
 
 from mosstalk.checkpoints.restartable import (
     RestartableFolder,
-    in_shards,
     require_space,
     restartable,
     save_tensors,
     sha256,
-    shard_name,
 )
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.errors import CheckpointError, OptionError
@@ -33,9 +31,11 @@ from mosstalk.models.weights import (
     Store,
     check_inventory,
     fold_weight_norm,
+    in_shards,
     open_pickled,
     open_sharded,
     shapes_of,
+    shard_name,
 )
 from mosstalk.progress import Progress, progress_bar
 

@@ -17,11 +17,9 @@ from mosstalk.checkpoints.convert import MANIFEST, anonymous_bytes
 from mosstalk.checkpoints.prompts import Prompts, Speaker, read_prompts
 from mosstalk.checkpoints.restartable import (
     fingerprint,
-    in_shards,
     require_space,
     save_tensors,
     sha256,
-    shard_name,
 )
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
@@ -32,7 +30,14 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.layout import FUSED, LAYOUT_KEY, fused_tensors
 from mosstalk.models.quantization import INPUT_SCALE, KEY, WEIGHT, WEIGHT_SCALE, Quantization
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.models.weights import Store, StoredTensor, check_inventory, open_sharded
+from mosstalk.models.weights import (
+    Store,
+    StoredTensor,
+    check_inventory,
+    in_shards,
+    open_sharded,
+    shard_name,
+)
 from mosstalk.numerics.fp8 import Fp8Weight
 from mosstalk.offline.defaults import read_defaults
 from mosstalk.prepared.default_models import NAMES, chosen_model

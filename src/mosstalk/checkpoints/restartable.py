@@ -9,10 +9,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -29,25 +29,6 @@ _HASH_BYTES = 1 << 24
 
 Write = Callable[[Path], dict[str, Any] | None]
 """Writes a file at the path that it is given, and returns what the state should remember of it."""
-_T = TypeVar("_T")
-
-
-def in_shards(items: Iterable[_T], bytes_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """``items`` in order, in lists of at most ``most`` bytes each; a larger one stands alone."""
-    shard, size = list[_T](), 0
-    for item in items:
-        new = bytes_of(item)
-        if shard and size + new > most:
-            yield shard
-            shard, size = [], 0
-        shard.append(item)
-        size += new
-    yield shard
-
-
-def shard_name(number: int, count: int) -> str:
-    """The published name of shard ``number``, from 1, of ``count``."""
-    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

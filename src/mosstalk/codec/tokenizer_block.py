@@ -39,7 +39,7 @@ class Block(NamedTuple):
     loudest: float
 
 
-class Heard(NamedTuple):
+class EncodedBlock(NamedTuple):
     """What a block of one stream came to, if its floor changes nothing before it.
 
     ``codes`` (5,) with the ``leads`` (5,) of their entries, and the least values ``quietest``
@@ -98,7 +98,7 @@ class BlockStep:
         captured = graphs is not None and graphs.ready(items, self.compute)
         self._graphs = graphs if captured else None
 
-    def run(self, blocks: Sequence[Block]) -> list[Heard]:
+    def run(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """Encode a block of each stream; its pages must cover what it needs of them.
 
         Nothing is noted in the segments, but what lies in their pages from ``start`` on is
@@ -135,7 +135,7 @@ class BlockStep:
         pages[: len(segment.held.ids)] = segment.held.ids
         return pages
 
-    def _read(self, blocks: Sequence[Block]) -> list[Heard]:
+    def _read(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """What the device found; the host's own until the next run."""
         found = self._found.numpy()[: len(blocks)]
         floats = found.view(np.float32)
@@ -146,7 +146,7 @@ class BlockStep:
         for block, row in zip(blocks, floats, strict=True):
             first = least - (CONV_STRIDE * block.start - 1)
             quietest.append(row[first + block.segment.frames : first + block.frames])
-        return [Heard(*each) for each in zip(codes, leads, quietest, loudest, strict=True)]
+        return [EncodedBlock(*each) for each in zip(codes, leads, quietest, loudest, strict=True)]
 
     def compute(self) -> Tensor:
         """What lies in the inputs, without a graph: (n, 2 (5 + 2T + 1)) as int32.
@@ -226,9 +226,9 @@ class Blocks:
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
 
-    def run(self, blocks: Sequence[Block]) -> list[Heard]:
+    def run(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """``BlockStep.run`` for any number of streams."""
-        found: list[Heard] = []
+        found: list[EncodedBlock] = []
         for start in range(0, len(blocks), BUCKETS[-1]):
             part = blocks[start : start + BUCKETS[-1]]
             found += self.step_for(len(part)).run(part)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +17,7 @@ from mosstalk.files import read_json
 from mosstalk.progress import Progress
 
 _NAMED_IN_MESSAGE = 3
+_Item = TypeVar("_Item")
 _DTYPE_NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -216,6 +217,26 @@ def fill(
     module.load_state_dict(loaded, strict=True, assign=True)
     module.requires_grad_(False)
     module.eval()
+
+
+def in_shards(
+    items: Iterable[_Item], bytes_of: Callable[[_Item], int], most: int
+) -> Iterator[list[_Item]]:
+    """``items`` in order, in lists of at most ``most`` bytes each; a larger one stands alone."""
+    shard, size = list[_Item](), 0
+    for item in items:
+        new = bytes_of(item)
+        if shard and size + new > most:
+            yield shard
+            shard, size = [], 0
+        shard.append(item)
+        size += new
+    yield shard
+
+
+def shard_name(number: int, count: int) -> str:
+    """The published name of shard ``number``, from 1, of ``count``."""
+    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,7 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import CODEC_KEY, Voice, save_voice
-from mosstalk.models.weights import shapes_of
+from mosstalk.models.weights import in_shards, shapes_of, shard_name
 from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.progress import Progress, progress_bar
 from mosstalk.runtime.device import pick_dtype
@@ -96,11 +96,12 @@ def _write_language_model(folder: Path, what: Synthesis) -> None:
     _write_json(folder / "config.json", values)
     with torch.device("meta"):
         shapes = shapes_of(LanguageModel(config))
-    shards = list(_shards(shapes, what.dtype.itemsize))
+    itemsize = what.dtype.itemsize
+    shards = list(in_shards(shapes, lambda name: _numel(shapes[name]) * itemsize, SHARD_BYTES))
     total, index = sum(map(_numel, shapes.values())), dict[str, str]()
     done = 0
     for number, names in enumerate(shards, 1):
-        file = _shard_name(number, len(shards))
+        file = shard_name(number, len(shards)) if len(shards) > 1 else "model.safetensors"
         tensors: dict[str, Tensor] = {}
         for name in names:
             _tell(what, "language model", done, total)
@@ -109,27 +110,10 @@ def _write_language_model(folder: Path, what: Synthesis) -> None:
         save_file(tensors, folder / file, metadata={"format": "pt"})
         index |= dict.fromkeys(names, file)
     if len(shards) > 1:
-        metadata = {"total_size": total * what.dtype.itemsize}
+        metadata = {"total_size": total * itemsize}
         _write_json(
             folder / "model.safetensors.index.json", {"metadata": metadata, "weight_map": index}
         )
-
-
-def _shard_name(number: int, count: int) -> str:
-    return f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
-
-
-def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name, shape in shapes.items():
-        new = _numel(shape) * itemsize
-        if names and size + new > SHARD_BYTES:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += new
-    yield names
 
 
 def _write_speech_tokenizer(folder: Path, what: Synthesis) -> None:

@@ -7,7 +7,6 @@ as results of functions, and items that were dropped for want of room are still 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from secrets import token_hex
 from typing import Any
 
 from mosstalk.server.limits import Limits
@@ -56,18 +55,13 @@ class NewItem:
         return commands.CreateMessage(message, *where, command_id=command_id)
 
 
-def new_id(kind: str) -> str:
-    """An id that nobody else has, as ``item_...``."""
-    return f"{kind}_{token_hex(8)}"
-
-
 def new_item(item: client_events.NewItem, path: str, sound: AudioFormat, limits: Limits) -> NewItem:
     """What becomes of an item that stands at ``path`` in its event.
 
     Raises:
         WireError: it holds what cannot be heard.
     """
-    item_id = item.id or new_id("item")
+    item_id = item.id or events.new_id("item")
     match item:
         case client_events.MessageItem():
             return _new_message(item, item_id, path, sound, limits)

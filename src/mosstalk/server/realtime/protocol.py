@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_id, new_item
+from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_item
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig, requested
 from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
 from mosstalk.server.realtime.session_config import ServedModel, SessionConfig, session_config
@@ -26,7 +26,7 @@ from mosstalk.server.realtime.validation import (
 )
 from mosstalk.session import commands
 from mosstalk.session.commands import ROOT, Command
-from mosstalk.session.events import Event
+from mosstalk.session.events import Event, new_id
 from mosstalk.session.settings import SessionSettings
 
 _MOST_UPDATES = 4

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.items import new_id, shown_item, transcribed
+from mosstalk.server.realtime.items import shown_item, transcribed
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
 from mosstalk.session import events
-from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised
+from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, new_id
 
 if TYPE_CHECKING:
     from mosstalk.server.realtime.protocol import ProtocolState, Transcript
