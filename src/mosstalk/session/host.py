@@ -25,7 +25,7 @@ from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
-from mosstalk.vad.frames import Detector
+from mosstalk.vad.detectors import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30
