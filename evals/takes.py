@@ -8,7 +8,7 @@ import torch
 
 from evals.readings import Reading
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder import decode_offline
+from mosstalk.codec.speech_decoder import decode_offline
 from mosstalk.models.voices import Voice
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.tasks import speak, transcribe

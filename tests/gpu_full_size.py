@@ -14,8 +14,12 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.decoder import decode_offline
-from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
+from mosstalk.codec.speech_decoder import (
+    DecoderOptions,
+    DecoderStream,
+    SpeechDecoder,
+    decode_offline,
+)
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.models.checkpoint import model_shapes

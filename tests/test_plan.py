@@ -17,8 +17,7 @@ from typer.testing import CliRunner, Result
 from mosstalk.cli import app
 from mosstalk.cli.plan import memory_of
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
-from mosstalk.codec.flow_pages import PageLayout
+from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions

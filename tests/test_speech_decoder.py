@@ -10,8 +10,7 @@ from test_bigvgan import SMALL, as_stored, publish, small
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import (
@@ -19,6 +18,7 @@ from mosstalk.codec.speech_decoder import (
     DecoderOptions,
     DecoderStream,
     SpeechDecoder,
+    SpeechStream,
     SpokenReply,
 )
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.hift_vocoder import HiftOptions
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecodeRequest, DecoderOptions, SpeechDecoder

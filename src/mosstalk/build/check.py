@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpeechStream
 from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import Attend, Encoder, linear
-from mosstalk.codec.flow_estimator import Estimator, EstimatorBuffers
+from mosstalk.codec.flow_networks import Attend, Encoder, Estimator, EstimatorBuffers, linear
 from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
 from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder

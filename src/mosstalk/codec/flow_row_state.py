@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import Attend, Encoder
+from mosstalk.codec.flow_networks import Attend, Encoder
 from mosstalk.codec.flow_pages import BRANCHES, TAIL
 from mosstalk.codec.flow_weights import EstimatorWeights, Linear, Norm, Transformer, packed
 from mosstalk.config import FlowConfig

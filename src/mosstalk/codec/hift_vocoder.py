@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_network import Layout
 from mosstalk.codec.hift_step import (
     Crossfade,
     HiftState,
     HiftStep,
+    Layout,
     place_frames,
     slots_of,
     steady_convolutions,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.flow_options import FlowOptions
-from mosstalk.codec.flow_pages import PageLayout
+from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_step import HiftState
 from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
