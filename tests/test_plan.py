@@ -25,7 +25,7 @@ from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.errors import ConfigError, DeviceError, OptionError
 from mosstalk.models.codec_folder import open_part
-from mosstalk.models.layout import IN_LAYER
+from mosstalk.models.language_model import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
 from mosstalk.plan.fit import Wish, advice, plan_of
 from mosstalk.plan.limits import CARDS, cards, limits_of

@@ -26,7 +26,7 @@ from mosstalk.codec.flow_weights import (
     plain,
 )
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
-from mosstalk.models.flow_encoder import LEAKY_SLOPE, InputLayer
+from mosstalk.models.flow_networks import LEAKY_SLOPE, InputLayer
 from mosstalk.ops.euler import euler
 from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear
 from mosstalk.ops.norm import norm_act

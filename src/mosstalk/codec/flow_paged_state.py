@@ -16,7 +16,7 @@ from mosstalk.codec.flow_networks import Attend, Encoder, Estimator, EstimatorBu
 from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
 from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
-from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
+from mosstalk.models.flow_networks import EncoderBlock, relative_positions
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import norm_qkv

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from mosstalk.config import HiftConfig
 from mosstalk.models.hift import (
+    KEPT_FRAMES,
     LAST_LEAKY_SLOPE,
     MAGNITUDE_LIMIT,
+    NOISE_STREAM,
     HiftVocoder,
     Snake,
     SnakeResidual,
 )
-from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM
 from mosstalk.ops.vocoder import (
     Excitation,
     add_snake,

@@ -25,8 +25,7 @@ from mosstalk.codec.hift_step import (
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
 from mosstalk.errors import OptionError
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.runtime.device import pick_dtype
 from mosstalk.runtime.device_inputs import DeviceInputs
 from mosstalk.runtime.graphs import DECODING, Graphs

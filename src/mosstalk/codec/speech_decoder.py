@@ -26,8 +26,7 @@ from mosstalk.errors import CodecFullError, ConfigError
 from mosstalk.models.bigvgan import load_bigvgan
 from mosstalk.models.codec_folder import STREAMING_FLOW, Codec
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import NOISE_STREAM, HiftStream
+from mosstalk.models.hift import NOISE_STREAM, HiftStream, HiftVocoder
 from mosstalk.models.voices import Voice
 from mosstalk.numerics.rng import normal
 from mosstalk.runtime.device import pick_dtype

@@ -1,6 +1,6 @@
 """Draws, penalties, modes and the stop test of many replies at once, on the device.
 
-The arithmetic is ``mosstalk.models.sampling``'s, row by row; draw k of channel c is a pure
+The arithmetic is ``mosstalk.models.generation``'s, row by row; draw k of channel c is a pure
 function of (seed, c, k). Letters: R rows, V tokens of the channel.
 """
 
@@ -17,7 +17,7 @@ from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineInputError
-from mosstalk.models.sampling import NEVER
+from mosstalk.models.generation import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
 from mosstalk.ops.sampling import ModeTokens, sample, update_modes
