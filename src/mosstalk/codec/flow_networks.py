@@ -27,8 +27,7 @@ from mosstalk.codec.flow_weights import (
 )
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
 from mosstalk.models.flow_networks import LEAKY_SLOPE, InputLayer
-from mosstalk.ops.euler import euler
-from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear
+from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear
 from mosstalk.ops.norm import norm_act
 from mosstalk.ops.tiles import norms_apart
 
