@@ -28,7 +28,7 @@ from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
 from mosstalk.ops.attention_flow import MEMBERS
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.runtime.page_pool import PagePool
+from mosstalk.runtime.sharing import PagePool
 
 BRANCHES = 2
 TAIL = 2

@@ -17,8 +17,8 @@ from mosstalk.errors import EngineFullError, EngineStoppedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.progress import Progress
-from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
+from mosstalk.runtime.sharing import DeadlineLock
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.conversation_state import SessionResources
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
