@@ -15,7 +15,7 @@ from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.prepared.default_models import default_model
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 from mosstalk.session.commands import Command, Commit, CreateResponse
 from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, ResponseDone, TextDelta
 from mosstalk.session.host import Host, HostOptions

@@ -19,7 +19,6 @@ from mosstalk.cli.plan import memory_of
 from mosstalk.codec.flow import batched_flow
 from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
@@ -39,6 +38,7 @@ from mosstalk.plan.sizes import (
     language_parts,
 )
 from mosstalk.prepared.start import configs_of
+from mosstalk.reply_options import SoundRequest
 from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
 

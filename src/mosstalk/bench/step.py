@@ -26,6 +26,7 @@ from mosstalk.prepared.default_models import chosen_language_model
 from mosstalk.prepared.machine import machine_facts
 from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import Progress
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.reporting.tables import Table
 from mosstalk.runtime.device import (
     fit_threads,
@@ -34,8 +35,6 @@ from mosstalk.runtime.device import (
     pick_dtype,
     synchronize,
 )
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
 from mosstalk.synthesis.direct import random_language_model, random_rows, special_ids
 from mosstalk.synthesis.sizes import named_sizes
 

@@ -18,7 +18,7 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.voices import Voice, list_voices
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 from mosstalk.synthesis.direct import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 

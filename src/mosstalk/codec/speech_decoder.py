@@ -19,7 +19,6 @@ from mosstalk.codec.flow import batched_flow
 from mosstalk.codec.flow_pages import FlowFigures, FlowOptions
 from mosstalk.codec.flow_replies import FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.sound_request import CONTEXT_S, SoundRequest
 from mosstalk.codec.vocoder import StreamingVocoder, VocoderFigures, VocoderReply
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import CodecFullError, ConfigError
@@ -29,6 +28,7 @@ from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.hift import NOISE_STREAM, HiftStream, HiftVocoder
 from mosstalk.models.voices import Voice
 from mosstalk.numerics.rng import normal
+from mosstalk.reply_options import CONTEXT_S, SoundRequest
 from mosstalk.runtime.device import pick_dtype
 
 

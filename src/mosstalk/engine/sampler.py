@@ -33,8 +33,8 @@ from mosstalk.ops.sampling_parts import (
     penalised,
     safely,
 )
+from mosstalk.reply_options import StepRule
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.script import StepRule
 
 # What the device keeps for each running reply, by its slot.
 

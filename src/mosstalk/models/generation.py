@@ -22,8 +22,7 @@ from mosstalk.conversation import (
 from mosstalk.errors import CheckpointError, ContextLengthError
 from mosstalk.models.language_model import KVCache, LanguageModel, Logits
 from mosstalk.numerics.rng import gumbel
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script, StepRule
+from mosstalk.reply_options import Limits, SamplingOptions, Script, StepRule
 
 NEVER = float("-inf")
 NOT_FINITE = (
