@@ -285,7 +285,7 @@ def _sampled(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor:
 
 
 def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) -> Tensor:
-    """``sampling.warp`` with settings (R,) of its own for every row of ``logits`` (R, V).
+    """``generation.warp`` with settings (R,) of its own for every row of ``logits`` (R, V).
 
     ``tail`` is 1 - top_p, taken in double precision and rounded once, as the reference does.
     """

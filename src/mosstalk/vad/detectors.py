@@ -263,7 +263,7 @@ WEBRTC_FRAME_SAMPLES = 480
 """The longest frame that it takes: 30 ms."""
 WEBRTC_MINIMUM_SPEECH_MS = 210
 """Seven frames: it says yes for 90 to 180 ms after most clicks."""
-MODE = 3
+WEBRTC_MODE = 3
 """Of 0 to 3 the one that takes the least noise for speech."""
 _FULL_SCALE = 32767
 _OVER_NOISE_DB = 4.0
@@ -305,11 +305,12 @@ class WebRtcDetector:
             raise DetectorError(
                 f"finding speech needs the package webrtcvad-wheels ({reason}); run: {INSTALL}"
             ) from None
-        self.description = f"webrtc: webrtcvad-wheels {version('webrtcvad-wheels')}, mode {MODE}"
+        package = f"webrtcvad-wheels {version('webrtcvad-wheels')}"
+        self.description = f"webrtc: {package}, mode {WEBRTC_MODE}"
 
     def start(self) -> WebRtcState:
         """The state of a stream before its first sample."""
-        return WebRtcState(self._package.Vad(MODE), np.zeros(0, np.float32), 0)
+        return WebRtcState(self._package.Vad(WEBRTC_MODE), np.zeros(0, np.float32), 0)
 
     def push(self, state: WebRtcState, samples: Samples) -> tuple[WebRtcState, Frames]:
         """Hear the next samples of one stream; see ``Detector.push``."""
