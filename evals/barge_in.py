@@ -16,8 +16,8 @@ from evals.vad_clips import clip_of, pink_noise, speech_level
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.reporting.tables import Table, figure
+from mosstalk.vad.detectors import Detector
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Detector
 from mosstalk.vad.turns import SpeechStarted, TurnDetector
 
 _Draw = np.random.Generator

@@ -115,8 +115,8 @@ class BenchCodec(WritesPage):
     def _asked(self, codec: "Codec") -> "Asked":
         from mosstalk.bench.codec import PARTS, Asked
         from mosstalk.cli.measured_output import numbers
-        from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
+        from mosstalk.reply_options import SoundRequest
 
         known = (*PARTS, *_of_speech())
         unknown = sorted(set(self.part or ()) - {*known})

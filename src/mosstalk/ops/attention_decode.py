@@ -7,23 +7,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait
+from mosstalk.ops.parts import (
+    Room,
+    Shares,
+    combine,
+    combined_at_once,
+    gdc_launch,
+    gdc_wait,
+    queries_of,
+    room_numbers,
+    softmax_step,
+    store_partial,
+)
 from mosstalk.ops.rope_kv import (
     check_store,
     rotations,
     turned,
     turned_reference,
     with_partner,
-)
-from mosstalk.ops.split_kv import (
-    Room,
-    Shares,
-    combine,
-    combined_at_once,
-    queries_of,
-    room_numbers,
-    softmax_step,
-    store_partial,
 )
 
 LOG2_E = 1 / math.log(2)

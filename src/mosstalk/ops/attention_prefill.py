@@ -8,12 +8,13 @@ from torch import Tensor
 
 from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
 from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait
-from mosstalk.ops.split_kv import (
+from mosstalk.ops.parts import (
     Room,
     Shares,
     combine,
     combined_at_once,
+    gdc_launch,
+    gdc_wait,
     queries_of,
     room_numbers,
     store_partial,

@@ -29,8 +29,7 @@ from mosstalk.ops.linear_tf32x3 import (
     tf32x3_dot,
     upper,
 )
-from mosstalk.ops.parts import gdc_wait
-from mosstalk.ops.split_kv import combine, combined_at_once, store_partial
+from mosstalk.ops.parts import combine, combined_at_once, gdc_wait, store_partial
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
