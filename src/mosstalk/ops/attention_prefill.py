@@ -98,7 +98,7 @@ def attention_prefill_reference(
             continue
         seen = position + rows
         query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
-        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        both = rows_of((keys, values), table[item], seen, block_rows)
         mixed = mixed_reference(query, *both)
         out[first : first + rows] = mixed.transpose(0, 1).flatten(1)
     return out
