@@ -1,7 +1,6 @@
 """On an NVIDIA GPU: the batched flow's kernels and graphs give the plain stream's frames."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,6 @@ def device() -> torch.device:
 @pytest.fixture(scope="module")
 def full(device: torch.device) -> FlowDecoder:
     return random_flow(FULL, device)
-
-
-@pytest.fixture(autouse=True)
-def _memory() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
