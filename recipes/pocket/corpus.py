@@ -38,10 +38,20 @@ _WALKED_EVERYDAY = 20_000
 _BARE = re.compile(r"^(the|a|an|a glass of|a cup of) ")
 _SLOT = re.compile(r"\{(\w+)(?:#(\w+))?\}")
 _FORMS = {
-    "animal": "sleeping|waiting|hiding|running|sitting|jumping|eating".split("|"),
-    "more": "better|older|newer|smaller|bigger|heavier|cheaper|cleaner|warmer".split("|"),
-    "they": "I|You|We|They|He|She".split("|"),
-    "day": "today|tonight|this morning|this evening".split("|"),
+    "animal": ["sleeping", "waiting", "hiding", "running", "sitting", "jumping", "eating"],
+    "more": [
+        "better",
+        "older",
+        "newer",
+        "smaller",
+        "bigger",
+        "heavier",
+        "cheaper",
+        "cleaner",
+        "warmer",
+    ],
+    "they": ["I", "You", "We", "They", "He", "She"],
+    "day": ["today", "tonight", "this morning", "this evening"],
 }
 """What stands for a slot in this form, whatever its words are."""
 
