@@ -90,6 +90,7 @@ class BenchCodec(WritesPage):
     def _opened(self) -> "CodecBench":
         """The codec and what is asked of it, with the settings that are known before."""
         from mosstalk.bench.codec import CodecBench
+        from mosstalk.cli.measured_output import numbers
         from mosstalk.config import WEIGHTS_KIND_KEY
         from mosstalk.constants import CODES_PER_SECOND
         from mosstalk.models.codec_folder import load_codec
@@ -110,8 +111,8 @@ class BenchCodec(WritesPage):
             voices = [codec.voice(self.voice)]
             weights = codec.tokenizer.config.extra.get(WEIGHTS_KIND_KEY, "real")
         named = {f"voice of {len(each.codes) / CODES_PER_SECOND:.1f} s": each for each in voices}
-        asked = self._asked(codec.device)
-        flow = asked[-1].flow
+        options = self._decoding(codec.device)
+        flow = options.flow
         context = "everything" if flow.context_s is None else f"{flow.context_s:g} s"
         settings = machine_facts(codec.device, weights) | {
             "precision": str(flow.dtype).removeprefix("torch."),
@@ -120,21 +121,33 @@ class BenchCodec(WritesPage):
             "graphs": "on" if flow.graphs and codec.device.type == "cuda" else "off",
             "voices": ", ".join(named),
         }
-        return CodecBench(codec, named, *asked, settings)
+        return CodecBench(
+            codec,
+            named,
+            self._parts(),
+            numbers("--replies", self.replies),
+            self.hops,
+            self.rounds,
+            numbers("--streams", self.streams),
+            options,
+            settings,
+        )
 
-    def _asked(
-        self, device: "torch.device"
-    ) -> "tuple[Sequence[str], list[int], int, int, list[int], DecoderOptions]":
-        """Parts, replies, hops, rounds, streams and how the codec decodes."""
+    def _parts(self) -> "Sequence[str]":
+        """What is measured, by name."""
         from mosstalk.bench.codec import PARTS
-        from mosstalk.cli.measured_output import numbers
-        from mosstalk.codec.sound_request import SoundRequest
-        from mosstalk.codec.speech_decoder import DecoderOptions
 
         known = (*PARTS, *_of_speech())
         unknown = sorted(set(self.part or ()) - {*known})
         if unknown:
             raise OptionError(f"--part {unknown[0]}: choose of {', '.join(known)}")
+        return self.part or PARTS
+
+    def _decoding(self, device: "torch.device") -> "DecoderOptions":
+        """How codes become sound."""
+        from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.codec.speech_decoder import DecoderOptions
+
         sound = SoundRequest(
             self.flow_context,
             self.flow_steps,
@@ -144,14 +157,7 @@ class BenchCodec(WritesPage):
             self.vocoder,
             self.vocoder_dir,
         )
-        return (
-            self.part or PARTS,
-            numbers("--replies", self.replies),
-            self.hops,
-            self.rounds,
-            numbers("--streams", self.streams),
-            DecoderOptions.of(sound, device),
-        )
+        return DecoderOptions.of(sound, device)
 
 
 def _of_speech() -> "dict[str, OfSpeech]":
