@@ -18,7 +18,7 @@ from evals.readings import TEACHER, VOICES, Reading, asset_recordings, read_alou
 from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.codec import OfSpeech
 from mosstalk.codec.flow import flow_curve
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer, Sound
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE

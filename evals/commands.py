@@ -131,7 +131,7 @@ class BenchQuality(WritesPage):
         """The checkpoint's way to speak."""
         from evals.takes import Way
         from mosstalk.cli.reply_run import NOTICES, load_pipeline
-        from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.reply_options import SoundRequest
 
         sound = SoundRequest(
             self.flow_context,

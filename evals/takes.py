@@ -8,15 +8,14 @@ import torch
 
 from evals.readings import Reading
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.decoder import decode_offline
+from mosstalk.codec.speech_decoder import decode_offline
 from mosstalk.models.voices import Voice
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.tasks import speak, transcribe
 from mosstalk.offline.text_normalizer import readable
 from mosstalk.progress import Progress
+from mosstalk.reply_options import SamplingOptions, Script
 from mosstalk.runtime.timing import TurnTimings
-from mosstalk.sampling_options import SamplingOptions
-from mosstalk.script import Script
 
 READ_ALOUD = "read aloud"
 READ_ALOUD_LONG = "read aloud, long sentences"

@@ -30,9 +30,8 @@ from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import Progress
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.reporting.tables import Table, figure
+from mosstalk.vad.detectors import Detector, Frames, open_detector
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Detector, Frames
-from mosstalk.vad.opening import open_detector
 from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector
 
 _PUSH_SAMPLES = INPUT_RATE // 50

@@ -26,7 +26,14 @@ from evals.readings import (
     telephone_prompts,
 )
 from mosstalk.audio.sound import Samples
-from mosstalk.codec.mel_bridge import SHIPPED, TAPS, MelBridge, frames_in, interpolation, mel_name
+from mosstalk.codec.bigvgan_stream import (
+    SHIPPED,
+    TAPS,
+    MelBridge,
+    frames_in,
+    interpolation,
+    mel_name,
+)
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.models.features import FLOW_MEL, MelSpec, mel_filters, vocoder_mel
 from mosstalk.reporting.sentences import read_sentences

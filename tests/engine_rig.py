@@ -14,9 +14,8 @@ from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel
+from mosstalk.reply_options import Limits, SamplingOptions, Script, StepRule
 from mosstalk.runtime.device import pick_device
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script, StepRule
 
 on_every_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -14,8 +14,7 @@ from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.layers import NOT_SEEN, LayerOptions, Layers
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_plan import QuerySpan
-from mosstalk.models.kv_cache import KVCache
-from mosstalk.models.language_model import Block, LanguageModel
+from mosstalk.models.language_model import Block, KVCache, LanguageModel
 from mosstalk.numerics.rope import rotary_tables
 from mosstalk.ops.sampling_parts import AUDIO
 

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from mosstalk import Pipeline
 from mosstalk.bench.report import WHOLE
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds
@@ -46,6 +45,7 @@ from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
 from mosstalk.plan.fit import Wish, plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.machine import Peaks, host_peak_bytes, machine_facts
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from session_rig import BY_HAND, QUESTION, SENTENCE, speech
 
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.ops.launch import INSTALLED
 from mosstalk.prepared.default_models import chosen_model
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.session.commands import Commit, CreateResponse, Push

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream

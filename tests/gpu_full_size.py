@@ -14,13 +14,17 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.decoder import decode_offline
-from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
+from mosstalk.codec.speech_decoder import (
+    DecoderOptions,
+    DecoderStream,
+    SpeechDecoder,
+    decode_offline,
+)
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.models.checkpoint import model_shapes
 from mosstalk.models.codec_folder import Codec, load_codec
-from mosstalk.models.layout import unfused
+from mosstalk.models.language_model import unfused
 from mosstalk.models.voices import Voice
 from mosstalk.models.weights import open_sharded
 from mosstalk.runtime.device import pick_device, synchronize

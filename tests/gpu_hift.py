@@ -27,8 +27,7 @@ from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
 from mosstalk.models.bigvgan import BigVgan, BigVganConfig
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.hift import HiftStream, HiftVocoder
 from mosstalk.runtime.device import pick_device
 
 BATCHES = (1, 2, 4, 8, 16, 32)

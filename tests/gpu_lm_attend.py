@@ -31,8 +31,8 @@ from mosstalk.ops import attention_decode as by_rows
 from mosstalk.ops import attention_prefill as by_tiles
 from mosstalk.ops.launch import Launch, triton
 from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows
+from mosstalk.ops.parts import Shares
 from mosstalk.ops.rope_kv import rope_kv, rotary_table
-from mosstalk.ops.split_kv import Shares
 from mosstalk.runtime.device import pick_device
 
 HEADS, KV_HEADS, CHANNELS, BLOCK, EPS = 32, 8, 128, 16, 1e-6

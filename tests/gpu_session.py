@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from session_rig import BY_HAND, QUESTION, SENTENCE, Client, speech
 
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.prepared.default_models import default_model
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
 from mosstalk.session.events import ResponseDone
 from mosstalk.session.host import Host, HostOptions

@@ -10,7 +10,7 @@ from test_hift import make_mel, make_vocoder
 from torch import Tensor
 
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.hift import HiftStream
 from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.vocoder import (
     Excitation,

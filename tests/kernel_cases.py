@@ -10,8 +10,7 @@ from torch import Tensor
 from mosstalk.codec.flow_pages import packs_of
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
-from mosstalk.ops.euler import euler
-from mosstalk.ops.flow_linear import close_residual, linear_add, norm_linear, norm_qkv
+from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear, norm_qkv
 from mosstalk.ops.launch import Launch
 from mosstalk.ops.norm import norm_act
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait
-from mosstalk.ops.split_kv import Shares
+from mosstalk.ops.parts import Shares, gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
 ROW_TRIES = [

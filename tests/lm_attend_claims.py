@@ -33,8 +33,8 @@ from mosstalk.ops.move_rows import (
     gather_rows,
     scatter_rows,
 )
+from mosstalk.ops.parts import Shares
 from mosstalk.ops.rope_kv import rope_kv, rotary_table
-from mosstalk.ops.split_kv import Shares
 from mosstalk.runtime.device import pick_device
 
 DEVICE = pick_device("cpu" if interprets() else "cuda")

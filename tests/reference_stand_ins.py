@@ -23,7 +23,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.numerics.rng import normal
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 
 CPU = torch.device("cpu")
 

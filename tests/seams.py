@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
-from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.hift import KEPT_FRAMES
 
 _NEAR = 2
 """Samples on either side of a seam that count to it."""

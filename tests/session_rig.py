@@ -15,14 +15,14 @@ from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
 from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.prepared.default_models import default_model
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 from mosstalk.session.commands import Command, Commit, CreateResponse
 from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, ResponseDone, TextDelta
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.session import Session
 from mosstalk.session.settings import ReplyMode, Sampling, SessionSettings
 from mosstalk.session.sound import pcm_of
-from mosstalk.vad.frames import Detector
+from mosstalk.vad.detectors import Detector
 from mosstalk.vad.turns import TurnDetection
 
 QUESTION = ROOT / "assets" / "question.flac"
@@ -59,7 +59,7 @@ def silence(seconds: float) -> Samples:
 def detector() -> Detector:
     """The detector of speech, where its package is installed."""
     require_package("silero_vad", "vad")
-    from mosstalk.vad.silero import SileroDetector
+    from mosstalk.vad.detectors import SileroDetector
 
     return SileroDetector()
 

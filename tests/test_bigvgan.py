@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mosstalk import read_audio
-from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions, reach
-from mosstalk.codec.mel_bridge import MelBridge, frames_in, frames_ready, places
+from mosstalk.codec.bigvgan_stream import (
+    BatchedBigVgan,
+    BigVganOptions,
+    MelBridge,
+    frames_in,
+    frames_ready,
+    places,
+    reach,
+)
 from mosstalk.errors import CheckpointError, CodecFullError, ConfigError, OptionError
 from mosstalk.models.bigvgan import BigVgan, BigVganConfig, load_bigvgan, low_pass
 from mosstalk.models.features import FLOW_MEL, MelSpec, vocoder_mel

@@ -28,8 +28,7 @@ from mosstalk.engine.async_engine import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineFullError, OptionError
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 
 SPEECH = ReplyParams(GREEDY, Limits(60), Script.parse("speech:12"))
 MIXED = ReplyParams(GREEDY, Limits(60), Script.parse("speech:6,text:3,speech:6"))

@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from mosstalk.collector import lasting_objects_spared
+from mosstalk.runtime.device import lasting_objects_spared
 
 
 class Knot:

@@ -20,7 +20,7 @@ from conftest import (
     require_program,
 )
 
-from mosstalk.models.layout import IN_LAYER, OUTSIDE_LAYERS
+from mosstalk.models.language_model import IN_LAYER, OUTSIDE_LAYERS
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?mosstalk (.+)$", re.MULTILINE)

@@ -25,8 +25,8 @@ from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError
-from mosstalk.runtime.deadline_lock import DeadlineLock
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
+from mosstalk.runtime.sharing import DeadlineLock
 
 LONG = ReplyParams(GREEDY, Limits(30, min_new_rows=40))
 

@@ -27,8 +27,7 @@ from mosstalk.errors import (
     EngineInputError,
     EngineStoppedError,
 )
-from mosstalk.sampling_options import Limits
-from mosstalk.script import Script
+from mosstalk.reply_options import Limits, Script
 
 SHORT = ReplyParams(GREEDY, Limits(20), Script.parse("speech:6"))
 LONG = ReplyParams(GREEDY, Limits(100, min_new_rows=200))

@@ -27,7 +27,7 @@ from mosstalk.conversation import FinishReason, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import OptionError, PoisonedError
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 
 SICK = 24
 """The text id whose embedding is NaN in a sick model."""

@@ -30,7 +30,7 @@ from mosstalk.engine.async_engine import CachedConversation
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.request import Request, State
 from mosstalk.errors import ContextLengthError, EngineFullError
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 
 MODEL = wild_model(config=replace(CONFIG, max_position_embeddings=140))
 N = None

@@ -11,8 +11,8 @@ from mosstalk.engine.engine_core import EngineOptions, ReplyParams
 from mosstalk.engine.sampler import Draw, DrawInputs, warp_rows
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.errors import EngineInputError, OptionError
-from mosstalk.models.sampling import warp
-from mosstalk.sampling_options import SamplingOptions
+from mosstalk.models.generation import warp
+from mosstalk.reply_options import SamplingOptions
 
 CPU = torch.device("cpu")
 

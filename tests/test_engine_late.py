@@ -31,7 +31,7 @@ from mosstalk.engine.model_runner import InFlightStep, ModelRunner, Outcome
 from mosstalk.engine.request import Request
 from mosstalk.engine.scheduler import Work
 from mosstalk.errors import PoisonedError
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 
 N = None
 SPEECH = ReplyParams(GREEDY, Limits(100, min_new_rows=90))

@@ -35,7 +35,7 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.engine.step_plan import StepInputs
 from mosstalk.errors import DeviceError
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

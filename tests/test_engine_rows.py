@@ -30,8 +30,8 @@ from mosstalk.conversation import FinishReason, Mode, Reply, SpecialIds
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
+from mosstalk.reply_options import Limits, SamplingOptions
 from mosstalk.runtime.device import pick_device
-from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.verify.compare import Case, read_case
 from mosstalk.verify.language_model import case_ids
 

@@ -19,7 +19,7 @@ from mosstalk.engine.request import Request, State
 from mosstalk.engine.scheduler import Scheduler, SchedulerLimits, Work
 from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.errors import ContextLengthError, EngineFullError
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 
 BLOCKS, BLOCK_ROWS = 14, 3
 LIMITS = SchedulerLimits(step_rows=7, slots=3, waiting=3)

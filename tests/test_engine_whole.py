@@ -27,7 +27,7 @@ from engine_rig import (
 from mosstalk.conversation import FinishReason, Mode
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.engine.request import Request
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 
 TEXT_PROMPT = [*random_rows(Random(3), 12), (7, SILENT)]
 N = None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mosstalk.config import FlowConfig
 from mosstalk.errors import ConfigError
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, RecomputingFlowStream, fixed_noise
-from mosstalk.models.flow_encoder import RelativeAttention, block_mask, relative_positions
+from mosstalk.models.flow_networks import RelativeAttention, block_mask, relative_positions
 from mosstalk.models.voices import Voice
 
 SMALL = FlowConfig(

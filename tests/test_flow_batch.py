@@ -16,9 +16,9 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
 from torch import Tensor
 
-from mosstalk.codec import flow_pass
-from mosstalk.codec.flow import batched_flow, flow_curve
-from mosstalk.codec.flow_options import FlowOptions, with_steps
+from mosstalk.codec import flow_paged
+from mosstalk.codec.flow import batched_flow, flow_curve, with_steps
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models import flow as flow_module
@@ -145,7 +145,7 @@ def test_it_gives_the_goldens_hops(
 def test_past_300_s_the_noise_continues(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # With blocks of 1.4 s instead, so that a short reply passes three of them.
     flow_module._noise_block.cache_clear()
-    for module in (flow_module, flow_pass):
+    for module in (flow_module, flow_paged):
         monkeypatch.setattr(module, "NOISE_FRAMES", 70)
     flow, voice, pieces = make_flow(FEW), make_voice(10), [make_codes(45).tolist()]
 

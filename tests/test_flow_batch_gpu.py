@@ -13,7 +13,7 @@ from test_flow_stream import FLOW_GOLDENS
 from torch import Tensor
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream

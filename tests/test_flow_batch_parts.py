@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from test_flow import SMALL, make_codes, make_flow, make_voice
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions, VoiceShelf
+from mosstalk.codec.flow_paged import buckets_for
 from mosstalk.codec.flow_paged_state import splits_for
 from mosstalk.codec.flow_pages import (
     NOTHING,
+    FlowOptions,
     FlowPages,
     Item,
     PageLayout,
     PageStore,
     PassInputs,
+    VoiceShelf,
     descriptors,
     in_blocks,
 )
-from mosstalk.codec.flow_pass import buckets_for
 from mosstalk.config import FlowConfig
 from mosstalk.errors import CodecFullError, EngineInputError
 

@@ -7,9 +7,8 @@ from test_flow_batch import FEW, alone, conversations, in_company
 from torch import Tensor
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
 from mosstalk.codec.flow_paged import _whole_hops
-from mosstalk.codec.flow_pages import Item
+from mosstalk.codec.flow_pages import FlowOptions, Item
 from mosstalk.codec.flow_replies import BatchedFlow
 from mosstalk.errors import OptionError
 

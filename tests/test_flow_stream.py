@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.codec.flow_row_state import KeptKeys, RowFrames, RowState, seen_mask
 from mosstalk.codec.flow_weights import Conv, Linear, packed
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
-from mosstalk.models.flow_encoder import block_mask
+from mosstalk.models.flow_networks import block_mask
 from mosstalk.models.voices import Voice
 
 FLOW_GOLDENS = [

@@ -21,8 +21,7 @@ from mosstalk.conversation import (
 )
 from mosstalk.errors import ContextLengthError
 from mosstalk.models.generation import Generation, Step
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 
 HOT = SamplingOptions(temperature=1.5, top_k=0, top_p=1.0)
 """Random weights drawn hot visit every kind of row."""

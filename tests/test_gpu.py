@@ -9,8 +9,8 @@ import torch
 from conftest import GOLDENS, QUESTION, SYNTHETIC, Checkpoint, Run
 
 from mosstalk import Chat, Pipeline, SamplingOptions, Script, read_audio
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.constants import INPUT_RATE
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
 from mosstalk.verify.run import run_case
 

@@ -17,8 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from mosstalk.config import HiftConfig
 from mosstalk.errors import ConfigError
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import KEPT_FRAMES, NOISE_STREAM, HiftStream, crossfade
+from mosstalk.models.hift import KEPT_FRAMES, NOISE_STREAM, HiftStream, HiftVocoder, crossfade
 from mosstalk.models.weights import fill, fold_weight_norm, open_pickled
 from mosstalk.numerics.rng import normal
 

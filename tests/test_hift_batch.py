@@ -20,8 +20,7 @@ from mosstalk.codec.vocoder import VocoderReply
 from mosstalk.config import HiftConfig
 from mosstalk.errors import CodecFullError, DeviceError, OptionError
 from mosstalk.files import read_json
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.hift import HiftStream, HiftVocoder
 from mosstalk.models.weights import fill, fold_weight_norm, open_safetensors
 from mosstalk.runtime.device import pick_device
 

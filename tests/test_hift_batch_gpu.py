@@ -11,8 +11,7 @@ from torch import Tensor
 
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.config import HiftConfig
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.hift import HiftStream, HiftVocoder
 from mosstalk.runtime.device import pick_device
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mosstalk.checkpoints.inspect import inspect
 from mosstalk.config import LanguageModelConfig
-from mosstalk.models.layout import fused_tensors
+from mosstalk.models.language_model import fused_tensors
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
 

@@ -13,7 +13,7 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import CheckpointError, ContextLengthError, EngineStoppedError
 from mosstalk.offline.replies import EngineReply, OfflineEngine, Step
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 
 
 class Owner:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosstalk.runtime.page_pool import PagePool
+from mosstalk.runtime.sharing import PagePool
 
 
 @given(asked=st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=30))

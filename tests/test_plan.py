@@ -17,16 +17,14 @@ from typer.testing import CliRunner, Result
 from mosstalk.cli import app
 from mosstalk.cli.plan import memory_of
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
-from mosstalk.codec.flow_pages import PageLayout
+from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.engine.block_pool import BlockPool
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.errors import ConfigError, DeviceError, OptionError
 from mosstalk.models.codec_folder import open_part
-from mosstalk.models.layout import IN_LAYER
+from mosstalk.models.language_model import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
 from mosstalk.plan.fit import Wish, advice, plan_of
 from mosstalk.plan.limits import CARDS, cards, limits_of
@@ -40,6 +38,7 @@ from mosstalk.plan.sizes import (
     language_parts,
 )
 from mosstalk.prepared.start import configs_of
+from mosstalk.reply_options import SoundRequest
 from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
 

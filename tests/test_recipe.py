@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from mosstalk import Pipeline
-from mosstalk.codec.decoder import decode_offline
+from mosstalk.codec.speech_decoder import decode_offline
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
 from recipes.pocket.__main__ import SHIPPED, app

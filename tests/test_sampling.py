@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.errors import OptionError
-from mosstalk.models.sampling import draw, forbid, penalise, warp
-from mosstalk.sampling_options import SamplingOptions
+from mosstalk.models.generation import draw, forbid, penalise, warp
+from mosstalk.reply_options import SamplingOptions
 
 LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
     lambda values: torch.tensor(values).float() / 50

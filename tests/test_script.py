@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.errors import ScriptError
-from mosstalk.script import Script
+from mosstalk.reply_options import Script
 
 IDS = SpecialIds(256, 257, 258, 259, 260, 1024, 512, stop=frozenset((256, 258)))
 PARTS = st.lists(

@@ -22,7 +22,7 @@ from session_rig import (
 )
 
 from mosstalk.audio.sound import Samples
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 from mosstalk.session.commands import Clear, Commit, CreateResponse, Truncate
 from mosstalk.session.events import (
     AudioDelta,

@@ -24,7 +24,7 @@ from session_rig import (
 )
 
 from mosstalk.audio.sound import Samples
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 from mosstalk.session.commands import (
     ROOT,
     CancelResponse,

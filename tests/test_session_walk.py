@@ -16,7 +16,7 @@ from session_rig import (
     speech,
 )
 
-from mosstalk.sampling_options import Limits
+from mosstalk.reply_options import Limits
 from mosstalk.session.commands import (
     CancelResponse,
     Clear,

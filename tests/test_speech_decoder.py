@@ -10,21 +10,21 @@ from test_bigvgan import SMALL, as_stored, publish, small
 from torch import Tensor
 
 from mosstalk import Pipeline
-from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.hift_vocoder import HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import (
     DecodeRequest,
     DecoderOptions,
     DecoderStream,
     SpeechDecoder,
+    SpeechStream,
     SpokenReply,
 )
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
+from mosstalk.reply_options import SoundRequest
 
 
 @pytest.fixture(scope="module")

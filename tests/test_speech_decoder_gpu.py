@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.hift_vocoder import HiftOptions
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecodeRequest, DecoderOptions, SpeechDecoder
 from mosstalk.models.codec_folder import Codec, load_codec
 from mosstalk.models.voices import Voice
 from mosstalk.prepared.default_models import shipped_model
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

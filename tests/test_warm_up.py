@@ -16,8 +16,8 @@ from engine_rig import (
 from mosstalk.engine.async_engine import warm_draws, warm_up
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.layers import LayerOptions, Layers
+from mosstalk.reply_options import Limits
 from mosstalk.runtime.graphs import CAPTURES, Captures, Graphs
-from mosstalk.sampling_options import Limits
 
 
 def fast_core(slots: int = 3) -> EngineCore:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import MEL_FRAMES_PER_CODE
-from mosstalk.models.kv_cache import KVCache
-from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.language_model import KVCache, LanguageModel
 from mosstalk.numerics.rope import rotary_tables
 from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples

@@ -21,8 +21,7 @@ from mosstalk.models.codec_folder import (
     read_fingerprint,
 )
 from mosstalk.models.features import vocoder_mel
-from mosstalk.models.voices import CODEC_KEY, save_voice, trimmed
-from mosstalk.models.x_vector import X_VECTOR_FILE
+from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, save_voice, trimmed
 from mosstalk.synthesis.small_x_vector import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
 from recipes.pocket.flow import VOICE_CODES, speaker_embedding

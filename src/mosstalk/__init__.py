@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from mosstalk.offline.pipeline import Answer, Chat, Pipeline
     from mosstalk.offline.tasks import speak, transcribe
     from mosstalk.prepared.default_models import default_model, synthetic_model
-    from mosstalk.sampling_options import Limits, SamplingOptions
-    from mosstalk.script import Script
+    from mosstalk.reply_options import Limits, SamplingOptions, Script
 
 _HOMES = {
     "Answer": "mosstalk.offline.pipeline",
     "AudioWriter": "mosstalk.audio.sound",
     "Chat": "mosstalk.offline.pipeline",
     "FinishReason": "mosstalk.conversation",
-    "Limits": "mosstalk.sampling_options",
+    "Limits": "mosstalk.reply_options",
     "Mode": "mosstalk.conversation",
     "MosstalkError": "mosstalk.errors",
     "Pipeline": "mosstalk.offline.pipeline",
     "Recording": "mosstalk.audio.sound",
-    "SamplingOptions": "mosstalk.sampling_options",
-    "Script": "mosstalk.script",
+    "SamplingOptions": "mosstalk.reply_options",
+    "Script": "mosstalk.reply_options",
     "Voice": "mosstalk.models.voices",
     "default_model": "mosstalk.prepared.default_models",
     "read_audio": "mosstalk.audio.sound",

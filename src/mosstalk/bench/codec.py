@@ -20,7 +20,7 @@ from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import CODE_MS, INPUT_RATE
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import RecomputingFlowStream
-from mosstalk.models.hift_stream import HiftStream
+from mosstalk.models.hift import HiftStream
 from mosstalk.models.voices import Voice
 from mosstalk.plan.work import Ceilings, Work, hop_work, push_work
 from mosstalk.progress import Progress

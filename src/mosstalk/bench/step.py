@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mosstalk.bench.step_baselines import APART, measure_baseline, require_baseline
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
-from mosstalk.collector import lasting_objects_spared
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import CODE_MS
 from mosstalk.conversation import Mode, Row, SpecialIds
@@ -35,10 +34,15 @@ from mosstalk.prepared.default_models import chosen_language_model
 from mosstalk.prepared.machine import machine_facts
 from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import Progress
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.reporting.tables import Table
-from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype, synchronize
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
+from mosstalk.runtime.device import (
+    fit_threads,
+    lasting_objects_spared,
+    pick_device,
+    pick_dtype,
+    synchronize,
+)
 from mosstalk.synthesis.direct import random_language_model, random_rows, special_ids
 from mosstalk.synthesis.sizes import named_sizes
 

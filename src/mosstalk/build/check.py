@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mosstalk.codec.decoder import SpeechStream
-from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpeechStream
 from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError
@@ -19,7 +18,7 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.voices import Voice, list_voices
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 from mosstalk.synthesis.direct import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 

@@ -33,7 +33,6 @@ from mosstalk.build.weights import (
     write_random,
 )
 from mosstalk.checkpoints.quantize import digest_of
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.kv_store import bytes_per_row
@@ -54,6 +53,7 @@ from mosstalk.prepared.machine import Peaks, machine_of
 from mosstalk.prepared.start import configs_of
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.synthesis.sizes import named_sizes

@@ -18,7 +18,7 @@ from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError, OptionError
 from mosstalk.files import as_text, read_json
 from mosstalk.models.checkpoint import open_published
-from mosstalk.models.layout import FUSED, LAYOUT_KEY
+from mosstalk.models.language_model import FUSED, LAYOUT_KEY
 from mosstalk.models.quantization import Quantization
 from mosstalk.models.weights import in_shards, shard_name
 from mosstalk.progress import Progress

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mosstalk.checkpoints.prompts import Prompt
 from mosstalk.errors import CheckpointError
-from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.models.layout import IN_LAYER
+from mosstalk.models.language_model import IN_LAYER, LanguageModel, Logits
 from mosstalk.models.quantization import (
     LINEARS,
     STATISTICS,

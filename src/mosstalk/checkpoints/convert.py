@@ -25,7 +25,7 @@ from mosstalk.models.checkpoint import model_shapes
 from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.layout import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
+from mosstalk.models.language_model import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
 from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
 from mosstalk.models.weights import (
     Store,

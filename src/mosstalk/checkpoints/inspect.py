@@ -18,7 +18,7 @@ from mosstalk.models.checkpoint import model_shapes, open_published
 from mosstalk.models.codec_folder import flow_names, open_part, read_flow_config, read_hift_config
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.layout import LAYOUT_KEY
+from mosstalk.models.language_model import LAYOUT_KEY
 from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
 from mosstalk.models.quantization import Quantization, own_dtypes, wrong_dtypes
 from mosstalk.models.speech_tokenizer import SpeechTokenizer

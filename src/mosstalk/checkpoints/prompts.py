@@ -35,8 +35,8 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.progress import Progress
+from mosstalk.reply_options import Limits
 from mosstalk.reporting.sentences import HELD_OUT, read_sentences
-from mosstalk.sampling_options import Limits
 
 ADVISED = 500
 """Prompts to calibrate on; fewer are allowed, and said."""

@@ -26,8 +26,7 @@ from mosstalk.conversation import SpecialIds
 from mosstalk.errors import CheckpointError
 from mosstalk.files import as_text, new_folder, read_json
 from mosstalk.models.checkpoint import load_language_model, model_shapes, open_published
-from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.layout import FUSED, LAYOUT_KEY, fused_tensors
+from mosstalk.models.language_model import FUSED, LAYOUT_KEY, LanguageModel, fused_tensors
 from mosstalk.models.quantization import INPUT_SCALE, KEY, WEIGHT, WEIGHT_SCALE, Quantization
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.weights import (

@@ -145,8 +145,8 @@ class BenchCodec(WritesPage):
 
     def _decoding(self, device: "torch.device") -> "DecoderOptions":
         """How codes become sound."""
-        from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
+        from mosstalk.reply_options import SoundRequest
 
         sound = SoundRequest(
             self.flow_context,

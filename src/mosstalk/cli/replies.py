@@ -11,7 +11,7 @@ from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.codec.sound_request import SoundRequest
+    from mosstalk.reply_options import SoundRequest
 
 STDOUT = Path(STANDARD)
 
@@ -69,7 +69,7 @@ class DrawsReplies(WritesDocument):
 
     def sound_request(self) -> "SoundRequest":
         """How sound is made of codes."""
-        from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.reply_options import SoundRequest
 
         return SoundRequest()
 
@@ -128,7 +128,7 @@ class SpeaksReplies(DrawsReplies):
 
     def sound_request(self) -> "SoundRequest":
         """How sound is made of codes."""
-        from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.reply_options import SoundRequest
 
         return SoundRequest(vocoder=self.vocoder, vocoder_folder=self.vocoder_dir)
 

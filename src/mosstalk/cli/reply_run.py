@@ -20,7 +20,6 @@ from mosstalk.audio.sound import (
 )
 from mosstalk.cli.command import STANDARD
 from mosstalk.cli.replies import STDOUT, DrawsReplies
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import FinishReason
 from mosstalk.diagnostics.figures import model_facts, stage_figures
@@ -30,9 +29,9 @@ from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.prepared.default_models import chosen_model
 from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import loading, status_line
+from mosstalk.reply_options import Script, SoundRequest
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.runtime.timing import TurnTimings, peak_memory_mib
-from mosstalk.script import Script
 
 _REAL = "For MOSS-Speech itself, 17 GiB on a GPU, name its folders with --model and --codec."
 NOTICES = {

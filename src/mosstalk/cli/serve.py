@@ -191,7 +191,7 @@ class Serve:
         )
 
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
-        from mosstalk.codec.sound_request import SoundRequest
+        from mosstalk.reply_options import SoundRequest
         from mosstalk.server.ipc import WorkerOptions, as_built
 
         voice = Path(self.voice)

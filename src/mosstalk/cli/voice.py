@@ -64,8 +64,7 @@ class Create:
     def run(self) -> None:
         """Make a voice, save it and print what it is; whatever can be refused early is."""
         from mosstalk.models.codec_folder import load_codec
-        from mosstalk.models.voices import save_voice
-        from mosstalk.models.x_vector import require_packages
+        from mosstalk.models.voices import require_packages, save_voice
         from mosstalk.offline.make_voice import make_voice, new_voice_path, read_sample
         from mosstalk.prepared.default_models import is_synthetic
         from mosstalk.progress import loading
@@ -194,7 +193,7 @@ def _require_voices(folder: Path) -> None:
 def _complete_synthetic(folder: Path) -> None:
     """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
     from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
-    from mosstalk.models.x_vector import X_VECTOR_FILE
+    from mosstalk.models.voices import X_VECTOR_FILE
     from mosstalk.synthesis.small_x_vector import write_x_vector_model
 
     path = folder / "flow" / X_VECTOR_FILE

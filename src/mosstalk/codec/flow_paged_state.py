@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import Attend, Encoder, linear
-from mosstalk.codec.flow_estimator import Estimator, EstimatorBuffers
+from mosstalk.codec.flow_networks import Attend, Encoder, Estimator, EstimatorBuffers, linear
 from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
 from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
-from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
+from mosstalk.models.flow_networks import EncoderBlock, relative_positions
 from mosstalk.ops.attention_flow import attend_workspace, attention_flow
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import norm_qkv

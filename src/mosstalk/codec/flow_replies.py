@@ -1,7 +1,7 @@
 """Mel of many replies at once: who holds which pages, and each hop from what earlier ones left.
 
 Replies in any voices, at any hops, joining and leaving, over one pool. ``flow_paged`` computes them
-on a device, where pages are memory; ``flow_rows`` on a CPU, where they are counted alone.
+on a device, where pages are memory; ``flow`` on a CPU, where they are counted alone.
 """
 
 from abc import ABC, abstractmethod
@@ -14,8 +14,17 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from mosstalk.codec.flow_options import FlowFigures, FlowOptions, VoiceShelf, alone_codes
-from mosstalk.codec.flow_pages import NOTHING, FlowPages, Item, PageLayout, in_blocks
+from mosstalk.codec.flow_pages import (
+    NOTHING,
+    FlowFigures,
+    FlowOptions,
+    FlowPages,
+    Item,
+    PageLayout,
+    VoiceShelf,
+    alone_codes,
+    in_blocks,
+)
 from mosstalk.codec.flow_row_state import RowState
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.errors import CodecFullError

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.codec.flow_encoder import Attend, Encoder
+from mosstalk.codec.flow_networks import Attend, Encoder
 from mosstalk.codec.flow_pages import BRANCHES, TAIL
 from mosstalk.codec.flow_weights import EstimatorWeights, Linear, Norm, Transformer, packed
 from mosstalk.config import FlowConfig
 from mosstalk.models.flow import FlowDecoder
-from mosstalk.models.flow_encoder import EncoderBlock, relative_positions
+from mosstalk.models.flow_networks import EncoderBlock, relative_positions
 from mosstalk.ops.flow_linear import norm_linear
 from mosstalk.ops.launch import linear
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosstalk.models.flow_encoder import EncoderBlock
-from mosstalk.models.flow_estimator import (
+from mosstalk.models.flow_networks import (
     ConvBlock,
+    EncoderBlock,
     Estimator,
     GeluProjection,
     ResidualBlock,

@@ -14,19 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_network import Layout
 from mosstalk.codec.hift_step import (
     Crossfade,
     HiftState,
     HiftStep,
+    Layout,
     place_frames,
     slots_of,
     steady_convolutions,
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
 from mosstalk.errors import OptionError
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.runtime.device import pick_dtype
 from mosstalk.runtime.device_inputs import DeviceInputs
 from mosstalk.runtime.graphs import DECODING, Graphs

@@ -1,7 +1,8 @@
 """Codes of many replies to sound, hop by hop: flow and vocoder for all of them at once.
 
-The batched form of ``decoder.SpeechStream``: replies in any voices, at any hops, joining and
-leaving; a hop costs the same however long its reply has become.
+``SpeechDecoder`` takes replies in any voices, at any hops, joining and leaving; a hop costs the
+same however long its reply has become. ``SpeechStream`` and ``decode_offline`` are codes to sound
+in plain torch, of one reply: what the decoder is compared with.
 """
 
 import weakref
@@ -15,16 +16,64 @@ from torch import Tensor
 
 from mosstalk.codec.bigvgan_stream import BatchedBigVgan, BigVganOptions
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowFigures, FlowOptions
+from mosstalk.codec.flow_pages import FlowFigures, FlowOptions
 from mosstalk.codec.flow_replies import FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
-from mosstalk.codec.sound_request import CONTEXT_S, SoundRequest
 from mosstalk.codec.vocoder import StreamingVocoder, VocoderFigures, VocoderReply
+from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.errors import CodecFullError, ConfigError
 from mosstalk.models.bigvgan import load_bigvgan
 from mosstalk.models.codec_folder import STREAMING_FLOW, Codec
+from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
+from mosstalk.models.hift import NOISE_STREAM, HiftStream, HiftVocoder
 from mosstalk.models.voices import Voice
+from mosstalk.numerics.rng import normal
+from mosstalk.reply_options import CONTEXT_S, SoundRequest
 from mosstalk.runtime.device import pick_dtype
+
+
+class SpeechStream:
+    """Sound of one reply in one voice, from codes as they are generated.
+
+    The samples of all ``push`` calls and of ``finish`` together are 1920 for each code. Voice and
+    reply are computed again at every hop.
+    """
+
+    def __init__(self, codec: Codec, voice: Voice, seed: int = 0) -> None:
+        if codec.block_codes is None:
+            raise ConfigError(f"this flow was trained on whole replies; stream {STREAMING_FLOW}")
+        self._flow = RecomputingFlowStream(codec.flow, voice)
+        self._vocoder = HiftStream(codec.vocoder, seed)
+
+    @property
+    def codes_needed(self) -> int:
+        """How many codes of the reply there must be before more sound can be made."""
+        return self._flow.codes_needed
+
+    def push(self, codes: Iterable[int]) -> list[Tensor]:
+        """Take more codes; return the sound (n,) of every hop that became possible, float32."""
+        return [self._vocoder.push(mel) for mel in self._flow.push(codes)]
+
+    def finish(self) -> Tensor | None:
+        """End the reply: the rest of its sound, None when it had no codes."""
+        mel = self._flow.finish()
+        return None if mel is None else self._vocoder.push(mel, final=True)
+
+
+def decode_offline(
+    codec: Codec, voice: Voice, codes: list[int], seed: int = 0, *, masked: bool = False
+) -> Tensor:
+    """Sound (1920 n,) float32 of a whole reply at once.
+
+    ``masked`` attends by blocks as streaming does; the noise is the streamed reply's.
+    """
+    flow: FlowDecoder = codec.flow
+    vocoder: HiftVocoder = codec.vocoder
+    ids = torch.tensor(codes, device=codec.device)
+    mel = flow.decode(voice, ids, final=True, masked=masked)
+    positions = torch.arange(len(codes) * OUTPUT_SAMPLES_PER_CODE, device=codec.device)
+    return vocoder.vocode(mel, normal(seed, NOISE_STREAM, positions, vocoder.harmonics))
+
 
 _PLACES = 256
 _FEW_PAGES = 32

@@ -14,7 +14,7 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import CodecFullError
 from mosstalk.models.features import WHISPER_HOP, WHISPER_N_FFT, WHISPER_RANGE
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
-from mosstalk.runtime.page_pool import PagePool
+from mosstalk.runtime.sharing import PagePool
 
 # What live streams keep on the device: pages of one pool, taken as sound arrives.
 #

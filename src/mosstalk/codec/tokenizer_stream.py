@@ -36,6 +36,7 @@ from mosstalk.codec.tokenizer_state import (
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
+from mosstalk.ops.attention_tokenizer import ITEM_ROWS, fewest_items
 from mosstalk.ops.launch import compiled_together
 from mosstalk.ops.linear_tf32x3 import Precision, takes
 
@@ -184,10 +185,13 @@ class LiveTokenizer:
     def _try_others(self) -> None:
         """Run once what is no block, so that kernels for it are there.
 
-        Few rows and many, a repair, and a segment that is encoded whole.
+        As many rows as take each number of splits, the most, a repair, and a segment that is
+        encoded whole.
         """
         longest = min(self._longest * ROW_S, self.pages.limit_s or math.inf)
-        for seconds in (2 * self._rows * ROW_S, longest - self._rows * ROW_S):
+        most, heads = longest - self._rows * ROW_S, self.pages.kv[0].shape[3]
+        lengths = {min(items * ITEM_ROWS * ROW_S, most) for items in fewest_items(heads)}
+        for seconds in sorted(lengths | {most}):
             state = self.open()
             self.push(state, np.zeros(round(seconds * INPUT_RATE), np.float32))
             self.close(state)

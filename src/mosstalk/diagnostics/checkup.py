@@ -16,8 +16,8 @@ from mosstalk.diagnostics.report import SCRIPT, Wanted
 from mosstalk.errors import ConfigError, MosstalkError
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.prepared.default_models import chosen_model
+from mosstalk.reply_options import Script
 from mosstalk.runtime.device import pick_device, pick_dtype
-from mosstalk.script import Script
 from mosstalk.verify.run import judge_cases
 
 QUESTION = "hello"

@@ -18,10 +18,9 @@ from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineStoppedError, OptionError
 from mosstalk.ops.linear_tiles import FEW_ROWS
 from mosstalk.ops.sampling_parts import HELD
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.runtime.busy import BusyPart, at_work
-from mosstalk.runtime.deadline_lock import DeadlineLock
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
+from mosstalk.runtime.sharing import DeadlineLock
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from mosstalk.conversation import Row
-from mosstalk.runtime.page_pool import PagePool
+from mosstalk.runtime.sharing import PagePool
 
 Digest = bytes
 ROOT: Digest = b""

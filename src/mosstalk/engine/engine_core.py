@@ -22,10 +22,9 @@ from mosstalk.errors import (
     PoisonedError,
 )
 from mosstalk.models.language_model import LanguageModel
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
 
 Clock = Callable[[], float]
 _STEP_SMOOTHING = 0.1

@@ -17,7 +17,7 @@ from mosstalk.engine.scheduler import Work
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import DeviceError
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 
 MARGIN = 0.03
 """Share of a GPU's memory left free: what other libraries and fragments take."""

@@ -16,8 +16,7 @@ from mosstalk.conversation import (
 )
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import MosstalkError
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script, StepRule
+from mosstalk.reply_options import Limits, SamplingOptions, Script, StepRule
 
 _FREE = StepRule()
 _FIRST_SOUND_S = 0.2

@@ -1,6 +1,6 @@
 """Draws, penalties, modes and the stop test of many replies at once, on the device.
 
-The arithmetic is ``mosstalk.models.sampling``'s, row by row; draw k of channel c is a pure
+The arithmetic is ``mosstalk.models.generation``'s, row by row; draw k of channel c is a pure
 function of (seed, c, k). Letters: R rows, V tokens of the channel.
 """
 
@@ -17,7 +17,7 @@ from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode, SpecialIds
 from mosstalk.engine.request import Request
 from mosstalk.errors import EngineInputError
-from mosstalk.models.sampling import NEVER
+from mosstalk.models.generation import NEVER
 from mosstalk.numerics.rng import gumbel_rows
 from mosstalk.ops.launch import runs
 from mosstalk.ops.sampling import ModeTokens, sample, update_modes
@@ -33,8 +33,8 @@ from mosstalk.ops.sampling_parts import (
     penalised,
     safely,
 )
+from mosstalk.reply_options import StepRule
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
-from mosstalk.script import StepRule
 
 # What the device keeps for each running reply, by its slot.
 
@@ -285,7 +285,7 @@ def _sampled(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor:
 
 
 def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) -> Tensor:
-    """``sampling.warp`` with settings (R,) of its own for every row of ``logits`` (R, V).
+    """``generation.warp`` with settings (R,) of its own for every row of ``logits`` (R, V).
 
     ``tail`` is 1 - top_p, taken in double precision and rounded once, as the reference does.
     """

@@ -105,7 +105,9 @@ class Sequence:
         if inside and kept < len(self.table) and not self.pool.withdraw(self.table[kept]):
             inside, rows = 0, kept * self.pool.rows
         keep = kept + (inside > 0)
-        for block in self.table[keep:]:
+        # The last first: what is given back last is taken first, so that who takes them next has
+        # them in order, which the references read without a copy.
+        for block in reversed(self.table[keep:]):
             self.pool.release(block)
         del self.table[keep:]
         del self._digests[kept:]

@@ -7,6 +7,7 @@ longer spans, B blocks of the longest context.
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ class Planned:
     values: Values
 
 
+@lru_cache
 def _fields(size: PassSize, *, embeds: bool) -> dict[str, Field]:
     rows, singles, tiles = (size.rows,), (size.singles,), (size.tiles, 4)
     common = {

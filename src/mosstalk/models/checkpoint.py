@@ -6,8 +6,7 @@ import torch
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.errors import CheckpointError
-from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.layout import FUSED, LAYOUT_KEY, unfused
+from mosstalk.models.language_model import FUSED, LAYOUT_KEY, LanguageModel, unfused
 from mosstalk.models.quantization import (
     Quantization,
     own_dtypes,

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosstalk.config import FlowConfig
-from mosstalk.models.flow_encoder import FlowEncoder
-from mosstalk.models.flow_estimator import Estimator
+from mosstalk.models.flow_networks import Estimator, FlowEncoder
 from mosstalk.models.voices import Voice
 from mosstalk.models.weights import embedding
 

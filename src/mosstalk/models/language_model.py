@@ -3,8 +3,14 @@
 Everything faster is measured against this file, so it is written to be read. Parameter
 names are the published checkpoint's. Dimension letters: B sequences, T new rows,
 S kept rows plus new ones, H query heads, G key/value heads, D head_dim, C hidden_size.
+
+Of its tensors there are two layouts. The published checkpoint keeps q, k, v and gate, up apart. A
+converted one holds each group as one matrix, rows one after the other, so that a step reads it in
+one matmul. ``KVCache`` holds keys and values of every layer, growing row by row.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,9 +18,139 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.models.kv_cache import KVCache
-from mosstalk.models.weights import embedding
+from mosstalk.models.weights import Store, embedding
 from mosstalk.numerics.rope import rotary_tables, rotate
+
+LAYOUT_KEY = "mosstalk_layout"
+FUSED = "fused-1"
+
+IN_LAYER = {
+    "self_attn.qkv_proj.weight": (
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight",
+    ),
+    "self_attn.q_norm.weight": ("self_attn.q_norm.weight",),
+    "self_attn.k_norm.weight": ("self_attn.k_norm.weight",),
+    "self_attn.o_proj.weight": ("self_attn.o_proj.weight",),
+    "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.down_proj.weight": ("mlp.down_proj.weight",),
+    "input_layernorm.weight": ("input_layernorm.weight",),
+    "post_attention_layernorm.weight": ("post_attention_layernorm.weight",),
+}
+"""Fused names inside a layer, with the published ones whose rows they hold in order."""
+OUTSIDE_LAYERS = (
+    "model.embed_tokens.weight",
+    "model.audio_embed.weight",
+    "model.text_norm.weight",
+    "model.audio_norm.weight",
+    "text_lm_head.weight",
+    "audio_lm_head.weight",
+)
+
+
+@dataclass(frozen=True)
+class FusedTensor:
+    """A tensor of the converted layout and the published ones whose rows it holds in order."""
+
+    name: str
+    sources: tuple[str, ...]
+
+
+def fused_tensors(config: LanguageModelConfig) -> Iterator[FusedTensor]:
+    """All tensors of the converted layout, in the order in which they are written."""
+    for name in OUTSIDE_LAYERS[:2]:
+        yield FusedTensor(name, (name,))
+    for block, layers in blocks(config).items():
+        for layer in range(layers):
+            stem = f"model.{block}.layers.{layer}."
+            for ours, published in IN_LAYER.items():
+                yield FusedTensor(stem + ours, tuple(stem + name for name in published))
+    for name in OUTSIDE_LAYERS[2:]:
+        yield FusedTensor(name, (name,))
+
+
+def blocks(config: LanguageModelConfig) -> dict[str, int]:
+    """Blocks of the model and how many layers each has."""
+    modality = config.num_modality_layers
+    return {
+        "shared_block": config.num_shared_layers,
+        "text_block": modality,
+        "audio_block": modality,
+    }
+
+
+def unfused(
+    store: Store, config: LanguageModelConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> Store:
+    """See a converted store under the published names; ``shapes`` are the published ones.
+
+    A fused tensor that is absent or misshapen is left as it is, for the inventory to name.
+    """
+    published = dict(store)
+    for fused in fused_tensors(config):
+        stored = store.get(fused.name)
+        if stored is None or len(fused.sources) == 1:
+            continue
+        parts = [shapes[name] for name in fused.sources]
+        rows = sum(shape[0] for shape in parts)
+        if stored.shape != (rows, *parts[0][1:]):
+            continue
+        del published[fused.name]
+        start = 0
+        for name, shape in zip(fused.sources, parts, strict=True):
+            published[name] = stored.part(start, shape)
+            start += shape[0]
+    return published
+
+
+_FIRST_CAPACITY_ROWS = 256
+
+
+class KVCache:
+    """K and V of ``layers`` layers for B sequences of equal length.
+
+    ``rows`` counts the rows all layers have; ``truncate`` forgets the latest of them, after
+    which the next rows are written in their place.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.rows = 0
+        self._keys: list[Tensor | None] = [None] * layers
+        self._values: list[Tensor | None] = [None] * layers
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new ``key`` and ``value`` (B, G, T, D) after the kept rows; return all (B, G, S, D).
+
+        The rows count only once ``advance`` was called, so every layer writes at one place.
+        """
+        end = self.rows + key.shape[2]
+        keys = self._keys[layer] = _with_room(self._keys[layer], key, self.rows, end)
+        values = self._values[layer] = _with_room(self._values[layer], value, self.rows, end)
+        keys[:, :, self.rows : end] = key
+        values[:, :, self.rows : end] = value
+        return keys[:, :, :end], values[:, :, :end]
+
+    def advance(self, rows: int) -> None:
+        """Count ``rows`` newly written rows as kept."""
+        self.rows += rows
+
+    def truncate(self, rows: int) -> None:
+        """Keep only the first ``rows`` rows."""
+        assert 0 <= rows <= self.rows, f"cannot keep {rows} of {self.rows} rows"
+        self.rows = rows
+
+
+def _with_room(kept: Tensor | None, like: Tensor, rows: int, needed: int) -> Tensor:
+    """Return ``kept`` itself, or a copy at least twice as long when ``needed`` rows do not fit."""
+    if kept is not None and kept.shape[2] >= needed:
+        return kept
+    capacity = max(_FIRST_CAPACITY_ROWS, 1 << (needed - 1).bit_length())
+    batch, heads, _, head_dim = like.shape
+    grown = torch.empty((batch, heads, capacity, head_dim), dtype=like.dtype, device=like.device)
+    if kept is not None:
+        grown[:, :, :rows] = kept[:, :, :rows]
+    return grown
 
 
 class Logits(NamedTuple):

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from mosstalk.config import LanguageModelConfig, Reader
 from mosstalk.errors import CheckpointError, ConfigError
-from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.layout import IN_LAYER, blocks, fused_tensors
+from mosstalk.models.language_model import IN_LAYER, LanguageModel, blocks, fused_tensors
 from mosstalk.models.weights import Store
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight
 

@@ -22,7 +22,7 @@ from mosstalk.errors import ConfigError, OptionError
 from mosstalk.files import read_json
 from mosstalk.offline.pieces import LONGEST_TEXT
 from mosstalk.offline.text_normalizer import LANGUAGES, TextRules
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 
 FILE = "generation_config.json"
 TASKS = ("chat", "speak", "transcribe")

@@ -15,8 +15,15 @@ from mosstalk.errors import AudioError, OutputError, VoiceError
 from mosstalk.files import require_target
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.features import FLOW_MEL, vocoder_mel
-from mosstalk.models.voices import CODEC_KEY, SUFFIX, Voice, trimmed
-from mosstalk.models.x_vector import X_VECTOR_FILE, require_packages, x_vector
+from mosstalk.models.voices import (
+    CODEC_KEY,
+    SUFFIX,
+    X_VECTOR_FILE,
+    Voice,
+    require_packages,
+    trimmed,
+    x_vector,
+)
 
 SHORTEST_S = 1.0
 LONGEST_S = 30.0

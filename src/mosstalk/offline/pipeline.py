@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mosstalk.audio.sound import Recording, Samples, read_audio
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.codec.speech_decoder import DecoderOptions, DecoderStream, SpeechDecoder
 from mosstalk.constants import CODE_MS, INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import (
@@ -38,10 +37,9 @@ from mosstalk.offline.defaults import Defaults, read_defaults
 from mosstalk.offline.replies import EngineReply, OfflineEngine, Step
 from mosstalk.prepared.default_models import chosen_model
 from mosstalk.progress import Progress
+from mosstalk.reply_options import Limits, SamplingOptions, Script, SoundRequest
 from mosstalk.runtime.device import pick_device
 from mosstalk.runtime.timing import TurnTimings
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
 
 OnStep = Callable[[Step], None]
 _REPLIES = 4

@@ -16,9 +16,8 @@ from mosstalk.engine.request import Request, State
 from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.engine.sequence import Sequence
 from mosstalk.errors import CheckpointError, PoisonedError
-from mosstalk.models.generation import require_room
+from mosstalk.models.generation import NOT_FINITE, require_room
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.sampling import NOT_FINITE
 
 _BLOCK_ROWS = 16
 _FIRST_ROWS = 2048

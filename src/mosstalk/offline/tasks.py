@@ -12,8 +12,7 @@ from mosstalk.errors import AudioError
 from mosstalk.models.voices import Voice
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.offline.text_normalizer import readable
-from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.script import Script
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 
 SPEAK_PROMPT = "Read the user's text aloud."
 TRANSCRIBE_PROMPT = "Write down what the user says."

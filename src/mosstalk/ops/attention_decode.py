@@ -7,23 +7,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait
+from mosstalk.ops.parts import (
+    Room,
+    Shares,
+    combine,
+    combined_at_once,
+    gdc_launch,
+    gdc_wait,
+    queries_of,
+    room_numbers,
+    softmax_step,
+    store_partial,
+)
 from mosstalk.ops.rope_kv import (
     check_store,
     rotations,
     turned,
     turned_reference,
     with_partner,
-)
-from mosstalk.ops.split_kv import (
-    Room,
-    Shares,
-    combine,
-    combined_at_once,
-    queries_of,
-    room_numbers,
-    softmax_step,
-    store_partial,
 )
 
 LOG2_E = 1 / math.log(2)
@@ -83,20 +84,26 @@ def attention_decode_reference(
         block, inside = divmod(seen - 1, block_rows)
         place = int(table[item, block]) * block_rows + inside
         keys[place], values[place] = key[item], value[item]
-        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        both = rows_of((keys, values), table[item], seen, block_rows)
         mixed = mixed_reference(query[item, :, None], *both)
         out[item] = mixed[:, 0].flatten().to(out.dtype)
     return out
 
 
-def rows_of(part: Tensor, blocks: Tensor, seen: int, block_rows: int) -> Tensor:
-    """The first ``seen`` rows (seen, G, D) of an item in ``part`` (places, G, D), in a copy.
+def rows_of(
+    parts: tuple[Tensor, Tensor], blocks: Tensor, seen: int, block_rows: int
+) -> list[Tensor]:
+    """The first ``seen`` rows (seen, G, D) of an item in each of ``parts`` (places, G, D).
 
-    ``blocks`` is the item's line of the table. Whole blocks are copied: that takes half of what
-    row by row does.
+    ``blocks`` is the item's line of the table. Blocks that follow one another are left where they
+    are; others are copied whole: that takes half of what row by row does.
     """
-    whole = part.unflatten(0, (-1, block_rows))
-    return whole.index_select(0, blocks[: ceil_div(seen, block_rows)]).flatten(0, 1)[:seen]
+    used = blocks[: ceil_div(seen, block_rows)]
+    first, *others = used.tolist()
+    if others == [*range(first + 1, first + 1 + len(others))]:
+        return [part.narrow(0, first * block_rows, seen) for part in parts]
+    whole = (part.unflatten(0, (-1, block_rows)).index_select(0, used) for part in parts)
+    return [copied.flatten(0, 1)[:seen] for copied in whole]
 
 
 def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -21,11 +21,13 @@ from mosstalk.ops.launch import (
     tl,
     triton,
 )
-from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2
-from mosstalk.ops.split_kv import (
+from mosstalk.ops.parts import (
     Room,
     combine,
     combined_at_once,
+    gdc_launch,
+    gdc_wait,
+    prefetch_l2,
     room_numbers,
     softmax_step,
     store_partial,

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
 from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
-from mosstalk.ops.parts import gdc_launch, gdc_wait
-from mosstalk.ops.split_kv import (
+from mosstalk.ops.parts import (
     Room,
     Shares,
     combine,
     combined_at_once,
+    gdc_launch,
+    gdc_wait,
     queries_of,
     room_numbers,
     store_partial,
@@ -97,7 +98,7 @@ def attention_prefill_reference(
             continue
         seen = position + rows
         query = q[first : first + rows].unflatten(1, (-1, channels)).transpose(0, 1)
-        both = (rows_of(part, table[item], seen, block_rows) for part in (keys, values))
+        both = rows_of((keys, values), table[item], seen, block_rows)
         mixed = mixed_reference(query, *both)
         out[first : first + rows] = mixed.transpose(0, 1).flatten(1)
     return out

@@ -29,8 +29,7 @@ from mosstalk.ops.linear_tf32x3 import (
     tf32x3_dot,
     upper,
 )
-from mosstalk.ops.parts import gdc_wait
-from mosstalk.ops.split_kv import combine, combined_at_once, store_partial
+from mosstalk.ops.parts import combine, combined_at_once, gdc_wait, store_partial
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -61,6 +60,11 @@ def splits_for(items: int, heads: int) -> int:
     """How many programs share an item's keys where there are few items."""
     fit = (n for n in (1, 2, 4, 8) if items * heads * n >= _PROGRAMS)
     return next(fit, _MOST_SPLITS)
+
+
+def fewest_items(heads: int) -> list[int]:
+    """The fewest items of every number of splits that ``splits_for`` gives: each is a kernel."""
+    return [1, *(ceil_div(_PROGRAMS, heads * n) for n in (8, 4, 2, 1))]
 
 
 def attend_workspace(heads: int, channels: int) -> int:

@@ -22,8 +22,8 @@ class Latest(NamedTuple):
 
 def gather_rows_reference(source: Tensor, places: Tensor, out: Tensor) -> Tensor:
     """``gather_rows`` in plain torch."""
-    found = source[places.long().clamp(min=0)]
-    return out.copy_(found.masked_fill(places[:, None] < 0, 0))
+    out.copy_(source.index_select(0, places.clamp(min=0)))
+    return out.masked_fill_(places[:, None] < 0, 0)
 
 
 @op(gather_rows_reference)
@@ -35,8 +35,9 @@ def gather_rows(source: Tensor, places: Tensor, out: Tensor) -> tuple[Tensor, La
 def scatter_rows_reference(x: Tensor, places: Tensor, target: Tensor) -> Tensor:
     """``scatter_rows`` in plain torch; which rows are written is read on the host."""
     written = places >= 0
-    target[places[written].long()] = x[written].to(target.dtype)
-    return target
+    if not written.all():
+        x, places = x[written], places[written]
+    return target.index_copy_(0, places.long(), x.to(target.dtype))
 
 
 @op(scatter_rows_reference)
@@ -58,16 +59,16 @@ def embed_rows_reference(
 ) -> Tensor:
     """``embed_rows`` in plain torch."""
     elsewhere = (rows[:, 0] < 0) & (latest.slot >= 0)
-    there = latest.rows[latest.slot.long().clamp(min=0)]
+    there = latest.rows.index_select(0, latest.slot.clamp(min=0))
     rows = torch.where(elsewhere[:, None], there, rows)
     text, audio = rows.unbind(-1)
     is_audio = text == modality_pad
     # An id that is not looked up may be any number.
-    from_text = text_table[text.clamp(0, len(text_table) - 1)]
-    from_audio = audio_table[audio.clamp(0, len(audio_table) - 1)]
-    found = torch.where(is_audio[:, None], from_audio, from_text)
-    known = (text >= 0) & (~is_audio | (audio >= 0))
-    return out.copy_(found.masked_fill(~known[:, None], 0))
+    from_text = text_table.index_select(0, text.clamp(0, len(text_table) - 1))
+    from_audio = audio_table.index_select(0, audio.clamp(0, len(audio_table) - 1))
+    out.copy_(torch.where(is_audio[:, None], from_audio, from_text))
+    unknown = (text < 0) | (is_audio & (audio < 0))
+    return out.masked_fill_(unknown[:, None], 0)
 
 
 @op(embed_rows_reference)

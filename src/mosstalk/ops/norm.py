@@ -29,15 +29,19 @@ _TILE = Tile(1, 0, 0, 4, 1)
 
 def rms_norm_reference(x: Tensor, norm_weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """``rms_norm`` in plain torch."""
-    return out.copy_(normalised(x, norm_weight, eps))
+    return torch.mul(norm_weight, evened(x, eps), out=out)
 
 
 def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of (..., C) in plain torch, rounded as ``models.language_model.RMSNorm`` rounds."""
+    return norm_weight * evened(x, eps)
+
+
+def evened(x: Tensor, eps: float) -> Tensor:
+    """``normalised`` without its weight, in a tensor of its own."""
     wide = x.float()
-    return norm_weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(
-        x.dtype
-    )
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype)
 
 
 @op(rms_norm_reference)

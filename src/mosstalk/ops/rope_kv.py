@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mosstalk.numerics.rope import rotary_tables
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
+from mosstalk.ops.norm import evened
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -36,14 +37,16 @@ def rope_kv_reference(
 ) -> Tensor:
     """``rope_kv`` in plain torch; which rows are written is read on the host."""
     written = places >= 0
+    rows: Tensor | slice = slice(None)
     if not written.all():
-        qkv, positions, places = qkv[written], positions[written], places[written]
+        rows = written
+        qkv, positions, places = qkv[rows], positions[rows], places[rows]
     lines = angles.index_select(0, positions)
     query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
-    rows = slice(None) if len(places) == len(out) else written.nonzero()[:, 0]
     out[rows] = query.flatten(1)
-    keys.index_copy_(0, places.long(), key)
-    values.index_copy_(0, places.long(), value)
+    places = places.long()
+    keys.index_copy_(0, places, key)
+    values.index_copy_(0, places, value)
     return out
 
 
@@ -54,16 +57,20 @@ def turned_reference(
 
     ``lines`` (N, D) are lines of a ``rotary_table``; the rest is as in ``rope_kv``.
     """
-    heads = qkv.unflatten(1, (-1, gains[0].shape[0]))
-    queries = heads.shape[1] - 2 * kv_heads
-    x, value = heads.split([queries + kv_heads, kv_heads], dim=1)
-    wide = x.float()
-    even = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    norm_weight = torch.cat([gains[0].expand(queries, -1), gains[1].expand(kv_heads, -1)])
-    first, second = (norm_weight * even).float().chunk(2, dim=-1)
-    cos, sin = lines[:, None].chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return *turned.to(x.dtype).split([queries, kv_heads], dim=1), value
+    rows, channels = lines.shape
+    heads = qkv.view(rows, qkv.shape[1] // channels, channels)
+    both = evened(heads[:, :-kv_heads], eps)
+    query, key = both[:, :-kv_heads], both[:, -kv_heads:]
+    query.mul_(gains[0])
+    key.mul_(gains[1])
+    # Each half of a head's channels is turned with the other one.
+    halves = both.float().view(*both.shape[:2], 2, channels // 2)
+    cos, sin = lines.view(rows, 2, 1, 1, channels // 2).unbind(1)
+    turned, across = halves * cos, halves * sin
+    turned[:, :, 0].sub_(across[:, :, 1])
+    turned[:, :, 1].add_(across[:, :, 0])
+    both.copy_(turned.flatten(2))
+    return query, key, heads[:, -kv_heads:]
 
 
 @op(rope_kv_reference)

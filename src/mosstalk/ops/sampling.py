@@ -442,13 +442,10 @@ def update_modes_reference(
     """``update_modes`` in plain torch; nothing waits for the device."""
     assert text.latest is not None
     assert text.mode is not None
-    owner = torch.zeros_like(text.mode, dtype=torch.int64)
-    rows = torch.arange(1, len(slots) + 1, device=slots.device)
-    # Slot -1 is written past the end, then cut off.
-    wide = torch.cat([owner, owner.new_zeros(1)])
-    owner = wide.scatter(0, torch.where(slots < 0, len(owner), slots), rows)[:-1]
-    live = (owner > 0) & (text.mode != ENDED)
-    damaged = live & bad.any(dim=1)[(owner - 1).clamp(min=0)]
+    # Which slot (S, R) each row belongs to: -1 to none.
+    owns = torch.arange(len(text.mode), device=slots.device)[:, None] == slots
+    live = owns.any(dim=1) & (text.mode != ENDED)
+    damaged = live & (owns & bad.any(dim=1)).any(dim=1)
     whole = live & ~damaged
     speaking = text.mode == AUDIO
     drawn_text, audio = text.latest[:, 0], text.latest[:, 1]

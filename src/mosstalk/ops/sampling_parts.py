@@ -236,12 +236,13 @@ def safely(temperature: Tensor) -> Tensor:
 
 def penalised(logits: Tensor, seen: Tensor, settings: DrawSettings, last_token: int) -> Tensor:
     """Logits (R, V) in float32 after mask and repetition penalty."""
-    values = logits.float()
-    beyond = torch.arange(values.shape[1], device=values.device) > last_token
-    values = values.masked_fill(beyond, _NEVER)
-    padded = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
-    places = torch.where(settings.never == FREE, values.shape[1], settings.never)
-    values = padded.scatter(1, places, _NEVER)[:, :-1]
+    rows, width = logits.shape
+    # One token more than there are: that is the place of ``never`` where it forbids none.
+    padded = logits.new_full((rows, width + 1), _NEVER, dtype=torch.float32)
+    padded[:, : last_token + 1] = logits[:, : last_token + 1]
+    if settings.never.shape[1]:
+        padded.scatter_(1, torch.where(settings.never == FREE, width, settings.never), _NEVER)
+    values = padded[:, :-1]
     penalty = settings.penalty[:, None]
     changed = torch.where(values < 0, values * penalty, values / penalty)
     return torch.where(seen[settings.slots.clamp(min=0)], changed, values)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND, MEL_FRAMES_PER_CODE
 from mosstalk.errors import DeviceError, OptionError
@@ -17,6 +16,7 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.quantization import Quantization
 from mosstalk.plan.sizes import SOUND_DTYPE, Configs, codec_on_meta, codec_parts, language_parts
 from mosstalk.plan.work import Ceilings, Load, Work, hop_work, push_work, step_work
+from mosstalk.reply_options import CONTEXT_S
 
 _ADA = "NVIDIA Ada GPU architecture whitepaper, appendix A"
 _HALVED = ", half of those with sparsity"

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import torch
 
-from mosstalk.codec.flow_options import FlowOptions
-from mosstalk.codec.flow_pages import PageLayout
+from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_step import HiftState
-from mosstalk.codec.sound_request import CONTEXT_S
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.kv_store import bytes_per_row
@@ -21,6 +19,7 @@ from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
 from mosstalk.models.weights import shapes_of
+from mosstalk.reply_options import CONTEXT_S
 
 Shapes = Mapping[str, tuple[int, ...]]
 BytesOf = Callable[[str, tuple[int, ...]], int]

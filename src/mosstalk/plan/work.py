@@ -10,8 +10,7 @@ from mosstalk.config import HiftConfig, LanguageModelConfig
 from mosstalk.conversation import Mode
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import FlowDecoder
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import KEPT_FRAMES
+from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.models.quantization import Quantization
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
 from mosstalk.errors import MosstalkError
 from mosstalk.prepared.folder import built_engine
+from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle
 from mosstalk.session.commands import Command

@@ -28,8 +28,7 @@ from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 from mosstalk.server.ipc import BY_HAND, WorkerInfo, WorkerOptions
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.vad.frames import Detector
-from mosstalk.vad.opening import open_detector
+from mosstalk.vad.detectors import Detector, open_detector
 
 _GIB = 2**30
 _VOICES_S = 3.0

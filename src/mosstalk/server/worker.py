@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from mosstalk.collector import lasting_objects_spared
 from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.runtime.card_time import count_card_time, settle_card_time
+from mosstalk.runtime.device import lasting_objects_spared
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel

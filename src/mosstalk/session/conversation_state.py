@@ -16,7 +16,7 @@ from mosstalk.models.text_tokenizer import LONG_CHARS
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Pipeline
-from mosstalk.script import Script
+from mosstalk.reply_options import Script
 from mosstalk.session.commands import Message, Sound, sample_count
 from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
 from mosstalk.session.history import ROLES, EngineConversation, Entry, History, PromptBuilder

@@ -17,15 +17,15 @@ from mosstalk.errors import EngineFullError, EngineStoppedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.progress import Progress
-from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
+from mosstalk.runtime.sharing import DeadlineLock
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.conversation_state import SessionResources
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.session import Session
 from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
-from mosstalk.vad.frames import Detector
+from mosstalk.vad.detectors import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30

@@ -22,8 +22,8 @@ from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import InputClock, Resampler
 from mosstalk.session.workers import EncoderWorker
 from mosstalk.vad import turns
+from mosstalk.vad.detectors import Frames
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Frames
 
 LISTEN_CODES = 5
 """Codes that are encoded at once, and read by the engine, while the user speaks: 400 ms."""

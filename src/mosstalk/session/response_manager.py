@@ -9,8 +9,7 @@ from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SA
 from mosstalk.conversation import Reply, Row
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
-from mosstalk.sampling_options import Limits
-from mosstalk.script import Script
+from mosstalk.reply_options import Limits, Script
 from mosstalk.session import events
 from mosstalk.session.commands import CreateResponse
 from mosstalk.session.conversation_state import ConversationState

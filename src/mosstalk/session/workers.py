@@ -30,9 +30,9 @@ from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
-from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import own_stream
-from mosstalk.vad.frames import Detector, Frames
+from mosstalk.runtime.sharing import DeadlineLock
+from mosstalk.vad.detectors import Detector, Frames
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")

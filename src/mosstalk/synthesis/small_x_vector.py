@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mosstalk.models.x_vector import FBANK_BINS
+from mosstalk.models.voices import FBANK_BINS
 
 _HIDDEN = 64
 # The oldest that say all of this, so that any ONNX Runtime in use reads the file.

@@ -30,9 +30,8 @@ from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
-from mosstalk.models.voices import CODEC_KEY, Voice, save_voice
+from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, Voice, save_voice
 from mosstalk.models.weights import in_shards, shapes_of, shard_name
-from mosstalk.models.x_vector import X_VECTOR_FILE
 from mosstalk.progress import Progress, progress_bar
 from mosstalk.runtime.device import pick_dtype
 from mosstalk.synthesis.sizes import Sizes, parse_sizes

@@ -9,10 +9,15 @@ For one stream, with what the microphone heard as 16 kHz float32 samples of any 
     events = turns.push(gate.heard(samples, frames))
 """
 
+from mosstalk.vad.detectors import (
+    Detector,
+    Frame,
+    Frames,
+    SileroDetector,
+    WebRtcDetector,
+    open_detector,
+)
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Detector, Frame, Frames
-from mosstalk.vad.opening import open_detector
-from mosstalk.vad.silero import SileroDetector
 from mosstalk.vad.turns import (
     BargeIn,
     IdleTimeout,
@@ -22,7 +27,6 @@ from mosstalk.vad.turns import (
     TurnDetector,
     TurnEvent,
 )
-from mosstalk.vad.webrtc import WebRtcDetector
 
 __all__ = [
     "BargeIn",

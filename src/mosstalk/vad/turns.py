@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import OptionError
-from mosstalk.vad.frames import Frame, Frames
+from mosstalk.vad.detectors import Frame, Frames
 
 HYSTERESIS = 0.15
 """Speech has ended below the threshold less this: Silero's own ``neg_threshold``."""

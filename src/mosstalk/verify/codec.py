@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow import batched_flow
-from mosstalk.codec.flow_options import FlowOptions
+from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
@@ -23,8 +23,7 @@ from mosstalk.files import read_json
 from mosstalk.models.codec_folder import build, open_part, read_flow_config, read_hift_config
 from mosstalk.models.features import MelSpec, vocoder_mel
 from mosstalk.models.flow import FlowDecoder, FlowStream, RecomputingFlowStream, fixed_noise
-from mosstalk.models.hift import HiftVocoder
-from mosstalk.models.hift_stream import KEPT_FRAMES, HiftStream
+from mosstalk.models.hift import KEPT_FRAMES, HiftStream, HiftVocoder
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.models.weights import (

@@ -14,10 +14,9 @@ from mosstalk.engine.sequence import Sequence
 from mosstalk.engine.step_plan import QuerySpan
 from mosstalk.errors import CaseError
 from mosstalk.models.checkpoint import load_language_model
-from mosstalk.models.generation import Generation
+from mosstalk.models.generation import Generation, warp
 from mosstalk.models.language_model import LanguageModel, Logits
-from mosstalk.models.sampling import warp
-from mosstalk.sampling_options import Limits, SamplingOptions
+from mosstalk.reply_options import Limits, SamplingOptions
 from mosstalk.synthesis.direct import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
