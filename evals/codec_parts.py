@@ -14,16 +14,7 @@ from operator import add
 import numpy as np
 import torch
 
-from evals.readings import (
-    TEACHER,
-    VOICES,
-    Reading,
-    asset_recordings,
-    at_hand,
-    librivox_clips,
-    read_aloud,
-    telephone_prompts,
-)
+from evals.readings import TEACHER, VOICES, Reading, asset_recordings, read_aloud, speakers
 from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.codec import OfSpeech
 from mosstalk.codec.flow import flow_curve
@@ -109,27 +100,20 @@ def varied_speech(minutes: float, seed: int = 0, voices: Sequence[str] = tuple(V
     Raises:
         BenchError: nothing that speaks is installed.
     """
-    speakers, missing = _speakers(voices)
+    sentences = read_sentences()[:_SENTENCES]
+    people, missing = speakers(_PROMPTS, sentences, (VOICES[name] for name in voices))
+    if not people:
+        raise BenchError(f"there is nobody to listen to ({'; '.join(missing)})")
     draw = np.random.default_rng(seed)
     conversations: list[Conversation] = []
     while sum(each.seconds for each in conversations) < 60 * minutes:
         number = len(conversations)
-        speaker = speakers[number % len(speakers)]
+        speaker = people[number % len(people)]
         # Each time round, every speaker meets the next condition.
-        condition = CONDITIONS[(number + number // len(speakers)) % len(CONDITIONS)]
+        condition = CONDITIONS[(number + number // len(people)) % len(CONDITIONS)]
         turns = tuple(_turn(speaker, condition, draw) for _ in range(_TURNS))
         conversations.append(Conversation(speaker.name, condition, turns))
-    return Corpus(tuple(conversations), missing)
-
-
-def _speakers(voices: Sequence[str]) -> tuple[list[Reading], tuple[str, ...]]:
-    sentences = read_sentences()[:_SENTENCES]
-    read = (partial(read_aloud, VOICES[name], sentences) for name in voices)
-    people = (asset_recordings, librivox_clips, partial(telephone_prompts, _PROMPTS))
-    found, missing = at_hand((*people, *read))
-    if not found:
-        raise BenchError(f"there is nobody to listen to ({'; '.join(missing)})")
-    return found, tuple(missing)
+    return Corpus(tuple(conversations), tuple(missing))
 
 
 def _turn(speaker: Reading, condition: Condition, draw: np.random.Generator) -> Samples:

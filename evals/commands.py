@@ -14,7 +14,6 @@ from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from evals.judges import Panel
-    from evals.quality import Quality, Wanted
     from evals.takes import Way
 
 
@@ -86,40 +85,30 @@ class BenchQuality(WritesPage):
     def run(self) -> None:
         """Judge; print tables, and write the document and the page."""
         from evals.judges import Panel
-        from evals.quality import document_of, measure_voices
+        from evals.quality import QualityBench, document_of
         from evals.quality_page import quality_page, tables_of
         from mosstalk.cli.measured_output import print_found
         from mosstalk.progress import progress_bar
 
         with self.printing():
-            wanted = self._wanted()
+            read = self._readings()
             panel = Panel()
-            if self.judges:
-                with progress_bar() as tell:
-                    quality = measure_voices(wanted, panel, tell)
-                quality.settings = self._settings(wanted, panel)
-            else:
-                quality = self._judged(wanted, panel)
-            print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
+            way = None if self.judges else self._way()
+            settings = self._checkpoint_settings(way) if way else {}
+            settings |= self._settings(len(read["sentences"]), panel)
+            if way:
+                settings["long sentences"] = str(len(read["long_sentences"]) or "none")
+            with progress_bar() as tell:
+                bench = QualityBench(panel, tell, **read)
+                quality = bench.measure_checkpoint(way) if way else bench.measure_voices()
+            quality.settings = settings
+            print_found(settings, tables_of(quality), quality.skipped, width=22)
             if quality.headline:
                 print(f"\n{quality.headline}")
         self.deliver_both(document_of(quality), partial(quality_page, quality))
 
-    def _judged(self, wanted: "Wanted", panel: "Panel") -> "Quality":
-        """The checkpoint, judged."""
-        from evals.quality import measure_checkpoint
-        from mosstalk.progress import progress_bar
-
-        way = self._way()
-        with progress_bar() as tell:
-            quality = measure_checkpoint(wanted, panel, way, tell)
-        quality.settings = self._checkpoint_settings(way) | self._settings(wanted, panel)
-        quality.settings["long sentences"] = str(len(wanted.long_sentences) or "none")
-        return quality
-
-    def _wanted(self) -> "Wanted":
-        """What is read, and by whom."""
-        from evals.quality import Wanted
+    def _readings(self) -> dict[str, Any]:
+        """What is read, and by whom, as ``QualityBench`` takes it."""
         from evals.readings import find_synthetic_voice, read_recordings
         from mosstalk.reporting.sentences import HELD_OUT, HELD_OUT_LONG, read_sentences
 
@@ -128,11 +117,15 @@ class BenchQuality(WritesPage):
             sentences = read_recordings(self.recordings, "teacher").texts
         else:
             sentences = read_sentences(self.sentences or HELD_OUT)
-        chosen = sentences[: self.limit or len(sentences)]
         own = self.sentences or self.recordings
         long = () if own else read_sentences(HELD_OUT_LONG)
-        long = long[: -(-self.limit // _SHORT_FOR_A_LONG) or len(long)]
-        return Wanted(chosen, long, self.recordings, self.people, beside)
+        return {
+            "sentences": sentences[: self.limit or len(sentences)],
+            "long_sentences": long[: -(-self.limit // _SHORT_FOR_A_LONG) or len(long)],
+            "recordings": self.recordings,
+            "people": self.people,
+            "beside": beside,
+        }
 
     def _way(self) -> "Way":
         """The checkpoint's way to speak."""
@@ -168,7 +161,7 @@ class BenchQuality(WritesPage):
             "seed": self.seed,
         } | {f"drawing, {task}": way.drawing(task) for task in ("speak", "transcribe")}
 
-    def _settings(self, wanted: "Wanted", panel: "Panel") -> dict[str, Any]:
+    def _settings(self, sentences: int, panel: "Panel") -> dict[str, Any]:
         import torch
 
         from evals import intervals
@@ -177,7 +170,7 @@ class BenchQuality(WritesPage):
         words = "the held-out sentences" if source is None else source.name
         return (
             {
-                "sentences": f"{len(wanted.sentences)} of {words}",
+                "sentences": f"{sentences} of {words}",
                 "teacher": "recordings given" if self.recordings else "synthesised on the spot",
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
                 f"torch {torch.get_num_threads()} threads",

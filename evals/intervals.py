@@ -43,27 +43,21 @@ def mean_difference(values: Sequence[float], others: Sequence[float]) -> Estimat
 
 def rate(errors: Sequence[Errors]) -> Estimate:
     """Error rate over all sentences: edits over length."""
-    edits, lengths = _sums(errors)
-    drawn = _draws(len(errors))
-    whole = edits.sum() / lengths.sum()
-    return _estimate(whole, edits[drawn].sum(1) / lengths[drawn].sum(1), len(errors))
+    return _estimate(*_rates(errors), len(errors))
 
 
 def rate_difference(errors: Sequence[Errors], others: Sequence[Errors]) -> Estimate:
     """Error rate of ``errors`` less that of ``others``, of the same sentences in order."""
-    edits, lengths = _sums(errors)
-    other_edits, other_lengths = _sums(others)
-    drawn = _draws(len(errors))
-    whole = edits.sum() / lengths.sum() - other_edits.sum() / other_lengths.sum()
-    again = edits[drawn].sum(1) / lengths[drawn].sum(1)
-    other_again = other_edits[drawn].sum(1) / other_lengths[drawn].sum(1)
-    return _estimate(whole, again - other_again, len(errors))
+    (whole, again), (other_whole, other_again) = _rates(errors), _rates(others)
+    return _estimate(whole - other_whole, again - other_again, len(errors))
 
 
-def _sums(errors: Sequence[Errors]) -> tuple[_Values, _Values]:
-    """Edits and reference lengths, float64; an empty reference counts as one of length 1."""
+def _rates(errors: Sequence[Errors]) -> tuple[float, _Values]:
+    """Edits over reference lengths, of all and of each draw; an empty reference has length 1."""
     edits = np.array([each.edits for each in errors], np.float64)
-    return edits, np.array([max(each.length, 1) for each in errors], np.float64)
+    lengths = np.array([max(each.length, 1) for each in errors], np.float64)
+    drawn = _draws(len(errors))
+    return edits.sum() / lengths.sum(), edits[drawn].sum(1) / lengths[drawn].sum(1)
 
 
 def _draws(count: int) -> npt.NDArray[np.int64]:

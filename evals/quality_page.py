@@ -33,14 +33,7 @@ _LABELS = ("weights", "replies", "sentences", "machine")
 _SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PALETTE_TYPE = 3
-_ANCHORS = (
-    (0, 0, 4),
-    (59, 15, 112),
-    (140, 41, 129),
-    (222, 73, 104),
-    (254, 159, 109),
-    (252, 253, 191),
-)
+_ANCHORS = bytes.fromhex("000004 3b0f70 8c2981 de4968 fe9f6d fcfdbf")
 """Colours from quiet to loud, evenly spaced: dark violet over red to pale yellow."""
 _COLOURS = 64
 _RANGE_DB = 70.0
@@ -367,7 +360,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _palette() -> npt.NDArray[np.uint8]:
-    anchors = np.array(_ANCHORS, np.float64)
+    anchors = np.frombuffer(_ANCHORS, np.uint8).reshape(-1, 3).astype(np.float64)
     at = np.linspace(0, len(anchors) - 1, _COLOURS)
     channels = [np.interp(at, np.arange(len(anchors)), anchors[:, place]) for place in range(3)]
     return np.stack(channels, axis=1).round().astype(np.uint8)

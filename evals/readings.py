@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from evals.extras import extra
 from evals.words import normalised
 from mosstalk.audio.sound import Samples, read_audio, resample
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.errors import AudioError, BenchError, OptionError
+from mosstalk.errors import AudioError, BenchError, DetectorError, OptionError
 
 TRANSCRIPTS = "transcripts.txt"
 """File of a recordings folder: on each line a file's name, a tab, and what is said in it."""
@@ -36,6 +37,7 @@ _FEWEST_WORDS, _MOST_WORDS = 4, 16
 _SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
 _PATIENCE_S = 600
 _Wavs = list[Path]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,26 @@ class Reading:
         return sum(map(len, self.sounds)) / OUTPUT_RATE
 
 
-def at_hand(makers: Iterable[Callable[[], Reading]]) -> tuple[list[Reading], list[str]]:
-    """The readings that can be had here, and what is missing of the others."""
-    found, missing = list[Reading](), list[str]()
+def at_hand(makers: Iterable[Callable[[], _T]]) -> tuple[list[_T], list[str]]:
+    """What can be had here, and what is missing of the rest."""
+    found, missing = list[_T](), list[str]()
     for make in makers:
         try:
             found.append(make())
-        except BenchError as error:
+        except (BenchError, DetectorError) as error:
             missing.append(str(error))
     return found, missing
+
+
+def speakers(
+    prompts: int, sentences: Sequence[str], voices: Iterable["SyntheticVoice"]
+) -> tuple[list[Reading], list[str]]:
+    """People, ``prompts`` of telephones among them, and ``voices`` that read ``sentences``.
+
+    The second list names what is missing.
+    """
+    read = (partial(read_aloud, voice, sentences) for voice in voices)
+    return at_hand((asset_recordings, librivox_clips, partial(telephone_prompts, prompts), *read))
 
 
 def read_recordings(folder: Path, name: str) -> Reading:
@@ -280,9 +293,10 @@ def _one_by_one(
     return wavs
 
 
-def _run(voice: SyntheticVoice, *options: str) -> None:
-    done = subprocess.run(
-        [voice.program, *options],
+def run_program(*words: str) -> subprocess.CompletedProcess[str]:
+    """A program that speaks, once it has ended, with what it wrote."""
+    return subprocess.run(
+        words,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -290,6 +304,10 @@ def _run(voice: SyntheticVoice, *options: str) -> None:
         timeout=_PATIENCE_S,
         check=False,
     )
+
+
+def _run(voice: SyntheticVoice, *options: str) -> None:
+    done = run_program(voice.program, *options)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())[:200]
         raise BenchError(f"{voice.program} has no voice {voice.known_as} ({said}); {voice.install}")

@@ -50,14 +50,9 @@ def _envelope(samples: Samples) -> _Values:
 def _best_lag(reference: _Values, other: _Values) -> int:
     """By how many envelope values ``other`` comes late; at most a quarter of the shorter one."""
     limit = min(_LARGEST_LAG_MS, len(reference) // 4, len(other) // 4)
-    first, second = reference - reference.mean(), other - other.mean()
-
-    def likeness(lag: int) -> float:
-        early, late = first[max(-lag, 0) :], second[max(lag, 0) :]
-        length = min(len(early), len(late))
-        return float(early[:length] @ late[:length])
-
-    return max(range(-limit, limit + 1), key=likeness)
+    likeness = np.correlate(other - other.mean(), reference - reference.mean(), "full")
+    same = len(reference) - 1  # where neither is late
+    return int(likeness[same - limit : same + limit + 1].argmax()) - limit
 
 
 def log_spectral_distance(reference: Samples, other: Samples) -> float:

@@ -1,7 +1,7 @@
 """What a checkpoint makes: text read aloud, recordings spoken again, speech written down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ READ_ALOUD_LONG = "read aloud, long sentences"
 RESYNTHESISED = "resynthesised"
 STREAMED = "streamed"
 """Resynthesised hop by hop."""
+_Hops = list[Samples]
 _SCRIPTS = {"speak": "speech:25", "transcribe": "text:8"}
 """Replies of random weights, which never end by themselves."""
 
@@ -74,21 +75,19 @@ class Streamed:
     first_audio_ms: tuple[float, ...] = ()
     real_time_factors: tuple[float, ...] = ()
 
-
-@dataclass
-class _Hops:
-    """Sounds of hops as they come."""
-
-    sounds: list[Samples] = field(default_factory=list)
-
-    @property
-    def whole(self) -> Samples:
-        return np.concatenate(self.sounds) if self.sounds else np.zeros(0, np.float32)
-
-    @property
-    def seams(self) -> tuple[int, ...]:
-        ends = np.cumsum([len(sound) for sound in self.sounds])
-        return tuple(int(end) for end in ends[:-1])
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        texts: Sequence[str],
+        hops: Sequence[Sequence[Samples]],
+        *figures: list[float],
+    ) -> "Streamed":
+        """Of the sounds of each text's hops."""
+        wholes = (np.concatenate(each) if each else np.zeros(0, np.float32) for each in hops)
+        ends = (np.cumsum([len(sound) for sound in each])[:-1].tolist() for each in hops)
+        reading = Reading(name, tuple(texts), tuple(wholes))
+        return cls(reading, tuple(map(tuple, ends)), *map(tuple, figures))
 
 
 def read_texts(way: Way, texts: Sequence[str], tell: Progress, name: str = READ_ALOUD) -> Streamed:
@@ -107,9 +106,7 @@ def read_texts(way: Way, texts: Sequence[str], tell: Progress, name: str = READ_
         if timings.first_audio_ms is not None and factor is not None:
             first_ms.append(timings.first_audio_ms)
             factors.append(factor)
-    reading = Reading(name, tuple(texts), tuple(each.whole for each in hops))
-    seams = tuple(each.seams for each in hops)
-    return Streamed(reading, seams, tuple(first_ms), tuple(factors))
+    return Streamed.of(name, texts, hops, first_ms, factors)
 
 
 def _read(way: Way, text: str) -> tuple[_Hops, TurnTimings, float]:
@@ -117,7 +114,7 @@ def _read(way: Way, text: str) -> tuple[_Hops, TurnTimings, float]:
     hops, answers = _Hops(), list[Answer]()
     for piece in readable(text, way.pipeline.defaults.text).pieces:
         answers.append(_speak_piece(way, piece))
-        hops.sounds += answers[-1]
+        hops += answers[-1]
     timings = TurnTimings.together([answer.timings for answer in answers])
     return hops, timings, sum(answer.audio_s for answer in answers)
 
@@ -141,14 +138,11 @@ def resynthesise(way: Way, recordings: Reading, tell: Progress) -> tuple[Reading
         tell("resynthesising", place, len(recordings))
         codes = codec.tokenizer.encode(torch.from_numpy(heard))
         with torch.inference_mode():
-            whole = decode_offline(codec, way.voice, codes, way.seed)
-        offline.append(whole.cpu().numpy().astype(np.float32))
+            sound = decode_offline(codec, way.voice, codes, way.seed)
+        offline.append(sound.cpu().numpy().astype(np.float32))
         hops.append(_stream(way, codes))
-    sounds = tuple(each.whole for each in hops)
-    return (
-        Reading(RESYNTHESISED, recordings.texts, tuple(offline)),
-        Streamed(Reading(STREAMED, recordings.texts, sounds), tuple(each.seams for each in hops)),
-    )
+    whole = Reading(RESYNTHESISED, recordings.texts, tuple(offline))
+    return whole, Streamed.of(STREAMED, recordings.texts, hops)
 
 
 def _stream(way: Way, codes: Sequence[int]) -> _Hops:
@@ -156,7 +150,7 @@ def _stream(way: Way, codes: Sequence[int]) -> _Hops:
     stream = way.pipeline.open_stream(way.voice, way.seed)
     sounds = [sound for code in codes for sound in stream.push([code])]
     sounds += [last for last in (stream.finish(),) if last is not None]
-    return _Hops([sound.cpu().numpy().astype(np.float32) for sound in sounds])
+    return [sound.cpu().numpy().astype(np.float32) for sound in sounds]
 
 
 def write_down(way: Way, reading: Reading, tell: Progress) -> list[str]:

@@ -1,23 +1,28 @@
-"""What is measured of detectors of speech: how well, how soon and how fast they find it."""
+"""How well, how soon and how fast detectors find speech, and users who talk over an assistant."""
 
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from evals.barge_in import SETTINGS, BargeInRow, barge_in_table, measure_barge_in
 from evals.intervals import Spread, spread
-from evals.readings import TEACHER, asset_recordings, read_aloud
+from evals.readings import LISTENED, TEACHER, asset_recordings, at_hand, read_aloud, speakers
 from evals.vad_clips import (
     CELL_SAMPLES,
+    EARLY_S,
+    SETTINGS,
+    Call,
     Clip,
     Mask,
+    Setting,
     clip_of,
+    simulate,
     sounds_without_speech,
-    speakers,
 )
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
@@ -26,14 +31,21 @@ from mosstalk.progress import Progress
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.reporting.tables import Table, figure
 from mosstalk.vad.detectors import Detector, Frames, open_detector
+from mosstalk.vad.echo import EchoGate
 from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector
 
 _PUSH_SAMPLES = INPUT_RATE // 50
-_STREAMS = 64
-_ROUNDS = 20
+_STREAMS, _ROUNDS = 64, 20
 _MS = 1000 / INPUT_RATE
+_SPEECH = TurnDetection().threshold
 FORMAT = "mosstalk-vad-1"
 _KINDS = ("silero", "webrtc")
+_VOICES = 4
+"""Synthetic ones, beside people."""
+_ECHO_DIES_SAMPLES = INPUT_RATE * 3 // 5
+_SOON_SAMPLES, _LATE_SAMPLES = INPUT_RATE // 2, INPUT_RATE
+_PREFIX_SAMPLES = INPUT_RATE * 3 // 5
+"""A turn that begins so long before its user, or later, is not the user's alone."""
 _NOISES = {"clean": None, "20 dB": 20.0, "10 dB": 10.0, "5 dB": 5.0, "0 dB": 0.0}
 
 
@@ -82,18 +94,15 @@ class Cost:
     together_us: float
 
 
-def measure_found(
-    detector: Detector, noise: str, clips: Sequence[Clip], settings: TurnDetection | None = None
-) -> Found:
+def measure_found(detector: Detector, noise: str, clips: Sequence[Clip]) -> Found:
     """Hear each clip as a stream of its own."""
-    settings = settings or TurnDetection()
     hits, alarms, starts, ends, turns = [], [], [], [], []
     for clip in clips:
-        frames = _hear(detector, clip.samples)
-        called = _called_speech(frames, len(clip.speech), settings.threshold)
+        _, frames = detector.push(detector.start(), clip.samples)
+        called = _called_speech(frames, len(clip.speech))
         hits.append(called[clip.speech])
         alarms.append(called[~clip.speech])
-        started, stopped = _turns(detector, frames, settings)
+        started, stopped = _turns(detector, frames)
         turns.append(len(started))
         starts += [_MS * (each.decided_samples - clip.onset_samples) for each in started[:1]]
         ends += [_MS * (each.end_samples - clip.end_samples) for each in stopped[-1:]]
@@ -113,10 +122,9 @@ def measure_found(
 
 def measure_alarm(detector: Detector, sound: str, samples: Samples) -> Alarm:
     """Hear a sound (n,) in which nobody speaks."""
-    settings = TurnDetection()
-    frames = _hear(detector, samples)
-    started, _ = _turns(detector, frames, settings)
-    false = float((frames.speech >= settings.threshold).mean())
+    _, frames = detector.push(detector.start(), samples)
+    started, _ = _turns(detector, frames)
+    false = float((frames.speech >= _SPEECH).mean())
     return Alarm(detector.name, sound, len(samples) / INPUT_RATE, false, len(started))
 
 
@@ -145,21 +153,15 @@ def _time_together(detector: Detector, frame: Samples) -> float:
     return float(np.median(spent))
 
 
-def _hear(detector: Detector, samples: Samples) -> Frames:
-    return detector.push(detector.start(), samples)[1]
-
-
-def _called_speech(frames: Frames, cells: int, threshold: float) -> Mask:
+def _called_speech(frames: Frames, cells: int) -> Mask:
     """Whether each step of 10 ms lies in a frame that is speech; after the last frame it is not."""
-    samples = np.repeat(frames.speech >= threshold, frames.frame_samples)
+    samples = np.repeat(frames.speech >= _SPEECH, frames.frame_samples)
     middles = np.arange(cells) * CELL_SAMPLES + CELL_SAMPLES // 2
     return np.asarray(np.append(samples, False)[np.minimum(middles, len(samples))])
 
 
-def _turns(
-    detector: Detector, frames: Frames, settings: TurnDetection
-) -> tuple[list[SpeechStarted], list[SpeechStopped]]:
-    turns = TurnDetector(settings, minimum_speech_ms=detector.minimum_speech_ms)
+def _turns(detector: Detector, frames: Frames) -> tuple[list[SpeechStarted], list[SpeechStopped]]:
+    turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
     events = turns.push(frames)
     started = [event for event in events if isinstance(event, SpeechStarted)]
     return started, [event for event in events if isinstance(event, SpeechStopped)]
@@ -218,6 +220,153 @@ def cost_table(rows: Iterable[Cost]) -> Table:
     )
 
 
+@dataclass(frozen=True)
+class BargeInRow:
+    """What became of calls of one setting.
+
+    Attributes:
+        replies: how many were played in full, with nobody talking over them.
+        interrupted: how many of these were taken for a user.
+        users: how many talked over a reply.
+        soon, late: share of them heard within 500 ms, and within a second.
+        whole: share of them whose turn has their first sound, and at most 600 ms before it.
+        median_ms, p95_ms: from a user's first sound until a turn was known to have begun, over
+            all users; None if so many were never heard.
+        gate_us: what the gate cost, for a second of sound.
+    """
+
+    setting: Setting
+    replies: int
+    interrupted: int
+    users: int
+    soon: float | None
+    late: float | None
+    whole: float | None
+    median_ms: float | None
+    p95_ms: float | None
+    gate_us: float
+
+
+class _Start(NamedTuple):
+    """A turn that begins at sample ``begin`` was known to when ``known`` samples were heard."""
+
+    begin: int
+    known: int
+
+
+def measure_barge_in(
+    detector: Detector,
+    setting: Setting,
+    assistant: Sequence[Samples],
+    users: Sequence[Samples],
+    seeds: Iterable[int],
+    *,
+    gate: Callable[[], EchoGate] | None = EchoGate,
+) -> BargeInRow:
+    """Hear a simulated call of sounds at 16 kHz for each seed; ``gate`` None leaves it out."""
+    replies, interrupted, delays, whole = 0, 0, list[float](), list[bool]()
+    spent_s = heard_s = 0.0
+    for seed in seeds:
+        call = simulate(setting, assistant, users, seed)
+        started, seconds = _starts(detector, call, gate() if gate else None)
+        spent_s, heard_s = spent_s + seconds, heard_s + len(call.microphone) / INPUT_RATE
+        alone = call.replies if call.user_samples is None else call.replies[:-1]
+        replies += len(alone)
+        interrupted += sum(
+            any(start <= each.known < end + _ECHO_DIES_SAMPLES for each in started)
+            for start, end in alone
+        )
+        if call.user_samples is not None:
+            delay, has_all = _heard(started, call.user_samples)
+            delays.append(delay)
+            whole.append(has_all)
+    return BargeInRow(
+        setting, replies, interrupted, len(delays),
+        _share(delays, _SOON_SAMPLES), _share(delays, _LATE_SAMPLES),
+        float(np.mean(whole)) if whole else None,
+        _percentile_ms(delays, 50), _percentile_ms(delays, 95),
+        1e6 * spent_s / max(heard_s, 1e-9),
+    )  # fmt: skip
+
+
+def _starts(detector: Detector, call: Call, gate: EchoGate | None) -> tuple[list[_Start], float]:
+    """The turns that began, as a session hears them; the seconds that the gate took."""
+    turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
+    state, started, spent_s = detector.start(), [], 0.0
+    if gate:
+        gate.played(call.played, 0)
+    for begin in range(0, len(call.microphone), _PUSH_SAMPLES):
+        piece = call.microphone[begin : begin + _PUSH_SAMPLES]
+        known = begin + len(piece)
+        state, frames = detector.push(state, piece)
+        if gate:
+            begun_s = time.perf_counter()
+            frames = gate.heard(piece, frames)
+            spent_s += time.perf_counter() - begun_s
+        turns.playing = any(
+            start <= known < end + _ECHO_DIES_SAMPLES for start, end in call.replies
+        )
+        events = turns.push(frames)
+        started += [_Start(e.start_samples, known) for e in events if isinstance(e, SpeechStarted)]
+        if call.user_samples is not None and started and started[-1].known >= call.user_samples:
+            break  # the reply ends here
+    return started, spent_s
+
+
+def _heard(started: Sequence[_Start], begin: int) -> tuple[float, bool]:
+    """Samples until a user who begins at ``begin`` is heard, and whether from there on."""
+    turn = next((each for each in started if each.known >= begin), None)
+    if turn is None:
+        return float("inf"), False
+    return turn.known - begin, begin - _PREFIX_SAMPLES <= turn.begin <= begin
+
+
+def _share(delays: Sequence[float], limit: int) -> float | None:
+    return float(np.mean([each <= limit for each in delays])) if delays else None
+
+
+def _percentile_ms(delays: Sequence[float], percent: int) -> float | None:
+    if not delays:
+        return None
+    samples = np.percentile(delays, percent, method="higher")
+    return float(1000 * samples / INPUT_RATE) if np.isfinite(samples) else None
+
+
+def barge_in_table(rows: Iterable[BargeInRow]) -> Table:
+    """Interruptions, wrong and right."""
+    return Table(
+        "Interruptions, in simulated rooms",
+        "Echo: over what was played. User: over the echo. Delays of the echo 20 to 400 ms, "
+        "reverberation 0.2 to 0.7 s. Interrupted: replies that their own echo ended. In 0.5 s, "
+        "in 1 s: users who talked over a reply, by the time until a turn was known to have begun; "
+        "whole: that turn has their first sound. Users begin 1 to 2.5 s after a call's third "
+        "reply, or (early) 0.05 to 1 s after its first or third. Gate: its cost, for a second "
+        "of sound.",
+        (
+            *("", "replies", "interrupted", "users", "in 0.5 s %", "in 1 s %", "whole %"),
+            *("median ms", "p95 ms", "gate us"),
+        ),
+        tuple(
+            (
+                _named(row.setting),
+                *(str(row.replies), str(row.interrupted), str(row.users)),
+                *(figure(share, 0, 100) for share in (row.soon, row.late, row.whole)),
+                *map(figure, (row.median_ms, row.p95_ms, row.gate_us)),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _named(setting: Setting) -> str:
+    echo = "headphones" if setting.echo_db is None else f"echo {setting.echo_db:+.0f} dB"
+    if setting.user_db is None:
+        return echo
+    early = ", early" if setting.after_s == EARLY_S else ""
+    which = f"{early} over the first" if setting.replies == 1 else early
+    return f"{echo}, user {setting.user_db:+.0f} dB{which}"
+
+
 @dataclass
 class DetectorResults:
     """Figures of every detector, and what could not be measured."""
@@ -246,27 +395,12 @@ def measure_detectors(
         DetectorError: a detector that was asked for, or every one, is not installed.
     """
     results = DetectorResults()
-    detectors = [open_detector(kind) for kind in kinds] or _installed(results)
-    _measure(detectors, clips, calls, results, tell)
-    return results
-
-
-def _installed(results: DetectorResults) -> list[Detector]:
-    found: list[Detector] = []
-    for kind in _KINDS:
-        try:
-            found.append(open_detector(kind))
-        except DetectorError as error:
-            results.skipped.append(str(error))
-    if not found:
+    detectors = [open_detector(kind) for kind in kinds]
+    if not kinds:
+        detectors, results.skipped = at_hand(partial(open_detector, kind) for kind in _KINDS)
+    if not detectors:
         raise DetectorError(results.skipped[0])
-    return found
-
-
-def _measure(
-    detectors: Sequence[Detector], clips: int, calls: int, results: DetectorResults, tell: Progress
-) -> None:
-    readings, missing = speakers(clips)
+    readings, missing = speakers(clips, read_sentences()[:clips], LISTENED[:_VOICES])
     results.skipped += missing
     if not readings:
         raise BenchError(f"there is no speech to find: {'; '.join(missing)}")
@@ -293,6 +427,7 @@ def _measure(
             seeds = range(place * calls, (place + 1) * calls)
             row = measure_barge_in(detectors[0], setting, assistant, users, seeds)
             results.barge_in.append(row)
+    return results
 
 
 def _both_sides(

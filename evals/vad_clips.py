@@ -1,25 +1,19 @@
-"""Sounds for detectors of speech: speech whose place is known, in noise, and what is no speech."""
+"""Sounds for detectors of speech: speech whose place is known, in noise, and what is no speech.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+And calls without headphones, simulated: the assistant's voice comes back, and a user talks over it.
+A room is an exponentially decaying tail behind the direct sound (Polack 1988), a loudspeaker
+eight bands of random loss.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from evals.readings import (
-    LISTENED,
-    Reading,
-    asset_recordings,
-    at_hand,
-    librivox_clips,
-    read_aloud,
-    telephone_prompts,
-)
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.reporting.sentences import read_sentences
 
 Mask = npt.NDArray[np.bool_]
 
@@ -30,6 +24,19 @@ _BELOW_LOUD_DB = 35.0
 _LONGEST_GAP_CELLS = 20
 _LOUD_PERCENTILE = 95
 _LOWEST_HZ = 50.0
+ASSISTANT_DB = -20.0
+"""Level of the assistant's speech as it is sent."""
+_PAUSE_S = 0.25
+_LEAD_S = 0.6
+_REST_S = 1.0
+_DELAY_MS = (20.0, 400.0)
+_REVERBERATION_S = (0.2, 0.7)
+_DIRECT_DB = (-3.0, 10.0)
+_NOISE_DB = (-75.0, -60.0)
+_LOSS_DB = 8.0
+_LOUDSPEAKER_TAPS = 512
+EARLY_S = (0.05, 1.0)
+"""Users who begin at once: over a conversation's first reply, of which nothing is known yet."""
 _Draw = np.random.Generator
 _Wave = npt.NDArray[np.float64]
 
@@ -101,16 +108,6 @@ def _speech_in(powers: npt.NDArray[np.float64]) -> Mask:
     return speech
 
 
-def speakers(count: int, voices: int = 4) -> tuple[list[Reading], list[str]]:
-    """Up to ``count`` readings each of people and other programs' voices that are at hand.
-
-    The second list names what is missing.
-    """
-    sentences = read_sentences()[:count]
-    read = (partial(read_aloud, voice, sentences) for voice in LISTENED[:voices])
-    return at_hand((asset_recordings, librivox_clips, partial(telephone_prompts, count), *read))
-
-
 def sounds_without_speech(seconds: float = 20.0, seed: int = 0) -> dict[str, Samples]:
     """Silence, noises, clicks and tones (n,) at 16 kHz, by name."""
     count = int(seconds * INPUT_RATE)
@@ -157,3 +154,121 @@ def _hum(count: int) -> Samples:
     times = np.arange(count) / INPUT_RATE
     partials = [np.sin(2 * np.pi * 50 * k * times) / k for k in range(1, 12)]
     return (0.05 * np.sum(partials, axis=0)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Levels in dB: the echo's over what was played (None: headphones), the user's over the echo.
+
+    ``user_db`` None: nobody talks. With headphones the user is as loud as over an echo of -12.
+    The user begins ``after_s`` (lowest, highest) seconds after the last of the ``replies`` does,
+    which last for ``reply_s`` at least.
+    """
+
+    echo_db: float | None
+    user_db: float | None = None
+    replies: int = 3
+    after_s: tuple[float, float] = (1.0, 2.5)
+    reply_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is played and what the microphone hears, (n,) at 16 kHz, side by side.
+
+    ``replies`` are the first and last sample of each in ``played``; ``user_samples`` is where
+    the user begins to speak, in the last reply.
+    """
+
+    played: Samples
+    microphone: Samples
+    replies: tuple[tuple[int, int], ...]
+    user_samples: int | None
+
+
+def simulate(
+    setting: Setting, assistant: Sequence[Samples], users: Sequence[Samples], seed: int
+) -> Call:
+    """One call: replies out of ``assistant``'s sounds, a user's sound over the last of them."""
+    draw = np.random.default_rng(seed)
+    played, replies = _replies(setting, assistant, draw)
+    echo_db = -12.0 if setting.echo_db is None else setting.echo_db
+    level = 10 ** ((ASSISTANT_DB + echo_db) / 20)
+    microphone = np.asarray(
+        pink_noise(len(played), 10 ** (draw.uniform(*_NOISE_DB) / 20), seed), np.float64
+    )
+    echo = _convolved(played, _room(draw))
+    late = np.zeros(int(draw.uniform(*_DELAY_MS) * INPUT_RATE / 1000))
+    echo = np.concatenate([late, echo])[: len(echo)]
+    if setting.echo_db is not None:
+        microphone += echo * (level / speech_level(echo.astype(np.float32)))
+    begin = None
+    if setting.user_db is not None:
+        clip = clip_of(users[int(draw.integers(len(users)))])
+        user = clip.samples[clip.onset_samples :]  # from the first speech on
+        begin = int(replies[-1][0] + draw.uniform(*setting.after_s) * INPUT_RATE)
+        loud = level * 10 ** (setting.user_db / 20) / speech_level(user)
+        end = min(begin + len(user), len(microphone))
+        microphone[begin:end] += loud * user[: end - begin]
+    return Call(played, microphone.astype(np.float32), replies, begin)
+
+
+def _replies(
+    setting: Setting, sounds: Sequence[Samples], draw: _Draw
+) -> tuple[Samples, tuple[tuple[int, int], ...]]:
+    pieces, places = [_silence(_LEAD_S)], []
+    for _ in range(setting.replies):
+        reply = [_silence(0)]
+        while sum(map(len, reply)) < setting.reply_s * INPUT_RATE:
+            sound = sounds[int(draw.integers(len(sounds)))]
+            level = np.float32(10 ** (ASSISTANT_DB / 20) / speech_level(sound))
+            reply += [sound * level, _silence(_PAUSE_S)]
+        start = sum(map(len, pieces))
+        places.append((start, start + sum(map(len, reply))))
+        pieces += [*reply, _silence(_REST_S)]
+    return np.concatenate(pieces), tuple(places)
+
+
+def _silence(seconds: float) -> Samples:
+    return np.zeros(int(seconds * INPUT_RATE), np.float32)
+
+
+def _room(draw: _Draw) -> _Wave:
+    """From loudspeaker to microphone: direct sound, tail, and the loudspeaker's own bands."""
+    decay_s = draw.uniform(*_REVERBERATION_S)
+    times = np.arange(int(decay_s * INPUT_RATE)) / INPUT_RATE
+    tail = draw.standard_normal(len(times)) * 10 ** (-3 * times / decay_s)
+    tail *= np.sqrt(10 ** (-draw.uniform(*_DIRECT_DB) / 10) / np.square(tail).sum())
+    tail[0] = 1
+    return _convolved(tail, _loudspeaker(draw))
+
+
+def _loudspeaker(draw: _Draw) -> _Wave:
+    """Bands of random loss between 150 and 350 Hz below and 5 to 7.9 kHz above."""
+    hz = np.fft.rfftfreq(_LOUDSPEAKER_TAPS, 1 / INPUT_RATE)[1:]
+    bands = np.geomspace(60, INPUT_RATE / 2, 9)
+    gain = np.interp(np.log(hz), np.log(bands), draw.uniform(-_LOSS_DB, _LOSS_DB, len(bands)))
+    for edge in (draw.uniform(150, 350) / hz, hz / draw.uniform(5000, 7900)):
+        gain -= 24 * np.log2(np.maximum(edge, 1))
+    response = np.append(0.0, 10 ** (gain / 20))
+    return np.asarray(np.roll(np.fft.irfft(response), _LOUDSPEAKER_TAPS // 8))
+
+
+def _convolved(sound: npt.NDArray[np.floating], impulse: _Wave) -> _Wave:
+    size = len(sound) + len(impulse)
+    spectrum = np.fft.rfft(sound, size) * np.fft.rfft(impulse, size)
+    return np.asarray(np.fft.irfft(spectrum, size)[: len(sound)])
+
+
+_OVER_ECHO = (
+    *(Setting(echo, user) for user in (0.0, 5.0, 10.0) for echo in (-6.0, -18.0, -30.0)),
+    Setting(None, 5.0),
+)
+SETTINGS = (
+    *(Setting(echo_db) for echo_db in (-6.0, -12.0, -18.0, -24.0, -30.0)),
+    *_OVER_ECHO,
+    *(replace(setting, replies=1, after_s=EARLY_S) for setting in _OVER_ECHO),
+    *(Setting(echo_db, 5.0, after_s=EARLY_S) for echo_db in (-6.0, -18.0, -30.0, None)),
+)
+"""Echo alone; a user over the echo, and over headphones: in the third reply's midst, at the
+beginning of the first one, and at that of the third one."""

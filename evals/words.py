@@ -23,15 +23,8 @@ _TIMES_TEN = "twenty thirty forty fifty sixty seventy eighty ninety"
 _ONES = _UNDER_TWENTY.split()
 _TENS = ["", "", *_TIMES_TEN.split()]
 _GROUPS = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_ORDINALS = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+_IRREGULAR = "one/first two/second three/third five/fifth eight/eighth nine/ninth twelve/twelfth"
+_ORDINALS = dict(pair.split("/") for pair in _IRREGULAR.split())
 _MONEY = {"$": "dollar", "£": "pound", "€": "euro"}
 _LONGEST_DIGITS = 12
 """Longer ones are read digit by digit, as people read them."""
@@ -41,28 +34,13 @@ _SPOKEN = re.compile(
     r"(?::(?P<minutes>[0-5]\d)\b|\.(?P<decimals>\d+))?"
     r"(?P<after>(?:st|nd|rd|th|s)(?![a-z])|%)?"
 )
-_WHOLE = {
-    "can't": "can not",
-    "cannot": "can not",
-    "won't": "will not",
-    "shan't": "shall not",
-    "let's": "let us",
-    "o'clock": "oclock",
-    "ma'am": "madam",
-    "gonna": "going to",
-    "wanna": "want to",
-    "gotta": "got to",
-    "gimme": "give me",
-    "lemme": "let me",
-    "kinda": "kind of",
-    "ok": "okay",
-    "alright": "all right",
-    "mr": "mister",
-    "mrs": "missus",
-    "dr": "doctor",
-    "vs": "versus",
-    "etc": "et cetera",
-}
+_WRITTEN_OUT = (
+    "can't/can not, cannot/can not, won't/will not, shan't/shall not, let's/let us, "
+    "o'clock/oclock, ma'am/madam, gonna/going to, wanna/want to, gotta/got to, gimme/give me, "
+    "lemme/let me, kinda/kind of, ok/okay, alright/all right, mr/mister, mrs/missus, dr/doctor, "
+    "vs/versus, etc/et cetera"
+)
+_WHOLE = dict(pair.split("/") for pair in _WRITTEN_OUT.split(", "))
 _ENDINGS = (("n't", " not"), ("'re", " are"), ("'ve", " have"), ("'ll", " will"), ("'m", " am"))
 _AMBIGUOUS = {"'s": " is", "'d": " would"}
 """Either could be "has" or "had"; both sides get the same."""

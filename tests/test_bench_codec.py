@@ -8,8 +8,8 @@ import torch
 from conftest import Run, refused
 
 from mosstalk import Pipeline
-from mosstalk.bench import codec_runs
-from mosstalk.bench.codec_runs import HopLoad, measure_pushes, measure_repairing, sound_like_speech
+from mosstalk.bench import codec
+from mosstalk.bench.codec import HopLoad, measure_pushes, measure_repairing, sound_like_speech
 from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.errors import BenchError
@@ -23,7 +23,7 @@ SMALL = ("--random-weights", "tiny", "--hops", "3", "--replies", "1,2", "--round
 def test_it_measures_hops_pushes_and_memory_of_random_weights(
     mosstalk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec_runs, "_RECOMPUTED", 1)  # of times a hop, which takes seconds
+    monkeypatch.setattr(codec, "_RECOMPUTED", 1)  # of times a hop, which takes seconds
     page = tmp_path / "codec.html"
     run = mosstalk("bench", "codec", *SMALL, "--streams", "1,2", "--json", "-", "--html", page)
     assert run.returncode == 0, run.stderr

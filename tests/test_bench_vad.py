@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from conftest import QUESTION, Run, refused
 
-from evals.barge_in import ASSISTANT_DB, Setting, simulate
 from evals.vad import measure_found
-from evals.vad_clips import Clip, clip_of, pink_noise, sounds_without_speech, speech_level
+from evals.vad_clips import (
+    ASSISTANT_DB,
+    Clip,
+    Setting,
+    clip_of,
+    pink_noise,
+    simulate,
+    sounds_without_speech,
+    speech_level,
+)
 from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.vad import Frames, open_detector
 

@@ -8,7 +8,8 @@ from conftest import QUESTION, ROOT, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evals.barge_in import EARLY_S, Setting, barge_in_table, measure_barge_in, simulate
+from evals.vad import barge_in_table, measure_barge_in
+from evals.vad_clips import EARLY_S, Setting, simulate
 from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.errors import AudioError
 from mosstalk.vad import EchoGate, Frames, TurnDetector, open_detector

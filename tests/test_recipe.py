@@ -22,9 +22,15 @@ from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
 from recipes.pocket.__main__ import SHIPPED, app
 from recipes.pocket.curves import LOGS, PANELS, draw, keep_logs, of_held_out, read_log, thinned
-from recipes.pocket.data import PHONES, UNLABELLED, load_recordings, teacher_clip
+from recipes.pocket.data import (
+    PHONES,
+    SHARES,
+    UNLABELLED,
+    load_recordings,
+    teacher_clip,
+    write_shard,
+)
 from recipes.pocket.flow import VOICE_CODES, decode, speaker_embedding
-from recipes.pocket.make_data import SHARES, write_shard
 from recipes.pocket.package import PackageError, package
 from recipes.pocket.sizes import SMOKE_SIZES
 from recipes.pocket.training import fresh

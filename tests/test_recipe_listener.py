@@ -21,7 +21,7 @@ from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.models.features import whisper_log_mel
 from recipes.listener import segments
 from recipes.listener.__main__ import app
-from recipes.listener.kokoro_weights import (
+from recipes.listener.kokoro import (
     in_torchs_order,
     module_of,
     parameter_of,
@@ -29,7 +29,6 @@ from recipes.listener.kokoro_weights import (
     write_packed,
 )
 from recipes.listener.score import (
-    Judge,
     eight_bits,
     export,
     load_student,
@@ -40,7 +39,7 @@ from recipes.listener.segments import Clips, Maker, load_clips
 from recipes.listener.speak import HELD_OUT, batches, heard_at_16k, reader_of
 from recipes.listener.student import Student
 from recipes.listener.texts import Line, Phonetics, read_lines, write_lines
-from recipes.listener.train import keep_tokenizer, resume_student, save_student
+from recipes.listener.train import Judge, keep_tokenizer, resume_student, save_student
 from recipes.listener.whisper import (
     END,
     NO_TIMES,

@@ -28,8 +28,7 @@ from recipes.pocket.corpus import (
     sentences,
     texts,
 )
-from recipes.pocket.data import PHONES, UNLABELLED, frame_labels
-from recipes.pocket.encode import length_batches
+from recipes.pocket.data import PHONES, UNLABELLED, frame_labels, length_batches
 from recipes.pocket.examples import Examples, split_by_text
 from recipes.pocket.language_model import (
     SLIPS,

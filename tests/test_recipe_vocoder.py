@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import wave
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from mosstalk.config import HiftConfig
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.hift import HiftVocoder
 from recipes.pocket import vocoder
+from recipes.pocket.data import Spoken
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
-from recipes.pocket.training import Budget, load_weights
+from recipes.pocket.training import Budget, Run, load_weights
 from recipes.pocket.vocoder import SpectralLoss
 from recipes.pocket.vocoder_crops import Cropper, perturbed, pitch
 
@@ -35,19 +36,10 @@ SENTENCES = (
 )
 
 
-@dataclass(frozen=True)
-class Clips:
-    """Recordings end to end, as the data stage gives them."""
-
-    waves: Tensor
-    starts: Tensor
-    lengths: Tensor
-
-
-def joined(waves: list[Tensor]) -> Clips:
+def joined(waves: list[Tensor]) -> Spoken:
     whole = [(wave[: len(wave) // FRAME * FRAME] * 32767).round().short() for wave in waves]
     lengths = torch.tensor([len(wave) for wave in whole])
-    return Clips(torch.cat(whole), lengths.cumsum(0) - lengths, lengths)
+    return Spoken(torch.cat(whole), lengths.cumsum(0) - lengths, lengths)
 
 
 def tone(hz: float | Tensor, seconds: float = 1.0) -> Tensor:
@@ -63,7 +55,7 @@ def hiss(seconds: float = 1.0, level: float = 0.05, seed: int = 0) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> Clips:
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Spoken:
     """A few sentences where flite is installed, else tones between noise."""
     if shutil.which("flite") is None:
         parts = [torch.cat([hiss(0.4, seed=n), tone(150 + 20 * n), hiss(0.3)]) for n in range(4)]
@@ -329,12 +321,13 @@ def test_some_mels_are_perturbed_a_little_and_the_others_not_at_all() -> None:
 
 
 @pytest.mark.slow
-def test_the_stage_runs_saves_and_resumes(clips: Clips, tmp_path: Path) -> None:
+def test_the_stage_runs_saves_and_resumes(clips: Spoken, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     budget = Budget(steps=6, minutes=1)
 
-    path = vocoder.train(clips, first, budget, device=CPU, smoke=True, seed=1)
-    again = vocoder.train(clips, second, budget, device=CPU, smoke=True, seed=1, resume=path)
+    path = vocoder.train(clips, Run("vocoder", first, budget, smoke=True, seed=1))
+    run = Run("vocoder", second, budget, smoke=True, seed=1, resume=path)
+    again = vocoder.train(clips, run)
 
     lines = [json.loads(line) for line in (first / "vocoder.jsonl").read_text().splitlines()]
     figures = lines[-1]

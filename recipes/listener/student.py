@@ -16,7 +16,7 @@ from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.models.features import whisper_log_mel
 from mosstalk.models.speech_tokenizer import Encoder, SpeechTokenizer
 from recipes.listener.whisper import FRAMES, SIZES, Teacher
-from recipes.pocket.quantizer import Quantizer, nearest
+from recipes.pocket.quantizer import Quantized, Quantizer
 from recipes.pocket.tokenizer import Mixer, sinusoids
 
 STYLE = 256
@@ -98,6 +98,12 @@ class Encoding(NamedTuple):
     commitment: Tensor
 
 
+def _counted(speech: Tensor) -> Tensor:
+    """Codes (B * K,) that may move the codebook: those of ``speech`` (B, K), and a few others."""
+    drawn = torch.rand(speech.numel(), device=speech.device) < _SILENCE_SHARE
+    return speech.flatten() | drawn
+
+
 class Student(nn.Module):
     """Tokenizer, codebook in training, the features' norm and the reader.
 
@@ -158,34 +164,13 @@ class Student(nn.Module):
         """The second way; ``speech`` (B, K) says which codes may move the codebook."""
         pooled = self.encoder.pooled(rows)
         if self.quantizer is None:
-            values = pooled
             codes = torch.zeros(pooled.shape[:2], dtype=torch.long, device=pooled.device)
-            commitment = pooled.float().square().mean() * 0
+            found = Quantized(pooled, codes, pooled.float().square().mean() * 0)
         else:
-            values, codes, commitment = self._quantised(self.quantizer, pooled, speech)
-        inner = self.reader(values)
+            found = self.quantizer(pooled, None if speech is None else _counted(speech))
+        inner = self.reader(found.values)
         features = self.reader.features(inner).float() * self.spread + self.mean
-        return Encoding(features, inner, codes, commitment)
-
-    def _quantised(
-        self, quantizer: Quantizer, pooled: Tensor, speech: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        points = pooled.float().flatten(0, 1)
-        codes = nearest(points.detach(), quantizer.codebook)
-        values = quantizer.codebook[codes]
-        kept = torch.ones_like(codes, dtype=torch.bool)
-        if speech is not None:
-            drawn = torch.rand(points.shape[0], device=points.device) < _SILENCE_SHARE
-            kept = speech.flatten() | drawn
-        if self.training:
-            quantizer._move(points.detach()[kept], codes[kept])
-        commitment = F.mse_loss(points[kept], values.detach()[kept]) / self.scale
-        through = points + (values - points).detach()
-        return (
-            through.view_as(pooled).to(pooled.dtype),
-            codes.view(pooled.shape[:2]),
-            commitment,
-        )
+        return Encoding(features, inner, found.codes, found.commitment / self.scale)
 
     @torch.no_grad()
     def begin_codebook(self, points: Tensor, draw: torch.Generator) -> None:

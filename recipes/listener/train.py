@@ -13,23 +13,42 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from evals.words import error_rate
 from mosstalk.models.features import vocoder_mel, whisper_log_mel
 from recipes.listener.segments import Clips, Maker, Segments, alone
 from recipes.listener.student import Encoding, Student, from_int8, to_int8
-from recipes.listener.whisper import Decoder, Teacher, text_of
+from recipes.listener.whisper import Decoder, Teacher
 from recipes.pocket.augment import augment
 from recipes.pocket.quantizer import perplexity
 from recipes.pocket.tokenizer import HEARD_MEL
-from recipes.pocket.training import Budget, Run, adamw, descend
+from recipes.pocket.training import Run, adamw, descend
 
 _ENCODER_RATE, _READER_RATE = 4e-4, 1.2e-3
 _TEXT_WEIGHT, _FEATURE_WEIGHT, _MEL_WEIGHT, _COMMITMENT = 0.25, 1.0, 0.3, 0.25
 _SILENT_WEIGHT = 0.15
 """Of frames without speech in the features' loss."""
 _NOISE_SEED = 5
+Features = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Judge:
+    """Whisper's decoder and its text."""
+
+    decoder: Decoder
+    pieces: Tokenizer
+
+    @torch.no_grad()
+    def written(self, features: Features, sounds: Tensor, at_once: int = 10) -> list[str]:
+        """What it writes down of sounds (B, 480000), ``at_once`` at a time."""
+        return [
+            self.pieces.decode(tokens).strip()
+            for rows in sounds.split(at_once)
+            for tokens in self.decoder.transcribe(features(rows))
+        ]
 
 
 @dataclass
@@ -39,28 +58,21 @@ class Bench:
     clean: Tensor
     noisy: Tensor
     texts: list[str]
-    decode: Callable[[list[int]], str]
+    judge: Judge
 
     @classmethod
-    def of(
-        cls, clips: Clips, chosen: list[int], texts: list[str], decode: Callable[[list[int]], str]
-    ) -> "Bench":
+    def of(cls, clips: Clips, chosen: list[int], texts: list[str], judge: Judge) -> "Bench":
         """The ``chosen`` clips; rooms and noise are the same in every run."""
         clean = alone(clips, chosen)
         draw = torch.Generator(clean.device).manual_seed(_NOISE_SEED)
-        return cls(clean, augment(clean, draw, 1.0), texts, decode)
+        return cls(clean, augment(clean, draw, 1.0), texts, judge)
 
-    def rates(self, decoder: Decoder, features: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Word error rates of what ``decoder`` reads of ``features`` of the sound."""
-        found = {}
-        for name, sound in (("clean", self.clean), ("noisy", self.noisy)):
-            written = [
-                text_of(self.decode, tokens)
-                for rows in sound.split(50)
-                for tokens in decoder.transcribe(features(rows))
-            ]
-            found[name] = error_rate(self.texts, written)
-        return found
+    def rates(self, features: Features) -> dict[str, float]:
+        """Word error rates of what the judge reads of ``features`` of the sound."""
+        return {
+            name: error_rate(self.texts, self.judge.written(features, sound, 50))
+            for name, sound in (("clean", self.clean), ("noisy", self.noisy))
+        }
 
 
 class Training:
@@ -173,11 +185,10 @@ class Training:
         self.student.begin_codebook(torch.cat(points), self.draw)
 
     def run(
-        self, stage: str, folder: Path, budget: Budget,
-        losses: Callable[[Segments], dict[str, Tensor]],
+        self, run: Run, losses: Callable[[Segments], dict[str, Tensor]],
         judged: Callable[[], dict[str, float]], judge_every_s: float,
-    ) -> None:  # fmt: skip
-        """Train until the budget is used up, judging now and then and at the end."""
+    ) -> dict[str, float]:  # fmt: skip
+        """Train until the budget is used up, judging now and then; what is found at the end."""
         student = self.student
         own = {id(p) for p in (*student.encoder.parameters(), *student.layer_norm.parameters())}
         trained = [p for p in student.parameters() if p.requires_grad]
@@ -186,7 +197,6 @@ class Training:
             {"params": [p for p in trained if id(p) not in own], "peak": _READER_RATE},
         ]
         optimizer = adamw(groups, _ENCODER_RATE)
-        run = Run(stage, folder, budget)
         last = 0.0
         student.train()
         for _ in run.steps():
@@ -198,8 +208,10 @@ class Training:
             if run.elapsed_s - last > judge_every_s:
                 last = run.elapsed_s
                 run.log(**judged())
-        run.log(**judged())
+        found = judged()
+        run.log(**found)
         student.settle()
+        return found
 
     @torch.no_grad()
     def judged(self, bench: Bench, *, early: bool) -> dict[str, float]:
@@ -217,7 +229,7 @@ class Training:
             return heard.features
 
         with self.autocast():
-            found = bench.rates(self.decoder, features)
+            found = bench.rates(features)
         values = {f"wer_{name}": rate for name, rate in found.items()}
         if self.student.quantizer is not None and codes:
             entries = self.student.quantizer.codebook.shape[0]
@@ -229,7 +241,7 @@ class Training:
     def teacher_rates(self, bench: Bench) -> dict[str, float]:
         """Word error rates of the teacher's own features."""
         with self.autocast():
-            return bench.rates(self.decoder, lambda sound: self.teacher(whisper_log_mel(sound, 80)))
+            return bench.rates(lambda sound: self.teacher(whisper_log_mel(sound, 80)))
 
 
 def save_student(student: Student, path: Path, info: dict[str, float]) -> None:

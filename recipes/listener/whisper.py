@@ -5,7 +5,7 @@ Shapes: B segments, T frames of 20 ms, N text tokens, C = 384.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,8 +252,3 @@ def load_whisper(weights: dict[str, Tensor]) -> tuple[Teacher, Decoder]:
             {n.removeprefix("decoder."): v for n, v in own.items() if n.startswith("decoder.")}
         )
     return teacher.requires_grad_(False).eval(), decoder.requires_grad_(False).eval()
-
-
-def text_of(decode: Callable[[list[int]], str], tokens: list[int]) -> str:
-    """Plain text of a row of tokens."""
-    return decode(tokens).strip()

@@ -1,6 +1,5 @@
 """``python -m recipes.pocket``: the recipe's stages, one command each."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,8 @@ from mosstalk.models.text_tokenizer import TextTokenizer
 from recipes.pocket.curves import LOGS
 from recipes.pocket.data import Recordings, load_recordings
 from recipes.pocket.sizes import POCKET_SIZES, SMOKE_SIZES
-from recipes.pocket.training import Budget
+from recipes.pocket.training import Budget, Run
+from recipes.stages import NO_LIMIT, Minutes, Seed, Steps, Work, pick_device, run_stages, stages
 
 _HELP = """Make mosstalk-pocket, stage by stage, in one folder WORK.
 
@@ -43,33 +43,18 @@ a CPU. Parts of the data may be encoded one by one, as they are made, with the s
 """
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src" / "mosstalk" / "pocket"
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help=_HELP, rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)  # fmt: skip
-Work = Annotated[Path, typer.Option(help="Folder of all stages' files.")]
-Minutes = Annotated[float, typer.Option(help="Train for at most this long.")]
-Steps = Annotated[int, typer.Option(help="Train for at most this many steps.")]
+app = stages(_HELP)
 Parts = Annotated[str, typer.Option(help="Parts of the data, e.g. 0 or 0,1,2.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny sizes, to see that it runs.")]
 Resume = Annotated[
     Path | None,
     typer.Option(help="Weights of an earlier run to go on from; the optimiser starts anew."),
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same draws.")]
-_SLOW = 10_000_000
 _HELD_OUT_SHARE = 0.01
 
 
-def _device() -> torch.device:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    return device
-
-
 def _load(work: Path, parts: str, *sound: str) -> Recordings:
-    data = load_recordings(work / "data", _device(), map(int, parts.split(",")), sound=sound)
+    data = load_recordings(work / "data", pick_device(), map(int, parts.split(",")), sound=sound)
     hours = data.codes.sum() * 0.08 / 3600
     print(f"loaded {len(data.codes)} clips, {hours:.1f} h, {data.teacher_clips} of the teacher's")
     return data
@@ -84,7 +69,7 @@ def data(
     workers: Annotated[int, typer.Option(help="Processes.")] = 14,
 ) -> None:
     """Stage 1: let all teachers read; again makes only what is missing."""
-    from recipes.pocket.make_data import make_data
+    from recipes.pocket.data import make_data
 
     wordnet = speech_root / "usr/share/wordnet"
     make_data(work / "data", wordnet, speech_root, part=part, count=texts, workers=workers)
@@ -92,7 +77,7 @@ def data(
 
 @app.command()
 def tokenizer(
-    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
 ) -> None:  # fmt: skip
     """Stage 2: train the speech tokenizer and its codebook.
@@ -102,13 +87,13 @@ def tokenizer(
     """
     from recipes.pocket import tokenizer as stage
 
-    budget = Budget(steps, minutes)
-    stage.train(_load(work, parts, "heard"), work, budget, smoke=smoke, seed=seed, resume=resume)
+    run = Run("tokenizer", work, Budget(steps, minutes), 300, smoke, seed, resume)
+    stage.train(_load(work, parts, "heard"), run)
 
 
 @app.command()
 def vocoder(
-    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
     mels: Annotated[bool, typer.Option("--mels", help="Hear the flow's mels (predict).")] = False,
 ) -> None:  # fmt: skip
@@ -118,13 +103,10 @@ def vocoder(
     """
     from recipes.pocket import vocoder as stage
 
-    data, budget = _load(work, parts, "spoken").spoken_clips(), Budget(steps, minutes)
-    device = data.waves.device
-    predicted = torch.from_numpy(np.load(_mels_file(work, parts))).to(device) if mels else None
-    stage.train(
-        data, work, budget,
-        device=device, smoke=smoke, seed=seed, resume=resume, mels=predicted,
-    )  # fmt: skip
+    run = Run("vocoder", work, Budget(steps, minutes), 200, smoke, seed, resume)
+    data = _load(work, parts, "spoken").spoken_clips()
+    predicted = torch.from_numpy(np.load(_mels_file(work, parts))) if mels else None
+    stage.train(data, run, None if predicted is None else predicted.to(data.waves.device))
 
 
 @app.command()
@@ -136,7 +118,7 @@ def encode(
     smoke: Smoke = False,
 ) -> None:
     """Stage 4: codes of every clip: once clean, the other hearings in rooms and noise."""
-    from recipes.pocket.encode import encode_all, load_tokenizer, write_codes
+    from recipes.pocket.tokenizer import encode_all, load_tokenizer, write_codes
 
     data = _load(work, parts, "heard")
     listener = load_tokenizer(work / "tokenizer.safetensors", data.heard.device, smoke=smoke)
@@ -152,54 +134,51 @@ def encode(
 
 
 def _hearings(work: Path, data: Recordings) -> list[np.ndarray[Any, np.dtype[np.int16]]]:
-    from recipes.pocket.encode import read_codes
+    from recipes.pocket.tokenizer import read_codes
 
     return read_codes(work / "codes", data)
 
 
 @app.command()
 def flow(
-    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
 ) -> None:  # fmt: skip
     """Stage 5: train the flow decoder on the teacher's codes."""
     from recipes.pocket import flow as stage
 
-    data, budget = _load(work, parts, "spoken"), Budget(steps, minutes)
-    hearings = _hearings(work, data)[:2]
-    stage.train(data, hearings, work, budget, smoke=smoke, seed=seed, resume=resume)
+    run = Run("flow", work, Budget(steps, minutes), 300, smoke, seed, resume)
+    data = _load(work, parts, "spoken")
+    stage.train(data, _hearings(work, data)[:2], run)
 
 
 @app.command()
 def language_model(
-    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = _SLOW,
+    work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     listening: Annotated[float, typer.Option(help="Weight of the phones heard.")] = 0.3,
 ) -> None:  # fmt: skip
     """Stage 6: train both heads to read aloud, write down and repeat; keeps the best weights."""
     from recipes.pocket import language_model as stage
-    from recipes.pocket.examples import Corpus, Maker, build, split_by_text
+    from recipes.pocket.examples import Maker, build, split_by_text
 
-    data, device = _load(work, parts), _device()
+    data, device = _load(work, parts), pick_device()
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)
     text = _text_tokenizer(work, data.texts, sizes.model)
-    maker = Maker(Corpus.of(data, _hearings(work, data)), text, SpecialIds.of(config, text.special))
+    maker = Maker(data, _hearings(work, data), text, SpecialIds.of(config, text.special))
     split = split_by_text(data.texts, _HELD_OUT_SHARE, seed)
     examples = build(maker, split.learned, device, seed=seed, workers=1 if smoke else 20)
     held_out = build(maker, split.held_out, device, seed=seed + 1)
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
-    stage.train(
-        examples, held_out, config, work, Budget(steps, minutes),
-        rows_per_batch=3_000 if smoke else 48_000, peak_rate=rate,
-        listening=listening, seed=seed, resume=resume,
-    )  # fmt: skip
+    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume)
+    stage.train(examples, held_out, config, run, rate, listening)
 
 
 def _text_tokenizer(work: Path, texts: list[str], model: dict[str, Any]) -> TextTokenizer:
     """The vocabulary in ``work/text``, learned from the first texts where there is none yet."""
-    from recipes.pocket.text import train_text_tokenizer
+    from recipes.pocket.examples import train_text_tokenizer
 
     folder = work / "text"
     if (folder / "tokenizer.json").exists():
@@ -258,19 +237,11 @@ def curves(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is told in one line, with exit status 2."""
+    """Run the command line."""
     from recipes.pocket.package import PackageError
     from recipes.pocket.voices import ProgramError
 
-    try:
-        app()
-    except (FileNotFoundError, PackageError, ProgramError) as error:
-        sys.exit(_refuse(error))
-
-
-def _refuse(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    run_stages(app, PackageError, ProgramError)
 
 
 if __name__ == "__main__":

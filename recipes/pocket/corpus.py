@@ -9,12 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-from recipes.pocket.everyday import sentence
-
 HELD_OUT = Path(__file__).parents[2] / "src/mosstalk/reporting/sentences.txt"
+_EVERYDAY = Path(__file__).with_name("everyday.txt")
 SHARES = {
     "everyday": 0.18,
     "example": 0.17,
@@ -35,6 +35,47 @@ _LIST_WORDS = (3, 7)
 _WALK_WORDS = (4, 12)
 _TWO_WORDS_BACK = 0.35
 _WALKED_EVERYDAY = 20_000
+_BARE = re.compile(r"^(the|a|an|a glass of|a cup of) ")
+_SLOT = re.compile(r"\{(\w+)(?:#(\w+))?\}")
+_FORMS = {
+    "animal": ["sleeping", "waiting", "hiding", "running", "sitting", "jumping", "eating"],
+    "more": [
+        "better",
+        "older",
+        "newer",
+        "smaller",
+        "bigger",
+        "heavier",
+        "cheaper",
+        "cleaner",
+        "warmer",
+    ],
+    "they": ["I", "You", "We", "They", "He", "She"],
+    "day": ["today", "tonight", "this morning", "this evening"],
+}
+"""What stands for a slot in this form, whatever its words are."""
+
+
+@cache
+def _grammar() -> tuple[dict[str, list[str]], list[str]]:
+    """Words by the names of their slots, and patterns, from ``everyday.txt``."""
+    lines = [line for line in _EVERYDAY.read_text().splitlines() if line and line[0] != "#"]
+    slots = dict(line.split(" = ") for line in lines if " = " in line)
+    patterns = [line for line in lines if " = " not in line]
+    return {name: words.split("|") for name, words in slots.items()}, patterns
+
+
+def everyday(draw: random.Random) -> str:
+    """One of a few million sentences of the grammar, capitalised, with its closing mark."""
+    slots, patterns = _grammar()
+
+    def filled(slot: re.Match[str]) -> str:
+        word = draw.choice(_FORMS.get(slot[2]) or slots[slot[1]])
+        return _BARE.sub("", word) if slot[2] == "bare" else word
+
+    text = _SLOT.sub(filled, draw.choice(patterns))
+    text = re.sub(r"\ba ([aeio])", r"an \1", text)
+    return text[0].upper() + text[1:]
 
 
 def normalised(text: str) -> str:
@@ -109,12 +150,12 @@ def load_sources(wordnet: Path) -> Sources:
     lines = HELD_OUT.read_text().splitlines() if HELD_OUT.exists() else []
     words = [word for word, count in counts.most_common() if count >= 3]
     draw = random.Random(0)
-    everyday = [sentence(draw) for _ in range(_WALKED_EVERYDAY)]
+    drawn = [everyday(draw) for _ in range(_WALKED_EVERYDAY)]
     return Sources(
         list(examples),
         list(glosses),
         words,
-        Walks([*examples, *glosses, *everyday]),
+        Walks([*examples, *glosses, *drawn]),
         frozenset(map(normalised, lines)),
     )
 
@@ -140,10 +181,10 @@ def texts(sources: Sources, seed: int) -> Iterator[str]:
     draw = random.Random(seed)
     examples, glosses = _endless(sources.examples, draw), _endless(sources.glosses, draw)
     kinds: dict[str, Callable[[], str]] = {
-        "everyday": lambda: sentence(draw),
+        "everyday": lambda: everyday(draw),
         "example": lambda: next(examples),
         "gloss": lambda: next(glosses),
-        "pair": lambda: f"{next(examples)} {sentence(draw)}",
+        "pair": lambda: f"{next(examples)} {everyday(draw)}",
         "walk": lambda: sources.walks.draw(draw),
         "words": lambda: _word_list(sources.words, draw),
     }

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,66 +19,62 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _GROUND, _INK = "#fbfbf8", "#222222"
 
 
-@dataclass(frozen=True)
 class Panel:
-    """One diagram: quantities by the names that the log has for training and held-out data."""
+    """One diagram: curves' labels, their names in the log of training, and on held-out data.
 
-    title: str
-    curves: tuple[tuple[str, str, str], ...]
-    """Label, name in training, name on held-out data; empty where there is none."""
-    logarithmic: bool = True
+    A name is empty where there is none.
+    """
+
+    def __init__(self, title: str, *curves: tuple[str, str, str], logarithmic: bool = True) -> None:
+        self.title, self.curves, self.logarithmic = title, curves, logarithmic
 
 
 PANELS = {
     "tokenizer": (
         Panel(
             "loss",
-            (
-                ("phones, cross-entropy", "phone", "held_out_phone"),
-                ("mel, L1", "mel", "held_out_mel"),
-            ),
+            ("phones, cross-entropy", "phone", "held_out_phone"),
+            ("mel, L1", "mel", "held_out_mel"),
         ),
         Panel(
             "share of 20 ms with the right phone",
-            (("", "right", "held_out_right"), ("other voices, no noise", "right_of_others", "")),
-            False,
+            ("", "right", "held_out_right"),
+            ("other voices, no noise", "right_of_others", ""),
+            logarithmic=False,
         ),
-        Panel("perplexity of 1,024 codes", (("", "", "perplexity"),), False),
+        Panel("perplexity of 1,024 codes", ("", "", "perplexity"), logarithmic=False),
     ),
     "flow": (
-        Panel("loss", (("flow matching", "flow", ""), ("mu to mel / 4, L1", "mu", ""))),
+        Panel("loss", ("flow matching", "flow", ""), ("mu to mel / 4, L1", "mu", "")),
         Panel(
             "held-out error of the log mel",
-            (("decoded, streamed", "", "mel_error"), ("mu alone", "", "mu_error")),
-            False,
+            ("decoded, streamed", "", "mel_error"),
+            ("mu alone", "", "mu_error"),
+            logarithmic=False,
         ),
     ),
     "vocoder": (
         Panel(
-            "distance of spectra",
-            (("log mels", "mel", "held_mel"), ("STFT", "stft", "held_stft")),
+            "distance of spectra", ("log mels", "mel", "held_mel"), ("STFT", "stft", "held_stft")
         ),
         Panel(
             "pitch error, Hz",
-            (("all frames", "f0", ""), ("where both find a voice", "", "held_f0_hz")),
+            ("all frames", "f0", ""),
+            ("where both find a voice", "", "held_f0_hz"),
         ),
     ),
     "language_model": (
         Panel(
             "cross-entropy",
-            (
-                ("written", "text", "held_out_text"),
-                ("spoken", "audio", "held_out_audio"),
-                ("phones heard", "phones", "held_out_phones"),
-            ),
+            ("written", "text", "held_out_text"),
+            ("spoken", "audio", "held_out_audio"),
+            ("phones heard", "phones", "held_out_phones"),
         ),
         Panel(
             "share of rows guessed right",
-            (
-                ("written", "right_text", "held_out_right_text"),
-                ("spoken", "right_audio", "held_out_right_audio"),
-            ),
-            False,
+            ("written", "right_text", "held_out_right_text"),
+            ("spoken", "right_audio", "held_out_right_audio"),
+            logarithmic=False,
         ),
     ),
 }

@@ -1,12 +1,17 @@
-"""Shards of sound on the training device, every clip a whole number of codes long.
+"""The data stage: text read by all voices into shards, and these on the training device.
 
-All sound of one rate is one long tensor and clips follow one another in it; a clip's place is
-counted in codes, from which samples (1280 or 1920), mel frames (4) and labels follow.
+Every clip is a whole number of codes long. All sound of one rate is one long tensor and clips
+follow one another in it; a clip's place is counted in codes, from which samples (1280 or 1920), mel
+frames (4) and labels follow.
 """
 
 import json
-from collections.abc import Container, Iterable, Sequence
+import tempfile
+import time
+from collections.abc import Container, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,8 @@ from mosstalk.constants import (
     OUTPUT_RATE,
     OUTPUT_SAMPLES_PER_CODE,
 )
-from recipes.pocket.voices import LISTENED, TEACHER
+from recipes.pocket.corpus import Sources, load_sources, texts
+from recipes.pocket.voices import LISTENED, TEACHER, Clip, Programs, speak
 
 FRAME_SECONDS = MEL_FRAME_SAMPLES / OUTPUT_RATE
 _PHONES = (
@@ -32,12 +38,29 @@ _PHONES = (
 PHONES = tuple(_PHONES.split())
 """Radio phones as flite and festival name them, silence first."""
 UNLABELLED = 255
+_BATCH = {TEACHER: 50, "kal_diphone": 50, "ked_diphone": 50}
+_DEFAULT_BATCH = 100
+SHARES = {
+    TEACHER: 0.38,
+    "slt": 0.10,
+    "rms": 0.11,
+    "kal16": 0.10,
+    "awb": 0.10,
+    "kal_diphone": 0.08,
+    "espeak": 0.13,
+}
+"""Share of the texts that each voice reads."""
+_SAME_TEXTS = (TEACHER, "slt", "rms", "kal16")
+"""These read from one list, so that pairs of voices for the same words exist."""
 _IDS = {name: index for index, name in enumerate(PHONES)}
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """The teacher's sound at 24 kHz: ``waves`` int16 (n,), clips by ``starts`` and ``lengths``."""
+    """The teacher's sound at 24 kHz, clips end to end, on the device that trains.
+
+    ``waves`` int16 (n,); ``starts`` and ``lengths`` (clips,) int64 in samples, multiples of 480.
+    """
 
     waves: Tensor
     starts: Tensor
@@ -101,6 +124,17 @@ def padded_sound(waves: Tensor, starts: NDArray[np.int64], lengths: NDArray[np.i
     return torch.where(inside, waves[places].float() / 32768, 0.0)
 
 
+def length_batches(codes: NDArray[np.int64], most: int) -> Iterator[NDArray[np.int64]]:
+    """Clip numbers in groups of like length, at most ``most`` codes each with padding."""
+    order = np.argsort(codes, kind="stable")
+    start = 0
+    for end in range(1, len(order) + 1):
+        full = end == len(order) or (end + 1 - start) * codes[order[end]] > most
+        if full:
+            yield order[start:end]
+            start = end
+
+
 def load_recordings(
     folder: Path,
     device: torch.device,
@@ -116,9 +150,14 @@ def load_recordings(
     tables = sorted(path for path in folder.glob("*.json") if int(path.name[:2]) in wanted)
     order = [name for name in voices if name != TEACHER]
     ordered = [t for name in (TEACHER, *order) for t in tables if _voice(t) == name]
-    shards = [_read_shard(path, sound) for path in ordered]
-    if not shards:
+    if not ordered:
         raise FileNotFoundError(f"{folder}: no finished shards of parts {sorted(wanted)}")
+    return _read_shards(ordered, device, sound)
+
+
+def _read_shards(tables: list[Path], device: torch.device, sound: Container[str]) -> Recordings:
+    """The clips of shards in this order, the teacher's first."""
+    shards = [_read_shard(path, sound) for path in tables]
     rows = [row for shard in shards for row in shard.rows]
     codes = np.array([row["codes"] for row in rows], dtype=np.int64)
     names = [row["voice"] for row in rows]
@@ -137,7 +176,7 @@ def load_recordings(
         teacher_clips=sum(name == TEACHER for name in names),
         shards={
             path.stem: sum(row["codes"] for row in shard.rows)
-            for path, shard in zip(ordered, shards, strict=True)
+            for path, shard in zip(tables, shards, strict=True)
         },
     )
 
@@ -159,21 +198,13 @@ def teacher_clip(folder: Path, codes: int) -> TeacherClip:
     tables = sorted(path for path in folder.glob("*.json") if _voice(path) == TEACHER)
     if not tables:
         raise FileNotFoundError(f"{folder}: no finished shard of {TEACHER}")
-    shard = _read_shard(tables[0], ("heard", "spoken"))
-    assert shard.heard is not None
-    assert shard.spoken is not None
-    counts = [min(row["codes"], codes) for row in shard.rows]
-    chosen = counts.index(max(counts))
-    start = sum(row["codes"] for row in shard.rows[:chosen])
-    count = shard.rows[chosen]["codes"]
-
-    def cut(sound: NDArray[np.int16], per_code: int) -> Tensor:
-        return torch.from_numpy(sound[start * per_code : (start + count) * per_code])
-
+    data = _read_shards(tables[:1], torch.device("cpu"), ("heard", "spoken"))
+    chosen = int(data.codes.clip(max=codes).argmax())
+    place = torch.arange(data.codes[chosen]) + int(data.starts[chosen])
     return TeacherClip(
-        shard.rows[chosen]["text"],
-        cut(shard.heard, INPUT_SAMPLES_PER_CODE),
-        cut(shard.spoken, OUTPUT_SAMPLES_PER_CODE),
+        data.texts[chosen],
+        data.heard.view(-1, INPUT_SAMPLES_PER_CODE)[place].flatten(),
+        data.spoken.view(-1, OUTPUT_SAMPLES_PER_CODE)[place].flatten(),
     )
 
 
@@ -244,3 +275,94 @@ def frame_labels(phones: Sequence[tuple[str, float]], codes: int) -> NDArray[np.
 
 def _plain(name: str) -> str:
     return {"#": "pau", "h#": "pau", "ssil": "pau", "brth": "pau", "hv": "hh"}.get(name, name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard to make."""
+
+    part: int
+    index: int
+    voice: str
+    texts: tuple[str, ...]
+    speech_root: Path
+    folder: Path
+
+    @property
+    def stem(self) -> Path:
+        """Path of the shard without suffix."""
+        return self.folder / f"{self.part:02}-{self.voice}-{self.index:05}"
+
+
+def jobs(sources: Sources, part: int, count: int, speech_root: Path, out: Path) -> Iterator[Job]:
+    """Jobs for ``count`` texts of one part, voices in turn so that any beginning is a mix."""
+    waiting: list[tuple[float, Job]] = []
+    for number, (voice, share) in enumerate(SHARES.items()):
+        seed = 1000 * part + (0 if voice in _SAME_TEXTS else number)
+        lines = texts(sources, seed)
+        batch = _BATCH.get(voice, _DEFAULT_BATCH)
+        shards = max(1, round(count * share / batch))
+        for index in range(shards):
+            job = Job(part, index, voice, tuple(islice(lines, batch)), speech_root, out)
+            waiting.append(((index + 0.5) / shards, job))
+    return (job for _, job in sorted(waiting, key=lambda item: item[0]))
+
+
+def make_shard(job: Job) -> tuple[int, float]:
+    """Write one shard unless it is there; return clips and seconds of sound."""
+    table = job.stem.with_suffix(".json")
+    if not table.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            programs = Programs.under(job.speech_root)
+            seed = 1000 * job.part + job.index
+            clips = speak(programs, job.voice, list(job.texts), Path(scratch), seed)
+        write_shard(job.stem, clips)
+    lengths = [row["length"] for row in json.loads(table.read_text())]
+    return len(lengths), sum(lengths) / 16_000
+
+
+def write_shard(stem: Path, clips: list[Clip]) -> None:
+    """Write ``stem``.16k.npy, .24k.npy for the teacher, .labels.npy and .json.
+
+    Sound is one array per rate, labels one for each 20 ms; the table goes last, so a shard with
+    a table is whole.
+    """
+    rows = [
+        {
+            "text": clip.text,
+            "voice": clip.voice,
+            "length": len(clip.heard),
+            "length24": 0 if clip.spoken is None else len(clip.spoken),
+        }
+        for clip in clips
+    ]
+    np.save(f"{stem}.16k.npy", np.concatenate([clip.heard for clip in clips]))
+    labels = [frame_labels(clip.phones, codes_of(len(clip.heard))) for clip in clips]
+    np.save(f"{stem}.labels.npy", np.concatenate(labels))
+    spoken = [clip.spoken for clip in clips if clip.spoken is not None]
+    if spoken:
+        np.save(f"{stem}.24k.npy", np.concatenate(spoken))
+    part = stem.with_suffix(".part")
+    part.write_text(json.dumps(rows))
+    part.rename(stem.with_suffix(".json"))
+
+
+def make_data(
+    out: Path, wordnet: Path, speech_root: Path, *, part: int, count: int, workers: int
+) -> None:
+    """Make one part: ``count`` texts, each read by one voice; again does only what is missing."""
+    out.mkdir(parents=True, exist_ok=True)
+    work = list(jobs(load_sources(wordnet), part, count, speech_root, out))
+    started, clips, seconds = time.monotonic(), 0, 0.0
+    with ProcessPoolExecutor(workers) as pool:
+        running = [pool.submit(make_shard, job) for job in work]
+        for done, future in enumerate(as_completed(running), 1):
+            new_clips, new_seconds = future.result()
+            clips, seconds = clips + new_clips, seconds + new_seconds
+            if done % 50 == 0 or done == len(work):
+                took = time.monotonic() - started
+                print(
+                    f"data part {part}  {done}/{len(work)} shards  {clips} clips  "
+                    f"{seconds / 3600:.2f} h of sound in {took:.0f} s",
+                    flush=True,
+                )

@@ -1,18 +1,23 @@
-"""Conversations to learn from: read aloud, write down, and repeat, as grid rows.
+"""Conversations to learn from: read aloud, write down, and repeat, as grid rows, and their text's
+own byte-pair vocabulary.
 
 One flat tensor holds all rows; an example is a stretch of it. ``learned`` marks the rows of
 replies: what the model is to produce from the row before.
 """
 
+import json
 import random
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from mosstalk.constants import MEL_FRAMES_PER_CODE
@@ -31,6 +36,7 @@ from mosstalk.conversation import (
 )
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.synthesis.small_tokenizer import byte_alphabet, write_tokenizer
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
 
@@ -49,41 +55,6 @@ class Examples:
     phones: Tensor
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Clips' texts and codes: ``clean`` and several ``noisy`` hearings, in the data's order.
-
-    ``phones`` (codes, 4) uint8 are what is said in each code.
-    """
-
-    texts: list[str]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    teacher_clips: int
-    clean: NDArray[np.int16]
-    noisy: list[NDArray[np.int16]]
-    phones: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, data: Recordings, hearings: list[NDArray[np.int16]]) -> "Corpus":
-        """The tables of ``data`` with its codes, the first hearing being the clean one."""
-        clean, *noisy = hearings
-        phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
-        return cls(data.texts, data.starts, data.codes, data.teacher_clips, clean, noisy, phones)
-
-    def codes(self, clip: int, hearing: int | None = None) -> tuple[int, ...]:
-        """Codes of a clip, clean or as heard the ``hearing``-th time."""
-        source = self.clean if hearing is None else self.noisy[hearing]
-        return tuple(source[self._place(clip)].tolist())
-
-    def said(self, clip: int) -> NDArray[np.uint8]:
-        """Phones (codes, 4) of a clip."""
-        return self.phones[self._place(clip)]
-
-    def _place(self, clip: int) -> slice:
-        return slice(self.starts[clip], self.starts[clip] + self.counts[clip])
 
 
 @dataclass(frozen=True)
@@ -120,20 +91,25 @@ class Example(NamedTuple):
 
 @dataclass
 class Maker:
-    """Builds examples from a corpus, drawing tasks by ``draw``."""
+    """Builds examples of clips, drawing tasks by ``draw``.
 
-    corpus: Corpus
+    ``hearings`` are codes of all of ``data``, the first as heard clean, the others in rooms.
+    """
+
+    data: Recordings
+    hearings: list[NDArray[np.int16]]
     tokenizer: TextTokenizer
     ids: SpecialIds
     draw: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        data = self.corpus
+        data = self.data
         self.by_text = {data.texts[clip]: clip for clip in range(data.teacher_clips)}
+        self.phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
 
     def turn(self, clip: int) -> tuple[str, Segment, Segment]:
         """A task for a clip: system prompt, what the user says, the reply."""
-        data = self.corpus
+        data = self.data
         teacher = clip < data.teacher_clips
         kind = self.draw.random()
         if teacher and kind < 0.50:
@@ -151,23 +127,29 @@ class Maker:
 
     def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
-        text = self.corpus.texts[clip]
+        text = self.data.texts[clip]
         if self.draw.random() < _BARE:
             text = text.lower().rstrip(".?!")
         return self._text(text)
 
     def written(self, clip: int) -> TextSegment:
         """The clip's text as it stands."""
-        return self._text(self.corpus.texts[clip])
+        return self._text(self.data.texts[clip])
 
     def spoken(self, clip: int) -> SpeechSegment:
         """The teacher's clean codes."""
-        return SpeechSegment(self.corpus.codes(clip))
+        return self._codes(clip, 0)
 
     def heard(self, clip: int) -> SpeechSegment:
         """The clip as heard, clean or in one of its rooms."""
-        hearing = self.draw.randrange(-1, len(self.corpus.noisy))
-        return SpeechSegment(self.corpus.codes(clip, None if hearing < 0 else hearing))
+        return self._codes(clip, self.draw.randrange(len(self.hearings)))
+
+    def _codes(self, clip: int, hearing: int) -> SpeechSegment:
+        return SpeechSegment(tuple(self.hearings[hearing][self._place(clip)].tolist()))
+
+    def _place(self, clip: int) -> slice:
+        start = self.data.starts[clip]
+        return slice(start, start + self.data.codes[clip])
 
     def _text(self, text: str) -> TextSegment:
         return TextSegment(tuple(self.tokenizer.encode(text)))
@@ -200,7 +182,7 @@ class Maker:
         codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp) & ~marks
         phones = np.full((len(rows), MEL_FRAMES_PER_CODE), UNLABELLED, dtype=np.uint8)
         if heard:
-            phones[codes] = np.concatenate([self.corpus.said(clip) for clip in heard])
+            phones[codes] = np.concatenate([self.phones[self._place(clip)] for clip in heard])
         return Example(rows, marks, phones)
 
     def _reply(self, segment: Segment) -> Reply:
@@ -253,3 +235,25 @@ def build(
         np.concatenate([[0], lengths.cumsum()[:-1]]),
         lengths,
     )
+
+
+def train_text_tokenizer(
+    lines: Iterable[str], folder: Path, model: dict[str, Any]
+) -> TextTokenizer:
+    """Train on ``lines`` and write ``folder/tokenizer.json`` for ``model`` (its config)."""
+    room = model["sosp_token_id"] - 3
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, initial_alphabet=byte_alphabet(), show_progress=False, min_frequency=2
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in learned["merges"]]
+    alphabet = set(byte_alphabet())
+    pieces = [token for token in learned["vocab"] if token not in alphabet]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, model, sorted(pieces, key=learned["vocab"].__getitem__), merges)
+    return TextTokenizer.from_folder(folder, model["vocab_size"])

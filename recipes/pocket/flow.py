@@ -20,19 +20,9 @@ from mosstalk.constants import MEL_FRAMES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.flow import FlowDecoder, fixed_noise
 from mosstalk.models.voices import Voice
-from recipes.pocket.data import Recordings, padded_sound, side_by_side
-from recipes.pocket.encode import length_batches
+from recipes.pocket.data import Recordings, length_batches, padded_sound, side_by_side
 from recipes.pocket.sizes import FLOW, SMOKE_FLOW, Sizes
-from recipes.pocket.training import (
-    Averaged,
-    Budget,
-    Run,
-    adamw,
-    descend,
-    fresh,
-    load_weights,
-    save_weights,
-)
+from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, save_weights
 
 _PEAK_RATE = 1.2e-3
 _DROPPED = 0.2
@@ -92,9 +82,7 @@ def speaker_embedding(size: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(24))
 
 
-def losses(
-    flow: FlowDecoder, batch: Batch, *, masked: bool, drop: bool = True
-) -> dict[str, Tensor]:
+def losses(flow: FlowDecoder, batch: Batch, *, masked: bool) -> dict[str, Tensor]:
     """Flow-matching loss over the frames that are not prompt, and mu's distance from the mel."""
     config = flow.config
     rows, frames = batch.mel.shape[:2]
@@ -108,7 +96,7 @@ def losses(
     known = torch.arange(frames, device=device) < prompt
     target = batch.mel.transpose(1, 2)
     condition = torch.where(known[:, None], target, 0.0)
-    kept = (torch.rand(rows, 1, 1, device=device) >= (_DROPPED if drop else 0)).to(mu.dtype)
+    kept = (torch.rand(rows, 1, 1, device=device) >= _DROPPED).to(mu.dtype)
     u = torch.rand(rows, 1, 1, device=device)
     t = 1 - torch.cos(u * 0.5 * math.pi)
     noise = torch.randn_like(target)
@@ -126,41 +114,28 @@ def losses(
     return {"loss": flow_loss + _MU_WEIGHT * mu_loss, "flow": flow_loss, "mu": mu_loss}
 
 
-def train(
-    data: Recordings,
-    hearings: list[NDArray[np.int16]],
-    folder: Path,
-    budget: Budget,
-    *,
-    smoke: bool = False,
-    seed: int = 0,
-    resume: Path | None = None,
-) -> FlowDecoder:
-    """Train on the teacher's clips, writing ``folder/flow.safetensors``; return the average."""
-    device = data.spoken.device
-    torch.manual_seed(seed)
-    config: FlowConfig = SMOKE_FLOW if smoke else FLOW
+def train(data: Recordings, hearings: list[NDArray[np.int16]], run: Run) -> FlowDecoder:
+    """Train on the teacher's clips, writing ``flow.safetensors``; return the average."""
+    device, path = data.spoken.device, run.folder / "flow.safetensors"
+    torch.manual_seed(run.seed)
+    config: FlowConfig = SMOKE_FLOW if run.smoke else FLOW
     flow = fresh(FlowDecoder(config)).to(device)
-    if resume:
-        load_weights(flow, resume)
-    run = Run("flow", folder, budget, warmup_steps=300)
+    if run.resume:
+        load_weights(flow, run.resume)
     optimizer = adamw(list(flow.parameters()), _PEAK_RATE)
     mean = Averaged(flow)
-    codes = _SMOKE_CODES_PER_BATCH if smoke else _CODES_PER_BATCH
-    source = FlowData(data, hearings, codes, seed)
+    codes = _SMOKE_CODES_PER_BATCH if run.smoke else _CODES_PER_BATCH
+    source = FlowData(data, hearings, codes, run.seed)
     for step in run.steps():
-        run.set_rate(optimizer, _PEAK_RATE)
         masked = bool(torch.rand(()) < _MASKED)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             parts = losses(flow, source.random(), masked=masked)
-        descend(parts["loss"], optimizer, flow.parameters())
-        mean.update(flow)
-        run.record(**parts)
+        run.learn(parts, optimizer, _PEAK_RATE, mean, flow)
         if step % 1000 == 999:
             run.log(**validate(mean.module, source))
-            save_weights(mean.module, folder / "flow.safetensors", {"step": step})
+            save_weights(mean.module, path, {"step": step})
     run.log(**validate(mean.module, source))
-    save_weights(mean.module, folder / "flow.safetensors", {"step": run.step})
+    save_weights(mean.module, path, {"step": run.step})
     return mean.module.eval()
 
 

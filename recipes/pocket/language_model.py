@@ -23,20 +23,9 @@ from mosstalk.models.language_model import KVCache, LanguageModel
 from mosstalk.numerics.rope import rotary_tables
 from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples
-from recipes.pocket.training import (
-    Averaged,
-    Budget,
-    Run,
-    adamw,
-    descend,
-    fresh,
-    load_weights,
-    save_weights,
-)
+from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, save_weights
 
 PEAK_RATE = 2e-3
-LISTENING = 0.3
-"""Weight of the phones' loss beside those of the two heads."""
 _ROWS_PER_BATCH = 48_000
 _VALIDATE_EVERY = 500
 _WEIGHT_DECAY = 0.05
@@ -240,47 +229,38 @@ def train(
     examples: Examples,
     held_out: Examples,
     config: LanguageModelConfig,
-    folder: Path,
-    budget: Budget,
-    *,
-    rows_per_batch: int = _ROWS_PER_BATCH,
-    peak_rate: float = PEAK_RATE,
-    listening: float = LISTENING,
-    seed: int = 0,
-    resume: Path | None = None,
+    run: Run,
+    peak_rate: float,
+    listening: float,
 ) -> LanguageModel:
-    """Train, writing ``folder/language_model.safetensors`` in float16; return what it holds.
+    """Train, writing ``language_model.safetensors`` in float16; return what it holds.
 
     That is the average which did best on ``held_out``, not the last: the model goes on to learn
     its examples by heart long after it has stopped getting better on others.
     """
-    torch.manual_seed(seed)
-    device = examples.rows.device
+    torch.manual_seed(run.seed)
+    device, rows_per_batch = examples.rows.device, 3_000 if run.smoke else _ROWS_PER_BATCH
     model = new_model(config, device)
-    if resume:
-        load_weights(model, resume)
-    run = Run("language_model", folder, budget, warmup_steps=400)
+    if run.resume:
+        load_weights(model, run.resume)
     listener = Listener(config.hidden_size).to(device)
     optimizer, mean = _optimizer(model, listener), Averaged(model)
     best = Best(mean, listener, held_out, rows_per_batch)
-    if resume:
+    if run.resume:
         best.consider(run)
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(run.seed)
     waiting: list[NDArray[np.int64]] = []
     for step in run.steps():
         waiting = waiting or groups(examples.lengths, rows_per_batch, draw)
         batch = gather(examples, waiting.pop())
-        run.set_rate(optimizer, peak_rate)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             parts = losses(model, listener, batch, SLIPS)
         loss = parts["loss"] + listening * parts["phones"]
-        descend(loss, optimizer, model.parameters())
-        mean.update(model)
-        run.record(**parts)
+        run.learn(parts, optimizer, peak_rate, mean, model, loss)
         if step % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             best.consider(run)
     best.consider(run)
-    load_weights(mean.module, weights_file(folder))
+    load_weights(mean.module, weights_file(run.folder))
     return mean.module.eval()
 
 

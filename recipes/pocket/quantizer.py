@@ -38,14 +38,18 @@ class Quantizer(nn.Module):
         self.register_buffer("counts", torch.ones(entries))
         self.register_buffer("sums", self.codebook.clone())
 
-    def forward(self, pooled: Tensor) -> Quantized:
-        """Quantise (B, T, C); in training also move the codebook."""
+    def forward(self, pooled: Tensor, counted: Tensor | None = None) -> Quantized:
+        """Quantise (B, T, C); in training also move the codebook.
+
+        Points outside ``counted`` (B * T,) bool, all by default, neither move it nor cost anything.
+        """
         points = pooled.float().flatten(0, 1)
         codes = nearest(points.detach(), self.codebook)
         values = self.codebook[codes]
+        kept = slice(None) if counted is None else counted
         if self.training:
-            self._move(points.detach(), codes)
-        commitment = F.mse_loss(points, values.detach())
+            self._move(points.detach()[kept], codes[kept])
+        commitment = F.mse_loss(points[kept], values.detach()[kept])
         through = points + (values - points).detach()
         return Quantized(
             through.view_as(pooled).to(pooled.dtype), codes.view(pooled.shape[:2]), commitment

@@ -1,6 +1,6 @@
 """The pocket model's sizes, in the published configs' keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
@@ -71,7 +71,8 @@ SMOKE_CODEC: dict[str, Any] = CODEC | {
     "pooling_position": 1,
     "quantize_position": 1,
 }
-SMOKE_FLOW = FlowConfig(
+SMOKE_FLOW = replace(
+    FLOW,
     input_size=32,
     attention_heads=2,
     linear_units=64,
@@ -80,9 +81,6 @@ SMOKE_FLOW = FlowConfig(
     estimator_channels=32,
     estimator_head_dim=16,
     estimator_heads=2,
-    estimator_mid_blocks=1,
-    estimator_transformer_blocks=1,
-    vocab_size=CODES,
 )
 SMOKE_HIFT = HiftConfig(base_channels=16, f0_channels=16)
 

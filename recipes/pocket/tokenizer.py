@@ -1,5 +1,8 @@
 """The tokenizer stage: an encoder whose codes tell phones and the mel, whoever speaks.
 
+And the stage that encodes: each shard of sound gets a file of codes, so that parts can be encoded
+one by one, as they are made, and read together.
+
 Two teachers at once: a classifier of the phone at every 20 ms and a regression of the
 speaker's clean mel, both from the codes alone, while the encoder hears rooms and noise. The
 two heads are thrown away.
@@ -9,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -19,10 +24,10 @@ from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, MEL_FRAMES_PE
 from mosstalk.models.features import MelSpec, vocoder_mel, whisper_log_mel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.pocket.augment import augment
-from recipes.pocket.data import PHONES, UNLABELLED, Recordings
-from recipes.pocket.quantizer import Quantizer, perplexity
+from recipes.pocket.data import PHONES, UNLABELLED, Recordings, length_batches, padded_sound
+from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
-from recipes.pocket.training import Averaged, Budget, Run, adamw, descend, save_weights
+from recipes.pocket.training import Averaged, Run, adamw, load_weights, save_weights
 from recipes.pocket.voices import LISTENED, TEACHER
 
 HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
@@ -35,6 +40,7 @@ _LENGTHS = ((100, 96), (300, 32))
 """Window in codes and rows of a batch: 8 s mostly, 24 s now and then."""
 _LONG_SHARE = 0.25
 _WIDTH = 256
+_CODES_PER_BATCH = 12_000
 _READERS_ALONE = 0.05
 """Share of the budget in which new readers learn the codes of an encoder that is resumed."""
 
@@ -181,30 +187,20 @@ def begin_codebook(trainee: Trainee, batches: Iterator[Tensor], draw: torch.Gene
     trainee.quantizer.begin(points, draw)
 
 
-def train(
-    data: Recordings,
-    folder: Path,
-    budget: Budget,
-    *,
-    smoke: bool = False,
-    seed: int = 0,
-    resume: Path | None = None,
-) -> SpeechTokenizer:
-    """Train, writing ``folder/tokenizer.safetensors``; return the averaged tokenizer."""
-    device = data.heard.device
-    torch.manual_seed(seed)
-    draw = torch.Generator(device).manual_seed(seed)
+def train(data: Recordings, run: Run) -> SpeechTokenizer:
+    """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer."""
+    device, smoke = data.heard.device, run.smoke
+    torch.manual_seed(run.seed)
+    draw = torch.Generator(device).manual_seed(run.seed)
     config = SpeechTokenizerConfig.from_dict(SMOKE_CODEC if smoke else CODEC)
     with torch.no_grad():
         trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
-    with torch.no_grad():
-        readers_new = resume is not None and not resumed(trainee, resume)
+        readers_new = run.resume is not None and not resumed(trainee, run.resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
-    run = Run("tokenizer", folder, budget, warmup_steps=300)
     optimizer = adamw([p for p in trainee.parameters() if p.requires_grad], _PEAK_RATE)
     mean = Averaged(trainee)
     first_kept = _held_out_codes(data)
-    quantise = resume is not None
+    quantise = run.resume is not None
     for step in run.steps():
         if not quantise and run.progress >= _CONTINUOUS:
             quantise = True
@@ -215,13 +211,10 @@ def train(
             begin_codebook(trainee, batches, draw)
         codes, rows = lengths[torch.rand(()) < _LONG_SHARE]
         batch = windows(data, codes, rows, first_kept, len(data.voices), draw)
-        run.set_rate(optimizer, _PEAK_RATE)
         alone = readers_new and run.progress < _READERS_ALONE
         heard = augment(batch.clean, draw)
         parts = losses(trainee, batch, heard, quantise=quantise, readers_alone=alone)
-        descend(parts["loss"], optimizer, trainee.parameters())
-        mean.update(trainee)
-        run.record(**parts)
+        run.learn(parts, optimizer, _PEAK_RATE, mean, trainee)
         if step % 500 == 499:
             run.log(**validate(trainee, data, first_kept, lengths[0], quantise=quantise))
     return _finish(mean.module, trainee, data, run, first_kept, lengths[0])
@@ -267,3 +260,51 @@ def _finish(
     save_weights(mean, run.folder / "tokenizer-training.safetensors", {"step": run.step})
     save_weights(mean.tokenizer, run.folder / "tokenizer.safetensors", {"step": run.step})
     return mean.tokenizer.eval()
+
+
+def load_tokenizer(path: Path, device: torch.device, *, smoke: bool = False) -> SpeechTokenizer:
+    """The tokenizer that the tokenizer stage wrote."""
+    tokenizer = SpeechTokenizer(SpeechTokenizerConfig.from_dict(SMOKE_CODEC if smoke else CODEC))
+    load_weights(tokenizer, path)
+    return tokenizer.to(device).eval()
+
+
+def clip_sound(data: Recordings, clips: NDArray[np.int64]) -> Tensor:
+    """Sound (B, n) float of clips, with zeros after each one's end."""
+    per_code = INPUT_SAMPLES_PER_CODE
+    return padded_sound(data.heard, data.starts[clips] * per_code, data.codes[clips] * per_code)
+
+
+@torch.inference_mode()
+def encode_all(
+    tokenizer: SpeechTokenizer, data: Recordings, *, noisy: bool, seed: int = 0
+) -> NDArray[np.int16]:
+    """Codes of all clips in the order of ``data.starts``; ``noisy`` hears them in rooms."""
+    device = data.heard.device
+    draw = torch.Generator(device).manual_seed(seed)
+    out = np.zeros(int(data.codes.sum()), dtype=np.int16)
+    centres = tokenizer.encoder.codebook.weight
+    for clips in length_batches(data.codes, _CODES_PER_BATCH):
+        sound = clip_sound(data, clips)
+        if noisy:
+            sound = augment(sound, draw, 0.9)
+        log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
+        pooled = tokenizer.encoder(log_mel)
+        found = nearest(pooled, centres).to(torch.int16).cpu().numpy()
+        for row, clip in enumerate(clips):
+            start, count = data.starts[clip], data.codes[clip]
+            out[start : start + count] = found[row, :count]
+    return out
+
+
+def write_codes(folder: Path, data: Recordings, hearings: list[NDArray[np.int16]]) -> None:
+    """Write ``folder``/SHARD.npy (hearings, codes) for each shard of ``data``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = np.cumsum(list(data.shards.values()))[:-1]
+    for name, codes in zip(data.shards, np.split(np.stack(hearings), ends, axis=1), strict=True):
+        np.save(folder / f"{name}.npy", codes)
+
+
+def read_codes(folder: Path, data: Recordings) -> list[NDArray[np.int16]]:
+    """All hearings of ``data``'s codes, in its order; FileNotFoundError where one is missing."""
+    return list(np.concatenate([np.load(folder / f"{name}.npy") for name in data.shards], axis=1))

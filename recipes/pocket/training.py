@@ -17,6 +17,8 @@ M = TypeVar("M", bound=nn.Module)
 Tensors = tuple[Tensor, ...] | list[Tensor]
 _FLOOR = 0.02
 """Learning rate at the end, as a share of its peak."""
+_DECAY = 0.999
+"""Share of the averaged weights that one step leaves."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,20 @@ class Budget:
 
 @dataclass
 class Run:
-    """One stage's training run: iterate over ``steps``, ``record`` losses, ``save`` at the end.
+    """One stage's training run: iterate over ``steps`` and ``learn`` or ``record`` losses.
 
-    The learning rate follows the larger of the shares of steps and of minutes used, so a run
-    that is cut short by the clock still ends with a small one.
+    ``resume``: weights of an earlier run to begin from; ``smoke``: tiny sizes. The learning rate
+    follows the larger of the shares of steps and of minutes used, so a run that is cut short by the
+    clock still ends with a small one.
     """
 
     stage: str
     folder: Path
     budget: Budget
     warmup_steps: int = 200
+    smoke: bool = False
+    seed: int = 0
+    resume: Path | None = None
     log_every_s: float = 10.0
     step: int = 0
     _started: float = field(default_factory=time.monotonic)
@@ -67,6 +73,19 @@ class Run:
         cosine = 0.5 * (1 + math.cos(math.pi * self.progress))
         return peak * warm * (_FLOOR + (1 - _FLOOR) * cosine)
 
+    def learn(
+        self, losses: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, peak: float,
+        mean: "Averaged[M]", module: M, loss: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One step of ``module`` down ``loss``, by default that of ``losses``, which are logged.
+
+        The rate is this step's, and the new weights count in ``mean``.
+        """
+        self.set_rate(optimizer, peak)
+        descend(losses["loss"] if loss is None else loss, optimizer, module.parameters())
+        mean.update(module)
+        self.record(**losses)
+
     def set_rate(self, optimizer: torch.optim.Optimizer, peak: float) -> None:
         """Give every parameter group of ``optimizer`` this step's learning rate."""
         rate = self.learning_rate(peak)
@@ -75,7 +94,7 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """Step numbers until the budget is used up, with a line of progress now and then."""
-        last = self.elapsed_s
+        self._started, last = time.monotonic(), 0.0
         while self.progress < 1:
             yield self.step
             self.step += 1
@@ -107,10 +126,12 @@ class Run:
             self._sums, self._count = {}, 0
 
 
-def adamw(parameters: list[Any], rate: float) -> torch.optim.AdamW:
-    """The optimiser of every stage but the vocoder's, for parameters or groups of them."""
+def adamw(
+    parameters: list[Any], rate: float = 1e-3, betas: tuple[float, float] = (0.9, 0.98)
+) -> torch.optim.AdamW:
+    """The optimiser of every stage, for parameters or groups of them."""
     first = parameters[0]["params"][0] if isinstance(parameters[0], dict) else parameters[0]
-    return torch.optim.AdamW(parameters, rate, (0.9, 0.98), weight_decay=0.01, fused=first.is_cuda)
+    return torch.optim.AdamW(parameters, rate, betas, weight_decay=0.01, fused=first.is_cuda)
 
 
 def descend(
@@ -129,8 +150,8 @@ class Averaged(Generic[M]):
     The average is short at first, so that a brief run is not its random beginning.
     """
 
-    def __init__(self, module: M, decay: float = 0.999) -> None:
-        self._decay, self._steps = decay, 0
+    def __init__(self, module: M) -> None:
+        self._steps = 0
         self._model = AveragedModel(module, multi_avg_fn=self._average, use_buffers=False)
 
     @property
@@ -145,7 +166,7 @@ class Averaged(Generic[M]):
     @torch.no_grad()
     def _average(self, kept: Tensors, new: Tensors, _: Tensor | int) -> None:
         self._steps += 1
-        share = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
+        share = 1 - min(_DECAY, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(kept, new, share)
 
 
@@ -166,12 +187,6 @@ def save_weights(
 def load_weights(module: nn.Module, path: Path) -> None:
     """Fill ``module`` strictly from a file that ``save_weights`` wrote."""
     module.load_state_dict(load_file(path))
-
-
-def seed_everything(seed: int) -> torch.Generator:
-    """Seed torch's global generators; return a CPU generator of its own with the same seed."""
-    torch.manual_seed(seed)
-    return torch.Generator().manual_seed(seed)
 
 
 def fresh(module: M) -> M:

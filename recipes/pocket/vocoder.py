@@ -5,10 +5,10 @@ it from pitch found in the recordings. Writes ``vocoder.safetensors`` (averaged 
 ``vocoder_critics.safetensors`` (to resume with) and ``vocoder_samples/``.
 """
 
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 
+import soundfile
 import torch
 from torch import Tensor, nn
 
@@ -17,18 +17,11 @@ from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
 from mosstalk.models.features import mel_filters, vocoder_mel
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.numerics.rng import normal
+from recipes.pocket.data import Spoken
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
 from recipes.pocket.sizes import HIFT, SMOKE_HIFT
-from recipes.pocket.training import (
-    Averaged,
-    Budget,
-    Run,
-    fresh,
-    load_weights,
-    save_weights,
-    seed_everything,
-)
-from recipes.pocket.vocoder_crops import Cropper, Crops, Recordings, perturbed
+from recipes.pocket.training import Averaged, Budget, Run, adamw, fresh, load_weights, save_weights
+from recipes.pocket.vocoder_crops import Cropper, Crops, perturbed
 
 STFT_SIZES = (512, 1024, 2048)
 """FFT sizes of the spectral loss (Yamamoto et al. 2020, Parallel WaveGAN)."""
@@ -85,11 +78,6 @@ def _spectral_distance(made: Tensor, real: Tensor) -> Tensor:
     return convergence + _distance(made.log(), real.log())
 
 
-def pitch_distance(found: Tensor, real: Tensor) -> Tensor:
-    """Mean distance in Hz of f0 (B, T) from its target, in which unvoiced frames are 0."""
-    return _distance(found, real)
-
-
 # Training.
 
 
@@ -130,33 +118,24 @@ class Plan:
 
 POCKET = Plan(HIFT, 32, 48, 32)
 SMOKE = Plan(SMOKE_HIFT, 10, 4, 4)
-_SMOKE_BUDGET = Budget(steps=12, minutes=0.15)
+_SMOKE_STEPS, _SMOKE_MINUTES = 12, 0.15
 
 
-def train(
-    data: Recordings,
-    folder: Path,
-    budget: Budget,
-    *,
-    device: torch.device,
-    smoke: bool = False,
-    seed: int = 0,
-    resume: Path | None = None,
-    mels: Tensor | None = None,
-) -> Path:
-    """Train the vocoder on ``data``, which lies on ``device``; return the weights' path.
+def train(data: Spoken, run: Run, mels: Tensor | None = None) -> Path:
+    """Train the vocoder on ``data``; return the weights' path.
 
-    ``mels`` (frames, 80) of all of ``data`` take the place of its own: those of the flow.
-
-    ``resume`` is a weights file of an earlier training, used with the discriminators that lie
-    beside it, if any. ``smoke`` runs every part once, at a toy size.
+    ``mels`` (frames, 80) of all of ``data`` take the place of its own: those of the flow. Weights
+    to resume from are used with the discriminators that lie beside them, if any. In smoke every
+    part runs once, at a toy size.
     """
-    seed_everything(seed)
+    torch.manual_seed(run.seed)
     torch.backends.cudnn.benchmark = True
-    plan = SMOKE if smoke else POCKET
+    plan, folder = SMOKE if run.smoke else POCKET, run.folder
     cropper = Cropper(data, plan.crop_frames, mels)
-    trainer = Trainer(plan, cropper, device, resume)
-    run = Run("vocoder", folder, _smaller(budget, _SMOKE_BUDGET) if smoke else budget)
+    trainer = Trainer(plan, cropper, data.waves.device, run.resume)
+    if run.smoke:
+        steps, minutes = min(run.budget.steps, _SMOKE_STEPS), run.budget.minutes
+        run.budget = Budget(steps, min(minutes, _SMOKE_MINUTES))
     run.log(parameters=sum(p.numel() for p in trainer.vocoder.parameters()))
     saved_s = 0.0
     for _ in run.steps():
@@ -167,10 +146,6 @@ def train(
     trainer.save(run)
     _write_samples(trainer.best, cropper, folder / SAMPLES_FOLDER)
     return folder / WEIGHTS_FILE
-
-
-def _smaller(one: Budget, other: Budget) -> Budget:
-    return Budget(min(one.steps, other.steps), min(one.minutes, other.minutes))
 
 
 def initial_vocoder(config: HiftConfig) -> HiftVocoder:
@@ -228,9 +203,10 @@ class Trainer:
         self.seasoned = False
         if resume:
             load_weights(self.vocoder, resume)
-            self.seasoned = (critics := resume.with_name(CRITICS_FILE)).exists()
+            beside = resume.with_name(CRITICS_FILE)
+            self.seasoned = beside.exists()
             if self.seasoned:
-                load_weights(self.critics, critics)
+                load_weights(self.critics, beside)
         self.spectral = SpectralLoss().to(device)
         self.average = Averaged(self.vocoder)
         self.skipped = 0
@@ -240,8 +216,10 @@ class Trainer:
             for name, parameter in self.vocoder.named_parameters()
             if not name.startswith("f0_predictor.")
         ]
-        self._pitch, self._others = _adam(pitch), _adam(others)
-        self._critics = _adam(list(self.critics.parameters()))
+        critics = list(self.critics.parameters())
+        self._pitch, self._others, self._critics = (
+            adamw(parameters, betas=(0.8, 0.99)) for parameters in (pitch, others, critics)
+        )
 
     @property
     def best(self) -> HiftVocoder:
@@ -276,7 +254,7 @@ class Trainer:
         found = self.vocoder.f0_predictor(mel)
         own = progress >= self.plan.own_pitch_from
         made = speak(self.vocoder, mel, found if own else crops.f0)
-        losses = self.spectral(made, crops.wave) | {"f0": pitch_distance(found, crops.f0)}
+        losses = self.spectral(made, crops.wave) | {"f0": _distance(found, crops.f0)}
         total = _MEL_WEIGHT * losses["mel"] + _STFT_WEIGHT * losses["stft"] + losses["f0"]
         if self.seasoned or progress >= self.plan.critics_from:
             losses["critics"] = self._teach_critics(made.detach(), crops.wave)
@@ -306,11 +284,6 @@ class Trainer:
         info = {"config": self.plan.config.to_dict(), "step": run.step, "validation": figures}
         save_weights(self.best, run.folder / WEIGHTS_FILE, info)
         save_weights(self.critics, run.folder / CRITICS_FILE, {"step": run.step})
-
-
-def _adam(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
-    fused = parameters[0].is_cuda
-    return torch.optim.AdamW(parameters, betas=(0.8, 0.99), weight_decay=0.01, fused=fused)
 
 
 def _descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> bool:
@@ -355,14 +328,6 @@ def _write_samples(vocoder: HiftVocoder, cropper: Cropper, folder: Path) -> None
         mel = vocoder_mel(original).mT
         positions = torch.arange(original.shape[0], device=original.device)
         copy = vocoder.vocode(mel, normal(0, 0, positions, vocoder.harmonics))
-        _write_wave(folder / f"{number}_original.wav", original)
-        _write_wave(folder / f"{number}_copy.wav", copy)
-
-
-def _write_wave(path: Path, samples: Tensor) -> None:
-    pcm = (samples.clamp(-1, 1) * 32767).round().to(torch.int16).cpu()
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(OUTPUT_RATE)
-        file.writeframes(pcm.numpy().tobytes())
+        for name, sound in (("original", original), ("copy", copy)):
+            path = folder / f"{number}_{name}.wav"
+            soundfile.write(path, sound.clamp(-1, 1).cpu().numpy(), OUTPUT_RATE, "PCM_16")

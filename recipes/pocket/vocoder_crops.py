@@ -1,8 +1,7 @@
 """Crops of recordings for the vocoder: sound, mel and pitch of the same frames, in batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from mosstalk.constants import MEL_FRAME_SAMPLES, OUTPUT_RATE
 from mosstalk.models.features import vocoder_mel
+from recipes.pocket.data import Spoken
 
 # Fundamental frequency of a recording, every frame at once: the vocoder's pitch targets.
 #
@@ -18,53 +18,41 @@ from mosstalk.models.features import vocoder_mel
 
 
 _FRAMES_AT_ONCE = 8192
+_LOWEST_HZ, _HIGHEST_HZ = 60.0, 400.0
+"""Where fundamentals are looked for."""
+_WINDOW_SAMPLES = 1200
+"""Three periods of the lowest fundamental."""
+_N_FFT = 2048
+_CUTOFF_HZ = 1500.0
+_STRENGTH = 0.6
+"""Least normalised autocorrelation of a voiced frame."""
+_OCTAVE_COST = 0.02
+"""What a candidate an octave lower has to be better by."""
+_SPREAD = 1.75
+"""How far from a voice's median its pitch may go: beyond lie an octave's errors."""
+_SILENCE = 1e-3
+"""Least root mean square of a voiced frame's low band: -60 dB of full scale."""
 
 
-@dataclass(frozen=True)
-class PitchSettings:
-    """What counts as voiced, and where fundamentals are looked for."""
-
-    low_hz: float = 60.0
-    high_hz: float = 400.0
-    window_samples: int = 1200
-    """Three periods of the lowest fundamental."""
-    n_fft: int = 2048
-    cutoff_hz: float = 1500.0
-    strength: float = 0.6
-    """Least normalised autocorrelation of a voiced frame."""
-    octave_cost: float = 0.02
-    """What a candidate an octave lower has to be better by."""
-    spread: float = 1.75
-    """How far from a voice's median its pitch may go: beyond lie an octave's errors."""
-    silence: float = 1e-3
-    """Least root mean square of a voiced frame's low band: -60 dB of full scale."""
-
-    @property
-    def lags(self) -> tuple[int, int]:
-        """Shortest and longest period, in samples."""
-        return int(OUTPUT_RATE / self.high_hz), int(OUTPUT_RATE / self.low_hz) + 1
-
-
-def pitch(wave: Tensor, settings: PitchSettings | None = None) -> Tensor:
+def pitch(wave: Tensor) -> Tensor:
     """Fundamental frequency (frames,) float32 in Hz of ``wave`` (480 frames,), 0 where unvoiced.
 
     ``wave`` is int16, or float in [-1, 1], at 24 kHz, of one voice: a second pass looks around
     the median of the first. A frame's window lies around the middle of its 480 samples, as
     that of the mel frame does.
     """
-    settings = settings or PitchSettings()
-    found = _track(wave, settings)
+    found = _track(wave, _LOWEST_HZ, _HIGHEST_HZ)
     if not bool(found.any()):
         return found
     middle = float(found[found > 0].median())
-    low, high = middle / settings.spread, middle * settings.spread
-    near = replace(settings, low_hz=max(low, settings.low_hz), high_hz=min(high, settings.high_hz))
-    return _track(wave, near)
+    return _track(wave, max(middle / _SPREAD, _LOWEST_HZ), min(middle * _SPREAD, _HIGHEST_HZ))
 
 
-def _track(wave: Tensor, settings: PitchSettings) -> Tensor:
+def _track(wave: Tensor, low_hz: float, high_hz: float) -> Tensor:
+    # Shortest and longest period, in samples.
+    lags = int(OUTPUT_RATE / high_hz), int(OUTPUT_RATE / low_hz) + 1
     frames = wave.shape[0] // MEL_FRAME_SAMPLES
-    margin = (settings.window_samples - MEL_FRAME_SAMPLES) // 2
+    margin = (_WINDOW_SAMPLES - MEL_FRAME_SAMPLES) // 2
     found = []
     for first in range(0, frames, _FRAMES_AT_ONCE):
         last = min(first + _FRAMES_AT_ONCE, frames)
@@ -72,46 +60,45 @@ def _track(wave: Tensor, settings: PitchSettings) -> Tensor:
         piece = wave[max(start, 0) : end]
         piece = piece / 32768 if piece.dtype == torch.int16 else piece.float()
         around = (max(-start, 0), end - max(start, 0) - piece.shape[0])
-        windows = F.pad(piece, around).unfold(0, settings.window_samples, MEL_FRAME_SAMPLES)
-        found.append(_frame_pitch(windows, settings))
+        windows = F.pad(piece, around).unfold(0, _WINDOW_SAMPLES, MEL_FRAME_SAMPLES)
+        found.append(_frame_pitch(windows, *lags))
     return _without_lone_frames(torch.cat(found))
 
 
-def _frame_pitch(windows: Tensor, settings: PitchSettings) -> Tensor:
+def _frame_pitch(windows: Tensor, shortest: int, longest: int) -> Tensor:
     """Pitch of each row of (frames, window samples), 0 where it is not periodic enough."""
-    window, low_pass, expected = _constants(settings, windows.device)
+    window, low_pass, expected = _constants(windows.device)
     centred = windows - windows.mean(dim=1, keepdim=True)
-    power = torch.fft.rfft(centred * window, settings.n_fft).abs().square() * low_pass
-    correlation = torch.fft.irfft(power, settings.n_fft)
+    power = torch.fft.rfft(centred * window, _N_FFT).abs().square() * low_pass
+    correlation = torch.fft.irfft(power, _N_FFT)
     energy = correlation[:, :1]
-    shortest, longest = settings.lags
     reach = slice(shortest - 1, longest + 2)
     strength = correlation[:, reach] / (energy.clamp_min(1e-12) * expected[reach])
     octaves = torch.log2(torch.arange(shortest, longest + 1, device=windows.device) / shortest)
     left, middle, right = strength[:, :-2], strength[:, 1:-1], strength[:, 2:]
     peak = (middle >= left) & (middle > right)
-    score = torch.where(peak, middle - settings.octave_cost * octaves, -1.0)
+    score = torch.where(peak, middle - _OCTAVE_COST * octaves, -1.0)
     best = score.argmax(dim=1, keepdim=True)
     before, at, after = (side.gather(1, best)[:, 0] for side in (left, middle, right))
     bend = (before - 2 * at + after).clamp_max(-1e-9)
     lag = best[:, 0] + shortest + 0.5 * (before - after) / bend
-    loud = energy[:, 0] > settings.silence**2 * window.square().sum()
-    voiced = peak.any(dim=1) & (at > settings.strength) & loud
+    loud = energy[:, 0] > _SILENCE**2 * window.square().sum()
+    voiced = peak.any(dim=1) & (at > _STRENGTH) & loud
     return torch.where(voiced, OUTPUT_RATE / lag, 0.0)
 
 
-@lru_cache(maxsize=4)
-def _constants(settings: PitchSettings, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+@lru_cache(maxsize=1)
+def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The window, the low-pass of power spectra, and the window's normalised autocorrelation.
 
     The low-pass falls off as a raised cosine over the octave below the cutoff. It is even and
     smooth, so that it widens the autocorrelation's peaks and moves none.
     """
-    window = torch.hann_window(settings.window_samples, periodic=False, device=device)
-    hz = torch.fft.rfftfreq(settings.n_fft, 1 / OUTPUT_RATE, device=device)
-    share = (hz * 2 / settings.cutoff_hz - 1).clamp(0, 1)
+    window = torch.hann_window(_WINDOW_SAMPLES, periodic=False, device=device)
+    hz = torch.fft.rfftfreq(_N_FFT, 1 / OUTPUT_RATE, device=device)
+    share = (hz * 2 / _CUTOFF_HZ - 1).clamp(0, 1)
     low_pass = 0.5 + 0.5 * torch.cos(torch.pi * share)
-    own = torch.fft.irfft(torch.fft.rfft(window, settings.n_fft).abs().square(), settings.n_fft)
+    own = torch.fft.irfft(torch.fft.rfft(window, _N_FFT).abs().square(), _N_FFT)
     return window, low_pass, own / own[0]
 
 
@@ -135,22 +122,6 @@ _PERTURBED_SHARE = 0.3
 _LOUDEST_MEL_NOISE = 0.2
 
 
-class Recordings(Protocol):
-    """All recordings end to end, on the device that trains."""
-
-    @property
-    def waves(self) -> Tensor:
-        """Sound (total samples,) int16 at 24 kHz."""
-
-    @property
-    def starts(self) -> Tensor:
-        """First sample of each recording, (n,) int64, a multiple of 480."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """Samples of each recording, (n,) int64, a multiple of 480."""
-
-
 @dataclass(frozen=True)
 class Crops:
     """A batch: ``wave`` (B, N) in [-1, 1], ``mel`` (B, 80, T) and ``f0`` (B, T) in Hz."""
@@ -166,7 +137,7 @@ class Cropper:
     ``mels`` (total frames, 80) stand for the recordings' own where they are given.
     """
 
-    def __init__(self, data: Recordings, frames: int, mels: Tensor | None = None) -> None:
+    def __init__(self, data: Spoken, frames: int, mels: Tensor | None = None) -> None:
         self.waves, self.frames, self.mels = data.waves, frames, mels
         self.f0 = pitch(data.waves)
         starts, lengths = data.starts.cpu(), data.lengths.cpu()

@@ -6,7 +6,6 @@ with its phones' end times where the program tells them.
 
 import random
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
+from evals.readings import run_program
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 
 Samples16 = NDArray[np.int16]
 TEACHER = "slt_hts"
 _TEACHER_VOICE = "cmu_us_slt_arctic_hts"
-FLITE = ("slt", "rms", "kal16", "awb")
 FESTIVAL = {TEACHER: _TEACHER_VOICE, "kal_diphone": "kal_diphone", "ked_diphone": "ked_diphone"}
 ESPEAK = ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029")
 ESPEAK_VARIANTS = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f4", "f5")
@@ -30,7 +29,6 @@ LISTENED = (TEACHER, "slt", "rms", "kal16", "awb", "kal_diphone", "espeak")
 VOICES = (*LISTENED, *UNSEEN)
 _PSDUR = re.compile(r"(\w+):([\d.]+)")
 _PEAK = 0.5
-_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,7 @@ class Programs:
     def run(self, *command: str) -> str:
         """Run a program of the root and return what it printed; raise ProgramError on failure."""
         program = str(self.root / "usr/bin" / command[0])
-        done = subprocess.run(
-            ["env", *self.environment, program, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_TIMEOUT_S,
-        )
+        done = run_program("env", *self.environment, program, *command[1:])
         if done.returncode:
             said = done.stderr.strip() or "(it wrote nothing to stderr)"
             raise ProgramError(f"{program} ended with status {done.returncode}: {said}")

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import Run, require_program
 
-from evals.barge_in import SETTINGS, Setting, measure_barge_in
 from evals.readings import TEACHER, VOICES, read_aloud
-from evals.vad import measure_found
-from evals.vad_clips import clip_of
+from evals.vad import measure_barge_in, measure_found
+from evals.vad_clips import SETTINGS, Setting, clip_of
 from mosstalk.audio.sound import Samples
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.vad import Detector, open_detector

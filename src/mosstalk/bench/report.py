@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic import BaseModel
 
 from mosstalk.errors import BenchError, ConfigError, OptionError
 from mosstalk.files import read_json
@@ -17,7 +19,6 @@ FIRST_AUDIO, REAL_TIME = "commit_to_first_audio_ms", "real_time_factor"
 """Figures of the whole pipeline, one of each in a document."""
 _FP8 = re.compile("fp8|float8", re.IGNORECASE)
 NOT_STATED = "not stated"
-_ROWS = Path(__file__).with_name("reports.json")
 NOT_YET = "not measured yet"
 _NONE = "-"
 _TEMPLATE = Path(__file__).with_name("reports.md")
@@ -39,20 +40,6 @@ class RowKey:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured row and what it was measured on; milliseconds."""
-
-    table: str
-    row: dict[str, Any]
-    document: "Document"
-
-    def ms(self, name: str) -> float | None:
-        """``p50``, ``p95``, ``cold`` or ``limit``."""
-        value = self.row.get(f"{name}_ms")
-        return None if value is None else float(value)
-
-
-@dataclass(frozen=True)
 class Document:
     """A benchmark's document; ``name`` is its file's, ``whole`` has figures of the pipeline."""
 
@@ -71,14 +58,17 @@ class Document:
             return "fp8"
         return self.settings["precision"]
 
-    def figures(self, wanted: RowKey) -> Iterator[Figure]:
-        """Rows that are ``wanted``."""
+    def rows(self, wanted: RowKey) -> Iterator[dict[str, Any]]:
+        """Those that are ``wanted``; milliseconds."""
         if self.format != wanted.format or wanted.precision not in (None, self.precision):
             return
         for title, rows in self.tables.items():
             for row in rows:
                 if re.fullmatch(wanted.table, title) and re.fullmatch(wanted.row, row["name"]):
-                    yield Figure(title, row, self)
+                    yield row
+
+
+_Figure = tuple[Document, dict[str, Any]]
 
 
 def read_document(path: Path) -> Document:
@@ -124,31 +114,30 @@ def _require_valid(document: Document) -> None:
                 )
 
 
-def figure(documents: Sequence[Document], wanted: RowKey) -> Figure | None:
-    """The one figure of ``documents`` that is ``wanted``; None where there is none.
+def figure(documents: Sequence[Document], wanted: RowKey | None) -> _Figure | None:
+    """The one row of ``documents`` that is ``wanted``, with its own; None where there is none.
 
     Raises:
         OptionError: two documents have it.
     """
-    found = [each for document in documents for each in document.figures(wanted)]
+    found = [(each, row) for each in documents if wanted for row in each.rows(wanted)]
     if len(found) > 1:
-        names = " and ".join(each.document.name for each in found[:2])
-        raise OptionError(f"{found[0].row['name']} is in {names}: give one of them")
+        names = " and ".join(document.name for document, _ in found[:2])
+        raise OptionError(f"{found[0][1]['name']} is in {names}: give one of them")
     return found[0] if found else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(BaseModel):
     """A row of the page: what it is of, and the document's row that fills it."""
 
     what: str
     wanted: RowKey | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportLine(Row):
-    """The reports' three words on it, and ours; ``peak`` names one of ``plan.measured``, ``whole``
-    a figure of the whole pipeline.
+    """The reports' three words on it, and ours.
+
+    ``peak`` names one of ``plan.measured``, ``whole`` a figure of the whole pipeline.
     """
 
     planned: str = NOT_STATED
@@ -159,10 +148,10 @@ class ReportLine(Row):
     command: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Row):
-    """A figure that others, or this project, took of another implementation; ``see``: where
-    ours stands if no document has it.
+    """A figure that others, or this project, took of another implementation.
+
+    ``see``: where ours stands if no document has what is ``wanted``.
     """
 
     where: str
@@ -170,18 +159,9 @@ class Elsewhere(Row):
     see: str | None = None
 
 
-_R = TypeVar("_R", bound=Row)
-
-
-def _rows(kind: type[_R], name: str) -> tuple[_R, ...]:
-    """What ``reports.json`` holds under ``name``; of the reports no more is known here."""
-    rows: list[dict[str, Any]] = read_json(_ROWS)[name]
-    wanted = ({"wanted": RowKey(**row["wanted"])} if "wanted" in row else {} for row in rows)
-    return tuple(kind(**(row | each)) for row, each in zip(rows, wanted, strict=True))
-
-
-LINES = _rows(ReportLine, "lines")
-ELSEWHERE = _rows(Elsewhere, "elsewhere")
+_ROWS = read_json(Path(__file__).with_name("reports.json"))
+LINES = [ReportLine(**row) for row in _ROWS["lines"]]
+ELSEWHERE = [Elsewhere(**row) for row in _ROWS["elsewhere"]]
 _ELSEWHERE = ("", "where", "figure", "ours")
 
 
@@ -209,7 +189,7 @@ def _require_used(document: Document) -> None:
     if document.whole:
         return
     rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
-    if not any(any(document.figures(wanted)) for wanted in rows):
+    if not any(any(document.rows(wanted)) for wanted in rows):
         raise OptionError(
             f"{document.name}: nothing in it has a row on the page; steps and prompts are taken in "
             f"bfloat16 or fp8, this is {document.precision}"
@@ -219,11 +199,12 @@ def _require_used(document: Document) -> None:
 def _line(line: ReportLine, documents: Sequence[Document]) -> tuple[str, ...]:
     limit, ours = _NONE, NOT_YET
     command = f"`{line.command}`" if line.command else _NONE
-    found = figure(documents, line.wanted) if line.wanted else None
+    found = figure(documents, line.wanted)
     if line.wanted:
-        limit = _limit(found)
+        limit_ms = found and found[1].get("limit_ms")
+        limit = NOT_YET if limit_ms is None else f"{limit_ms:.2f} ms"
     if found:
-        ours = _measured(found)
+        ours = _measured(*found)
     if line.whole:
         ours = "; ".join(_whole(line.whole, each) for each in documents if each.whole) or NOT_YET
     if line.peak:
@@ -233,16 +214,10 @@ def _line(line: ReportLine, documents: Sequence[Document]) -> tuple[str, ...]:
     return line.what, line.planned, line.claimed, line.timed, limit, ours, command
 
 
-def _limit(found: Figure | None) -> str:
-    limit = found.ms("limit") if found else None
-    return NOT_YET if limit is None else f"{limit:.2f} ms"
-
-
-def _measured(found: Figure) -> str:
+def _measured(document: Document, row: dict[str, Any]) -> str:
     """Median, tail, first run of all; what it ran on is in the table of documents."""
-    document, row = found.document, found.row
-    cold = found.ms("cold")
-    first = "" if cold is None else f", first of all {cold:.2f}"
+    cold_ms = row.get("cold_ms")
+    first = "" if cold_ms is None else f", first of all {cold_ms:.2f}"
     return (
         f"{row['p50_ms']:.2f} ms (p95 {row['p95_ms']:.2f}{first}; valid {row['valid']}/{row['n']}; "
         f"{document.settings['device']}, {document.weights} weights, {document.name})"
@@ -261,8 +236,8 @@ def _whole(name: str, document: Document) -> str:
 
 
 def _elsewhere(row: Elsewhere, documents: Sequence[Document]) -> tuple[str, ...]:
-    found = figure(documents, row.wanted) if row.wanted else None
-    return row.what, row.where, row.figure, _measured(found) if found else row.see or NOT_YET
+    found = figure(documents, row.wanted)
+    return row.what, row.where, row.figure, _measured(*found) if found else row.see or NOT_YET
 
 
 def _sources(documents: Sequence[Document]) -> str:

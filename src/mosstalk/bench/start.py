@@ -103,35 +103,25 @@ def _resident(path: Path) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Start:
-    """One start: what it found, and how much of the weights memory held before."""
-
-    name: str
-    cached: float | None
-    found: dict[str, Any]
-
-    def as_values(self) -> dict[str, Any]:
-        """For documents."""
-        return {"name": self.name, "cached": self.cached} | self.found
-
-
-@dataclass(frozen=True)
 class Starts:
-    """All that was measured of one folder."""
+    """All that was measured of one folder.
+
+    ``starts``: what each start found, its name, and how much of the weights memory held before.
+    """
 
     weight_bytes: int
     disk: DiskRate
-    starts: list[Start]
+    starts: list[dict[str, Any]]
 
     def table(self) -> Table:
         """For people."""
         lines = [
             (
-                start.name,
-                "?" if start.cached is None else f"{start.cached:.0%}",
-                *(f"{start.found['parts_s'][part]:.2f}" for part in PARTS),
-                f"{start.found['first_audio_s']:.2f}",
-                str(start.found["compiled"]),
+                start["name"],
+                "?" if start["cached"] is None else f"{start['cached']:.0%}",
+                *(f"{start['parts_s'][part]:.2f}" for part in PARTS),
+                f"{start['first_audio_s']:.2f}",
+                str(start["compiled"]),
             )
             for start in self.starts
         ]
@@ -163,7 +153,7 @@ def measure_starts(engine: BuiltEngine, device: str, runs: int, tell: Progress) 
     return Starts(sum(path.stat().st_size for path in files), disk, starts)
 
 
-def _start(folder: Path, device: str, name: str, cached: float | None) -> Start:
+def _start(folder: Path, device: str, name: str, cached: float | None) -> dict[str, Any]:
     words = [sys.executable, "-m", "mosstalk.build.probe", str(folder), device]
     run = subprocess.run(
         [*words, str(time.time())],
@@ -173,4 +163,5 @@ def _start(folder: Path, device: str, name: str, cached: float | None) -> Start:
     if run.returncode or not lines:
         why = run.stderr.strip().splitlines()
         raise BenchError(f"{name} of {folder} failed: {why[-1] if why else 'it printed nothing'}")
-    return Start(name, cached, json.loads(lines[-1]))
+    found: dict[str, Any] = json.loads(lines[-1])
+    return {"name": name, "cached": cached} | found

@@ -156,11 +156,4 @@ def _fp8_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def _best_s(device: torch.device, work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(_RUNS + 1):
-        synchronize(device)
-        start = time.perf_counter()
-        work()
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
+    return min(run_timed(work, device).ms for _ in range(_RUNS + 1)) / 1000

@@ -1,5 +1,6 @@
 """``mosstalk bench codec``: hops to sound, live sound to codes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.codec import Asked, OfSpeech
-    from mosstalk.models.codec_folder import Codec
-    from mosstalk.models.voices import Voice
+    import torch
+
+    from mosstalk.bench.codec import CodecBench, OfSpeech
+    from mosstalk.codec.speech_decoder import DecoderOptions
 
 FORMAT = "mosstalk-codec-1"
 _VOICES_S = (7.0, 27.0)
@@ -65,19 +67,14 @@ class BenchCodec(WritesPage):
             OptionError: a part or a number that means nothing.
             BenchError: a run whose output was not right; no time is printed.
         """
-        from mosstalk.bench.codec import measure_codec, memory_table
         from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
         with self.printing():
-            codec, voices, weights = self._opened()
-            asked = self._asked(codec)
+            found = self._opened()
             with progress_bar() as tell:
-                found = measure_codec(codec, voices, asked, tell, _of_speech())
-            found.settings = _settings(codec, voices, weights, asked) | found.settings
-            if found.memory:
-                found.tables.append(memory_table(found.memory))
+                found.measure(_of_speech(), tell)
             print_found(found.settings, found.tables)
         self.deliver_both(
             measured_document(
@@ -90,12 +87,15 @@ class BenchCodec(WritesPage):
             partial(tables_page, "mosstalk codec", found.settings, found.tables),
         )
 
-    def _opened(self) -> "tuple[Codec, dict[str, Voice], str]":
-        """The codec, voices by name, and the kind of weights."""
-        from mosstalk.bench.codec import seconds_of
+    def _opened(self) -> "CodecBench":
+        """The codec and what is asked of it, with the settings that are known before."""
+        from mosstalk.bench.codec import CodecBench
+        from mosstalk.cli.measured_output import numbers
         from mosstalk.config import WEIGHTS_KIND_KEY
+        from mosstalk.constants import CODES_PER_SECOND
         from mosstalk.models.codec_folder import load_codec
         from mosstalk.prepared.default_models import chosen_codec
+        from mosstalk.prepared.machine import machine_facts
         from mosstalk.runtime.device import fit_threads, pick_device
         from mosstalk.synthesis.direct import random_codec, random_voice
         from mosstalk.synthesis.sizes import named_sizes
@@ -110,18 +110,44 @@ class BenchCodec(WritesPage):
             fit_threads(device, (codec.tokenizer, codec.flow, codec.vocoder))
             voices = [codec.voice(self.voice)]
             weights = codec.tokenizer.config.extra.get(WEIGHTS_KIND_KEY, "real")
-        return codec, {f"voice of {seconds_of(voice):.1f} s": voice for voice in voices}, weights
+        named = {f"voice of {len(each.codes) / CODES_PER_SECOND:.1f} s": each for each in voices}
+        options = self._decoding(codec.device)
+        flow = options.flow
+        context = "everything" if flow.context_s is None else f"{flow.context_s:g} s"
+        settings = machine_facts(codec.device, weights) | {
+            "precision": str(flow.dtype).removeprefix("torch."),
+            "euler steps": str(flow.steps or codec.flow.config.n_timesteps),
+            "own history": f"{context} besides the voice",
+            "graphs": "on" if flow.graphs and codec.device.type == "cuda" else "off",
+            "voices": ", ".join(named),
+        }
+        return CodecBench(
+            codec,
+            named,
+            self._parts(),
+            numbers("--replies", self.replies),
+            self.hops,
+            self.rounds,
+            numbers("--streams", self.streams),
+            options,
+            settings,
+        )
 
-    def _asked(self, codec: "Codec") -> "Asked":
-        from mosstalk.bench.codec import PARTS, Asked
-        from mosstalk.cli.measured_output import numbers
-        from mosstalk.codec.speech_decoder import DecoderOptions
-        from mosstalk.reply_options import SoundRequest
+    def _parts(self) -> "Sequence[str]":
+        """What is measured, by name."""
+        from mosstalk.bench.codec import PARTS
 
         known = (*PARTS, *_of_speech())
         unknown = sorted(set(self.part or ()) - {*known})
         if unknown:
             raise OptionError(f"--part {unknown[0]}: choose of {', '.join(known)}")
+        return self.part or PARTS
+
+    def _decoding(self, device: "torch.device") -> "DecoderOptions":
+        """How codes become sound."""
+        from mosstalk.codec.speech_decoder import DecoderOptions
+        from mosstalk.reply_options import SoundRequest
+
         sound = SoundRequest(
             self.flow_context,
             self.flow_steps,
@@ -131,33 +157,9 @@ class BenchCodec(WritesPage):
             self.vocoder,
             self.vocoder_dir,
         )
-        return Asked(
-            tuple(self.part or PARTS),
-            numbers("--replies", self.replies),
-            self.hops,
-            min(12, self.hops),
-            self.rounds,
-            numbers("--streams", self.streams),
-            options=DecoderOptions.of(sound, codec.device),
-        )
+        return DecoderOptions.of(sound, device)
 
 
 def _of_speech() -> "dict[str, OfSpeech]":
     """Parts that are measured on speech, which are there where ``evals`` is."""
     return from_evals("codec_parts", "PARTS") or {}
-
-
-def _settings(
-    codec: "Codec", voices: "dict[str, Voice]", weights: str, asked: "Asked"
-) -> dict[str, str]:
-    from mosstalk.prepared.machine import machine_facts
-
-    flow, config = asked.options.flow, codec.flow.config
-    context = "everything" if flow.context_s is None else f"{flow.context_s:g} s"
-    return machine_facts(codec.device, weights) | {
-        "precision": str(flow.dtype).removeprefix("torch."),
-        "euler steps": str(flow.steps or config.n_timesteps),
-        "own history": f"{context} besides the voice",
-        "graphs": "on" if flow.graphs and codec.device.type == "cuda" else "off",
-        "voices": ", ".join(voices),
-    }

@@ -53,6 +53,6 @@ class BenchStart(WritesDocument):
                 settings,
                 weight_bytes=found.weight_bytes,
                 disk=vars(found.disk) | {"gb_s": found.disk.gb_s},
-                starts=[start.as_values() for start in found.starts],
+                starts=found.starts,
             )
         )

@@ -12,7 +12,6 @@ from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.bench.step import Measurement
     from mosstalk.plan.work import Load
 
 
@@ -89,38 +88,36 @@ class BenchStep(WritesPage):
             OptionError: an option that means nothing.
             BenchError: a run whose rows were not right; no time is printed.
         """
-        from mosstalk.bench.step import FORMAT, measure, open_model
+        from mosstalk.bench.step import FORMAT, StepBench, open_model
         from mosstalk.cli.measured_output import measured_document, print_found
+        from mosstalk.engine.engine_core import EngineOptions
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
-        asked = self._asked()
+        loads = self._loads()
         with self.printing():
             model, ids = open_model(
                 self.model, self.random_weights, self.device, self.dtype, self.precision
             )
-            weights = "synthetic" if self.random_weights else model.config.weights_kind
+            found = StepBench(
+                self.random_weights or str(self.model or "the default model's"),
+                "synthetic" if self.random_weights else model.config.weights_kind,
+                model,
+                ids,
+                EngineOptions(graphs=self.graphs, batch_invariant=self.batch_invariant),
+                loads,
+                self.runs if self.prefill else self.steps,
+                self.prefill,
+                tuple(self.baseline or ()),
+                self.errors,
+                self.precision == "fp8",
+            )
             with progress_bar() as tell:
-                found = measure(model, ids, asked, weights, tell)
+                found.measure(tell)
             print_found(found.settings, found.tables)
         self.deliver_both(
             measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
             partial(tables_page, "mosstalk steps", found.settings, found.tables),
-        )
-
-    def _asked(self) -> "Measurement":
-        from mosstalk.bench.step import Measurement
-        from mosstalk.engine.engine_core import EngineOptions
-
-        return Measurement(
-            self.random_weights or str(self.model or "the default model's"),
-            EngineOptions(graphs=self.graphs, batch_invariant=self.batch_invariant),
-            self._loads(),
-            self.runs if self.prefill else self.steps,
-            self.prefill,
-            tuple(self.baseline or ()),
-            self.errors,
-            self.precision == "fp8",
         )
 
     def _loads(self) -> "list[Load]":
