@@ -21,6 +21,9 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 	python3 python3-venv\`), or name one: make PYTHON=/path/to/python3" >&2; exit 2; }; \
 	"$$python" scripts/bootstrap.py --extras
 
+# The tests start many processes, each of which would compile all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-talk demo talk test test-all lint format clean
 .PHONY: setup-judges
