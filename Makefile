@@ -83,5 +83,5 @@ format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff format
 
 clean: ## remove caches and generated files; .venv stays
-	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .import_linter_cache .mypy_cache .mypy_worker.*.json .pytest_cache .ruff_cache .hypothesis build dist demo-output
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
