@@ -13,6 +13,8 @@ venv := .venv/bin
 pytest = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(venv)/pytest
 # A file is one process's, in the order that tests/conftest.py gives.
 parallel = -n auto --dist loadfile --no-loadscope-reorder
+# What needs nothing but the set-up.
+fast = not (slow or system or alone)
 # pesq is built from source.
 pesq := $(shell command -v cc >/dev/null && echo ,pesq)
 
@@ -20,6 +22,9 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 	echo "make: no Python found; install Python 3.11 or newer (for example \`apt install\
 	python3 python3-venv\`), or name one: make PYTHON=/path/to/python3" >&2; exit 2; }; \
 	"$$python" scripts/bootstrap.py --extras
+
+# The tests start many processes, each of which would compile all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-talk demo talk test test-all lint format clean
@@ -45,14 +50,26 @@ demo: setup-talk ## set up, then read a sentence aloud and write it down
 talk: setup-talk ## start the server and open its page; OPTIONS="--port 9000" chooses as `mosstalk serve` does
 	@$(venv)/python scripts/talk.py $(OPTIONS)
 
-lint: setup-dev ## check style, formatting, types, and which module imports which
+define style
 	$(venv)/ruff check
 	$(venv)/ruff format --check
-	$(venv)/mypy
 	$(venv)/lint-imports --no-logo
+endef
 
-test: lint ## lint, then run the tests that need nothing but the set-up
-	$(pytest) $(parallel) -m "not (slow or system or alone)"
+lint: setup-dev ## check style, formatting, types, and which module imports which
+	$(style)
+	$(venv)/mypy
+
+# mypy runs beside the tests, so that neither core waits; what it says comes after them.
+test: setup-dev ## lint, and run the tests that need nothing but the set-up
+	$(style)
+	@echo '$(pytest) $(parallel) -m "$(fast)" & $(venv)/mypy'; \
+	$(venv)/mypy >.venv/mypy.txt 2>&1 & types=$$!; \
+	trap "kill $$types; exit 130" INT TERM; \
+	$(pytest) $(parallel) -m "$(fast)"; tests=$$?; \
+	wait $$types; types=$$?; \
+	echo mypy:; cat .venv/mypy.txt; \
+	test $$tests = 0 && test $$types = 0
 
 setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
@@ -66,5 +83,5 @@ format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff format
 
 clean: ## remove caches and generated files; .venv stays
-	rm -rf .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .import_linter_cache .mypy_cache .mypy_worker.*.json .pytest_cache .ruff_cache .hypothesis build dist demo-output
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

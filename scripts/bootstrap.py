@@ -35,11 +35,8 @@ UV_VARIABLES = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-"""Settings of pip that say where packages come from, and the variables that tell uv so.
-
-Not ``extra-index-url``: of one version uv takes what the first index has, if only a wheel for any
-platform without its libraries, where pip looks for the best wheel of all indexes.
-"""
+"""Settings of pip that say where packages come from, and the variables that tell uv so."""
+PYPI = "https://pypi.org/simple"
 OF_NO_MATTER = {
     *("config-file", "disable-pip-version-check", "no-color", "no-input", "progress-bar"),
     *("quiet", "require-virtualenv", "retries", "root-user-action", "verbose"),
@@ -326,6 +323,10 @@ def uv_variables(printed: str) -> "Dict[str, str] | None":
     """Variables for uv from what ``pip config list`` printed; uv reads none of pip's settings.
 
     None where there is one that it cannot be told of here, as of a proxy: then pip installs.
+
+    Of one version uv takes what the first index has, if only a wheel for any platform without its
+    libraries, where pip takes the best wheel of all indexes. So others come after PyPI, which has
+    a version whole, and are not told of where something else stands in PyPI's place.
     """
     settings = {}  # type: Dict[str, str]
     for section in ("global.", "install.", ":env:."):  # each overrides those before it
@@ -333,9 +334,14 @@ def uv_variables(printed: str) -> "Dict[str, str] | None":
             key, _, value = line.partition("=")
             if key.startswith(section):
                 settings[key[len(section) :]] = str(ast.literal_eval(value))
-    if set(settings) - set(UV_VARIABLES) - OF_NO_MATTER:
+    others = settings.pop("extra-index-url", "").split()
+    elsewhere = settings.get("index-url", PYPI).rstrip("/") != PYPI
+    if set(settings) - set(UV_VARIABLES) - OF_NO_MATTER or (others and elsewhere):
         return None
     variables = {}  # type: Dict[str, str]
+    if others:
+        variables["UV_INDEX"] = " ".join([PYPI, *others])
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # the newest version, as pip
     for name, value in settings.items():
         if name in UV_VARIABLES:
             between = "," if name == "find-links" else " "
@@ -348,6 +354,9 @@ def install(arguments: List[str], uv: "Uv | None") -> None:
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     if uv:
         begin = [uv.program, "pip", "install", "--python", str(venv_program("python"))]
+        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            # As pip does. Else each start would compile torch anew, which takes seconds.
+            begin.append("--compile-bytecode")
         command = [*begin, *constraints, *arguments]
         hidden = None if sys.stdout.isatty() else subprocess.DEVNULL
         done = subprocess.run(

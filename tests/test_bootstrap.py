@@ -297,8 +297,17 @@ def test_uv_is_told_where_pip_looks_and_left_out_where_it_cannot_be() -> None:
         "UV_INDEX_URL": "https://own/simple",
         "SSL_CERT_FILE": "/ca.pem",
     }
-    for beyond_it in ("proxy='http://far'", "extra-index-url='http://a/simple'"):
-        assert bootstrap.uv_variables(f"global.{beyond_it}\n") is None
+    assert bootstrap.uv_variables("global.proxy='http://far'\n") is None
+
+
+def test_uv_asks_other_indexes_after_pypi_and_none_where_pypi_is_not_asked() -> None:
+    others = "global.extra-index-url='http://a/simple file:///b'\n"
+    for pypi in ("", "global.index-url='https://pypi.org/simple/'\n"):
+        variables = bootstrap.uv_variables(others + pypi)
+        assert variables is not None
+        assert variables["UV_INDEX"] == "https://pypi.org/simple http://a/simple file:///b"
+        assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert bootstrap.uv_variables(f"{others}global.index-url='https://own/simple'\n") is None
 
 
 # Slow: one more whole set-up; the way by pip, and to it from uv, is the test above.

@@ -66,8 +66,15 @@ def replied(
     return request
 
 
-@pytest.mark.parametrize("deferral", [True, False])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    ("share", "deferral"),
+    [
+        (True, True),
+        (False, False),
+        # Slow: both on and both off are above; blocks are shared whether or not draws wait.
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, False), (False, True))),
+    ],
+)
 def test_every_turn_equals_a_fresh_conversation_with_the_same_history(
     deferral: bool, share: bool
 ) -> None:

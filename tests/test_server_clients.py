@@ -229,8 +229,11 @@ def test_large_messages_wait_for_one_another_and_not_for_ever(server: Server) ->
                 await talker.send(f'{{"audio": "{sound}", "type": "input_audio_buffer.append"}}')
                 await talker.send({"type": "input_audio_buffer.clear"})
                 await talker.wait("input_audio_buffer.cleared")
-                rest = holders[0].recv(65536)
-                assert b"\x03\xf0a message was not whole after 3 s" in rest, rest
+                rest = b""
+                while b"\x03\xf0a message was not whole after 3 s" not in rest:
+                    piece = holders[0].recv(65536)
+                    assert piece, rest
+                    rest += piece  # pings come first where the machine is slow
 
     before = server.metrics()["mosstalk_audio_in_seconds_total"]
     run(main())
