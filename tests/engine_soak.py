@@ -26,7 +26,7 @@ from mosstalk.models.text_tokenizer import TextTokenizer  # noqa: E402
 from mosstalk.prepared.default_models import chosen_model  # noqa: E402
 from mosstalk.sampling_options import Limits, SamplingOptions  # noqa: E402
 from mosstalk.script import Script  # noqa: E402
-from mosstalk.server.process import resident_bytes  # noqa: E402
+from mosstalk.server.ipc import resident_bytes  # noqa: E402
 
 EVERY = 500
 SCRIPTS = ["speech:3", "text:3", "text:1,speech:2"]

@@ -25,7 +25,6 @@ from mosstalk.server.ipc import Channel, Opened, Refused, SessionCommand
 from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
-from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.responses import ResponseConfig
 from mosstalk.server.realtime.server_events import (
     BufferCleared,
@@ -34,9 +33,17 @@ from mosstalk.server.realtime.server_events import (
     ResponseEvent,
     StatusDetails,
 )
-from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
+from mosstalk.server.realtime.validation import AudioFormat
+from mosstalk.session.commands import (
+    Close,
+    CreateAudio,
+    CreateText,
+    Push,
+    ReplyMode,
+    SessionSettings,
+    UpdateSettings,
+)
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
-from mosstalk.session.settings import ReplyMode, SessionSettings
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 

@@ -15,6 +15,8 @@ from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.session.commands import (
     CancelResponse,
+    Context,
+    ContextPolicy,
     CreateAudio,
     CreateResponse,
     CreateText,
@@ -36,7 +38,6 @@ from mosstalk.session.events import (
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.response_manager import MOST_OUT_OF_BAND, ResponseManager
 from mosstalk.session.session import Session
-from mosstalk.session.settings import Context, ContextPolicy
 
 SPOKEN = replace(BY_HAND, script="speech:20")
 LONG = replace(WRITTEN, script="text:60")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
-    from mosstalk.session.settings import SessionSettings
+    from mosstalk.session.commands import SessionSettings
 
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
@@ -219,7 +219,7 @@ class Serve:
 
     def _defaults(self) -> "SessionSettings":
         from mosstalk.server.ipc import BY_HAND
-        from mosstalk.session.settings import Durations, ReplyLimits, Sampling, SessionSettings
+        from mosstalk.session.commands import Durations, ReplyLimits, Sampling, SessionSettings
         from mosstalk.vad.turns import TurnDetection
 
         voice = Path(self.voice)

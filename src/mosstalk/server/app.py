@@ -18,6 +18,7 @@ from mosstalk.server.admission import (
     LONGEST_NAMED,
     NO_KEY,
     Refusal,
+    ServerContext,
     asks_for_beta,
     note_refusal,
     refuse,
@@ -28,7 +29,6 @@ from mosstalk.server.admission import (
     subprotocol,
 )
 from mosstalk.server.connection import Connection
-from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol

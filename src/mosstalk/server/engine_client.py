@@ -14,9 +14,8 @@ from typing import Any
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineStoppedError
 from mosstalk.server import ipc
-from mosstalk.server.ipc import Channel
-from mosstalk.server.process import start_child
-from mosstalk.session.commands import Close, Command, sample_count, sounds_of
+from mosstalk.server.ipc import Channel, start_child
+from mosstalk.session.commands import Close, Command, SessionSettings, sample_count, sounds_of
 from mosstalk.session.events import (
     Closed,
     CloseReason,
@@ -25,7 +24,6 @@ from mosstalk.session.events import (
     Event,
     SettingsUpdated,
 )
-from mosstalk.session.settings import SessionSettings
 
 _LOG = logging.getLogger(__name__)
 _LOADING_S = 120.0

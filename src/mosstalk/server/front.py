@@ -15,16 +15,14 @@ from typing import Any, TypeVar
 import uvicorn
 
 from mosstalk.errors import OptionError
-from mosstalk.server.admission import Hosts, Keys, Origins
+from mosstalk.server.admission import Hosts, Keys, Origins, ServerContext
 from mosstalk.server.app import make_app
 from mosstalk.server.captions import Transcriber
-from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import EngineClient
-from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
+from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions, trim_memory_forever
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogStyle, bounded_output
 from mosstalk.server.observers import Metrics
-from mosstalk.server.process import trim_memory_forever
 from mosstalk.server.recording import Recorder
 from mosstalk.server.websocket import (
     OTHER_FILES,
@@ -34,7 +32,7 @@ from mosstalk.server.websocket import (
     WebSocketProtocol,
     raise_file_limit,
 )
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")

@@ -33,7 +33,7 @@ from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events
 from mosstalk.session import commands as told
 from mosstalk.session import events
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.recording")
 FORMAT = 2

@@ -20,10 +20,10 @@ from mosstalk.errors import ConfigError, OptionError
 from mosstalk.files import parse_json
 from mosstalk.server.recording import FORMAT
 from mosstalk.session import commands as told
+from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, ResponseDone, TextDelta
 from mosstalk.session.host import Host
 from mosstalk.session.session import Session
-from mosstalk.session.settings import ReplyMode, SessionSettings
 from mosstalk.session.sound import InputClock
 
 PATIENCE_S = 20.0

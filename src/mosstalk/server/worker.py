@@ -16,9 +16,8 @@ from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
 from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
-from mosstalk.server.ipc import Channel
+from mosstalk.server.ipc import Channel, resident_bytes, trim_memory_forever
 from mosstalk.server.loading import Loaded, load
-from mosstalk.server.process import resident_bytes, trim_memory_forever
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session

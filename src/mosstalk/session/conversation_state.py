@@ -17,11 +17,17 @@ from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.script import Script
-from mosstalk.session.commands import Message, Sound, sample_count
+from mosstalk.session.commands import (
+    ContextPolicy,
+    Message,
+    ReplyMode,
+    SessionSettings,
+    Sound,
+    sample_count,
+)
 from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
 from mosstalk.session.history import ROLES, EngineConversation, Entry, History, PromptBuilder
 from mosstalk.session.listener import Listener
-from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
 from mosstalk.session.sound import PlaybackClock, require_rate, resampled
 from mosstalk.session.workers import DecoderWorker, EncoderWorker
 

@@ -23,7 +23,7 @@ from mosstalk.errors import (
     VoiceError,
 )
 from mosstalk.session import commands
-from mosstalk.session.settings import ReplyMode, SessionSettings
+from mosstalk.session.commands import ReplyMode, SessionSettings
 
 
 class ErrorCode(StrEnum):

@@ -19,11 +19,16 @@ from mosstalk.offline.pipeline import Pipeline
 from mosstalk.progress import Progress
 from mosstalk.runtime.deadline_lock import DeadlineLock
 from mosstalk.runtime.device import fit_threads
-from mosstalk.session.commands import CreateResponse, CreateText
+from mosstalk.session.commands import (
+    CreateResponse,
+    CreateText,
+    Durations,
+    ReplyLimits,
+    SessionSettings,
+)
 from mosstalk.session.conversation_state import SessionResources
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.session import Session
-from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
 from mosstalk.vad.frames import Detector
 

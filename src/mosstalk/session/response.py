@@ -14,10 +14,10 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import MosstalkError
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
+from mosstalk.session.commands import ReplyMode
 from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import AudioDelta, Reason, ResponseStatus, TextDelta, Timings, Usage
 from mosstalk.session.history import EngineConversation, Entry
-from mosstalk.session.settings import ReplyMode
 from mosstalk.session.sound import pcm_of
 
 _LOG = getLogger(__name__)

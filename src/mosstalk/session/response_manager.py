@@ -12,12 +12,11 @@ from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.sampling_options import Limits
 from mosstalk.script import Script
 from mosstalk.session import events
-from mosstalk.session.commands import CreateResponse
+from mosstalk.session.commands import CreateResponse, Playback, ReplyMode
 from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
 from mosstalk.session.history import Entry, History
 from mosstalk.session.response import Outcome, Response, ResponsePlan
-from mosstalk.session.settings import Playback, ReplyMode
 
 MOST_OUT_OF_BAND = 4
 """Responses outside the conversation that a session may have at a time."""

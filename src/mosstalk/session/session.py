@@ -19,13 +19,13 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.conversation import Row, SpeechSegment
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.session import commands, events
+from mosstalk.session.commands import Durations, SessionSettings
 from mosstalk.session.conversation_state import ConversationState, SessionResources
 from mosstalk.session.events import CloseReason, ErrorCode, Event, Reason, error_event, new_id
 from mosstalk.session.history import Entry
 from mosstalk.session.listener import LiveTurn, TurnUpdate
 from mosstalk.session.response import Response
 from mosstalk.session.response_manager import ResponseManager
-from mosstalk.session.settings import Durations, SessionSettings
 from mosstalk.session.sound import require_rate, samples_of
 
 _LOG = getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import Any
 
 from mosstalk.server.limits import Limits
 from mosstalk.server.realtime import client_events
-from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.server_events import (
     AudioContent,
     Content,
@@ -22,7 +21,7 @@ from mosstalk.server.realtime.server_events import (
     TextContent,
     Vendor,
 )
-from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.realtime.validation import AudioFormat, WireError
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ROOT
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mosstalk.server.realtime import client_events
-from mosstalk.server.realtime.audio import AudioFormat, Encoder
 from mosstalk.server.realtime.items import new_item, shown_item
 from mosstalk.server.realtime.server_events import (
     Audio,
@@ -33,11 +32,10 @@ from mosstalk.server.realtime.session_config import (
     SessionConfig,
     instructions_of,
 )
-from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.realtime.validation import AudioFormat, Encoder, WireError
 from mosstalk.session import events
-from mosstalk.session.commands import CreateResponse, Message
+from mosstalk.session.commands import CreateResponse, Message, ReplyMode
 from mosstalk.session.events import Reason, ResponseDone, ResponseStatus
-from mosstalk.session.settings import ReplyMode
 
 _REASONS = {
     Reason.TURN_DETECTED: "turn_detected",

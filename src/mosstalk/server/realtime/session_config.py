@@ -12,7 +12,6 @@ from typing import Any
 from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
 from mosstalk.server.limits import Limits
-from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.server_events import (
     Audio,
     AudioInput,
@@ -31,8 +30,8 @@ from mosstalk.server.realtime.session_request import (
     SessionRequest,
     Truncation,
 )
-from mosstalk.server.realtime.validation import WireError, too_long, validate
-from mosstalk.session.settings import Context, ContextPolicy, Playback, ReplyMode, SessionSettings
+from mosstalk.server.realtime.validation import AudioFormat, WireError, too_long, validate
+from mosstalk.session.commands import Context, ContextPolicy, Playback, ReplyMode, SessionSettings
 from mosstalk.vad.turns import TurnDetection
 
 _WHOLE = (
