@@ -17,7 +17,8 @@ from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.server.front import Reports, ServeOptions
+    from mosstalk.server.admission import ServeOptions
+    from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
@@ -161,8 +162,8 @@ class Serve:
             ConfigError, OptionError: they mean nothing.
         """
         from mosstalk.prepared.default_models import require_pair
+        from mosstalk.server.admission import ServeOptions
         from mosstalk.server.captions import require_transcriber
-        from mosstalk.server.front import ServeOptions
         from mosstalk.server.logs import LogStyle
 
         require_pair(self.model, self.codec)

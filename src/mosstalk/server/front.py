@@ -8,22 +8,17 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvicorn
 
 from mosstalk.errors import OptionError
-from mosstalk.server.admission import Hosts, Keys, Origins, ServerContext
+from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.app import make_app
-from mosstalk.server.captions import Transcriber
 from mosstalk.server.engine_client import EngineClient
-from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions, trim_memory_forever
-from mosstalk.server.limits import Limits
-from mosstalk.server.logs import LogStyle, bounded_output
-from mosstalk.server.observers import Metrics
-from mosstalk.server.recording import Recorder
+from mosstalk.server.ipc import Failed, Loading, WorkerInfo, trim_memory_forever
+from mosstalk.server.logs import bounded_output
 from mosstalk.server.websocket import (
     OTHER_FILES,
     ConnectionLimiter,
@@ -32,7 +27,6 @@ from mosstalk.server.websocket import (
     WebSocketProtocol,
     raise_file_limit,
 )
-from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")
@@ -49,26 +43,6 @@ _UNREAD_MS = 30_000
 """How long a client's machine may take nothing off before the kernel drops the connection."""
 _KERNEL_BYTES = 64 << 10
 """What the kernel may hold for a client, about: 1 s of sound. What waits beyond it is counted."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """All that is chosen for a server."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    worker: WorkerOptions = field(default_factory=WorkerOptions)
-    limits: Limits = field(default_factory=Limits)
-    defaults: SessionSettings = field(default_factory=SessionSettings)
-    keys: tuple[str, ...] = ()
-    origins: frozenset[str] = frozenset()
-    hosts: frozenset[str] = frozenset()
-    drain_s: float = 30.0
-    watchdog_s: float = 30.0
-    record: Path | None = None
-    transcriber: str | None = None
-    log: LogStyle = field(default_factory=LogStyle)
 
 
 @dataclass(frozen=True)
@@ -126,7 +100,7 @@ class Front:
 
     async def run(self) -> int:
         """Serve; the exit code."""
-        context = self._context()
+        context = ServerContext(self._options, self._reports.loading)
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
@@ -149,23 +123,6 @@ class Front:
             if context.recorder:
                 context.recorder.stop()
         return code
-
-    def _context(self) -> ServerContext:
-        options, metrics = self._options, Metrics()
-        return ServerContext(
-            EngineClient(
-                options.worker, options.watchdog_s, metrics.on_heartbeat, self._reports.loading
-            ),
-            metrics,
-            options.limits,
-            Keys(options.keys),
-            Origins(options.origins),
-            Hosts(options.hosts, checked=not options.keys),
-            options.defaults,
-            options.name,
-            Recorder(options.record, metrics) if options.record else None,
-            Transcriber(options.transcriber, options.log) if options.transcriber else None,
-        )
 
     async def _until_the_end(self, context: ServerContext) -> int:
         becoming = asyncio.create_task(self._become_ready(context))
