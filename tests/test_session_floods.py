@@ -220,7 +220,7 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
             for session in sessions:
                 await session.close()
             require_nothing_held(here)
-            while here._started().decoder_worker._decoder.figures()[1].slots_used:
+            while here.decoder_worker._decoder.figures()[1].slots_used:
                 await asyncio.sleep(0.01)
 
     run(main())

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
 from mosstalk.vad.turns import TurnDetection
 
@@ -24,6 +25,13 @@ class ReplyMode(StrEnum):
 
     AUDIO = "audio"
     TEXT = "text"
+
+
+INSTRUCTIONS = {
+    ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"],
+    ReplyMode.TEXT: SYSTEM_PROMPTS["text"],
+}
+"""The model's own, by the kind of reply."""
 
 
 class ContextPolicy(StrEnum):
