@@ -14,19 +14,12 @@ from typing import Any, TypeVar
 import uvicorn
 
 from mosstalk.errors import OptionError
+from mosstalk.server import websocket
 from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.app import make_app
 from mosstalk.server.engine_client import EngineClient
 from mosstalk.server.ipc import Failed, Loading, WorkerInfo, trim_memory_forever
 from mosstalk.server.logs import bounded_output
-from mosstalk.server.websocket import (
-    OTHER_FILES,
-    ConnectionLimiter,
-    HttpProtocol,
-    ServerConfig,
-    WebSocketProtocol,
-    raise_file_limit,
-)
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")
@@ -163,17 +156,17 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(context: ServerContext) -> uvicorn.Config:
     limits = context.limits
-    raise_file_limit(limits.connections + OTHER_FILES)
-    return ServerConfig(
-        ConnectionLimiter(limits, context.metrics),
+    websocket.raise_file_limit(limits.connections + websocket.OTHER_FILES)
+    return websocket.ServerConfig(
+        websocket.ConnectionLimiter(limits, context.metrics),
         make_app(context),
         log_config=None,
         access_log=False,
-        http=HttpProtocol,
+        http=websocket.HttpProtocol,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         backlog=_BACKLOG,
         timeout_keep_alive=math.ceil(limits.header_s),
-        ws=WebSocketProtocol,
+        ws=websocket.WebSocketProtocol,
         ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
         ws_ping_interval=limits.ping_s,
