@@ -9,7 +9,7 @@ from conftest import ROOT, require_package, run
 from server_rig import Server, Talker, question, serving, silence
 
 SOURCES = ROOT / "src" / "mosstalk"
-MOST_FILES = 92
+MOST_FILES = 90
 """What was reached so far, on a CPU. It may only become less."""
 
 
