@@ -25,7 +25,7 @@ from mosstalk.models.checkpoint import load_language_model  # noqa: E402
 from mosstalk.models.text_tokenizer import TextTokenizer  # noqa: E402
 from mosstalk.prepared.default_models import chosen_model  # noqa: E402
 from mosstalk.reply_options import Limits, SamplingOptions, Script  # noqa: E402
-from mosstalk.server.process import resident_bytes  # noqa: E402
+from mosstalk.server.ipc import resident_bytes  # noqa: E402
 
 EVERY = 500
 SCRIPTS = ["speech:3", "text:3", "text:1,speech:2"]

@@ -47,10 +47,17 @@ from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.machine import Peaks, host_peak_bytes, machine_facts
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import pick_device
-from mosstalk.session.commands import CreateResponse, CreateText
+from mosstalk.session.commands import (
+    Context,
+    ContextPolicy,
+    CreateResponse,
+    CreateText,
+    ReplyLimits,
+    Sampling,
+    SessionSettings,
+)
 from mosstalk.session.events import ErrorRaised, ResponseDone
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.session.settings import Context, ContextPolicy, ReplyLimits, Sampling, SessionSettings
 from mosstalk.synthesis.direct import random_codec, random_voice
 from mosstalk.synthesis.sizes import NAMED, Sizes
 from mosstalk.synthesis.small_tokenizer import write_tokenizer

@@ -23,6 +23,7 @@ from mosstalk.session.commands import (
     CreateResponse,
     CreateText,
     DeleteItem,
+    ReplyMode,
     UpdateSettings,
 )
 from mosstalk.session.events import (
@@ -44,7 +45,6 @@ from mosstalk.session.events import (
     Usage,
 )
 from mosstalk.session.session import Session
-from mosstalk.session.settings import ReplyMode
 
 Wire = dict[str, Any]
 _GA: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)

@@ -16,11 +16,17 @@ from mosstalk.conversation import Row
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.prepared.default_models import default_model
 from mosstalk.reply_options import Limits
-from mosstalk.session.commands import Command, Commit, CreateResponse
+from mosstalk.session.commands import (
+    Command,
+    Commit,
+    CreateResponse,
+    ReplyMode,
+    Sampling,
+    SessionSettings,
+)
 from mosstalk.session.events import AudioDelta, Closed, ErrorRaised, Event, ResponseDone, TextDelta
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.session import Session
-from mosstalk.session.settings import ReplyMode, Sampling, SessionSettings
 from mosstalk.session.sound import pcm_of
 from mosstalk.vad.detectors import Detector
 from mosstalk.vad.turns import TurnDetection

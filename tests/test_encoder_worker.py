@@ -10,8 +10,8 @@ import torch
 from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
+from mosstalk.session.commands import SessionSettings
 from mosstalk.session.listener import Listener, LiveTurn
-from mosstalk.session.settings import SessionSettings
 from mosstalk.session.workers import EncoderWorker, held_s
 
 TOKENIZER = LIVE["goldens"].tokenizer

@@ -69,7 +69,7 @@ def test_nothing_below_the_session_knows_about_sockets() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["audio.sound", "engine.scheduler", "engine.request", "session.settings"]
+    "module", ["audio.sound", "engine.scheduler", "engine.request", "session.commands"]
 )
 def test_what_plans_and_describes_does_without_torch(module: str) -> None:
     probe = f"import sys, mosstalk.{module}; print('torch' in sys.modules)"

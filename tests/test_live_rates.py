@@ -11,7 +11,7 @@ from live_rig import KINDS, LIVE, Kind, noise, rising, speech
 
 from mosstalk.audio.sound import Samples
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
-from mosstalk.session.settings import INPUT_RATES
+from mosstalk.session.commands import INPUT_RATES
 from mosstalk.session.sound import Resampler, resampled
 
 LONGEST_S = 65

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from realtime_rig import tone
 
-from mosstalk.server.realtime.audio import (
+from mosstalk.server.realtime.validation import (
     A_LAW,
     MU_LAW,
     AudioFormat,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from realtime_rig import caller
 
 from mosstalk.server.realtime.server_events import Event
+from mosstalk.session.commands import ReplyMode
 from mosstalk.session.events import AudioDelta, Item, ItemAdded, ResponseStarted
-from mosstalk.session.settings import ReplyMode
 
 PCM = bytes(range(240)) * 4
 """20 ms at 24 kHz."""

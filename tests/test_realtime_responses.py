@@ -7,7 +7,7 @@ import pytest
 from realtime_rig import Caller, Wire, b64, caller, obeyed, response, tone
 
 from mosstalk.server.realtime.protocol import Transcript
-from mosstalk.session.commands import CancelResponse, CreateResponse, Message, Sound
+from mosstalk.session.commands import CancelResponse, CreateResponse, Message, ReplyMode, Sound
 from mosstalk.session.events import (
     AudioDelta,
     ErrorCode,
@@ -26,7 +26,6 @@ from mosstalk.session.events import (
     Timings,
     Usage,
 )
-from mosstalk.session.settings import ReplyMode
 
 CALL = {"type": "function_call_output", "call_id": "c", "output": "unread"}
 SPOKEN = [

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from realtime_rig import Caller, Wire, caller
 
-from mosstalk.session.commands import UpdateSettings
+from mosstalk.session.commands import ContextPolicy, ReplyMode, SessionSettings, UpdateSettings
 from mosstalk.session.events import ErrorCode, ErrorRaised, SettingsUpdated
-from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
 from mosstalk.vad.turns import TurnDetection
 
 LIVEKIT = {

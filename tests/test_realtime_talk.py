@@ -11,8 +11,8 @@ from realtime_rig import Caller, b64, call
 from session_rig import BY_HAND, GREEDY, HANDS_FREE, QUESTION, SENTENCE, Offline, silence, speech
 
 from mosstalk.audio.sound import Samples
-from mosstalk.server.realtime.audio import A_LAW, MU_LAW, encode_g711
-from mosstalk.session.settings import SessionSettings
+from mosstalk.server.realtime.validation import A_LAW, MU_LAW, encode_g711
+from mosstalk.session.commands import SessionSettings
 
 LONG = replace(BY_HAND, input_rate=24_000, script="speech:200")
 """Replies of 16 s, which last longer than a test cares to listen."""

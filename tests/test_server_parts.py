@@ -21,11 +21,10 @@ from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.admission import Hosts, Keys, Origins, is_loopback, read_keys
 from mosstalk.server.connection import SendQueue, TooSlowError
 from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.ipc import Channel, Opened, Refused, SessionCommand
+from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand
 from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
-from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.responses import ResponseConfig
 from mosstalk.server.realtime.server_events import (
     BufferCleared,
@@ -34,9 +33,17 @@ from mosstalk.server.realtime.server_events import (
     ResponseEvent,
     StatusDetails,
 )
-from mosstalk.session.commands import Close, CreateAudio, CreateText, Push, UpdateSettings
+from mosstalk.server.realtime.validation import AudioFormat
+from mosstalk.session.commands import (
+    Close,
+    CreateAudio,
+    CreateText,
+    Push,
+    ReplyMode,
+    SessionSettings,
+    UpdateSettings,
+)
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
-from mosstalk.session.settings import ReplyMode, SessionSettings
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 
@@ -255,18 +262,18 @@ def test_messages_cross_a_wire_whole_and_in_order() -> None:
 
         async def send() -> None:
             for number in range(5):
-                await here.send(Opened(number))
+                await here.send(Open(number, SessionSettings()))
                 await here.send(large)
             here.close()
 
         sending = asyncio.create_task(send())
         got = [message async for message in there]
         await sending
-        assert [m.number for m in got if isinstance(m, Opened)] == list(range(5))
+        assert [m.number for m in got if isinstance(m, Open)] == list(range(5))
         pushed = [m.command for m in got if isinstance(m, SessionCommand)]
         assert all(isinstance(p, Push) and p.pcm == bytes(3 << 20) for p in pushed)
-        there.post(Opened(1))  # into a broken link it is lost
-        await there.send(Opened(1))
+        there.post(Open(1, SessionSettings()))  # into a broken link it is lost
+        await there.send(Open(1, SessionSettings()))
 
     run(main())
 

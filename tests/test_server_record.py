@@ -25,10 +25,11 @@ from mosstalk.session.commands import (
     CreateText,
     Message,
     Push,
+    ReplyMode,
+    SessionSettings,
     Sound,
 )
 from mosstalk.session.events import AudioDelta, SessionOpened
-from mosstalk.session.settings import ReplyMode, SessionSettings
 
 FACTS = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 SETTINGS = SessionSettings(turn_detection=None)

@@ -27,8 +27,9 @@ from mosstalk.cli import app
 from mosstalk.environment import install_command
 from mosstalk.server.captions import Captions, Transcriber
 from mosstalk.server.logs import LogStyle
-from mosstalk.server.realtime.audio import MU_LAW, encode_g711
 from mosstalk.server.realtime.protocol import Transcript
+from mosstalk.server.realtime.validation import MU_LAW, encode_g711
+from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import (
     AudioDelta,
     Event,
@@ -40,7 +41,6 @@ from mosstalk.session.events import (
     Timings,
     Usage,
 )
-from mosstalk.session.settings import SessionSettings
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_turns_of_every_format_are_written_down_and_items_are_not_taken_for_turn
 def test_without_its_transcriber_the_talk_goes_on(server: Server) -> None:
     async def main() -> None:
         async with Talker(server) as talker:
-            os.kill(server.child_id("mosstalk.server.whisper_worker"), signal.SIGKILL)
+            os.kill(server.child_id("mosstalk.server.captions"), signal.SIGKILL)
             await talker.send(BY_HAND)
             await talker.say(question())
             await talker.send({"type": "input_audio_buffer.commit"}, {"type": "response.create"})

@@ -15,6 +15,8 @@ from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.session.commands import (
     CancelResponse,
+    Context,
+    ContextPolicy,
     CreateAudio,
     CreateResponse,
     CreateText,
@@ -36,7 +38,6 @@ from mosstalk.session.events import (
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.response_manager import MOST_OUT_OF_BAND, ResponseManager
 from mosstalk.session.session import Session
-from mosstalk.session.settings import Context, ContextPolicy
 
 SPOKEN = replace(BY_HAND, script="speech:20")
 LONG = replace(WRITTEN, script="text:60")
@@ -219,7 +220,7 @@ def test_replies_wait_for_a_place_for_sound_and_none_fails() -> None:
             for session in sessions:
                 await session.close()
             require_nothing_held(here)
-            while here._started().decoder_worker._decoder.figures()[1].slots_used:
+            while here.decoder_worker._decoder.figures()[1].slots_used:
                 await asyncio.sleep(0.01)
 
     run(main())

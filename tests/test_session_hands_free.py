@@ -23,7 +23,16 @@ from session_rig import (
 
 from mosstalk.audio.sound import Samples
 from mosstalk.reply_options import Limits
-from mosstalk.session.commands import Clear, Commit, CreateResponse, Truncate
+from mosstalk.session.commands import (
+    Clear,
+    Commit,
+    CreateResponse,
+    Durations,
+    Playback,
+    ReplyLimits,
+    SessionSettings,
+    Truncate,
+)
 from mosstalk.session.events import (
     AudioDelta,
     ErrorCode,
@@ -40,7 +49,6 @@ from mosstalk.session.events import (
     SpeechStopped,
     TurnCommitted,
 )
-from mosstalk.session.settings import Durations, Playback, ReplyLimits, SessionSettings
 from mosstalk.vad.turns import TurnDetection
 
 LONG = replace(HANDS_FREE, script="speech:200")

@@ -29,13 +29,18 @@ from mosstalk.session.commands import (
     Clear,
     Command,
     Commit,
+    Context,
+    ContextPolicy,
     CreateAudio,
     CreateMessage,
     CreateResponse,
     CreateText,
     DeleteItem,
+    Durations,
     Message,
     Push,
+    ReplyLimits,
+    Sampling,
     Sound,
     Truncate,
     UpdateSettings,
@@ -56,7 +61,6 @@ from mosstalk.session.events import (
     TurnCommitted,
 )
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.session.settings import Context, ContextPolicy, Durations, ReplyLimits, Sampling
 
 LONG = replace(BY_HAND, script="speech:300")
 HELLO = CreateText("user", "Good morning.", item_id="hello")

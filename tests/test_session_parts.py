@@ -19,7 +19,16 @@ from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
 from mosstalk.session import commands, events
-from mosstalk.session.commands import ROOT, CreateResponse, Pcm, Push
+from mosstalk.session.commands import (
+    ROOT,
+    Context,
+    CreateResponse,
+    Durations,
+    Pcm,
+    Push,
+    ReplyLimits,
+    SessionSettings,
+)
 from mosstalk.session.events import AudioDelta, ErrorCode, SpeechStarted
 from mosstalk.session.history import (
     EngineConversation,
@@ -30,14 +39,13 @@ from mosstalk.session.history import (
 )
 from mosstalk.session.response import LONGEST_PERIOD, Detokenizer, RepetitionDetector
 from mosstalk.session.session import Timeouts
-from mosstalk.session.settings import Context, Durations, ReplyLimits, SessionSettings
 from mosstalk.session.sound import PlaybackClock, Resampler, pcm_of, samples_of
 from mosstalk.session.workers import BatchWorker
 
 
 def test_what_crosses_processes_needs_no_torch() -> None:
     probe = (
-        "import sys, mosstalk.session.settings, mosstalk.session.commands, "
+        "import sys, mosstalk.session.commands, mosstalk.session.commands, "
         "mosstalk.session.events; print('torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

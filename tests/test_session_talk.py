@@ -32,6 +32,10 @@ from mosstalk.session.commands import (
     CreateResponse,
     CreateText,
     DeleteItem,
+    Playback,
+    ReplyLimits,
+    ReplyMode,
+    SessionSettings,
     Truncate,
     UpdateSettings,
 )
@@ -52,7 +56,6 @@ from mosstalk.session.events import (
     TurnCommitted,
 )
 from mosstalk.session.host import Host
-from mosstalk.session.settings import Playback, ReplyLimits, ReplyMode, SessionSettings
 
 
 def test_a_spoken_turn_is_answered_as_offline_and_so_is_the_next_one() -> None:

@@ -21,14 +21,15 @@ from mosstalk.session.commands import (
     CancelResponse,
     Clear,
     Commit,
+    Context,
     CreateResponse,
     CreateText,
     DeleteItem,
+    ReplyLimits,
     Truncate,
     UpdateSettings,
 )
 from mosstalk.session.events import AudioDelta, ErrorRaised, ItemDone, ResponseDone
-from mosstalk.session.settings import Context, ReplyLimits
 
 SHORT = replace(BY_HAND, limits=ReplyLimits(rows=14), context=Context(rows=330))
 

@@ -9,7 +9,7 @@ from conftest import ROOT, require_package, run
 from server_rig import Server, Talker, question, serving, silence
 
 SOURCES = ROOT / "src" / "mosstalk"
-MOST_FILES = 85
+MOST_FILES = 83
 """What was reached so far, on a CPU. It may only become less."""
 
 

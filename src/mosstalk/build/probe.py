@@ -46,9 +46,8 @@ def main() -> None:
 
 async def _first_audio(host: Any, marks: list[tuple[str, float]]) -> float:
     """Warm up, ask, and wait for sound; milliseconds from asking to it."""
-    from mosstalk.session.commands import CreateResponse, CreateText
+    from mosstalk.session.commands import CreateResponse, CreateText, ReplyLimits, SessionSettings
     from mosstalk.session.events import AudioDelta, ErrorRaised
-    from mosstalk.session.settings import ReplyLimits, SessionSettings
 
     async with host:
         await host.warm_up()

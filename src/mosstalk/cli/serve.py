@@ -17,11 +17,12 @@ from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
-    from mosstalk.server.front import Reports, ServeOptions
+    from mosstalk.server.admission import ServeOptions
+    from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
-    from mosstalk.session.settings import SessionSettings
+    from mosstalk.session.commands import SessionSettings
 
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
@@ -161,8 +162,8 @@ class Serve:
             ConfigError, OptionError: they mean nothing.
         """
         from mosstalk.prepared.default_models import require_pair
+        from mosstalk.server.admission import ServeOptions
         from mosstalk.server.captions import require_transcriber
-        from mosstalk.server.front import ServeOptions
         from mosstalk.server.logs import LogStyle
 
         require_pair(self.model, self.codec)
@@ -219,7 +220,7 @@ class Serve:
 
     def _defaults(self) -> "SessionSettings":
         from mosstalk.server.ipc import BY_HAND
-        from mosstalk.session.settings import Durations, ReplyLimits, Sampling, SessionSettings
+        from mosstalk.session.commands import Durations, ReplyLimits, Sampling, SessionSettings
         from mosstalk.vad.turns import TurnDetection
 
         voice = Path(self.voice)

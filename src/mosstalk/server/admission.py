@@ -1,5 +1,6 @@
-"""Who is let in: keys, names, origins and room; and how those who are not are told."""
+"""Who is let in, how those who are not are told, and what all who are in share."""
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -7,8 +8,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
@@ -19,9 +22,17 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError, OptionError
+from mosstalk.server.captions import Transcriber
+from mosstalk.server.engine_client import EngineClient, WorkerState
+from mosstalk.server.ipc import Loading, WorkerOptions
+from mosstalk.server.limits import Limits
+from mosstalk.server.logs import LogLimiter, LogStyle
+from mosstalk.server.observers import Metrics
+from mosstalk.server.recording import Recorder
+from mosstalk.session.commands import ReplyMode, SessionSettings
 
 if TYPE_CHECKING:
-    from mosstalk.server.context import ServerContext
+    from mosstalk.server.connection import Connection
 
 SUBPROTOCOL = "realtime"
 """What a browser offers, and what it is answered."""
@@ -40,9 +51,6 @@ class Keys:
         if not all(key.strip() for key in given):
             raise OptionError("an API key is empty; every client would have it")
         self._digests = [_digest(key) for key in given]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
 
     def name_of(self, headers: Mapping[str, str], protocols: Sequence[str] = ()) -> str | None:
         """A name for the key that was shown, fit for logs; None if there is no such key.
@@ -214,86 +222,10 @@ _BETA = Refusal(
 )
 
 
-def refuse_name(headers: Mapping[str, str], context: "ServerContext") -> Refusal | None:
-    """Whether the request came by a name that is not this server's."""
-    if context.hosts.admits(headers):
-        return None
-    name = _printable(host_name(headers["host"])) or "NAME"
-    return Refusal(
-        403,
-        "host",
-        f"this server does not answer under the name {name}; its owner may start it with "
-        f"--allowed-host {name}, or with keys",
-    )
-
-
-def refuse_stranger(socket: WebSocket, context: "ServerContext") -> Refusal | None:
-    """Whether origin and key are wrong."""
-    if not context.origins.admits(socket.headers):
-        origin = _printable(socket.headers["origin"])
-        return Refusal(
-            403,
-            "origin",
-            f"pages of {origin} may not connect; this server's owner may start it with "
-            f"--allow-origin {origin}",
-        )
-    if context.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
-        return NO_KEY
-    return None
-
-
-def refuse_now(key: str, context: "ServerContext") -> Refusal | None:
-    """Whether nobody is let in now, or nobody more with this key."""
-    if context.unavailable:
-        return context.unavailable
-    most = context.limits.per_key
-    if most is not None and context.connections_of(key) >= most:
-        return Refusal(429, "per_key", f"this key has {most} connections, which is all it may", 5.0)
-    return None
-
-
-async def refuse(socket: WebSocket, refusal: Refusal, context: "ServerContext") -> None:
-    """Tell who asked: over HTTP before the connection, which pages cannot see, so them within."""
-    note_refusal(refusal, context)
-    if "origin" not in socket.headers or refusal.retry_after_s is None:
-        await socket.send_denial_response(refusal.answer())
-        return
-    await socket.accept(subprotocol(socket))
-    event = {"type": "error", "event_id": f"event_{token_hex(8)}", "error": refusal.error()}
-    event["error"] = refusal.error() | {"event_id": None}
-    await socket.send_text(json.dumps(event))
-    await socket.close(_TRY_AGAIN_LATER, refusal.reason)
-
-
 def asks_for_beta(socket: WebSocket) -> bool:
     """Whether a client wants the protocol's beta, by its header or as a page by a subprotocol."""
     beta = "realtime=v1" in socket.headers.get("openai-beta", "")
     return beta or _BETA_SUBPROTOCOL in socket.scope["subprotocols"]
-
-
-async def refuse_beta(socket: WebSocket, context: "ServerContext") -> None:
-    """Let a client of the beta in and close its connection with the reason, which it then sees."""
-    note_refusal(_BETA, context)
-    await socket.accept(subprotocol(socket))
-    await socket.close(_BETA_CLOSES, f"{_BETA.reason}: {_BETA.message}")
-
-
-def note_refusal(refusal: Refusal, context: "ServerContext") -> None:
-    """Count a refusal and log it, as often as anybody wants to read it.
-
-    What an option of the server would change is a warning, and names the option.
-    """
-    context.metrics.refusals.labels(refusal.reason).inc()
-    left_out = context.refusals.take(refusal.reason, time.monotonic())
-    if left_out is None:
-        return
-    fields = {"reason": refusal.reason, "status": refusal.status}
-    if left_out:
-        _LOG.info("%d more were refused for this reason", left_out, extra=fields)
-    if refusal.status == 403:
-        _LOG.warning("connection refused: %s", refusal.message, extra=fields)
-    else:
-        _LOG.info("connection refused", extra=fields)
 
 
 def _printable(text: str) -> str:
@@ -305,3 +237,204 @@ def _printable(text: str) -> str:
 def subprotocol(socket: WebSocket) -> str | None:
     """What is answered to a browser's offer."""
     return SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None
+
+
+_SCRIPTS = {ReplyMode.AUDIO: "speech:75", ReplyMode.TEXT: "text:40"}
+LEFT_S = 5.0
+"""How long connections may take to say goodbye."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """All that is chosen for a server; ``name`` None is what the worker calls the model."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    limits: Limits = field(default_factory=Limits)
+    defaults: SessionSettings = field(default_factory=SessionSettings)
+    keys: tuple[str, ...] = ()
+    origins: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
+    drain_s: float = 30.0
+    watchdog_s: float = 30.0
+    record: Path | None = None
+    transcriber: str | None = None
+    log: LogStyle = field(default_factory=LogStyle)
+
+
+class ServerContext:
+    """What all connections of a front share, and whom it lets in."""
+
+    def __init__(
+        self, options: ServeOptions, on_loading: Callable[[Loading], None] = lambda _: None
+    ) -> None:
+        """Make what the options ask for, not started; to be called in the loop that serves.
+
+        Raises:
+            OptionError: a key is empty.
+            OutputError: no recordings can be kept there.
+        """
+        self.limits, self._defaults, self._name = options.limits, options.defaults, options.name
+        self.metrics = metrics = Metrics()
+        self.engine = EngineClient(
+            options.worker, options.watchdog_s, metrics.on_heartbeat, on_loading
+        )
+        self.keys, self._origins = Keys(options.keys), Origins(options.origins)
+        self._hosts = Hosts(options.hosts, checked=not options.keys)
+        self.recorder = Recorder(options.record, metrics) if options.record else None
+        self.transcriber: Transcriber | None = None
+        if options.transcriber:
+            self.transcriber = Transcriber(options.transcriber, options.log)
+        self.draining = False
+        self.connections: set[Connection] = set()
+        self._opening = Counter[str]()
+        """By key, how many were let in and wait for their session."""
+        self._left = asyncio.Event()
+        self._logged_refusals = LogLimiter()
+
+    @property
+    def model(self) -> str:
+        """The name under which the model is served."""
+        if self._name is None and self.engine.ready.done():
+            return self.engine.ready.result().model
+        return self._name or "mosstalk"
+
+    @property
+    def unavailable(self) -> Refusal | None:
+        """Why nobody is let in now; None if somebody is."""
+        if self.engine.state is WorkerState.DEAD:
+            return DEAD
+        if self.draining:
+            return DRAINING
+        return LOADING if self.engine.state is WorkerState.LOADING else None
+
+    @property
+    def session_defaults(self) -> SessionSettings:
+        """What holds for a session until its client says otherwise."""
+        if self.engine.ready.result().detector is None:
+            return replace(self._defaults, turn_detection=None)
+        return self._defaults
+
+    def fitted(self, settings: SessionSettings) -> SessionSettings:
+        """Settings as this model needs them: random weights never end a reply by themselves."""
+        info = self.engine.ready.result()
+        if info.weights_kind != "synthetic" or self._defaults.script is not None:
+            return settings
+        return replace(settings, script=_SCRIPTS[settings.reply])
+
+    def connections_of(self, key: str) -> int:
+        """How many connections a key has."""
+        return self._opening[key] + sum(each.key == key for each in self.connections)
+
+    @contextmanager
+    def opening(self, key: str) -> Iterator[None]:
+        """Count a connection of a key while it waits for its session."""
+        self._opening[key] += 1
+        try:
+            yield
+        finally:
+            self._opening[key] -= 1
+            self._left.set()
+
+    def leave(self, connection: "Connection") -> None:
+        """A connection is over."""
+        self.connections.discard(connection)
+        self._left.set()
+
+    async def empty(self, most_s: float) -> bool:
+        """Wait until all connections are over; whether they are."""
+        try:
+            async with asyncio.timeout(most_s):
+                while self.connections or self._opening.total():
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def drain(self, most_s: float) -> None:
+        """Let nobody in, let running replies finish for so long, then send everybody away."""
+        self.draining = True
+        self.metrics.draining.set(1)
+        for connection in list(self.connections):
+            connection.drain()
+        if not await self.empty(most_s):
+            for connection in list(self.connections):
+                connection.send_away()
+            await self.empty(LEFT_S)
+
+    # Who is let in, and how others are told.
+
+    def refuse_name(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Whether the request came by a name that is not this server's."""
+        if self._hosts.admits(headers):
+            return None
+        name = _printable(host_name(headers["host"])) or "NAME"
+        return Refusal(
+            403,
+            "host",
+            f"this server does not answer under the name {name}; its owner may start it with "
+            f"--allowed-host {name}, or with keys",
+        )
+
+    def refuse_stranger(self, socket: WebSocket) -> Refusal | None:
+        """Whether origin and key are wrong."""
+        if not self._origins.admits(socket.headers):
+            origin = _printable(socket.headers["origin"])
+            return Refusal(
+                403,
+                "origin",
+                f"pages of {origin} may not connect; this server's owner may start it with "
+                f"--allow-origin {origin}",
+            )
+        if self.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
+            return NO_KEY
+        return None
+
+    def refuse_now(self, key: str) -> Refusal | None:
+        """Whether nobody is let in now, or nobody more with this key."""
+        if self.unavailable:
+            return self.unavailable
+        most = self.limits.per_key
+        if most is not None and self.connections_of(key) >= most:
+            return Refusal(
+                429, "per_key", f"this key has {most} connections, which is all it may", 5.0
+            )
+        return None
+
+    async def refuse(self, socket: WebSocket, refusal: Refusal) -> None:
+        """Tell who asked: over HTTP before the connection; pages cannot see that: within it."""
+        self.note_refusal(refusal)
+        if "origin" not in socket.headers or refusal.retry_after_s is None:
+            await socket.send_denial_response(refusal.answer())
+            return
+        await socket.accept(subprotocol(socket))
+        error = refusal.error() | {"event_id": None}
+        event = {"type": "error", "event_id": f"event_{token_hex(8)}", "error": error}
+        await socket.send_text(json.dumps(event))
+        await socket.close(_TRY_AGAIN_LATER, refusal.reason)
+
+    async def refuse_beta(self, socket: WebSocket) -> None:
+        """Let a client of the beta in and close its connection with the reason, which it sees."""
+        self.note_refusal(_BETA)
+        await socket.accept(subprotocol(socket))
+        await socket.close(_BETA_CLOSES, f"{_BETA.reason}: {_BETA.message}")
+
+    def note_refusal(self, refusal: Refusal) -> None:
+        """Count a refusal and log it, as often as anybody wants to read it.
+
+        What an option of the server would change is a warning, and names the option.
+        """
+        self.metrics.refusals.labels(refusal.reason).inc()
+        left_out = self._logged_refusals.take(refusal.reason, time.monotonic())
+        if left_out is None:
+            return
+        fields = {"reason": refusal.reason, "status": refusal.status}
+        if left_out:
+            _LOG.info("%d more were refused for this reason", left_out, extra=fields)
+        if refusal.status == 403:
+            _LOG.warning("connection refused: %s", refusal.message, extra=fields)
+        else:
+            _LOG.info("connection refused", extra=fields)

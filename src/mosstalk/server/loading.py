@@ -123,7 +123,6 @@ class Loaded:
     def info(self, warm_up_s: float) -> WorkerInfo:
         """To be asked once the host was started."""
         core = self.host.engine.core
-        longest = min(self.config.max_position_embeddings, core.pool.size * core.pool.rows)
         return WorkerInfo(
             weights_kind=self.config.weights_kind,
             model=self.name,
@@ -131,7 +130,7 @@ class Loaded:
             dtype=str(core.model.dtype).removeprefix("torch."),
             voices=tuple(self.host.voice_names),
             detector=self.detector.description if self.detector else None,
-            context_rows=longest,
+            context_rows=self.host.context_rows,
             blocks=core.pool.size,
             block_rows=core.pool.rows,
             warm_up_s=warm_up_s,

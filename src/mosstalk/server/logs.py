@@ -186,12 +186,14 @@ class LogLimiter:
         return left_out if self._counts[kind] <= self.most else None
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
+class _Lines(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
+
+
+class JsonLines(_Lines):
+    """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
@@ -202,17 +204,13 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         } | _fields(record)
-        if record.exc_info:
-            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        if trace := _trace(record):
+            line["traceback"] = trace
         return json.dumps(line, default=str)
 
 
-class TextLines(logging.Formatter):
+class TextLines(_Lines):
     """Time, level, message and fields, to be read."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record, a traceback below it."""
@@ -220,8 +218,7 @@ class TextLines(logging.Formatter):
         when = _when(record).astimezone().strftime("%H:%M:%S")
         level = f"{record.levelname.lower():<7}"
         line = f"{when} {level} {self._process:<6} {record.getMessage()}"
-        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
-        return "\n".join(part.rstrip() for part in (f"{line}  {fields}", trace) if part)
+        return "\n".join(part.rstrip() for part in (f"{line}  {fields}", _trace(record)) if part)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
@@ -236,6 +233,10 @@ def _lost(lines: int) -> logging.LogRecord:
 
 def _when(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created, UTC)
+
+
+def _trace(record: logging.LogRecord) -> str:
+    return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.ipc import Heartbeat
 from mosstalk.server.realtime import server_events
 from mosstalk.session import commands, events
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.session")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

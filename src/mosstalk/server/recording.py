@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events
 from mosstalk.session import commands as told
 from mosstalk.session import events
-from mosstalk.session.settings import SessionSettings
+from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.recording")
 FORMAT = 2
@@ -205,18 +205,8 @@ class _Files:
 
     def command(self, now: float, command: told.Command, rate: int) -> None:
         """A command, its sound beside it."""
-        fields: dict[str, Any] = {"type": type(command).__name__}
-        if isinstance(command, told.Push | told.CreateAudio):
-            fields |= self._keep(told.Sound(command.pcm, command.rate), rate)
-            command = replace(command, pcm=b"")
-        elif isinstance(command, told.CreateMessage):
-            fields["message"] = self._message(command.message, rate)
-        elif isinstance(command, told.CreateResponse) and command.input is not None:
-            fields["input"] = [
-                self._message(each, rate) if isinstance(each, told.Message) else each
-                for each in command.input
-            ]
-        self._line("session.jsonl", {"t": now, "command": _plain(command) | fields})
+        fields = self._plain(command, rate) | {"type": type(command).__name__}
+        self._line("session.jsonl", {"t": now, "command": fields})
 
     def event(self, now: float, event: events.Event) -> None:
         """An event, its sound beside it."""
@@ -224,8 +214,8 @@ class _Files:
         if isinstance(event, events.AudioDelta):
             sound = self._sound("output", OUTPUT_RATE)
             fields |= {"at": sound.write(event.pcm), "samples": event.samples}
-            event = replace(event, pcm=b"")
-        self._line("session.jsonl", {"t": now, "event": _plain(event) | fields})
+        plain = {name: each for name, each in asdict(event).items() if name != "pcm"}
+        self._line("session.jsonl", {"t": now, "event": plain | fields})
 
     def wire(self, now: float, side: str, message: str | bytes) -> None:
         """A message, long strings counted only; one that is no JSON or nested deeply as a whole."""
@@ -245,18 +235,19 @@ class _Files:
         for sound in self._sounds.values():
             sound.close()
 
-    def _keep(self, sound: told.Sound, rate: int) -> dict[str, Any]:
-        """Where a sound stands that is at ``rate`` unless it says otherwise."""
-        assert isinstance(sound.pcm, bytes), "what comes over a wire is bytes"
-        file = self._sound("input", sound.rate or rate)
-        return {"rate": file.rate, "at": file.write(sound.pcm), "bytes": len(sound.pcm)}
-
-    def _message(self, message: told.Message, rate: int) -> dict[str, Any]:
-        parts = [
-            self._keep(part, rate) if isinstance(part, told.Sound) else part
-            for part in message.parts
-        ]
-        return {"role": message.role, "parts": parts}
+    def _plain(self, value: Any, rate: int) -> Any:
+        """A value as JSON; of sound, at ``rate`` unless it says otherwise, where it stands."""
+        if isinstance(value, tuple):
+            return [self._plain(each, rate) for each in value]
+        if not is_dataclass(value):
+            return value
+        plain = {name: self._plain(each, rate) for name, each in vars(value).items()}
+        if isinstance(value, told.Push | told.CreateAudio | told.Sound):
+            pcm = plain.pop("pcm")
+            assert isinstance(pcm, bytes), "what comes over a wire is bytes"
+            file = self._sound("input", value.rate or rate)
+            plain |= {"rate": file.rate, "at": file.write(pcm), "bytes": len(pcm)}
+        return plain
 
     def _line(self, name: str, line: dict[str, Any]) -> None:
         self._lines[name].write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -305,12 +296,6 @@ class WavFile:
 def _text_file(path: Path) -> TextIO:
     """A new file. Half a surrogate pair, which UTF-8 cannot write, becomes JSON's escape for it."""
     return path.open("w", encoding="utf-8", errors="backslashreplace")
-
-
-def _plain(value: told.Command | events.Event) -> dict[str, Any]:
-    fields = asdict(value)
-    fields.pop("pcm", None)
-    return fields
 
 
 def _elided(value: Any) -> Any:

@@ -20,10 +20,10 @@ from mosstalk.errors import ConfigError, OptionError
 from mosstalk.files import parse_json
 from mosstalk.server.recording import FORMAT
 from mosstalk.session import commands as told
+from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, ResponseDone, TextDelta
 from mosstalk.session.host import Host
 from mosstalk.session.session import Session
-from mosstalk.session.settings import ReplyMode, SessionSettings
 from mosstalk.session.sound import InputClock
 
 PATIENCE_S = 20.0
@@ -88,7 +88,7 @@ def read_recording(folder: Path) -> Recorded:
             )
         text = (folder / "session.jsonl").read_text("utf-8")
         lines = [parse_json(line) for line in text.split("\n") if line]
-        settings = _adapter(SessionSettings).validate_python(facts["settings"])
+        settings = TypeAdapter(SessionSettings).validate_python(facts["settings"])
         moments = tuple(_paused_as_then(list(_moments(lines, folder)), settings.input_rate))
         rows_file = folder / "rows.json"
         rows = parse_json(rows_file.read_text()) if rows_file.exists() else None
@@ -231,12 +231,7 @@ def _command(fields: dict[str, Any], sounds: _Sounds) -> told.Command:
         if given is not None:
             given = tuple(e if isinstance(e, str) else sounds.message(e) for e in given)
         return kind(input=given, reply=reply and ReplyMode(reply), **fields)
-    command: told.Command = _adapter(kind).validate_python(fields)
-    return command
-
-
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return TypeAdapter(kind).validate_python(fields)
 
 
 def _pcm(path: Path) -> bytes:

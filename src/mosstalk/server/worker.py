@@ -16,9 +16,8 @@ from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.device import lasting_objects_spared
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
-from mosstalk.server.ipc import Channel
+from mosstalk.server.ipc import Channel, resident_bytes, trim_memory_forever
 from mosstalk.server.loading import Loaded, load
-from mosstalk.server.process import resident_bytes, trim_memory_forever
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session
@@ -35,11 +34,11 @@ def run(end: socket.socket) -> int:
 async def _serve(end: socket.socket) -> int:
     channel = await Channel.over(end)
     messages = aiter(channel)
-    start = await anext(messages, None)
-    if not isinstance(start, ipc.Start):
+    options = await anext(messages, None)
+    if not isinstance(options, ipc.WorkerOptions):
         return 0
-    start.options.log.install("worker")
-    worker = Worker(channel, start.options)
+    options.log.install("worker")
+    worker = Worker(channel, options)
     working = asyncio.create_task(worker.run())
     reading = asyncio.create_task(worker.handle(messages))
     await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +116,7 @@ class Worker:
         self._spent()
         expect_no_more()
         _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
-        self._channel.post(ipc.Ready(loaded.info(time.monotonic() - begun_s)))
+        self._channel.post(loaded.info(time.monotonic() - begun_s))
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
         failure = host.engine.failure
@@ -138,13 +137,12 @@ class Worker:
         self._sessions[number] = session
         for command in self._early.pop(number):
             session.do(command)
-        self._channel.post(ipc.Opened(number))
         async for event in session:
+            rows = None
             if isinstance(event, Closed):
                 self._sessions.pop(number)
-                if asked.rows:
-                    self._channel.post(ipc.Rows(number, session.conversation_rows()))
-            await self._channel.send(ipc.SessionEvent(number, event))
+                rows = session.conversation_rows() if asked.rows else None
+            await self._channel.send(ipc.SessionEvent(number, event, rows))
 
     async def _opened(self, asked: ipc.Open) -> Session:
         if not self._loaded:
@@ -173,18 +171,12 @@ class Worker:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self, loaded: Loaded | None) -> ipc.Heartbeat:
-        memory = resident_bytes()
         if loaded is None:
-            return ipc.Heartbeat(0.0, 0, 0, 0, 0, 0, memory)
-        figures = loaded.host.figures
+            return ipc.Heartbeat(resident_bytes())
         return ipc.Heartbeat(
+            resident_bytes(),
             engine_silent_s=self._probe.silent_s,
-            sessions=figures.sessions,
-            replies=figures.replies,
-            waiting=figures.waiting,
-            blocks=figures.blocks,
-            blocks_in_use=figures.blocks_in_use,
-            memory_bytes=memory,
+            **vars(loaded.host.figures),
             steps_s=loaded.steps.taken_s(),
             busy=self._spent(),
             done={number: session.commands_done for number, session in self._sessions.items()},

@@ -8,15 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mosstalk.session.commands import SessionSettings
     from mosstalk.session.host import Host, HostOptions
     from mosstalk.session.session import Session
-    from mosstalk.session.settings import SessionSettings
 
 _HOMES = {
     "Host": "mosstalk.session.host",
     "HostOptions": "mosstalk.session.host",
     "Session": "mosstalk.session.session",
-    "SessionSettings": "mosstalk.session.settings",
+    "SessionSettings": "mosstalk.session.commands",
 }
 
 __all__ = ["Host", "HostOptions", "Session", "SessionSettings"]

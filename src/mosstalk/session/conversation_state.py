@@ -1,116 +1,38 @@
-"""What the parts of one session share, and what all sessions of a process do."""
+"""What the parts of one session share: its settings, items and place in the engine."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mosstalk.audio.sound import SHORTEST_MS
 from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
-from mosstalk.conversation import SYSTEM_PROMPTS, Row, Segment, SpeechSegment
-from mosstalk.engine.async_engine import AsyncEngine
-from mosstalk.errors import ContextLengthError, SessionError, VoiceError
+from mosstalk.conversation import Row, Segment, SpeechSegment
+from mosstalk.errors import ContextLengthError, SessionError
 from mosstalk.models.text_tokenizer import LONG_CHARS
-from mosstalk.models.voices import Voice, list_voices
-from mosstalk.offline.defaults import Choices
-from mosstalk.offline.pipeline import Pipeline
-from mosstalk.reply_options import Script
-from mosstalk.session.commands import Message, Sound, sample_count
-from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone
+from mosstalk.session.commands import (
+    INSTRUCTIONS,
+    ContextPolicy,
+    Message,
+    ReplyMode,
+    SessionSettings,
+    Sound,
+    sample_count,
+)
+from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone, ms_of
 from mosstalk.session.history import ROLES, EngineConversation, Entry, History, PromptBuilder
 from mosstalk.session.listener import Listener
-from mosstalk.session.settings import ContextPolicy, ReplyMode, SessionSettings
 from mosstalk.session.sound import PlaybackClock, require_rate, resampled
-from mosstalk.session.workers import DecoderWorker, EncoderWorker
+
+if TYPE_CHECKING:
+    from mosstalk.session.host import Host
 
 _T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32
 """Rows that must be left of the context for a reply to be begun."""
 _MORE_S = 0.05
 """How long an item waits for more of them before the engine reads it ahead."""
-_PROMPTS = {
-    ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"],
-    ReplyMode.TEXT: SYSTEM_PROMPTS["text"],
-}
-
-
-@dataclass
-class SessionResources:
-    """What all sessions of a process share: the models, the engine, and the threads around them.
-
-    ``voices`` are files outside the codec's folder, by name; ``clock`` is the wall's.
-    ``long_work`` is held by who has another thread prepare something long, a text or a recording:
-    one at a time, so that sessions that send many of them do not take every processor.
-    """
-
-    pipeline: Pipeline
-    engine: AsyncEngine
-    encoder_worker: EncoderWorker
-    decoder_worker: DecoderWorker
-    clock: Callable[[], float]
-    voices: Mapping[str, Path] = field(default_factory=dict)
-    long_work: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _loaded: dict[str, Voice] = field(default_factory=dict)
-
-    @property
-    def context_rows(self) -> int:
-        """The longest conversation that can be answered."""
-        pool, config = self.engine.core.pool, self.pipeline.model.config
-        return min(config.max_position_embeddings, pool.size * pool.rows)
-
-    @property
-    def voice_names(self) -> list[str]:
-        """Names that ``voice`` knows."""
-        return sorted({*list_voices(self.pipeline.codec.folder / "voices"), *self.voices})
-
-    async def voice(self, name: str) -> Voice:
-        """A voice by name, ready to be spoken with; never a path that a client chose.
-
-        Raises:
-            VoiceError: unknown, damaged, or made for another codec.
-            CodecFullError: there is no room to make it ready.
-        """
-        if name not in self._loaded:
-            if name not in self.voice_names:
-                there = ", ".join(self.voice_names)
-                raise VoiceError(f"unknown voice {name!r}; there are: {there}")
-            file = str(self.voices.get(name, name))
-            voice = await asyncio.to_thread(self.pipeline.codec.voice, file)
-            await self.decoder_worker.prepare(voice)
-            self._loaded[name] = voice
-        return self._loaded[name]
-
-    def choices(self, settings: SessionSettings) -> Choices:
-        """How ids are drawn: the settings' values over the checkpoint's.
-
-        Raises:
-            OptionError: they mean nothing.
-        """
-        chosen = settings.sampling
-        own = Choices(
-            0.0 if chosen.greedy else chosen.temperature,
-            chosen.top_k,
-            chosen.top_p,
-            chosen.repetition_penalty,
-            settings.limits.rows,
-        )
-        return own.over(self.pipeline.defaults.of("chat"))
-
-    async def require_usable(self, settings: SessionSettings) -> None:
-        """Check what only the models can tell.
-
-        Raises:
-            OptionError: sampling values mean nothing.
-            ScriptError: the script does not parse.
-            VoiceError: the voice is unknown or does not fit.
-        """
-        self.choices(settings)
-        if settings.script is not None:
-            Script.parse(settings.script)
-        if settings.reply is ReplyMode.AUDIO:
-            await self.voice(settings.voice)
 
 
 class ConversationState:
@@ -120,13 +42,13 @@ class ConversationState:
     """
 
     def __init__(
-        self, resources: SessionResources, settings: SessionSettings, tell: Callable[[Event], None]
+        self, host: "Host", settings: SessionSettings, tell: Callable[[Event], None]
     ) -> None:
-        self.resources, self.settings, self._tell = resources, settings, tell
-        self.listener = Listener(resources.encoder_worker, settings)
-        self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, resources.clock)
+        self.host, self.settings, self._tell = host, settings, tell
+        self.listener = Listener(host.encoder_worker, settings)
+        self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, host.clock)
         self.history = History()
-        self.prompts = PromptBuilder(resources.pipeline.ids, resources.pipeline.tokenizer.encode)
+        self.prompts = PromptBuilder(host.pipeline.ids, host.pipeline.tokenizer.encode)
         self.conversation = self.new_conversation()
         self.prefill_due_s: float | None = None
         """When, on the loop's clock, the engine is to read items ahead; None: it knows of all."""
@@ -140,7 +62,7 @@ class ConversationState:
     @property
     def context_rows(self) -> int:
         """The longest that this conversation may become."""
-        longest = self.resources.context_rows
+        longest = self.host.context_rows
         return min(self.settings.context.rows or longest, longest)
 
     def emit(self, event: Event) -> None:
@@ -149,8 +71,8 @@ class ConversationState:
 
     def new_conversation(self) -> EngineConversation:
         """Another conversation in the engine."""
-        pipeline = self.resources.pipeline
-        return EngineConversation(self.resources.engine, pipeline.ids, pipeline.tokenizer.encode)
+        pipeline = self.host.pipeline
+        return EngineConversation(self.host.engine, pipeline.ids, pipeline.tokenizer.encode)
 
     def silence(self) -> None:
         """What was sent and not played by now will not be."""
@@ -160,7 +82,7 @@ class ConversationState:
 
     def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
         """Rows of the system turn for a kind of reply, with other instructions if given."""
-        given = (instructions, self.settings.instructions, _PROMPTS[reply])
+        given = (instructions, self.settings.instructions, INSTRUCTIONS[reply])
         text = next(each for each in given if each is not None)
         if text and text not in self._systems:
             self._systems = {text: self.prompts.text("system", text)}
@@ -240,17 +162,17 @@ class ConversationState:
     async def _speech(self, sound: Sound) -> tuple[SpeechSegment, int]:
         """The codes of a recording, and how many milliseconds it lasts."""
         samples = await self._on_thread(partial(resampled, sound.pcm, self._rate_of(sound)))
-        length_ms = len(samples) * 1000 // INPUT_RATE
+        length_ms = ms_of(len(samples))
         if length_ms < SHORTEST_MS:
             raise SessionError(
                 ErrorCode.BAD_ITEM, f"{length_ms} ms of sound are too short to be heard"
             )
-        codes = await self.resources.encoder_worker.codes_of(samples)
+        codes = await self.host.encoder_worker.codes_of(samples)
         return SpeechSegment(tuple(codes)), length_ms
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         """What ``work`` returns, done on another thread."""
-        async with self.resources.long_work:
+        async with self.host.long_work:
             return await asyncio.to_thread(work)
 
     # Room in the context.

@@ -9,21 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from secrets import token_hex
 
+from mosstalk import errors
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
-from mosstalk.errors import (
-    AudioError,
-    ContextLengthError,
-    EngineFullError,
-    EngineStoppedError,
-    MosstalkError,
-    OptionError,
-    ScriptError,
-    SessionError,
-    TextError,
-    VoiceError,
-)
+from mosstalk.errors import MosstalkError
 from mosstalk.session import commands
-from mosstalk.session.settings import ReplyMode, SessionSettings
+from mosstalk.session.commands import ReplyMode, SessionSettings
 
 
 class ErrorCode(StrEnum):
@@ -146,7 +136,7 @@ class Event:
     @property
     def clock_ms(self) -> int:
         """Milliseconds of input so far."""
-        return _ms(self.clock)
+        return ms_of(self.clock)
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,7 @@ class SpeechStarted(Event):
     @property
     def start_ms(self) -> int:
         """``start`` in milliseconds."""
-        return _ms(self.start)
+        return ms_of(self.start)
 
 
 @dataclass(frozen=True)
@@ -196,12 +186,12 @@ class SpeechStopped(Event):
     @property
     def end_ms(self) -> int:
         """``end`` in milliseconds."""
-        return _ms(self.end)
+        return ms_of(self.end)
 
     @property
     def wait_ms(self) -> int:
         """``wait`` in milliseconds."""
-        return _ms(self.wait)
+        return ms_of(self.wait)
 
 
 @dataclass(frozen=True)
@@ -378,25 +368,26 @@ class Closed(Event):
     reason: str
 
 
-def _ms(samples: int) -> int:
+def ms_of(samples: int) -> int:
+    """Milliseconds of so many samples of input."""
     return samples * 1000 // INPUT_RATE
 
 
 _CODES: dict[type[MosstalkError], ErrorCode] = {
-    AudioError: ErrorCode.BAD_SOUND,
-    ContextLengthError: ErrorCode.CONTEXT_FULL,
-    EngineFullError: ErrorCode.ENGINE_FULL,
-    EngineStoppedError: ErrorCode.ENGINE_STOPPED,
-    OptionError: ErrorCode.BAD_VALUE,
-    ScriptError: ErrorCode.BAD_VALUE,
-    TextError: ErrorCode.BAD_ITEM,
-    VoiceError: ErrorCode.UNKNOWN_VOICE,
+    errors.AudioError: ErrorCode.BAD_SOUND,
+    errors.ContextLengthError: ErrorCode.CONTEXT_FULL,
+    errors.EngineFullError: ErrorCode.ENGINE_FULL,
+    errors.EngineStoppedError: ErrorCode.ENGINE_STOPPED,
+    errors.OptionError: ErrorCode.BAD_VALUE,
+    errors.ScriptError: ErrorCode.BAD_VALUE,
+    errors.TextError: ErrorCode.BAD_ITEM,
+    errors.VoiceError: ErrorCode.UNKNOWN_VOICE,
 }
 
 
 def error_event(error: MosstalkError, command: commands.Command | None = None) -> ErrorRaised:
     """The event that tells of an error which a command, if any, has met with."""
-    if isinstance(error, SessionError):
+    if isinstance(error, errors.SessionError):
         code = ErrorCode(error.code)
     else:
         known = (code for kind, code in _CODES.items() if isinstance(error, kind))
@@ -406,7 +397,7 @@ def error_event(error: MosstalkError, command: commands.Command | None = None) -
         str(error),
         type(command).__name__ if command else None,
         command.command_id if command else None,
-        error.retry_after_s if isinstance(error, EngineFullError) else None,
+        error.retry_after_s if isinstance(error, errors.EngineFullError) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The process side of sessions: one engine, one codec and one detector for all of them."""
+"""What all sessions of a process share: one engine, one codec, one detector, and the threads."""
 
 import asyncio
 import time
@@ -13,17 +13,25 @@ from mosstalk.codec.tokenizer_stream import ROW_S
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
-from mosstalk.errors import EngineFullError, EngineStoppedError
+from mosstalk.errors import EngineFullError, EngineStoppedError, VoiceError
 from mosstalk.models.codec_folder import Codec
+from mosstalk.models.voices import Voice, list_voices
+from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.progress import Progress
+from mosstalk.reply_options import Script
 from mosstalk.runtime.device import fit_threads
 from mosstalk.runtime.sharing import DeadlineLock
-from mosstalk.session.commands import CreateResponse, CreateText
-from mosstalk.session.conversation_state import SessionResources
+from mosstalk.session.commands import (
+    CreateResponse,
+    CreateText,
+    Durations,
+    ReplyLimits,
+    ReplyMode,
+    SessionSettings,
+)
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.session import Session
-from mosstalk.session.settings import Durations, ReplyLimits, SessionSettings
 from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
 from mosstalk.vad.detectors import Detector
 
@@ -65,8 +73,12 @@ class Host:
     """Opens sessions. An async context manager; its loop is the one that sessions run on.
 
     ``detector`` None: sessions must commit their turns by hand. ``clock`` is the wall's, in
-    seconds.
+    seconds. ``long_work`` is held by who has another thread prepare something long, a text or a
+    recording: one at a time, so that sessions that send many of them do not take every processor.
     """
+
+    encoder_worker: EncoderWorker
+    decoder_worker: DecoderWorker
 
     def __init__(
         self,
@@ -84,8 +96,10 @@ class Host:
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
         self._deadline_lock = DeadlineLock() if self.options.in_turn else None
         self.engine = AsyncEngine(core, self._deadline_lock)
-        self._pipeline, self._detector, self._clock = pipeline, detector, clock
-        self._resources: SessionResources | None = None
+        self.pipeline, self._detector, self.clock = pipeline, detector, clock
+        self.long_work = asyncio.Lock()
+        self._voices: dict[str, Voice] = {}
+        """Those that are ready to be spoken with."""
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -161,19 +175,13 @@ class Host:
 
     async def start(self) -> None:
         """Begin; the default voice is made ready."""
-        tokenizer, decoder = self._pipeline.codec.tokenizer, self._decoder
+        tokenizer, decoder = self.pipeline.codec.tokenizer, self._decoder
         on_gpu = decoder.device.type == "cuda"
         # On a CPU a second hop in a run would only make the first one wait.
         most = decoder.hops_at_once if on_gpu else 1
         limit_s = held_s(self.options.sessions) if on_gpu else None
-        self._resources = SessionResources(
-            self._pipeline,
-            self.engine,
-            EncoderWorker(tokenizer, self._detector, limit_s),
-            DecoderWorker(decoder, most, self._deadline_lock),
-            self._clock,
-            self.options.voices,
-        )
+        self.encoder_worker = EncoderWorker(tokenizer, self._detector, limit_s)
+        self.decoder_worker = DecoderWorker(decoder, most, self._deadline_lock)
         self.engine.start()
         self._watch = asyncio.create_task(self._watch_engine())
 
@@ -181,12 +189,11 @@ class Host:
         """Close every session, then end the threads."""
         closing = [session.close(CloseReason.HOST) for session in self.sessions.values()]
         await asyncio.gather(*closing)
-        resources = self._started()
         await asyncio.to_thread(self.engine.stop)
         if self._watch:
             await self._watch
-        await asyncio.to_thread(resources.encoder_worker.stop)
-        await asyncio.to_thread(resources.decoder_worker.stop)
+        await asyncio.to_thread(self.encoder_worker.stop)
+        await asyncio.to_thread(self.decoder_worker.stop)
 
     async def open(self, settings: SessionSettings | None = None) -> Session:
         """A new session; ``async with`` closes it.
@@ -196,17 +203,18 @@ class Host:
             EngineStoppedError: the engine has ended.
             OptionError, ScriptError, SessionError, VoiceError: the settings cannot be used here.
         """
-        resources, settings = self._started(), settings or SessionSettings()
+        assert self._watch, "the host has not been started: use it as `async with`"
+        settings = settings or SessionSettings()
         if self.engine.ended.done():
             raise EngineStoppedError(f"the engine has ended: {self.engine.failure}")
-        await resources.require_usable(settings)
+        await self.require_usable(settings)
         if len(self.sessions) >= self.options.sessions:
             raise EngineFullError(
                 f"{len(self.sessions)} sessions are open, which is all there may be; come back in "
                 f"{_COME_BACK_S:.0f} s",
                 _COME_BACK_S,
             )
-        session = Session(resources, settings, self._on_session_closed)
+        session = Session(self, settings, self._on_session_closed)
         self.sessions[session.session_id] = session
         return session
 
@@ -217,8 +225,8 @@ class Host:
             EngineStoppedError: no reply could be made; the message says why.
         """
         await self.engine.warm()
-        await self._started().decoder_worker.warm()
-        await self._started().encoder_worker.warm(self.options.sessions)
+        await self.decoder_worker.warm()
+        await self.encoder_worker.warm(self.options.sessions)
         on_gpu = self.engine.core.model.device.type == "cuda"
         settings = SessionSettings(
             turn_detection=None,
@@ -236,10 +244,66 @@ class Host:
                 if isinstance(event, ResponseDone):
                     return
 
+    # For sessions.
+
+    @property
+    def context_rows(self) -> int:
+        """The longest conversation that can be answered."""
+        pool, config = self.engine.core.pool, self.pipeline.model.config
+        return min(config.max_position_embeddings, pool.size * pool.rows)
+
     @property
     def voice_names(self) -> list[str]:
         """Voices that sessions may name."""
-        return self._started().voice_names
+        folder = self.pipeline.codec.folder / "voices"
+        return sorted({*list_voices(folder), *self.options.voices})
+
+    async def voice(self, name: str) -> Voice:
+        """A voice by name, ready to be spoken with; never a path that a client chose.
+
+        Raises:
+            VoiceError: unknown, damaged, or made for another codec.
+            CodecFullError: there is no room to make it ready.
+        """
+        if name not in self._voices:
+            if name not in self.voice_names:
+                there = ", ".join(self.voice_names)
+                raise VoiceError(f"unknown voice {name!r}; there are: {there}")
+            file = str(self.options.voices.get(name, name))
+            voice = await asyncio.to_thread(self.pipeline.codec.voice, file)
+            await self.decoder_worker.prepare(voice)
+            self._voices[name] = voice
+        return self._voices[name]
+
+    def choices(self, settings: SessionSettings) -> Choices:
+        """How ids are drawn: the settings' values over the checkpoint's.
+
+        Raises:
+            OptionError: they mean nothing.
+        """
+        chosen = settings.sampling
+        own = Choices(
+            0.0 if chosen.greedy else chosen.temperature,
+            chosen.top_k,
+            chosen.top_p,
+            chosen.repetition_penalty,
+            settings.limits.rows,
+        )
+        return own.over(self.pipeline.defaults.of("chat"))
+
+    async def require_usable(self, settings: SessionSettings) -> None:
+        """Check what only the models can tell.
+
+        Raises:
+            OptionError: sampling values mean nothing.
+            ScriptError: the script does not parse.
+            VoiceError: the voice is unknown or does not fit.
+        """
+        self.choices(settings)
+        if settings.script is not None:
+            Script.parse(settings.script)
+        if settings.reply is ReplyMode.AUDIO:
+            await self.voice(settings.voice)
 
     @property
     def figures(self) -> HostFigures:
@@ -249,10 +313,6 @@ class Host:
             len(self.sessions), len(scheduler.running), len(scheduler.waiting),
             pool.size, pool.in_use,
         )  # fmt: skip
-
-    def _started(self) -> SessionResources:
-        assert self._resources, "the host has not been started: use it as `async with`"
-        return self._resources
 
     def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)

@@ -17,8 +17,8 @@ from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import SessionError
 from mosstalk.session import events
+from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import ErrorCode, error_event, new_id
-from mosstalk.session.settings import SessionSettings
 from mosstalk.session.sound import InputClock, Resampler
 from mosstalk.session.workers import EncoderWorker
 from mosstalk.vad import turns

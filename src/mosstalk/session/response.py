@@ -14,10 +14,10 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import MosstalkError
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
+from mosstalk.session import events
+from mosstalk.session.commands import ReplyMode
 from mosstalk.session.conversation_state import ConversationState
-from mosstalk.session.events import AudioDelta, Reason, ResponseStatus, TextDelta, Timings, Usage
-from mosstalk.session.history import EngineConversation, Entry
-from mosstalk.session.settings import ReplyMode
+from mosstalk.session.history import EngineConversation, Entry, History
 from mosstalk.session.sound import pcm_of
 
 _LOG = getLogger(__name__)
@@ -78,14 +78,27 @@ class Detokenizer:
 
 
 @dataclass(frozen=True)
-class ResponsePlan:
-    """A response that is to be made, with everything decided.
+class Outcome:
+    """How a response ended."""
 
+    status: events.ResponseStatus
+    reason: events.Reason | None = None
+    message: str | None = None
+
+
+@dataclass(eq=False)
+class Response:
+    """A response with everything decided, and the item that it makes.
+
+    Begin with ``start``; ``stop`` ends it where it is, and nothing more is told of it.
+    ``on_end`` is called when it has come to its end by itself, with ``outcome`` set.
     ``committed_s`` is when the turn that it answers ended, on the host's clock, and
     ``vad_wait_ms`` how long it took to know. The rows may fill the context, and then
     ``bounded_by`` is ``Reason.CONTEXT``.
     """
 
+    state: ConversationState
+    on_end: "Callable[[Response], None]"
     response_id: str
     reply: ReplyMode
     prompt: list[Row]
@@ -93,35 +106,14 @@ class ResponsePlan:
     voice: Voice | None
     in_conversation: bool
     metadata: Mapping[str, str]
-    bounded_by: Reason
+    bounded_by: events.Reason
     repeating_codes: int | None
     committed_s: float
-    vad_wait_ms: float | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a response ended."""
-
-    status: ResponseStatus
-    reason: Reason | None = None
-    message: str | None = None
-
-
-@dataclass(eq=False)
-class Response:
-    """A response that is being made, the item that it makes, and its conversation in the engine.
-
-    Begin with ``start``; ``stop`` ends it where it is, and nothing more is told of it.
-    ``on_end`` is called when it has come to its end by itself, with ``outcome`` set.
-    """
-
-    plan: ResponsePlan
-    state: ConversationState
-    entry: Entry
-    conversation: EngineConversation
-    stream: ReplyStream
-    on_end: "Callable[[Response], None]"
+    vad_wait_ms: float | None
+    entry: Entry = field(init=False)
+    conversation: EngineConversation = field(init=False)
+    """Its own in the engine, or the session's."""
+    stream: ReplyStream = field(init=False)
     outcome: Outcome | None = None
     sent_samples: int = 0
     rows_read: int = 0
@@ -130,6 +122,21 @@ class Response:
     _task: asyncio.Task[None] | None = None
     _first_s: float | None = None
     _last_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.entry = Entry(
+            events.new_id("item"), "assistant", status=events.ItemStatus.IN_PROGRESS,
+            response_id=self.response_id, speech=self.reply is ReplyMode.AUDIO,
+        )  # fmt: skip
+
+    async def submit(
+        self, conversation: EngineConversation, history: History, system: list[Row]
+    ) -> None:
+        """Ask the engine for it, in this conversation; raises as ``AsyncEngine.submit`` does."""
+        self.conversation = conversation
+        self.stream = await conversation.submit(
+            system, history, self.params, speech=self.entry.speech
+        )
 
     def start(self) -> None:
         """Begin to make text and sound of the engine's rows."""
@@ -152,37 +159,36 @@ class Response:
         return -(-self.sent_samples // OUTPUT_SAMPLES_PER_CODE)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> events.Usage:
         """Rows read and made, by kind."""
         pad = self.state.prompts.ids.modality_pad
-        audio = sum(text == pad for text, _ in self.plan.prompt)
+        audio = sum(text == pad for text, _ in self.prompt)
         modes = self.stream.reply.modes
         made = sum(mode is Mode.AUDIO for mode in modes)
-        return Usage(
-            input_text=len(self.plan.prompt) - audio,
+        return events.Usage(
+            input_text=len(self.prompt) - audio,
             input_audio=audio,
             cached=self.stream.cached_rows,
             output_text=len(modes) - made,
             output_audio=made,
         )
 
-    def timings(self) -> Timings:
+    def timings(self) -> events.Timings:
         """Where the time went until now."""
-        plan, now_s = self.plan, self.state.resources.clock()
-        spoken, waited = plan.reply is ReplyMode.AUDIO, plan.vad_wait_ms
-        first = None if self._first_s is None else 1000 * (self._first_s - plan.committed_s)
+        now_s, spoken, waited = self.state.host.clock(), self.entry.speech, self.vad_wait_ms
+        first = None if self._first_s is None else 1000 * (self._first_s - self.committed_s)
         audio_s = self.sent_samples / OUTPUT_RATE
         until_s = self._last_s if spoken and self._last_s is not None else now_s
-        return Timings(
+        return events.Timings(
             commit_to_first_audio_ms=first if spoken else None,
             commit_to_first_text_ms=None if spoken else first,
             speech_to_first_audio_ms=(
                 first + waited if spoken and first is not None and waited is not None else None
             ),
             vad_wait_ms=waited,
-            total_ms=1000 * (now_s - plan.committed_s),
+            total_ms=1000 * (now_s - self.committed_s),
             audio_s=audio_s,
-            real_time_factor=(until_s - plan.committed_s) / audio_s if audio_s else None,
+            real_time_factor=(until_s - self.committed_s) / audio_s if audio_s else None,
         )
 
     async def _run(self) -> None:
@@ -193,12 +199,12 @@ class Response:
             self._codes.put_nowait(None)
             await audio_task
         except MosstalkError as error:
-            outcome = Outcome(ResponseStatus.FAILED, Reason.ERROR, str(error))
+            outcome = Outcome(events.ResponseStatus.FAILED, events.Reason.ERROR, str(error))
         except Exception as error:
             # A fault of this one: its session and its neighbours go on.
-            _LOG.exception("response %s failed", self.plan.response_id)
+            _LOG.exception("response %s failed", self.response_id)
             failure = f"{type(error).__name__}: {error}"
-            outcome = Outcome(ResponseStatus.FAILED, Reason.ERROR, failure)
+            outcome = Outcome(events.ResponseStatus.FAILED, events.Reason.ERROR, failure)
         finally:
             audio_task.cancel()
             await asyncio.gather(audio_task, return_exceptions=True)
@@ -207,10 +213,10 @@ class Response:
 
     async def _read(self, audio_task: "asyncio.Task[None]") -> Outcome:
         """Follow the engine's rows to their end."""
-        pipeline, spoken = self.state.resources.pipeline, self.plan.reply is ReplyMode.AUDIO
+        pipeline, spoken = self.state.host.pipeline, self.entry.speech
         ids, detokenizer = pipeline.ids, Detokenizer(pipeline.tokenizer)
         skipped = {ids.sosp, ids.modality_pad, *ids.stop}
-        repetition = RepetitionDetector(self.plan.repeating_codes)
+        repetition = RepetitionDetector(self.repeating_codes)
         async for new in self.stream:
             self.rows_read = new.step
             text, code = new.row
@@ -220,24 +226,24 @@ class Response:
                 self._codes.put_nowait(code)
                 if repetition.add(code):
                     return Outcome(
-                        ResponseStatus.INCOMPLETE,
-                        Reason.REPETITION,
+                        events.ResponseStatus.INCOMPLETE,
+                        events.Reason.REPETITION,
                         f"the same {CODE_MS} ms codes went round for {repetition.limit} codes",
                     )
             if audio_task.done():
                 break
         self._send_text(detokenizer.finish())
         if self.stream.reply.finish_reason is FinishReason.LENGTH:
-            return Outcome(ResponseStatus.INCOMPLETE, self.plan.bounded_by)
-        return Outcome(ResponseStatus.COMPLETED)
+            return Outcome(events.ResponseStatus.INCOMPLETE, self.bounded_by)
+        return Outcome(events.ResponseStatus.COMPLETED)
 
     async def _make_audio(self) -> None:
         """Make sound of codes, a hop as soon as its codes are there."""
-        if not self.plan.voice:
+        if not self.voice:
             await self._codes.get()  # the end: nothing else is put there
             return
-        params, worker = self.plan.params, self.state.resources.decoder_worker
-        reply = worker.open(self.plan.voice, params.options.seed, background=params.background)
+        params, worker = self.params, self.state.host.decoder_worker
+        reply = worker.open(self.voice, params.options.seed, background=params.background)
         try:
             codes, last = 0, False
             while not last:
@@ -262,25 +268,25 @@ class Response:
     def _due_s(self) -> float:
         """When whoever listens runs dry."""
         played_s = self.sent_samples / OUTPUT_RATE
-        begun_s = self.plan.committed_s + _FIRST_SOUND_S if self._first_s is None else self._first_s
+        begun_s = self.committed_s + _FIRST_SOUND_S if self._first_s is None else self._first_s
         return begun_s + played_s
 
     def _send_text(self, text: str) -> None:
         if text and not self.outcome:
             self._note_time()
-            ids = self.plan.response_id, self.entry.item_id
-            self.state.emit(TextDelta(*ids, text))
+            ids = self.response_id, self.entry.item_id
+            self.state.emit(events.TextDelta(*ids, text))
 
     def _send_audio(self, samples: Samples) -> None:
         """Pass sound on; the listener hears it from now on."""
         if len(samples) and not self.outcome:
             self._note_time()
-            state, ids = self.state, (self.plan.response_id, self.entry.item_id)
+            state, ids = self.state, (self.response_id, self.entry.item_id)
             start, self.sent_samples = self.sent_samples, self.sent_samples + len(samples)
-            state.emit(AudioDelta(*ids, start, pcm_of(samples)))
+            state.emit(events.AudioDelta(*ids, start, pcm_of(samples)))
             at_s = state.playback.sent(self.entry.item_id, len(samples) / OUTPUT_RATE)
             state.listener.played(samples, at_s)
 
     def _note_time(self) -> None:
-        self._last_s = self.state.resources.clock()
+        self._last_s = self.state.host.clock()
         self._first_s = self._last_s if self._first_s is None else self._first_s

@@ -11,12 +11,11 @@ from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
 from mosstalk.reply_options import Limits, Script
 from mosstalk.session import events
-from mosstalk.session.commands import CreateResponse
+from mosstalk.session.commands import CreateResponse, Playback, ReplyMode
 from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
 from mosstalk.session.history import Entry, History
-from mosstalk.session.response import Outcome, Response, ResponsePlan
-from mosstalk.session.settings import Playback, ReplyMode
+from mosstalk.session.response import Outcome, Response
 
 MOST_OUT_OF_BAND = 4
 """Responses outside the conversation that a session may have at a time."""
@@ -36,7 +35,7 @@ class ResponseManager:
     @property
     def current(self) -> Response | None:
         """The response in the conversation that is being made."""
-        return next((each for each in self._active.values() if each.plan.in_conversation), None)
+        return next((each for each in self._active.values() if each.in_conversation), None)
 
     @property
     def busy(self) -> bool:
@@ -64,27 +63,21 @@ class ResponseManager:
             OptionError, VoiceError: what was chosen means nothing.
         """
         self._require_free(command)
-        plan, state = await self._plan(command, committed_s, vad_wait_ms), self._state
-        speech = plan.reply is ReplyMode.AUDIO
-        if plan.in_conversation and command.input is None:
-            conversation, history = state.conversation, state.history
-            rows = state.system(plan.reply, command.instructions)
+        response, state = await self._response(command, committed_s, vad_wait_ms), self._state
+        entry, response_id = response.entry, response.response_id
+        if response.in_conversation and command.input is None:
+            system = state.system(response.reply, command.instructions)
+            await response.submit(state.conversation, state.history, system)
         else:
-            conversation, history, rows = state.new_conversation(), History(), plan.prompt
-        stream = await conversation.submit(rows, history, plan.params, speech=speech)
-        entry = Entry(
-            new_id("item"), "assistant", status=ItemStatus.IN_PROGRESS,
-            response_id=plan.response_id, speech=speech,
-        )  # fmt: skip
-        response = Response(plan, state, entry, conversation, stream, self._on_end)
-        self._active[plan.response_id] = response
-        begun = plan.response_id, plan.reply, plan.in_conversation, plan.metadata
+            await response.submit(state.new_conversation(), History(), response.prompt)
+        self._active[response_id] = response
+        begun = response_id, response.reply, response.in_conversation, response.metadata
         state.emit(events.ResponseStarted(*begun, command_id=command.command_id))
         before = None
-        if plan.in_conversation:
+        if response.in_conversation:
             state.history.insert(entry)
             before = state.history.before(entry)
-        state.emit(events.ItemAdded(entry.item, before, plan.in_conversation))
+        state.emit(events.ItemAdded(entry.item, before, response.in_conversation))
         response.start()
 
     async def cancel(self, response_id: str | None, reason: Reason) -> None:
@@ -154,7 +147,7 @@ class ResponseManager:
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
-        if self._active.pop(response.plan.response_id, None) is None:
+        if self._active.pop(response.response_id, None) is None:
             return  # it was stopped at the moment in which it ended
         with suppress(EngineStoppedError):  # the host tells every session of that
             await response.conversation.end_reply(response.stream)
@@ -162,7 +155,7 @@ class ResponseManager:
                 await response.conversation.close()
         self._complete_item(response)
         self._emit_done(response)
-        if response.plan.in_conversation:
+        if response.in_conversation:
             self._state.make_room()
             with suppress(EngineStoppedError):
                 await self.prefill_ahead()
@@ -176,13 +169,13 @@ class ResponseManager:
         if command.in_conversation and self.current:
             raise SessionError(
                 ErrorCode.RESPONSE_ACTIVE,
-                f"response {self.current.plan.response_id} is being made: cancel it first",
+                f"response {self.current.response_id} is being made: cancel it first",
             )
         if command.response_id in self._active:
             raise SessionError(
                 ErrorCode.BAD_VALUE, f"there is a response {command.response_id!r} already"
             )
-        out_of_band = sum(not each.plan.in_conversation for each in self._active.values())
+        out_of_band = sum(not each.in_conversation for each in self._active.values())
         if not command.in_conversation and out_of_band >= MOST_OUT_OF_BAND:
             raise EngineFullError(
                 f"{MOST_OUT_OF_BAND} responses outside the conversation are being made, which is "
@@ -190,20 +183,23 @@ class ResponseManager:
                 _COME_BACK_S,
             )
 
-    async def _plan(
+    async def _response(
         self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None
-    ) -> ResponsePlan:
+    ) -> Response:
+        """A response as it was asked for, which the engine does not know of."""
         state, settings = self._state, self._state.settings
         reply = command.reply or settings.reply
         spoken = reply is ReplyMode.AUDIO
-        voice = await state.resources.voice(command.voice or settings.voice) if spoken else None
+        voice = await state.host.voice(command.voice or settings.voice) if spoken else None
         prompt = await self._prompt(command, state.system(reply, command.instructions))
         rows, bounded_by = self._bounds(reply, len(prompt), command.max_rows)
         seed, repeating_s = settings.sampling.seed, settings.limits.repeating_s
-        options = state.resources.choices(settings).options(randbits(63) if seed is None else seed)
+        options = state.host.choices(settings).options(randbits(63) if seed is None else seed)
         script = Script.parse(settings.script) if settings.script else None
         background = not command.in_conversation
-        return ResponsePlan(
+        return Response(
+            state,
+            self._on_end,
             response_id=command.response_id or new_id("resp"),
             reply=reply,
             prompt=prompt,
@@ -233,7 +229,7 @@ class ResponseManager:
     def _bounds(self, reply: ReplyMode, prompt_rows: int, most: int | None) -> tuple[int, Reason]:
         """The most rows of a reply, and what it means if it comes to so many."""
         state, settings = self._state, self._state.settings
-        bounds = [state.resources.choices(settings).limits().max_new_rows]
+        bounds = [state.host.choices(settings).limits().max_new_rows]
         if most is not None:
             bounds.append(Limits(most).max_new_rows)
         if reply is ReplyMode.AUDIO:
@@ -263,19 +259,19 @@ class ResponseManager:
         assert reply is not None
         rows = state.prompts.reply(reply, speech=entry.speech, heard_codes=heard)
         state.history.rewrite(entry, rows)
-        text = state.resources.pipeline.tokenizer.decode(state.prompts.text_ids(reply, heard))
+        text = state.host.pipeline.tokenizer.decode(state.prompts.text_ids(reply, heard))
         entry.text = text if text or not entry.speech else None
 
     def _emit_done(self, response: Response) -> None:
-        state, plan, outcome = self._state, response.plan, response.outcome
+        state, item, outcome = self._state, response.entry.item, response.outcome
         assert outcome is not None
-        item, own = response.entry.item, plan.in_conversation and response.entry in state.history
+        own = response.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None
-        state.emit(events.ItemDone(item, before, plan.in_conversation))
+        state.emit(events.ItemDone(item, before, response.in_conversation))
         state.emit(
             events.ResponseDone(
-                plan.response_id, outcome.status, outcome.reason, (item,), response.usage,
-                response.timings(), plan.in_conversation, outcome.message, plan.metadata,
+                response.response_id, outcome.status, outcome.reason, (item,), response.usage,
+                response.timings(), response.in_conversation, outcome.message, response.metadata,
             )
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,17 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.conversation import Row, SpeechSegment
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.session import commands, events
-from mosstalk.session.conversation_state import ConversationState, SessionResources
+from mosstalk.session.commands import Durations, SessionSettings
+from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import CloseReason, ErrorCode, Event, Reason, error_event, new_id
 from mosstalk.session.history import Entry
 from mosstalk.session.listener import LiveTurn, TurnUpdate
 from mosstalk.session.response import Response
 from mosstalk.session.response_manager import ResponseManager
-from mosstalk.session.settings import Durations, SessionSettings
 from mosstalk.session.sound import require_rate, samples_of
+
+if TYPE_CHECKING:
+    from mosstalk.session.host import Host
 
 _LOG = getLogger(__name__)
 _MOST_AT_ONCE = 50
@@ -85,7 +88,7 @@ class Session:
 
     def __init__(
         self,
-        resources: SessionResources,
+        host: "Host",
         settings: SessionSettings,
         on_closed: Callable[["Session"], None],
     ) -> None:
@@ -94,7 +97,7 @@ class Session:
         """Commands that were carried out or refused."""
         self._on_closed = on_closed
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._state = ConversationState(resources, settings, self._events.put_nowait)
+        self._state = ConversationState(host, settings, self._events.put_nowait)
         self._emit = self._state.emit
         self._responses = ResponseManager(self._state, self._post)
         self._handlers: dict[type[commands.Command], _Handler] = {
@@ -110,7 +113,7 @@ class Session:
             commands.UpdateSettings: self._update,
         }
         heard_s = lambda: self._state.clock / INPUT_RATE  # noqa: E731
-        self._timeouts = Timeouts(settings.durations, heard_s, resources.clock)
+        self._timeouts = Timeouts(settings.durations, heard_s, host.clock)
         self._inbox: deque[tuple[_Message, float]] = deque()
         self._wakeup = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -185,7 +188,7 @@ class Session:
     def _post(self, message: _Message, *, first: bool = False) -> None:
         if not self._over:
             put = self._inbox.appendleft if first else self._inbox.append
-            put((message, self._state.resources.clock()))
+            put((message, self._state.host.clock()))
             self._wakeup.set()
 
     # The session's task.
@@ -337,7 +340,7 @@ class Session:
         before = state.history.last_id
         state.history.require_new(item_id)
         self._emit(events.TurnCommitted(item_id, before, command_id=command_id))
-        length_ms = turn.samples * 1000 // INPUT_RATE
+        length_ms = events.ms_of(turn.samples)
         state.add(Entry(item_id, "user", rows, audio_ms=length_ms), command_id=command_id)
 
     # Commands.
@@ -391,7 +394,7 @@ class Session:
 
     async def _update(self, command: commands.UpdateSettings, _: float) -> None:
         state, settings = self._state, command.settings
-        await state.resources.require_usable(settings)
+        await state.host.require_usable(settings)
         state.listener.configure(settings)
         state.settings = settings
         self._timeouts.durations = settings.durations

@@ -9,9 +9,8 @@ import soxr
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import SessionError
-from mosstalk.session.commands import Pcm
+from mosstalk.session.commands import INPUT_RATES, Pcm
 from mosstalk.session.events import ErrorCode
-from mosstalk.session.settings import INPUT_RATES
 
 _FULL_SCALE = 32768.0
 _QUALITY = "HQ"

@@ -4,19 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from mosstalk.server.realtime.session_request import (
-    Id,
-    Number,
-    Object,
-    Objects,
-    OutputRequest,
-    Reply,
-    Rows,
-    Text,
-    Texts,
-    null_is,
-    typed,
-)
+from mosstalk.server.realtime import session_request as fields
+from mosstalk.server.realtime.session_request import Id, Object, Objects, Text, typed
 from mosstalk.server.realtime.validation import ClientObject, fault
 
 _MOST_INPUTS = 64
@@ -125,22 +114,22 @@ def _metadata(value: Any) -> Any:
 class ResponseAudio(ClientObject):
     """``response.audio``."""
 
-    output: Object[OutputRequest] = OutputRequest()
+    output: Object[fields.OutputRequest] = fields.OutputRequest()
 
 
 class ResponseRequest(ClientObject):
     """What a ``response.create`` asks for; None is as the session has it."""
 
     audio: Object[ResponseAudio] = ResponseAudio()
-    max_output_tokens: Rows = None
-    metadata: Annotated[Texts | None, BeforeValidator(_metadata)] = None
+    max_output_tokens: fields.Rows = None
+    metadata: Annotated[fields.Texts | None, BeforeValidator(_metadata)] = None
     conversation: str | None = None
     input: Annotated[
         list[Annotated[NewItem | ItemReference, Field(discriminator="type"), _KIND]] | None,
         Field(max_length=_MOST_INPUTS),
     ] = None
     tools: Objects[dict[str, Any]] = Field(default_factory=list)
-    output_modalities: Reply = None
+    output_modalities: fields.Reply = None
     instructions: Text | None = None
     prompt: Any = None
     temperature: Any = None
@@ -179,7 +168,7 @@ class CreateItem(Event):
     """A new item, after ``previous_item_id``: an id, "root" or None for the end."""
 
     type: Literal["conversation.item.create"]
-    item: Annotated[NewItem, Field(discriminator="type"), _KIND, null_is({})]
+    item: Annotated[NewItem, Field(discriminator="type"), _KIND, fields.null_is({})]
     previous_item_id: str | None = None
 
 
@@ -195,7 +184,7 @@ class TruncateItem(Event):
 
     type: Literal["conversation.item.truncate"]
     item_id: str
-    audio_end_ms: Number = None
+    audio_end_ms: fields.Number = None
 
 
 class CreateResponse(Event):

@@ -10,23 +10,13 @@ from itertools import groupby
 from typing import Any
 
 from mosstalk.server.limits import Limits
-from mosstalk.server.realtime import client_events
-from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.server_events import (
-    AudioContent,
-    Content,
-    FunctionItem,
-    ImageContent,
-    Item,
-    Message,
-    TextContent,
-    Vendor,
-)
-from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import server_events as told
+from mosstalk.server.realtime.validation import AudioFormat, WireError
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ROOT
 
-_UNREAD = Vendor(warnings=["kept and shown, but the model does not read it"])
+_UNREAD = told.Vendor(warnings=["kept and shown, but the model does not read it"])
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,7 @@ class NewItem:
     shown. ``note`` is a line for the log.
     """
 
-    item: Item | None
+    item: told.Item | None
     message: commands.Message | None = None
     note: str | None = None
 
@@ -55,7 +45,7 @@ class NewItem:
         return commands.CreateMessage(message, *where, command_id=command_id)
 
 
-def new_item(item: client_events.NewItem, path: str, sound: AudioFormat, limits: Limits) -> NewItem:
+def new_item(item: asked.NewItem, path: str, sound: AudioFormat, limits: Limits) -> NewItem:
     """What becomes of an item that stands at ``path`` in its event.
 
     Raises:
@@ -63,21 +53,21 @@ def new_item(item: client_events.NewItem, path: str, sound: AudioFormat, limits:
     """
     item_id = item.id or events.new_id("item")
     match item:
-        case client_events.MessageItem():
+        case asked.MessageItem():
             return _new_message(item, item_id, path, sound, limits)
-        case client_events.ApprovalResponse():  # Pipecat's session ends on being shown one
+        case asked.ApprovalResponse():  # Pipecat's session ends on being shown one
             return NewItem(None, note=f"an {item.type} is ignored")
     own: dict[str, Any] = {"call_id": item.call_id or None}
-    if isinstance(item, client_events.FunctionCall):
+    if isinstance(item, asked.FunctionCall):
         own |= {"name": item.name, "arguments": item.arguments or "{}"}
     else:
         own["output"] = item.output or ""
-    shown = FunctionItem(id=item_id, type=item.type, mosstalk=_UNREAD, **own)
+    shown = told.FunctionItem(id=item_id, type=item.type, mosstalk=_UNREAD, **own)
     return NewItem(shown, note=f"a {item.type} is kept, but the model does not read it")
 
 
 def _new_message(
-    item: client_events.MessageItem, item_id: str, path: str, sound: AudioFormat, limits: Limits
+    item: asked.MessageItem, item_id: str, path: str, sound: AudioFormat, limits: Limits
 ) -> NewItem:
     role = "system" if item.role == "developer" else item.role or "user"
     parts = [
@@ -88,8 +78,10 @@ def _new_message(
         path = f"{path}.content"
         message = f"Invalid '{path}': the sound of a user alone can be heard."
         raise WireError("invalid_value", message, path)
-    shown = Message(id=item_id, role=role, content=[_shown(part, role) for part in item.content])
-    images = sum(isinstance(part, client_events.ImagePart) for part in item.content)
+    shown = told.Message(
+        id=item_id, role=role, content=[_shown(part, role) for part in item.content]
+    )
+    images = sum(isinstance(part, asked.ImagePart) for part in item.content)
     note = f"{images} images are not looked at" if images else None
     if joined := tuple(_joined([part for part in parts if part], sound.sample_rate)):
         return NewItem(shown, commands.Message(role, joined), note)
@@ -97,9 +89,7 @@ def _new_message(
     return NewItem(shown, note=note or "an item without text or sound")
 
 
-def _read(
-    part: client_events.Part, path: str, sound: AudioFormat, limits: Limits
-) -> str | bytes | None:
+def _read(part: asked.Part, path: str, sound: AudioFormat, limits: Limits) -> str | bytes | None:
     """What the model gets of a part of content: text, or sound as PCM.
 
     Of speech without its sound that is its transcript, with its sound the sound alone.
@@ -108,11 +98,11 @@ def _read(
         WireError: it holds what cannot be heard.
     """
     match part:
-        case client_events.TextPart():
+        case asked.TextPart():
             return part.text
-        case client_events.InputAudioPart(audio=str(audio)) if audio:
+        case asked.InputAudioPart(audio=str(audio)) if audio:
             return sound.pcm_of(audio, path, limits.audio_bytes)
-        case client_events.InputAudioPart() | client_events.OutputAudioPart():
+        case asked.InputAudioPart() | asked.OutputAudioPart():
             return part.transcript
     return None
 
@@ -127,14 +117,14 @@ def _joined(read: list[str | bytes], rate: int) -> Iterator[str | commands.Sound
             yield text
 
 
-def _shown(part: client_events.Part, role: str) -> Content:
+def _shown(part: asked.Part, role: str) -> told.Content:
     """A part as it is shown: sound and pictures are not sent back."""
     match part:
-        case client_events.TextPart(text=text):
-            return TextContent(type=_own(role, "text"), text=text or "")
-        case client_events.ImagePart():
-            return ImageContent()
-    return AudioContent(type=_own(role, "audio"), transcript=part.transcript)
+        case asked.TextPart(text=text):
+            return told.TextContent(type=_own(role, "text"), text=text or "")
+        case asked.ImagePart():
+            return told.ImageContent()
+    return told.AudioContent(type=_own(role, "audio"), transcript=part.transcript)
 
 
 def _own(role: str, kind: str) -> Any:
@@ -142,30 +132,32 @@ def _own(role: str, kind: str) -> Any:
     return f"output_{kind}" if role == "assistant" else f"input_{kind}"
 
 
-def shown_item(item: events.Item) -> Message:
+def shown_item(item: events.Item) -> told.Message:
     """A session's item that no client has made: speech of the user, or a reply."""
-    content: list[Content] = []
+    content: list[told.Content] = []
     if item.audio_ms is not None:
-        content.append(AudioContent(type=_own(item.role, "audio"), transcript=None))
+        content.append(told.AudioContent(type=_own(item.role, "audio"), transcript=None))
     if item.text:
-        content.append(TextContent(type=_own(item.role, "text"), text=item.text))
-    return Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
+        content.append(told.TextContent(type=_own(item.role, "text"), text=item.text))
+    return told.Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
 
 
-def transcribed(item: Item, text: str | None) -> Item:
+def transcribed(item: told.Item, text: str | None) -> told.Item:
     """The item with a transcript of its sound, or without."""
-    if not isinstance(item, Message):
+    if not isinstance(item, told.Message):
         return item
     content = [
-        part.model_copy(update={"transcript": text}) if isinstance(part, AudioContent) else part
+        part.model_copy(update={"transcript": text})
+        if isinstance(part, told.AudioContent)
+        else part
         for part in item.content
     ]
     return item.model_copy(update={"content": content})
 
 
-def cut(item: Item) -> Item:
+def cut(item: told.Item) -> told.Item:
     """The item as it is after a truncation: nothing written is known to have been heard."""
-    if not isinstance(item, Message):
+    if not isinstance(item, told.Message):
         return item
     content = [part for part in item.content if part.type != "output_text"]
     return transcribed(item.model_copy(update={"content": content}), None)
@@ -175,7 +167,7 @@ def cut(item: Item) -> Item:
 class ListedItem:
     """An item of the protocol; ``read``: the session has it, so the model reads it."""
 
-    item: Item
+    item: told.Item
     read: bool = True
 
 
@@ -209,7 +201,7 @@ class ItemList:
         place = self._place(item_id) if item_id in self else 0
         return self._ids[place - 1] if place else None
 
-    def add(self, item: Item, after: str | None = None, *, read: bool = True) -> None:
+    def add(self, item: told.Item, after: str | None = None, *, read: bool = True) -> None:
         """Put an item after another one, at the end without one, or first after ``ROOT``."""
         place = len(self._ids)
         if after == ROOT:
@@ -245,7 +237,7 @@ class ItemList:
         last = len(self._ids) - 1
         return last if self._ids[last] == item_id else self._ids.index(item_id)
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: told.Item) -> None:
         """Make room for an item that is not read: those that have not been for longest go."""
         self._unread[item.id] = len(repr(item))
         self._unread_chars += self._unread[item.id]

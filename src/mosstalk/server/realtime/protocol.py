@@ -25,9 +25,8 @@ from mosstalk.server.realtime.validation import (
     validate,
 )
 from mosstalk.session import commands
-from mosstalk.session.commands import ROOT, Command
+from mosstalk.session.commands import ROOT, Command, SessionSettings
 from mosstalk.session.events import Event, new_id
-from mosstalk.session.settings import SessionSettings
 
 _MOST_UPDATES = 4
 """Updates of a session that may wait for its answer; each is answered with all of the session."""

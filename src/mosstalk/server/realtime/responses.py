@@ -4,28 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mosstalk.server.realtime import client_events
-from mosstalk.server.realtime.audio import AudioFormat, Encoder
+from mosstalk.server.realtime import client_events as asked
+from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import new_item, shown_item
-from mosstalk.server.realtime.server_events import (
-    Audio,
-    AudioContent,
-    AudioOutput,
-    Content,
-    ContentDone,
-    ContentPart,
-    Delta,
-    Event,
-    Item,
-    Length,
-    OutputItemEvent,
-    Response,
-    ResponseEvent,
-    StatusDetails,
-    TextContent,
-    Usage,
-    Vendor,
-)
 from mosstalk.server.realtime.session_config import (
     MODALITIES,
     UNKNOWN_VOICE,
@@ -33,11 +14,10 @@ from mosstalk.server.realtime.session_config import (
     SessionConfig,
     instructions_of,
 )
-from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.realtime.validation import AudioFormat, Encoder, WireError
 from mosstalk.session import events
-from mosstalk.session.commands import CreateResponse, Message
+from mosstalk.session.commands import CreateResponse, Message, ReplyMode
 from mosstalk.session.events import Reason, ResponseDone, ResponseStatus
-from mosstalk.session.settings import ReplyMode
 
 _REASONS = {
     Reason.TURN_DETECTED: "turn_detected",
@@ -56,7 +36,7 @@ class ResponseConfig:
 
     output_format: AudioFormat
     voice: str
-    max_output_tokens: Length
+    max_output_tokens: told.Length
     metadata: dict[str, str] | None = None
     warnings: tuple[str, ...] = ()
     in_conversation: bool = True
@@ -69,22 +49,22 @@ class ResponseConfig:
 
     def response(
         self, response_id: str, reply: ReplyMode, conversation_id: str | None, status: str
-    ) -> Response:
+    ) -> told.Response:
         """The protocol's response, as far as it is known before it is made."""
-        return Response(
+        return told.Response(
             id=response_id,
             status=status,
             conversation_id=conversation_id,
             output_modalities=MODALITIES[reply],
             max_output_tokens=self.max_output_tokens,
-            audio=Audio(output=AudioOutput(format=self.output_format, voice=self.voice)),
+            audio=told.Audio(output=told.AudioOutput(format=self.output_format, voice=self.voice)),
             metadata=self.metadata,
-            mosstalk=Vendor(warnings=list(self.warnings)) if self.warnings else None,
+            mosstalk=told.Vendor(warnings=list(self.warnings)) if self.warnings else None,
         )
 
 
 def requested(
-    request: client_events.ResponseRequest,
+    request: asked.ResponseRequest,
     session: SessionConfig,
     served: ServedModel,
     command_id: str,
@@ -121,9 +101,7 @@ def requested(
     )
 
 
-def _warnings(
-    request: client_events.ResponseRequest, served: ServedModel, unread: int
-) -> tuple[str, ...]:
+def _warnings(request: asked.ResponseRequest, served: ServedModel, unread: int) -> tuple[str, ...]:
     """What is asked for and has no effect."""
     names = [name for name in ("prompt", "temperature", "reasoning") if getattr(request, name)]
     found = {
@@ -147,7 +125,7 @@ def _inputs(
         known = None if each.id is None else is_read(each.id)
         if known:
             yield each.id
-        elif not isinstance(each, client_events.ItemReference):
+        elif not isinstance(each, asked.ItemReference):
             item = new_item(each, path, session.input_format, served.limits)
             if item.message:
                 yield item.message
@@ -164,12 +142,12 @@ class _Part:
     spoken: bool
     written: str = ""
 
-    def content(self, prefix: str = "") -> Content:
+    def content(self, prefix: str = "") -> told.Content:
         """As ``response.content_part`` events have it; with "output_" before it as the item has."""
         kind: Any = prefix + ("audio" if self.spoken else "text")
         if self.spoken:
-            return AudioContent(type=kind, transcript=self.written or None)
-        return TextContent(type=kind, text=self.written)
+            return told.AudioContent(type=kind, transcript=self.written or None)
+        return told.TextContent(type=kind, text=self.written)
 
 
 @dataclass
@@ -187,44 +165,46 @@ class ActiveResponse:
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.config.output_format)
 
-    def created(self) -> ResponseEvent:
+    def created(self) -> told.ResponseEvent:
         """Its first event."""
-        return ResponseEvent(type="response.created", response=self._response("in_progress"))
+        return told.ResponseEvent(type="response.created", response=self._response("in_progress"))
 
-    def item_added(self, item: Item) -> OutputItemEvent:
+    def item_added(self, item: told.Item) -> told.OutputItemEvent:
         """Its item, which must come before anything of it."""
         self.item_id = item.id
-        return OutputItemEvent(
+        return told.OutputItemEvent(
             type="response.output_item.added", response_id=self.response_id, item=item
         )
 
-    def begin(self) -> ContentPart:
+    def begin(self) -> told.ContentPart:
         """The first part, which is of the kind that was asked for."""
         return self._open(spoken=self.reply is ReplyMode.AUDIO)
 
-    def sound(self, pcm: bytes) -> Iterator[Event]:
+    def sound(self, pcm: bytes) -> Iterator[told.Event]:
         """More sound."""
         if delta := self._encoder.push(pcm):
-            yield Delta(
+            yield told.Delta(
                 type="response.output_audio.delta", **self._where(self._spoken()), delta=delta
             )
 
-    def text(self, text: str) -> Iterator[Event]:
+    def text(self, text: str) -> Iterator[told.Event]:
         """More text. Beside sound it is a part of its own: it is no transcript."""
         part = next((part for part in self.parts if not part.spoken), None)
         if part is None:
             yield self._open(spoken=False)
             part = self.parts[-1]
         part.written += text
-        yield Delta(type="response.output_text.delta", **self._where(part), delta=text)
+        yield told.Delta(type="response.output_text.delta", **self._where(part), delta=text)
 
-    def transcript(self, text: str) -> Delta:
+    def transcript(self, text: str) -> told.Delta:
         """What someone has written down of the sound so far unwritten."""
         part = self._spoken()
         part.written += text
-        return Delta(type="response.output_audio_transcript.delta", **self._where(part), delta=text)
+        return told.Delta(
+            type="response.output_audio_transcript.delta", **self._where(part), delta=text
+        )
 
-    def finish(self, *, cut: bool) -> Iterator[Event]:
+    def finish(self, *, cut: bool) -> Iterator[told.Event]:
         """Nothing more comes: the ends of all parts.
 
         ``cut``: what resampling held back is not sent.
@@ -233,33 +213,33 @@ class ActiveResponse:
             where = self._where(part)
             if part.spoken:
                 if rest := "" if cut else self._encoder.push(b"", last=True):
-                    yield Delta(type="response.output_audio.delta", **where, delta=rest)
-                yield ContentDone(type="response.output_audio.done", **where)
+                    yield told.Delta(type="response.output_audio.delta", **where, delta=rest)
+                yield told.ContentDone(type="response.output_audio.done", **where)
                 kind: Any = "response.output_audio_transcript.done"
-                yield ContentDone(type=kind, **where, transcript=part.written)
+                yield told.ContentDone(type=kind, **where, transcript=part.written)
             else:
-                yield ContentDone(type="response.output_text.done", **where, text=part.written)
-            yield ContentPart(type="response.content_part.done", **where, part=part.content())
+                yield told.ContentDone(type="response.output_text.done", **where, text=part.written)
+            yield told.ContentPart(type="response.content_part.done", **where, part=part.content())
 
-    def item_done(self, item: Item) -> OutputItemEvent:
+    def item_done(self, item: told.Item) -> told.OutputItemEvent:
         """Its item as it is in the end."""
-        return OutputItemEvent(
+        return told.OutputItemEvent(
             type="response.output_item.done", response_id=self.response_id, item=item
         )
 
     @property
-    def content(self) -> list[Content]:
+    def content(self) -> list[told.Content]:
         """What the item holds so far."""
         return [part.content("output_") for part in self.parts]
 
-    def done(self, event: ResponseDone) -> ResponseEvent:
+    def done(self, event: ResponseDone) -> told.ResponseEvent:
         """Its last event, with what it cost and where its time went."""
         response = self._response(event.status.value)
         content = {"content": self.content}
         response.output = [shown_item(item).model_copy(update=content) for item in event.items]
         response.status_details = _details(event)
         response.usage = _usage(event.usage)
-        response.mosstalk = Vendor(
+        response.mosstalk = told.Vendor(
             warnings=list(self.config.warnings) or None,
             timings={
                 name: None if value is None else round(value, 3)
@@ -267,16 +247,16 @@ class ActiveResponse:
             },
             reason=event.reason and event.reason.value,
         )
-        return ResponseEvent(type="response.done", response=response)
+        return told.ResponseEvent(type="response.done", response=response)
 
-    def _response(self, status: str) -> Response:
+    def _response(self, status: str) -> told.Response:
         return self.config.response(self.response_id, self.reply, self.conversation_id, status)
 
-    def _open(self, *, spoken: bool) -> ContentPart:
+    def _open(self, *, spoken: bool) -> told.ContentPart:
         part = _Part(len(self.parts), spoken)
         self.parts.append(part)
         where = self._where(part)
-        return ContentPart(type="response.content_part.added", **where, part=part.content())
+        return told.ContentPart(type="response.content_part.added", **where, part=part.content())
 
     def _spoken(self) -> _Part:
         return next(part for part in self.parts if part.spoken)
@@ -290,21 +270,21 @@ class ActiveResponse:
         }
 
 
-def _details(event: ResponseDone) -> StatusDetails | None:
+def _details(event: ResponseDone) -> told.StatusDetails | None:
     """Why it ended; None for one that came to its end."""
     if event.status is ResponseStatus.COMPLETED:
         return None
     if event.status is ResponseStatus.FAILED:
         message = event.message or "the response failed"
         error = {"type": "server_error", "code": "server_error", "message": message}
-        return StatusDetails(type="failed", error=error)
+        return told.StatusDetails(type="failed", error=error)
     reason = None if event.reason is None else _REASONS[event.reason]
-    return StatusDetails(type=event.status.value, reason=reason)
+    return told.StatusDetails(type=event.status.value, reason=reason)
 
 
-def _usage(usage: events.Usage) -> Usage:
+def _usage(usage: events.Usage) -> told.Usage:
     read, made = usage.input_text + usage.input_audio, usage.output_text + usage.output_audio
-    return Usage(
+    return told.Usage(
         total_tokens=read + made,
         input_tokens=read,
         output_tokens=made,

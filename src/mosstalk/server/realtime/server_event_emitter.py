@@ -6,12 +6,11 @@ LiveKit passes over three, so both the code and the event that carries it are ch
 
 from typing import TYPE_CHECKING, Any
 
-from mosstalk.constants import INPUT_RATE
 from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import shown_item, transcribed
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
 from mosstalk.session import events
-from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, new_id
+from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, ms_of, new_id
 
 if TYPE_CHECKING:
     from mosstalk.server.realtime.protocol import ProtocolState, Transcript
@@ -115,11 +114,13 @@ class ServerEventEmitter:
             case events.SpeechStarted():
                 self._speech("speech_started", event.item_id, audio_start_ms=event.start_ms)
             case events.SpeechStopped():
-                vendor = told.Vendor(speech_end_ms=_ms(event.speech_end), vad_wait_ms=event.wait_ms)
+                vendor = told.Vendor(
+                    speech_end_ms=ms_of(event.speech_end), vad_wait_ms=event.wait_ms
+                )
                 about = {"audio_end_ms": event.end_ms, "mosstalk": vendor}
                 self._speech("speech_stopped", event.item_id, **about)
             case events.IdleTimeout():
-                silence = {"audio_start_ms": _ms(event.start), "audio_end_ms": _ms(event.end)}
+                silence = {"audio_start_ms": ms_of(event.start), "audio_end_ms": ms_of(event.end)}
                 self._speech("timeout_triggered", event.item_id, **silence)
             case events.TurnCommitted():
                 before = state.items.last_id
@@ -255,10 +256,6 @@ def _on_the_wire(error: ErrorRaised) -> tuple[str, str, str | None]:
 def _retry(error: ErrorRaised) -> told.Vendor | None:
     after_s = error.retry_after_s
     return None if after_s is None else told.Vendor(retry_after_s=after_s)
-
-
-def _ms(samples: int) -> int:
-    return samples * 1000 // INPUT_RATE
 
 
 def _transcription(transcript: "Transcript") -> told.Event:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from mosstalk.server.realtime.audio import AudioFormat
 from mosstalk.server.realtime.session_request import (
     Inert,
     NoiseReduction,
@@ -20,8 +19,8 @@ from mosstalk.server.realtime.session_request import (
     Texts,
     Transcription,
 )
-from mosstalk.server.realtime.validation import Omitted
-from mosstalk.session.settings import Sampling
+from mosstalk.server.realtime.validation import AudioFormat, Omitted
+from mosstalk.session.commands import Sampling
 
 Modalities = list[Literal["audio", "text"]]
 Length = int | Literal["inf"]

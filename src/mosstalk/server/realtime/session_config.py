@@ -9,18 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mosstalk.conversation import SYSTEM_PROMPTS
 from mosstalk.errors import OptionError
 from mosstalk.server.limits import Limits
-from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.server_events import (
-    Audio,
-    AudioInput,
-    AudioOutput,
-    Modalities,
-    Session,
-    SessionVendor,
-)
+from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.session_request import (
     SESSION_REQUEST,
     Inert,
@@ -31,8 +22,15 @@ from mosstalk.server.realtime.session_request import (
     SessionRequest,
     Truncation,
 )
-from mosstalk.server.realtime.validation import WireError, too_long, validate
-from mosstalk.session.settings import Context, ContextPolicy, Playback, ReplyMode, SessionSettings
+from mosstalk.server.realtime.validation import AudioFormat, WireError, too_long, validate
+from mosstalk.session.commands import (
+    INSTRUCTIONS,
+    Context,
+    ContextPolicy,
+    Playback,
+    ReplyMode,
+    SessionSettings,
+)
 from mosstalk.vad.turns import TurnDetection
 
 _WHOLE = (
@@ -46,8 +44,7 @@ _WITHOUT_EFFECT = (
 _SPEED = 1.0
 _LEAST_KEEP = 0.05
 _THRESHOLDS = (0.01, 0.99)
-_PROMPTS = {ReplyMode.AUDIO: SYSTEM_PROMPTS["speech"], ReplyMode.TEXT: SYSTEM_PROMPTS["text"]}
-MODALITIES: dict[ReplyMode, Modalities] = {
+MODALITIES: dict[ReplyMode, told.Modalities] = {
     ReplyMode.AUDIO: ["audio"],
     ReplyMode.TEXT: ["text"],
 }
@@ -82,7 +79,7 @@ class SessionConfig:
     """
 
     asked: Mapping[str, Any]
-    shown: Session
+    shown: told.Session
     settings: SessionSettings
     input_format: AudioFormat
     output_format: AudioFormat
@@ -132,20 +129,20 @@ def session_config(asked: dict[str, Any], served: ServedModel) -> SessionConfig:
         raise WireError("invalid_value", str(error), "session") from error
     heard, spoken = request.audio.input, request.audio.output
     formats = heard.format or AudioFormat(), spoken.format or AudioFormat()
-    audio = Audio(
-        input=AudioInput(
+    audio = told.Audio(
+        input=told.AudioInput(
             format=formats[0],
             noise_reduction=heard.noise_reduction,
             transcription=heard.transcription,
             turn_detection=_shown_vad(heard, settings),
         ),
-        output=AudioOutput(format=formats[1], voice=settings.voice, speed=_SPEED),
+        output=told.AudioOutput(format=formats[1], voice=settings.voice, speed=_SPEED),
     )
     instructions = settings.instructions
-    shown = Session(
+    shown = told.Session(
         model=served.model,
         output_modalities=MODALITIES[settings.reply],
-        instructions=_PROMPTS[settings.reply] if instructions is None else instructions,
+        instructions=INSTRUCTIONS[settings.reply] if instructions is None else instructions,
         max_output_tokens=settings.limits.rows or "inf",
         truncation=_shown_truncation(request.truncation, settings.context),
         audio=audio,
@@ -216,7 +213,7 @@ def _shown_vad(heard: InputRequest, settings: SessionSettings) -> ServerVad | Se
 
 def _vendor(
     request: SessionRequest, served: ServedModel, settings: SessionSettings
-) -> SessionVendor:
+) -> told.SessionVendor:
     """What the protocol has no field for."""
     spoken, turns = request.audio.output, settings.turn_detection
     places = {
@@ -225,7 +222,7 @@ def _vendor(
         "audio.output.speed": (spoken.speed, _SPEED),
     }
     waits = turns and isinstance(request.audio.input.turn_detection, SemanticVad)
-    return SessionVendor(
+    return told.SessionVendor(
         voices=list(served.voices),
         sampling=settings.sampling,
         playback=settings.playback.value,
@@ -254,7 +251,7 @@ def _warnings(request: SessionRequest, served: ServedModel) -> list[str]:
 
 def instructions_of(asked: str | None) -> str | None:
     """Instructions, None for the model's own: as in the protocol, "" clears what was there."""
-    return None if not asked or asked in SYSTEM_PROMPTS.values() else asked
+    return None if not asked or asked in INSTRUCTIONS.values() else asked
 
 
 def _context(asked: Truncation | None, default: Context) -> Context:

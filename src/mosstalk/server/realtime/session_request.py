@@ -10,9 +10,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 from pydantic_core import PydanticKnownError
 
-from mosstalk.server.realtime.audio import AudioFormat
-from mosstalk.server.realtime.validation import ClientObject, Omitted, fault, number, whole
-from mosstalk.session.settings import ReplyMode
+from mosstalk.server.realtime.validation import (
+    AudioFormat,
+    ClientObject,
+    Omitted,
+    fault,
+    number,
+    whole,
+)
+from mosstalk.session.commands import ReplyMode
 
 LONGEST_ID = 512
 _MOST_OBJECTS = 1024
