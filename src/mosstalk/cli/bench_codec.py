@@ -44,6 +44,9 @@ class BenchCodec(WritesPage):
         "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
         " minutes of speech). May be repeated.",
         metavar="NAME",
+        autocompletion=opt.offered(
+            *("decode", "recompute", "encode", "memory", "curves", "repairs"),
+        ),
     )
     replies: str = option("1,2,4,8", "How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
     hops: int = option(50, "Hops of one reply alone; several have 12.", metavar="N", min=2)

@@ -37,7 +37,9 @@ class BenchStep(WritesPage):
     """
 
     model: Path | None = option(
-        None, "Folder of the language model, or pocket or synthetic. Default: the default model's."
+        None,
+        "Folder of the language model, or pocket or synthetic. Default: the default model's.",
+        autocompletion=opt.offered_models,
     )
     random_weights: opt.RandomWeights = None
     at: str = option(
@@ -58,6 +60,7 @@ class BenchStep(WritesPage):
         "CUDA graph), compile (torch.compile over a cache that lies still) or "
         "transformers (its Qwen3 layers, one operation after another). May be repeated.",
         metavar="NAME",
+        autocompletion=opt.offered("graph", "compile", "transformers"),
     )
     errors: int = option(
         0,

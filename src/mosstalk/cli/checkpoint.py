@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
+from mosstalk.cli import options as opt
 from mosstalk.cli.checkpoint_quantize import Quantize
 from mosstalk.cli.command import WritesDocument, add_command
 from mosstalk.cli.options import argument, option
@@ -32,9 +33,14 @@ class Synthesize:
         None,
         "tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
         "tiny,hidden_size=256,flow.input_size=96. Default: tiny.",
+        autocompletion=opt.offered("tiny", "full"),
     )
     seed: int = option(0, "Same seed and sizes, same weights.")
-    dtype: str = option("bfloat16", "Of the language model: bfloat16, float16 or float32.")
+    dtype: str = option(
+        "bfloat16",
+        "Of the language model: bfloat16, float16 or float32.",
+        autocompletion=opt.offered("bfloat16", "float16", "float32"),
+    )
     tokenizer: Path | None = option(None, "A tokenizer.json to use instead of a byte-level one.")
 
     def run(self) -> None:
@@ -60,6 +66,7 @@ class Inspect(WritesDocument):
         "A model folder, a codec folder, one that holds model/ and codec/, one that "
         "mosstalk build made; or pocket or synthetic.",
         metavar="DIR",
+        autocompletion=opt.offered_models,
     )
     hashes: bool | None = option(
         None, "Read every byte for SHA-256 sums. Default: yes, but of a built folder no."
@@ -120,7 +127,9 @@ class Convert:
     )
     out: Path = argument("A new folder for the converted checkpoint.", metavar="OUT")
     dtype: str = option(
-        "bf16", "bf16, fp16 or fp32, of the language model; the codec keeps its own."
+        "bf16",
+        "bf16, fp16 or fp32, of the language model; the codec keeps its own.",
+        autocompletion=opt.offered("bf16", "fp16", "fp32"),
     )
     shard_gib: float = option(2.0, "Largest file written, in GiB; memory taken grows with it.")
 

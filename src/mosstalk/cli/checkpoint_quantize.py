@@ -30,6 +30,7 @@ class Quantize(WritesPage):
         "A model folder, published or converted; one that holds model/ and codec/; or "
         "pocket or synthetic.",
         metavar="DIR",
+        autocompletion=opt.offered_models,
     )
     out: Path = argument("A new folder for the quantised checkpoint.", metavar="OUT")
     scheme: str = option(

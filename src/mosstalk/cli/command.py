@@ -115,12 +115,18 @@ class _Command(TyperCommand):
     bare ``--json``, at the end or before another option, is taken for ``--json -``: it was a flag.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual."""
-        words = _with_json_on_stdout(args)
-        _, _, order = self.make_parser(ctx).parse_args(args=list(words))
-        ctx.meta["order"] = [each.name for each in order]
-        return super().parse_args(ctx, words)
+    def make_parser(self, ctx: Any) -> Any:
+        """The usual parser, which leaves the order in ``ctx``."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args=_with_json_on_stdout(args))
+            ctx.meta["order"] = [each.name for each in found[2]]
+            return found
+
+        parser.parse_args = parse_args
+        return parser
 
 
 def _with_json_on_stdout(args: list[str]) -> list[str]:
@@ -162,19 +168,31 @@ def _parameter(options: type[Options], name: str) -> inspect.Parameter:
     info = options.__dataclass_fields__[name].metadata.get(opt.INFO)
     if info and info.default is False and not info.param_decls:
         info.param_decls = (f"--{name.replace('_', '-')}",)  # without a --no- beside it
-    return spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+    found = spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+    if choices := _choices(found):
+        _info(found).autocompletion = opt.offered(*choices)
+    return found
+
+
+def _info(option: inspect.Parameter) -> Any:
+    """What typer knows of an option, which stands in its annotation or in its default."""
+    return next(iter(getattr(option.annotation, "__metadata__", ())), option.default)
+
+
+def _choices(option: inspect.Parameter) -> list[str]:
+    """The words in an option's metavar such as ``bf16|fp8``, beside which it takes none."""
+    metavar = getattr(_info(option), "metavar", None) or ""
+    return metavar.split("|") if _CHOICES.fullmatch(metavar) else []
 
 
 def _check_choice(option: inspect.Parameter, given: Any) -> None:
     """Raise OptionError for a word that is none of those in the option's metavar, ``bf16|fp8``."""
-    info: Any = next(iter(getattr(option.annotation, "__metadata__", ())), option.default)
-    metavar = getattr(info, "metavar", None) or ""
-    if _CHOICES.fullmatch(metavar) and given is not None:
-        name = next(iter(info.param_decls or ()), f"--{option.name.replace('_', '-')}")
-        choices = metavar.split("|")
-        for word in given if isinstance(given, list) else [given]:
-            if word not in choices:
-                raise OptionError(f"{name} must be {' or '.join(choices)}, not {word!r}")
+    choices = _choices(option)
+    for word in given if isinstance(given, list) else [given]:
+        if choices and word is not None and word not in choices:
+            decls = _info(option).param_decls or ()
+            name = next(iter(decls), f"--{option.name.replace('_', '-')}")
+            raise OptionError(f"{name} must be {' or '.join(choices)}, not {word!r}")
 
 
 def add_moved(app: typer.Typer, path: str, now: str) -> None:

@@ -38,18 +38,25 @@ class Replay(WritesDocument):
     )
 
     def run(self) -> int:
-        """Replay, print what differs; the exit code."""
-        require_server()
+        """Replay, print what differs; the exit code.
+
+        Raises:
+            DetectorError: the recorded session had a detector of speech, and none is installed.
+        """
+        require_server("a replay")
         import asyncio
 
         from mosstalk.progress import loading
         from mosstalk.server.ipc import BY_HAND, WorkerOptions
         from mosstalk.server.loading import load
         from mosstalk.server.replay import compare, read_recording
+        from mosstalk.vad.opening import open_detector
 
         with self.printing():
             recorded = read_recording(self.folder)
             worker = recorded.facts["worker"]
+            if worker["detector"]:
+                open_detector()  # refused here: without one the session would go another way
             options = WorkerOptions(
                 self.model,
                 self.codec,

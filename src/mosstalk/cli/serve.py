@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
-_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
+_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn", "websockets")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -50,7 +50,9 @@ class Serve:
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
     voice: str = option(
-        "default", "The voice of sessions that ask for none: one of the codec's, or a file."
+        "default",
+        "The voice of sessions that ask for none: one of the codec's, or a file.",
+        autocompletion=opt.offered_voices,
     )
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None
@@ -129,6 +131,7 @@ class Serve:
         "Write down both sides' speech, beside the talk: whisper-tiny (English), or a "
         "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
         metavar="NAME",
+        autocompletion=opt.offered("whisper-tiny"),
     )
     log_format: str = option("text", "How log lines are written.", metavar="text|json")
     log_level: str = option("info", "The least that is logged.", metavar="debug|info|warning|error")
@@ -136,7 +139,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
-        require_server()
+        require_server("a server")
         from mosstalk.server.admission import is_loopback
         from mosstalk.server.front import serve
 
@@ -267,13 +270,16 @@ class Serve:
         return frozenset(names - {""})
 
 
-def require_server() -> None:
-    """End with exit code 2 and a hint where what a server needs is not installed."""
+def require_server(what: str) -> None:
+    """End with exit code 2 and a hint where the extra that ``what`` needs is not installed."""
     if sys.platform == "win32":
-        fail("a server needs Linux or macOS; on Windows run it in WSL")
+        fail(f"{what} needs Linux or macOS; on Windows run it in WSL")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
+        fail(
+            f"{what} needs the extra server, of which {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; run: {install_command('server')}"
+        )
 
 
 def _limits(given: list[str]) -> "Limits":

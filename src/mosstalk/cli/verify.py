@@ -33,7 +33,9 @@ class Verify(WritesDocument):
 
     folders: list[Path] = argument("Folders that hold a case.json.", metavar="DIR...")
     device: opt.Device = "cpu"
-    dtype: str = option("float32", f"Compute in {opt.DTYPES_HELP}.")
+    dtype: str = option(
+        "float32", f"Compute in {opt.DTYPES_HELP}.", autocompletion=opt.offered(*opt.DTYPES)
+    )
     weights: Path | None = option(
         None,
         "Read every case's weights from this folder: a model's, a codec's, or one that "

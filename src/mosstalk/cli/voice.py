@@ -139,7 +139,9 @@ class Inspect(WritesDocument):
     Exit code 1: it was made for another codec. 2: it cannot be read.
     """
 
-    voice: str = argument("A voice, or a voice file.", metavar="NAME|FILE")
+    voice: str = argument(
+        "A voice, or a voice file.", metavar="NAME|FILE", autocompletion=opt.offered_voices
+    )
     codec: opt.CodecAlone = None
 
     def run(self) -> int:
