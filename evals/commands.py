@@ -88,7 +88,7 @@ class BenchQuality(WritesPage):
         from evals.judges import Panel
         from evals.quality import document_of, measure_voices
         from evals.quality_page import quality_page, tables_of
-        from mosstalk.cli.measured_output import print_found
+        from mosstalk.cli.command import print_found
         from mosstalk.progress import progress_bar
 
         with self.printing():
@@ -238,7 +238,7 @@ class BenchVad(WritesDocument):
             DetectorError: a detector that was asked for, or every one, is not installed.
         """
         from evals.vad import FORMAT, measure_detectors
-        from mosstalk.cli.measured_output import print_found
+        from mosstalk.cli.command import print_found
         from mosstalk.progress import progress_bar
 
         with self.printing():

@@ -51,10 +51,9 @@ from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ErrorRaised, ResponseDone
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.session.settings import Context, ContextPolicy, ReplyLimits, Sampling, SessionSettings
-from mosstalk.synthesis.direct import random_codec, random_voice
 from mosstalk.synthesis.sizes import NAMED, Sizes
-from mosstalk.synthesis.small_tokenizer import write_tokenizer
-from mosstalk.synthesis.write import scale_of
+from mosstalk.synthesis.small_parts import write_tokenizer
+from mosstalk.synthesis.weights import random_codec, random_voice, scale_of
 
 CAP_BYTES = int(23.5 * 2**30)
 ROWS = 8192

@@ -30,7 +30,6 @@ from mosstalk.models.layout import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
 from mosstalk.plan.fit import Wish, advice, plan_of
 from mosstalk.plan.limits import CARDS, cards, limits_of
-from mosstalk.plan.measured import measured
 from mosstalk.plan.sizes import (
     SOUND_DTYPE,
     Configs,
@@ -38,10 +37,11 @@ from mosstalk.plan.sizes import (
     codec_on_meta,
     codec_parts,
     language_parts,
+    measured,
 )
 from mosstalk.prepared.start import configs_of
-from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
+from mosstalk.synthesis.weights import random_codec
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.synthesis.small_tokenizer import byte_alphabet, write_tokenizer
+from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
 
 
 def train_text_tokenizer(

@@ -20,7 +20,7 @@ from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
-from mosstalk.plan.work import Ceilings, hop_work, push_work
+from mosstalk.plan.limits import Ceilings, hop_work, push_work
 from mosstalk.progress import Progress
 from mosstalk.reporting.tables import Table
 from mosstalk.runtime.device import pick_dtype

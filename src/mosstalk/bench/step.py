@@ -22,7 +22,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, precision_of, quantize_in_place
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.numerics.fp8 import require_fp8
-from mosstalk.plan.work import Ceilings, Load, Work, step_work
+from mosstalk.plan.limits import Ceilings, Load, Work, step_work
 from mosstalk.prepared.default_models import chosen_language_model
 from mosstalk.prepared.machine import machine_facts
 from mosstalk.prepared.start import take_kernels
@@ -31,8 +31,8 @@ from mosstalk.reporting.tables import Table
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype, synchronize
 from mosstalk.sampling_options import Limits, SamplingOptions
 from mosstalk.script import Script
-from mosstalk.synthesis.direct import random_language_model, random_rows, special_ids
 from mosstalk.synthesis.sizes import named_sizes
+from mosstalk.synthesis.weights import random_language_model, random_rows, special_ids
 
 _SEED = 11
 _WARM_UPS = 4

@@ -14,7 +14,7 @@ from mosstalk.conversation import Mode, Row, SpecialIds
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.reporting.tables import Table
-from mosstalk.synthesis.direct import random_rows
+from mosstalk.synthesis.weights import random_rows
 
 _ONE_BY_ONE = 16
 """Rows at the end that the engine reads one by one, as it does when it replies."""

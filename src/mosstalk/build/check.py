@@ -20,7 +20,7 @@ from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.synthesis.direct import random_rows, random_voice
+from mosstalk.synthesis.weights import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
 
 FLOAT32_BOUND = 1e-3

@@ -48,10 +48,9 @@ from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
-from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
-from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
+from mosstalk.prepared.default_models import CACHE, CODEC, ENGINE_FILE, ENGINE_FORMAT, MODEL
 from mosstalk.prepared.machine import Peaks, machine_of
-from mosstalk.prepared.start import configs_of
+from mosstalk.prepared.start import configs_of, kernels_apart, kernels_in, relocate, use_kernels
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads
@@ -312,7 +311,7 @@ class Build:
         configs = configs_of(self.part / MODEL, self.part / CODEC)
         kind = configs.model.weights_kind
         return {
-            "format": FORMAT,
+            "format": ENGINE_FORMAT,
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "weights": kind,
             "precision": request.precision,

@@ -22,10 +22,9 @@ from mosstalk.models.layout import FUSED, LAYOUT_KEY
 from mosstalk.models.quantization import Quantization
 from mosstalk.models.weights import in_shards, shard_name
 from mosstalk.progress import Progress
-from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import TINY, Sizes
-from mosstalk.synthesis.small_tokenizer import write_tokenizer
-from mosstalk.synthesis.write import Synthesis, synthesize
+from mosstalk.synthesis.small_parts import write_tokenizer
+from mosstalk.synthesis.weights import Synthesis, random_language_model, synthesize
 
 PRECISIONS = ("bf16", "fp8")
 _NORM = "model.text_norm.weight"

@@ -10,10 +10,8 @@ from mosstalk.cli.chat import ChatCommand
 from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.doctor import Doctor
 from mosstalk.cli.plan import PlanMemory
-from mosstalk.cli.replay import Replay
-from mosstalk.cli.serve import Serve
-from mosstalk.cli.speak import Speak
-from mosstalk.cli.transcribe import Transcribe
+from mosstalk.cli.serve import Replay, Serve
+from mosstalk.cli.tasks import Speak, Transcribe
 from mosstalk.cli.verify import Verify
 from mosstalk.environment import share_the_processor
 

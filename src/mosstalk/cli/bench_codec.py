@@ -5,8 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesPage
-from mosstalk.cli.evals import from_evals
+from mosstalk.cli.command import WritesPage, from_evals, measured_document, numbers, print_found
 from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
@@ -69,7 +68,6 @@ class BenchCodec(WritesPage):
             BenchError: a run whose output was not right; no time is printed.
         """
         from mosstalk.bench.codec import measure_codec, memory_table
-        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
@@ -100,8 +98,8 @@ class BenchCodec(WritesPage):
         from mosstalk.models.codec_folder import load_codec
         from mosstalk.prepared.default_models import chosen_codec
         from mosstalk.runtime.device import fit_threads, pick_device
-        from mosstalk.synthesis.direct import random_codec, random_voice
         from mosstalk.synthesis.sizes import named_sizes
+        from mosstalk.synthesis.weights import random_codec, random_voice
 
         device = pick_device(self.device)
         if self.random_weights:
@@ -117,7 +115,6 @@ class BenchCodec(WritesPage):
 
     def _asked(self, codec: "Codec") -> "Asked":
         from mosstalk.bench.codec import PARTS, Asked
-        from mosstalk.cli.measured_output import numbers
         from mosstalk.codec.sound_request import SoundRequest
         from mosstalk.codec.speech_decoder import DecoderOptions
 

@@ -1,17 +1,18 @@
-"""From a frozen dataclass, whose fields are options, to a command of the terminal."""
+"""From a frozen dataclass, whose fields are options, to a command; what commands print alike."""
 
 import inspect
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import Field, dataclass
 from functools import partial
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -21,6 +22,9 @@ from mosstalk.cli.options import option
 from mosstalk.environment import this_command
 from mosstalk.errors import AudioWarning, MosstalkError, OptionError
 from mosstalk.files import as_text, require_target, write_document, write_whole
+
+if TYPE_CHECKING:
+    from mosstalk.reporting.tables import Table
 
 STANDARD = "-"
 """In place of a file's name: standard input or output."""
@@ -257,3 +261,54 @@ def fail(message: str) -> None:
     """Print an error as one line and end with exit code 2."""
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     raise typer.Exit(2)
+
+
+def measured_document(name: str, settings: Mapping[str, str], **figures: Any) -> dict[str, Any]:
+    """The document of a format: settings, the kind of weights, and all figures."""
+    return {"format": name, "settings": settings, "weights": settings["weights"]} | figures
+
+
+def print_found(
+    settings: Mapping[str, Any],
+    tables: "Iterable[Table]",
+    skipped: Iterable[str] = (),
+    *,
+    width: int | None = None,
+) -> None:
+    """Print settings, tables with an empty line before each, and what was not measured.
+
+    A setting is a line, its value after ``width`` characters or the longest name.
+    """
+    width = max(map(len, settings), default=0) if width is None else width
+    for name, value in settings.items():
+        print(f"{name:<{width}} {value}")
+    for table in tables:
+        print(f"\n{table.as_text()}")
+    for line in skipped:
+        print(f"\nnot measured: {line}")
+
+
+def numbers(option: str, words: str) -> list[int]:
+    """The numbers of ``1,8,32``, each above 0.
+
+    Raises:
+        OptionError: ``words`` say something else.
+    """
+    parts = [word.strip() for word in words.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(f"{option} {words}: give numbers above 0, like 1,8,32")
+    return list(map(int, parts))
+
+
+def from_evals(module: str, name: str) -> Any:
+    """What a module of ``evals`` calls ``name``; None where there is no such package.
+
+    It is looked for beside this package and, in a clone, beside ``src``: an installation need not
+    know of it, and another package of that name is never taken for it.
+    """
+    for folder in Path(__file__).parents[2:4]:
+        if (folder / "evals" / "commands.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+            return getattr(import_module(f"evals.{module}"), name)
+    return None

@@ -101,8 +101,7 @@ class PlanMemory(WritesDocument):
 
     def _serve(self) -> str:
         """The command that serves the model of which the plan is."""
-        from mosstalk.prepared.default_models import NAMES
-        from mosstalk.prepared.folder import is_built
+        from mosstalk.prepared.default_models import NAMES, is_built
 
         command = f"{this_command()} serve"
         if self.model and (str(self.model) in NAMES or is_built(self.model)):

@@ -1,4 +1,4 @@
-"""``mosstalk serve``: from options to a running server, and what is printed meanwhile."""
+"""``mosstalk serve``: from options to a running server; ``mosstalk replay``: a session again."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import fail
-from mosstalk.cli.options import option
+from mosstalk.cli.command import WritesDocument, fail
+from mosstalk.cli.options import argument, option
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from mosstalk.server.front import Reports, ServeOptions
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
+    from mosstalk.server.loading import Loaded
     from mosstalk.server.logs import LogStyle
+    from mosstalk.server.replay import Recorded, Replayed
     from mosstalk.session.settings import SessionSettings
 
 _GIB = 1 << 30
@@ -341,3 +343,74 @@ def _reports(options: "ServeOptions") -> "Reports":
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(WritesDocument):
+    """Give a recorded session's input to a fresh one, and say what is different.
+
+    mosstalk replay recordings/20260101T120000Z-sess_1 --live
+
+    Compared are the order of the events, the rows of the conversation, every
+    sample of the replies and their text; the times of each response stand
+    beside those recorded. Replies that were drawn greedily or from a seed
+    (serve --temperature 0, or --seed) are the same on the same machine.
+
+    Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
+    """
+
+    folder: Path = argument("A session's folder, as serve --record makes them.", metavar="DIR")
+    model: opt.Model = None
+    codec: opt.Codec = None
+    device: opt.Device = "auto"
+    dtype: opt.ModelDtype = None
+    live: bool = option(
+        False, "At the pace of then, so that times can be compared. Default: at once."
+    )
+
+    def run(self) -> int:
+        """Replay, print what differs; the exit code.
+
+        Raises:
+            DetectorError: the recorded session had a detector of speech, and none is installed.
+        """
+        require_server("a replay")
+        import asyncio
+
+        from mosstalk.progress import loading
+        from mosstalk.server.ipc import BY_HAND, WorkerOptions
+        from mosstalk.server.loading import load
+        from mosstalk.server.replay import compare, read_recording
+        from mosstalk.vad.opening import open_detector
+
+        with self.printing():
+            recorded = read_recording(self.folder)
+            worker = recorded.facts["worker"]
+            if worker["detector"]:
+                open_detector()  # refused here: without one the session would go another way
+            options = WorkerOptions(
+                self.model,
+                self.codec,
+                self.device,
+                self.dtype,
+                sessions=1,
+                detector="auto" if worker["detector"] else BY_HAND,
+            )
+            with loading() as (_, tell):
+                loaded = load(options, tell)
+            if loaded.name != worker["model"]:
+                print(f"recorded with {worker['model']}, replayed with {loaded.name}")
+            comparison = compare(recorded, asyncio.run(_played(loaded, recorded, self.live)))
+            if not self.live:
+                print("Times are those of a session that hears everything at once; see --live.")
+            print("\n".join(comparison.lines()))
+        self.deliver(comparison.as_dict())
+        return 0 if comparison.same or not comparison.drawn_alike else 1
+
+
+async def _played(loaded: "Loaded", recorded: "Recorded", live: bool) -> "Replayed":
+    from mosstalk.server.replay import play
+
+    async with loaded.host as host:
+        await host.warm_up()
+        return await play(host, recorded, live=live)

@@ -197,7 +197,7 @@ def _complete_synthetic(folder: Path) -> None:
     """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
     from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
     from mosstalk.models.x_vector import X_VECTOR_FILE
-    from mosstalk.synthesis.small_x_vector import write_x_vector_model
+    from mosstalk.synthesis.small_parts import write_x_vector_model
 
     path = folder / "flow" / X_VECTOR_FILE
     if not path.exists():

@@ -10,14 +10,15 @@ from functools import cache
 
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.memory import MARGIN
-from mosstalk.plan.measured import MIB, measured
 from mosstalk.plan.sizes import (
+    MIB,
     Configs,
     Part,
     Rates,
     codec_on_meta,
     codec_parts,
     language_parts,
+    measured,
     text_table_bytes,
 )
 

@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 
 from mosstalk.plan.fit import Plan, advice
 from mosstalk.plan.limits import SOUND, TITLES, Card, Limits, limits_of
-from mosstalk.plan.measured import Peak, measured
-from mosstalk.plan.sizes import PRECISIONS, Configs
+from mosstalk.plan.sizes import PRECISIONS, Configs, Peak, measured
 from mosstalk.reporting.tables import NONE, Table
 
 FORMAT = "mosstalk-plan-1"

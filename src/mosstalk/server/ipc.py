@@ -17,7 +17,7 @@ from typing import Any
 from mosstalk.codec.sound_request import SoundRequest
 from mosstalk.conversation import Row
 from mosstalk.errors import MosstalkError
-from mosstalk.prepared.folder import built_engine
+from mosstalk.prepared.default_models import built_engine
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle
 from mosstalk.session.commands import Command

@@ -18,7 +18,7 @@ from mosstalk.models.generation import Generation
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.sampling import warp
 from mosstalk.sampling_options import Limits, SamplingOptions
-from mosstalk.synthesis.direct import special_ids
+from mosstalk.synthesis.weights import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
 Warper = Callable[..., Tensor]
