@@ -112,7 +112,7 @@ def capped(wanted: bool) -> Iterator[Cap | None]:
 
 def drawn(name: str, weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Random values for a parameter made on the meta device."""
-    scale, offset = scale_of(name)(tuple(weight.shape))
+    scale, offset = scale_of(name, tuple(weight.shape))
     return torch.empty(weight.shape, device=device, dtype=dtype).normal_(offset, scale)
 
 

@@ -21,7 +21,7 @@ from mosstalk.audio.sound import Samples
 from mosstalk.conversation import Conversation
 from mosstalk.errors import VoiceError
 from mosstalk.offline.pieces import LONGEST_TEXT, text_pieces
-from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.sampling_options import Limits
 
 CODE_SAMPLES = 1920

@@ -30,7 +30,7 @@ from mosstalk.conversation import (
     segment_rows,
 )
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
 

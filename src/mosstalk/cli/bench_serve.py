@@ -149,8 +149,7 @@ def _speech(file: Path | None) -> "Pcm":
 
     if file is not None:
         return np.frombuffer(pcm_of(read_audio(file, RATE).samples), np.int16)
-    from mosstalk.offline.pipeline import Pipeline
-    from mosstalk.offline.tasks import speak
+    from mosstalk.offline.pipeline import Pipeline, speak
     from mosstalk.prepared.default_models import default_model
     from mosstalk.reporting.sentences import read_sentences
 

@@ -76,8 +76,8 @@ class Quantize(WritesPage):
         Raises:
             OptionError: a word that means nothing.
         """
+        from mosstalk.checkpoints.calibrate import document_of, page_of
         from mosstalk.checkpoints.quantize import Request, quantize
-        from mosstalk.checkpoints.quantize_report import document_of, page_of
         from mosstalk.models.quantization import Quantization
         from mosstalk.progress import progress_bar
 
@@ -97,7 +97,7 @@ class Quantize(WritesPage):
             )
 
     def _print(self, found: "Found", written: "Written") -> None:
-        from mosstalk.checkpoints.quantize_report import PLUMBING, tables_of
+        from mosstalk.checkpoints.calibrate import PLUMBING, tables_of
 
         print_found(found.settings, (), width=14)
         if found.measured:
@@ -195,7 +195,7 @@ class Inspect(WritesDocument):
         folder = self.folder
         if str(folder) in NAMES and not folder.exists():
             folder = chosen_model(folder, None)[0].parent
-        reports = inspect(folder, hashes=self.hashes is not False, progress=tell)
+        reports = inspect(folder, hashes=self.hashes is not False, tell=tell)
         document = [report.as_dict() for report in reports]
         problems = any(report.problems for report in reports)
         return document, "".join(map(text_of, reports)), problems

@@ -81,7 +81,7 @@ class Speak(SpeaksReplies):
         self, run: "ReplyRun", voice: "Voice", piece: str, place: str, sound: "Sound"
     ) -> None:
         from mosstalk.diagnostics.figures import answer_figures
-        from mosstalk.offline.tasks import speak
+        from mosstalk.offline.pipeline import speak
 
         answer = speak(
             run.pipeline, piece, voice=voice, system=self.system, as_written=True, **run.drawn
@@ -212,7 +212,7 @@ class Transcribe(DrawsReplies):
         """Print the text of a piece, and add ``part`` of the document; how its reply ended."""
         from mosstalk.cli.reply_run import plain_line
         from mosstalk.diagnostics.figures import answer_figures
-        from mosstalk.offline.tasks import transcribe
+        from mosstalk.offline.pipeline import transcribe
         from mosstalk.progress import status_line
 
         with status_line(place):

@@ -34,7 +34,7 @@ def check_language_model(case: Case, device: torch.device, compare: Comparer) ->
     States and logits are compared where the case has them, of as many steps as it has.
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    network = _Network(model, case_ids(case, model))
+    network = PlainNetwork(model, case_ids(case, model))
     yield from _check(case, network, compare)
     yield from check_warpers(case, device, warp)
 
@@ -52,7 +52,7 @@ def check_language_model_fast(
     asked = [RunSettings.of(case, run) for run in runs]
     room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
     options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
-    engine = _Engine(EngineCore(model, case_ids(case, model), options))
+    engine = WholeEngine(EngineCore(model, case_ids(case, model), options))
     yield from _check(case, engine, compare)
     for run, reply in zip(runs, engine.replies(asked), strict=True):
         yield from compare_reply(case, run, reply, compare, suffix=" mixed")
@@ -84,7 +84,7 @@ class RunSettings:
         )
 
 
-class _Network:
+class PlainNetwork:
     """The plain network with a cache, one reply after the other."""
 
     def __init__(self, model: LanguageModel, ids: SpecialIds) -> None:
@@ -119,8 +119,8 @@ class _Network:
         return made
 
 
-class _Engine:
-    """The engine; what ``_Network`` does."""
+class WholeEngine:
+    """The engine; what ``PlainNetwork`` does."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -162,7 +162,7 @@ class _Engine:
         return [request.reply for request in requests]
 
 
-def _check(case: Case, by: _Network | _Engine, compare: Comparer) -> Iterator[Check]:
+def _check(case: Case, by: PlainNetwork | WholeEngine, compare: Comparer) -> Iterator[Check]:
     """Every prompt, then every run alone."""
     runs: list[dict[str, Any]] = case.get("runs")
     for prompt in dict.fromkeys(run["prompt"] for run in runs):
