@@ -131,6 +131,7 @@ class WholeEngine:
         return sequence
 
     def states(self, rows: list[Row]) -> tuple[Tensor, ...]:
+        """The trunk's output (T, C), and the logits (T, V) of both heads."""
         sequence = self._opened(rows)
         logits = self.core.runner.logits(sequence)
         hidden = self.core.runner.store.hidden[QuerySpan(sequence, 0, len(rows)).places()]
@@ -138,6 +139,7 @@ class WholeEngine:
         return hidden, logits.text, logits.audio
 
     def logits(self, prompt: list[Row], rows: list[Row]) -> Logits:
+        """Raw logits (N, V) of each step, read one row at a time along the expected rows."""
         sequence = self._opened(prompt, len(rows))
         found = [self.core.runner.logits(sequence)]
         for row in rows[:-1]:
