@@ -87,7 +87,7 @@ class BenchQuality(WritesPage):
         from evals.judges import Panel
         from evals.quality import QualityBench, document_of
         from evals.quality_page import quality_page, tables_of
-        from mosstalk.cli.measured_output import print_found
+        from mosstalk.cli.command import print_found
         from mosstalk.progress import progress_bar
 
         with self.printing():
@@ -231,7 +231,7 @@ class BenchVad(WritesDocument):
             DetectorError: a detector that was asked for, or every one, is not installed.
         """
         from evals.vad import FORMAT, measure_detectors
-        from mosstalk.cli.measured_output import print_found
+        from mosstalk.cli.command import print_found
         from mosstalk.progress import progress_bar
 
         with self.printing():

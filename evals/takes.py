@@ -10,8 +10,7 @@ from evals.readings import Reading
 from mosstalk.audio.sound import Samples
 from mosstalk.codec.speech_decoder import decode_offline
 from mosstalk.models.voices import Voice
-from mosstalk.offline.pipeline import Answer, Pipeline
-from mosstalk.offline.tasks import speak, transcribe
+from mosstalk.offline.pipeline import Answer, Pipeline, speak, transcribe
 from mosstalk.offline.text_normalizer import readable
 from mosstalk.progress import Progress
 from mosstalk.reply_options import SamplingOptions, Script

@@ -28,7 +28,7 @@ from mosstalk import Pipeline  # noqa: E402
 from mosstalk.cli import app  # noqa: E402
 from mosstalk.files import new_folder  # noqa: E402
 from mosstalk.synthesis.sizes import TINY  # noqa: E402
-from mosstalk.synthesis.write import Synthesis, synthesize  # noqa: E402
+from mosstalk.synthesis.weights import Synthesis, synthesize  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"

@@ -26,7 +26,6 @@ import torch
 from session_rig import QUESTION, RATE, Client, speech
 from torch import Tensor
 
-from mosstalk import Pipeline
 from mosstalk.bench.report import WHOLE
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
@@ -42,6 +41,7 @@ from mosstalk.models.quantization import Quantization, replace_linear
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import save_voice
 from mosstalk.numerics.fp8 import Fp8Linear, Fp8Weight
+from mosstalk.offline.pipeline import Pipeline
 from mosstalk.plan.fit import Wish, plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.machine import Peaks, host_peak_bytes, machine_facts
@@ -58,10 +58,9 @@ from mosstalk.session.commands import (
 )
 from mosstalk.session.events import ErrorRaised, ResponseDone
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.synthesis.direct import random_codec, random_voice
 from mosstalk.synthesis.sizes import NAMED, Sizes
-from mosstalk.synthesis.small_tokenizer import write_tokenizer
-from mosstalk.synthesis.write import scale_of
+from mosstalk.synthesis.small_parts import write_tokenizer
+from mosstalk.synthesis.weights import random_codec, random_voice, scale_of
 
 CAP_BYTES = int(23.5 * 2**30)
 ROWS = 8192
@@ -120,7 +119,7 @@ def capped(wanted: bool) -> Iterator[Cap | None]:
 
 def drawn(name: str, weight: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Random values for a parameter made on the meta device."""
-    scale, offset = scale_of(name)(tuple(weight.shape))
+    scale, offset = scale_of(name, tuple(weight.shape))
     return torch.empty(weight.shape, device=device, dtype=dtype).normal_(offset, scale)
 
 

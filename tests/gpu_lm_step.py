@@ -33,10 +33,10 @@ from mosstalk.engine.step_plan import Layout, QuerySpan
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.ops.sampling_parts import AUDIO
-from mosstalk.plan.work import Ceilings, Load, step_work
+from mosstalk.plan.limits import Ceilings, Load, step_work
 from mosstalk.runtime.device import pick_device
-from mosstalk.synthesis.direct import random_language_model
 from mosstalk.synthesis.sizes import FULL, TINY
+from mosstalk.synthesis.weights import random_language_model
 
 BLOCK_ROWS = 16
 LOADS = {

@@ -14,7 +14,7 @@ from mosstalk.bench.timed import Timed, measure_ceilings, timed_table
 from mosstalk.codec.tokenizer_stream import LiveTokenizer
 from mosstalk.errors import BenchError
 from mosstalk.models.features import WhisperBands
-from mosstalk.plan.work import Work
+from mosstalk.plan.limits import Work
 
 SMALL = ("--random-weights", "tiny", "--hops", "3", "--replies", "1,2", "--rounds", "1")
 

@@ -12,7 +12,7 @@ from mosstalk.bench.step_baselines import PlainStep
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Mode
 from mosstalk.models.quantization import Quantization
-from mosstalk.plan.work import Load, layer_weights, step_work
+from mosstalk.plan.limits import Load, layer_weights, step_work
 from mosstalk.synthesis.sizes import FULL
 
 TINY = ("--random-weights", "tiny")

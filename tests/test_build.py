@@ -25,8 +25,12 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.layers import Layers
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
 from mosstalk.models.checkpoint import load_language_model
-from mosstalk.prepared.default_models import chosen_codec, chosen_language_model, chosen_model
-from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.default_models import (
+    BuiltEngine,
+    chosen_codec,
+    chosen_language_model,
+    chosen_model,
+)
 from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.start import configs_of
 from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built

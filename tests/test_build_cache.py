@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mosstalk.bench.start import cached_share, evict, read_rate, weight_files
-from mosstalk.prepared.kernel_cache import kernels_in, relocate, use_kernels
+from mosstalk.prepared.start import kernels_in, relocate, use_kernels
 
 cache = pytest.importorskip("triton.runtime.cache", reason="needs Triton")
 

@@ -14,8 +14,7 @@ from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.numerics.fp8 import E4M3
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import KINDS, LIMITS, Key, few_candidates, tuned_as, tuned_divisions
-from mosstalk.prepared.default_models import chosen_model
-from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.default_models import BuiltEngine, chosen_model
 from mosstalk.prepared.start import take_kernels
 from mosstalk.prepared.tiles import TILES_FILE
 

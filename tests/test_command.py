@@ -2,15 +2,23 @@
 
 import io
 import json
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import soundfile
-from conftest import QUESTION, Checkpoint, Run, refused
+from conftest import QUESTION, ROOT, Checkpoint, Run, refused
 from typer.testing import CliRunner
 
-from mosstalk.cli import app
+from mosstalk.bench import codec
+from mosstalk.cli import app, options
+from mosstalk.plan.limits import ALL, CARDS
+from mosstalk.runtime.device import pick_dtype
+from mosstalk.vad.detectors import DetectorKind
 
 SPOKEN = ("speak", "Good morning.", "--script", "speech:6")
 PLAN = ("plan", "--gpu-memory", "80GB")
@@ -126,3 +134,91 @@ def test_quiet_leaves_results_and_errors_alone(here: Run, tmp_path: Path) -> Non
     run = here(*words, "--quiet", "--stats")
     assert (run.stdout, run.stderr) == (said, "")
     assert "none.wav: no such file" in refused(here("transcribe", "none.wav", "-q"))
+
+
+# Completion, by the protocol between a shell and the command.
+
+Complete = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def complete(cache_folder: Path) -> Complete:
+    """What bash is offered in place of the last word, which is as far as it was typed."""
+
+    def offers(typed: str) -> list[str]:
+        asked = {
+            "_MOSSTALK_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split(" ")) - 1),
+            "MOSSTALK_CACHE": str(cache_folder),
+        }
+        return CliRunner().invoke(app, prog_name="mosstalk", env=asked).stdout.split()
+
+    return offers
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("mosstalk speak --model ", ["pocket", "synthetic"]),
+        ("mosstalk speak --model syn", ["synthetic"]),
+        ("mosstalk speak --model=po", ["pocket"]),
+        ("mosstalk checkpoint inspect ", ["pocket", "synthetic"]),
+        ("mosstalk serve --vad ", ["auto", *get_args(DetectorKind)[1:], "none"]),
+        ("mosstalk serve --log-format j", ["json"]),
+        ("mosstalk build --precision ", ["bf16", "fp8"]),
+        ("mosstalk chat --device c", ["cpu", "cuda"]),
+        ("mosstalk plan --gpu ", [*CARDS, ALL]),
+        ("mosstalk chat --te", ["--text", "--temperature"]),
+    ],
+)
+def test_a_shell_completes_what_is_one_of_a_few_words(
+    complete: Complete, typed: str, words: list[str]
+) -> None:
+    assert complete(typed) == words
+
+
+def test_dtypes_and_parts_that_are_offered_are_those_that_are_taken(complete: Complete) -> None:
+    assert complete("mosstalk chat --dtype ") == list(options.DTYPES)
+    for name in complete("mosstalk verify --dtype "):
+        assert str(pick_dtype(name)) == f"torch.{name}"
+    assert complete("mosstalk bench codec --part ")[: len(codec.PARTS)] == list(codec.PARTS)
+
+
+def test_a_shell_completes_voices_of_the_codec_that_was_named(
+    complete: Complete, tiny: Checkpoint, tmp_path: Path
+) -> None:
+    own = tiny.copy(tmp_path)
+    shutil.copyfile(own.codec / "voices/default.safetensors", own.codec / "voices/ada.safetensors")
+    folders = f"--model {own.model} --codec {own.codec}"
+    assert complete(f"mosstalk speak {folders} --voice ") == ["ada", "default"]
+    assert complete(f"mosstalk voice inspect --codec {own.codec} a") == ["ada"]
+    assert complete("mosstalk serve --voice ") == ["default"]
+    assert complete(f"mosstalk speak --model {tmp_path} --voice ") == []
+
+
+# Extras that are not installed.
+
+
+@pytest.mark.parametrize("command", [("serve",), ("replay", "recording")])
+def test_what_needs_the_extra_server_names_it(
+    mosstalk: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    for package in ("uvicorn", "websockets"):
+        monkeypatch.setitem(sys.modules, package, None)
+    line = refused(mosstalk(*command))
+    assert "needs the extra server, of which uvicorn, websockets are missing" in line
+    assert line.endswith("run: make setup EXTRAS=server")
+
+
+def test_a_session_with_a_detector_is_not_replayed_without_one(
+    mosstalk: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "recording"
+    shutil.copytree(ROOT / "tests/recordings/format-1", folder)
+    facts = json.loads((folder / "session.json").read_text())
+    facts["worker"]["detector"] = "silero: silero-vad 6.2.3"
+    (folder / "session.json").write_text(json.dumps(facts))
+    for package in ("silero_vad", "webrtcvad"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert "run: make setup EXTRAS=vad" in refused(mosstalk("replay", folder))

@@ -178,7 +178,6 @@ def test_the_estimate_is_labelled_and_says_what_is_in_it(mosstalk: Run) -> None:
 
 
 def test_what_is_missing_comes_with_the_command_that_brings_it() -> None:
-    thing = doctor._optional("mosstalk-no-such-package", "nothing", "nothing", "server")
-    found = doctor._find(thing)
+    found = doctor._optional("mosstalk-no-such-package", "nothing", "nothing", "server")
     shown = doctor.printed(doctor.Diagnosis([found]))
     assert "to get it: make setup EXTRAS=server" in shown  # a clone's way

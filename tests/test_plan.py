@@ -28,7 +28,6 @@ from mosstalk.models.language_model import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
 from mosstalk.plan.fit import Wish, advice, plan_of
 from mosstalk.plan.limits import CARDS, cards, limits_of
-from mosstalk.plan.measured import measured
 from mosstalk.plan.sizes import (
     SOUND_DTYPE,
     Configs,
@@ -36,11 +35,12 @@ from mosstalk.plan.sizes import (
     codec_on_meta,
     codec_parts,
     language_parts,
+    measured,
 )
 from mosstalk.prepared.start import configs_of
 from mosstalk.reply_options import SoundRequest
-from mosstalk.synthesis.direct import random_codec
 from mosstalk.synthesis.sizes import TINY
+from mosstalk.synthesis.weights import random_codec
 
 GIB = 2**30
 

@@ -23,7 +23,7 @@ import record_reference
 from mosstalk import Pipeline, read_audio
 from mosstalk.files import new_folder
 from mosstalk.synthesis.sizes import TINY
-from mosstalk.synthesis.write import Synthesis, synthesize
+from mosstalk.synthesis.weights import Synthesis, synthesize
 from reference_codec import find_parts, listening
 from reference_rows import modes_of, new_rows
 

@@ -26,7 +26,7 @@ from mosstalk.bench.report import (
 )
 from mosstalk.bench.timed import Timed
 from mosstalk.cli import app, bench_codec
-from mosstalk.plan.work import Load
+from mosstalk.plan.limits import Load
 
 PAGE = ROOT / "docs" / "from-the-reports.md"
 CHINESE = ROOT / "docs" / "from-the-reports.zh.md"

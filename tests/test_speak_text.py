@@ -13,7 +13,7 @@ from session_rig import WRITTEN, Client, Offline, host, pocket
 from mosstalk import Pipeline, speak
 from mosstalk.conversation import Conversation
 from mosstalk.offline.pieces import text_pieces
-from mosstalk.offline.tasks import SPEAK_PROMPT
+from mosstalk.offline.pipeline import SPEAK_PROMPT
 from mosstalk.session.commands import CreateResponse, CreateText
 from mosstalk.session.events import ResponseDone
 

@@ -29,7 +29,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.weights import in_shards, shapes_of
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
-from mosstalk.synthesis.write import SHARD_BYTES
+from mosstalk.synthesis.weights import SHARD_BYTES
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ import soundfile
 import soxr
 from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environment, refused
 
-from mosstalk import Pipeline, SamplingOptions, Script, read_audio, speak, transcribe
-from mosstalk.audio.sound import Samples
+from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.conversation import Conversation
 from mosstalk.errors import VoiceError
 from mosstalk.offline.pieces import LONGEST_TEXT, text_pieces
-from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
-from mosstalk.reply_options import Limits
+from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT, Pipeline, speak, transcribe
+from mosstalk.reply_options import Limits, SamplingOptions, Script
 
 CODE_SAMPLES = 1920
 RATE = 16_000

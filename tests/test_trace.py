@@ -17,7 +17,7 @@ from conftest import QUESTION, SYNTHETIC, Run, command_environment, refused
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
-from mosstalk.diagnostics.trace import chrome_trace
+from mosstalk.diagnostics.figures import chrome_trace
 from mosstalk.runtime.timing import TurnTimings
 
 CODES = 12

@@ -34,8 +34,7 @@ from mosstalk.ops.linear_tiles import (
     tuned_divisions,
     use_tuned,
 )
-from mosstalk.prepared.kernel_cache import kernels_apart
-from mosstalk.prepared.start import take_kernels, take_tiles
+from mosstalk.prepared.start import kernels_apart, take_kernels, take_tiles
 from mosstalk.prepared.tiles import Tuning, choose, describe, tiles_for
 
 BRAIN = torch.bfloat16

@@ -25,7 +25,7 @@ from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import load_voice, save_voice
 from mosstalk.offline.make_voice import LONGEST_S, make_voice, read_sample
 from mosstalk.synthesis.sizes import TINY
-from mosstalk.synthesis.write import Synthesis, synthesize
+from mosstalk.synthesis.weights import Synthesis, synthesize
 
 RATE = 16_000
 SPEECH = [QUESTION, ROOT / "assets" / "librivox.flac"]

@@ -28,7 +28,7 @@ from mosstalk.models.voices import (
     trimmed,
 )
 from mosstalk.synthesis.sizes import TINY
-from mosstalk.synthesis.write import Synthesis, synthesize
+from mosstalk.synthesis.weights import Synthesis, synthesize
 
 LIMIT = 64
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.errors import CheckpointError, VoiceError
 from mosstalk.models.voices import fbank, x_vector
 from mosstalk.offline.make_voice import make_voice, read_sample
-from mosstalk.synthesis.small_x_vector import write_x_vector_model
+from mosstalk.synthesis.small_parts import write_x_vector_model
 
 SPEECH = [QUESTION, ROOT / "assets" / "librivox.flac"]
 

@@ -35,8 +35,8 @@ from mosstalk.conversation import (
     segment_rows,
 )
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
-from mosstalk.synthesis.small_tokenizer import byte_alphabet, write_tokenizer
+from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
 

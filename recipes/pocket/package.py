@@ -22,7 +22,7 @@ from mosstalk.models.codec_folder import (
 )
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, save_voice, trimmed
-from mosstalk.synthesis.small_x_vector import write_x_vector_model
+from mosstalk.synthesis.small_parts import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
 from recipes.pocket.flow import VOICE_CODES, speaker_embedding
 from recipes.pocket.sizes import PREPROCESSING, Sizes

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mosstalk.conversation import FinishReason, Mode
     from mosstalk.errors import MosstalkError
     from mosstalk.models.voices import Voice
-    from mosstalk.offline.pipeline import Answer, Chat, Pipeline
-    from mosstalk.offline.tasks import speak, transcribe
+    from mosstalk.offline.pipeline import Answer, Chat, Pipeline, speak, transcribe
     from mosstalk.prepared.default_models import default_model, synthetic_model
     from mosstalk.reply_options import Limits, SamplingOptions, Script
 
@@ -38,9 +37,9 @@ _HOMES = {
     "Voice": "mosstalk.models.voices",
     "default_model": "mosstalk.prepared.default_models",
     "read_audio": "mosstalk.audio.sound",
-    "speak": "mosstalk.offline.tasks",
+    "speak": "mosstalk.offline.pipeline",
     "synthetic_model": "mosstalk.prepared.default_models",
-    "transcribe": "mosstalk.offline.tasks",
+    "transcribe": "mosstalk.offline.pipeline",
 }
 
 __version__: str

@@ -12,6 +12,11 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done and how much there is."""
 
 
+def untold(what: str, done: int, total: int) -> None:
+    """Progress that nobody wants to hear of."""
+    del what, done, total
+
+
 @contextmanager
 def status_line(text: str) -> Iterator["Status"]:
     """A line that says what is being done; ``update`` it as things go on."""

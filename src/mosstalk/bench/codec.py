@@ -22,7 +22,7 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import RecomputingFlowStream
 from mosstalk.models.hift import HiftStream
 from mosstalk.models.voices import Voice
-from mosstalk.plan.work import Ceilings, Work, hop_work, push_work
+from mosstalk.plan.limits import Ceilings, Work, hop_work, push_work
 from mosstalk.progress import Progress
 from mosstalk.reporting.tables import Table
 from mosstalk.runtime.device import pick_dtype

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mosstalk.errors import BenchError, ConfigError, OptionError
 from mosstalk.files import read_json
-from mosstalk.plan.measured import measured
+from mosstalk.plan.sizes import measured
 
 STEP, CODEC, WHOLE = "mosstalk-step-1", "mosstalk-codec-1", "mosstalk-24gb-1"
 """Formats of ``bench step`` (--prefill, too), ``bench codec`` and ``tests/gpu_24gb.py``."""

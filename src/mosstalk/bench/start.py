@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.errors import BenchError
-from mosstalk.prepared.folder import BuiltEngine
+from mosstalk.prepared.default_models import BuiltEngine
 from mosstalk.progress import Progress
 from mosstalk.reporting.tables import Table
 

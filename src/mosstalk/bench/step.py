@@ -29,7 +29,7 @@ from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.models.quantization import Quantization, precision_of, quantize_in_place
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.numerics.fp8 import require_fp8
-from mosstalk.plan.work import Ceilings, Load, Work, step_work
+from mosstalk.plan.limits import Ceilings, Load, Work, step_work
 from mosstalk.prepared.default_models import chosen_language_model
 from mosstalk.prepared.machine import machine_facts
 from mosstalk.prepared.start import take_kernels
@@ -43,8 +43,8 @@ from mosstalk.runtime.device import (
     pick_dtype,
     synchronize,
 )
-from mosstalk.synthesis.direct import random_language_model, random_rows, special_ids
 from mosstalk.synthesis.sizes import named_sizes
+from mosstalk.synthesis.weights import random_language_model, random_rows, special_ids
 
 _SEED = 11
 _WARM_UPS = 4

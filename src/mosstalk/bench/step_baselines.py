@@ -15,7 +15,7 @@ from mosstalk.conversation import Mode
 from mosstalk.errors import BenchError, OptionError
 from mosstalk.models.language_model import DecoderLayer, LanguageModel
 from mosstalk.numerics.rope import rotary_tables, rotate
-from mosstalk.plan.work import Load
+from mosstalk.plan.limits import Load
 from mosstalk.runtime.graphs import STEPPING, captured
 
 NAMES = ("graph", "compile", "transformers")

@@ -15,7 +15,7 @@ import torch
 from mosstalk.errors import BenchError
 from mosstalk.numerics.fp8 import E4M3, Fp8Weight
 from mosstalk.ops.linear_fp8 import fp8_library, library_takes
-from mosstalk.plan.work import Ceilings
+from mosstalk.plan.limits import Ceilings
 from mosstalk.reporting.tables import NONE, Table
 from mosstalk.runtime.device import synchronize
 

@@ -16,11 +16,12 @@ from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.generation import Generation, Step
-from mosstalk.models.language_model import LanguageModel, Logits
+from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.reply_options import Limits, SamplingOptions
-from mosstalk.synthesis.direct import random_rows, random_voice
+from mosstalk.synthesis.weights import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
+from mosstalk.verify.language_model import PlainNetwork, WholeEngine
 
 FLOAT32_BOUND = 1e-3
 QUANTIZED_BOUND = 0.2
@@ -66,16 +67,19 @@ def as_values(checks: list[Check]) -> list[dict[str, Any]]:
 def check_language(core: EngineCore) -> Iterator[Check]:
     """Logits of prompts, and greedy replies to them, by the engine and by the plain network."""
     model, limit = core.model, core.pool.size * core.pool.rows
-    bound = bound_of(model)
+    bound, engine, network = bound_of(model), WholeEngine(core), PlainNetwork(model, core.ids)
     for mode, rows in _PROMPTS:
         if rows + REPLY_ROWS >= min(limit, model.config.max_position_embeddings):
             continue
         prompt = random_rows(model, core.ids, mode, 1, rows)[0]
         name = f"{rows} rows of {mode.name.lower()}"
-        found, plain = _engine_logits(core, prompt), _plain_logits(model, prompt)
+        (_, *found), (_, *plain) = engine.states(prompt), network.states(prompt)
         for channel, one, other in zip(_CHANNELS, found, plain, strict=True):
             yield Check(
-                f"{name}, {channel} head", _apart(one, other), bound, note="relative norm of logits"
+                f"{name}, {channel} head",
+                _apart(one, other.float()),
+                bound,
+                note="relative norm of logits",
             )
         yield _check_reply(core, prompt, f"{name}, greedy reply", LEAD * bound)
 
@@ -83,20 +87,6 @@ def check_language(core: EngineCore) -> Iterator[Check]:
 def _apart(found: Tensor, expected: Tensor) -> float:
     centred = expected - expected.mean(dim=1, keepdim=True)
     return float((found - expected).norm() / centred.norm().clamp_min(1e-12))
-
-
-def _plain_logits(model: LanguageModel, rows: list[Row]) -> Logits:
-    logits = model(torch.tensor([rows], device=model.device), model.new_cache())
-    return Logits(*(part[0].float() for part in logits))
-
-
-def _engine_logits(core: EngineCore, rows: list[Row]) -> Logits:
-    sequence = core.open(rows)
-    assert sequence.make_room(len(rows)), "nothing else is in the pool"
-    found = core.runner.logits(sequence)
-    kept = Logits(found.text.clone(), found.audio.clone())
-    core.close(sequence)
-    return kept
 
 
 def _check_reply(core: EngineCore, prompt: list[Row], name: str, bound: float) -> Check:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -24,47 +24,111 @@ from mosstalk.build.check import (
 )
 from mosstalk.build.report import architecture, dtypes, engine_facts
 from mosstalk.build.tune import tune_into
-from mosstalk.build.weights import (
-    PRECISIONS,
-    check_source,
-    copy_folder,
-    digests,
-    write_model,
-    write_random,
-)
-from mosstalk.checkpoints.quantize import digest_of
+from mosstalk.checkpoints.convert import convert_model
+from mosstalk.checkpoints.quantize import Source, Writer, digest_of
+from mosstalk.checkpoints.restartable import copy_folder, digests
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.kv_store import bytes_per_row
 from mosstalk.engine.layers import takes_kernels
 from mosstalk.engine.scheduler import SchedulerLimits
-from mosstalk.errors import DeviceError, OptionError
+from mosstalk.errors import CheckpointError, DeviceError, OptionError
 from mosstalk.files import as_text
+from mosstalk.models.checkpoint import open_published
 from mosstalk.models.codec_folder import Codec
-from mosstalk.models.language_model import LanguageModel
+from mosstalk.models.language_model import FUSED, LAYOUT_KEY, LanguageModel
+from mosstalk.models.quantization import Quantization
 from mosstalk.models.voices import Voice, list_voices, save_voice
 from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
-from mosstalk.prepared.folder import CACHE, CODEC, ENGINE_FILE, FORMAT, MODEL
-from mosstalk.prepared.kernel_cache import kernels_apart, kernels_in, relocate, use_kernels
+from mosstalk.prepared.default_models import CACHE, CODEC, ENGINE_FILE, ENGINE_FORMAT, MODEL
 from mosstalk.prepared.machine import Peaks, machine_of
-from mosstalk.prepared.start import configs_of
+from mosstalk.prepared.start import configs_of, kernels_apart, kernels_in, relocate, use_kernels
 from mosstalk.prepared.tiles import describe
 from mosstalk.progress import Progress
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.device import fit_threads
 from mosstalk.session.host import Host, HostOptions
 from mosstalk.synthesis.sizes import named_sizes
+from mosstalk.synthesis.weights import Synthesis, synthesize
 from mosstalk.verify.compare import Check
 
+PRECISIONS = ("bf16", "fp8")
+_NORM = "model.text_norm.weight"
 _LOCK = ".building"
 Say = Callable[[str], None]
 _SOURCE = ".source"
 _GIB = 2**30
 _CHECK_BLOCKS = 64
 _DEFAULT = "default"
+
+
+def check_source(model: Path, precision: str) -> LanguageModelConfig:
+    """The config of a model that can be built in ``precision``.
+
+    Raises:
+        OptionError: it is quantised, and is asked for in bf16.
+        CheckpointError, ConfigError: it is none, or was converted to another precision.
+    """
+    if not model.is_dir():
+        raise CheckpointError(f"{model}: no such folder; give the one that holds config.json")
+    config = LanguageModelConfig.from_folder(model)
+    record = Quantization.of(config, str(model / "config.json"))
+    if record and precision == "bf16":
+        raise OptionError(
+            f"{model}: is quantised ({record.describe()}); build it with --precision fp8, or build "
+            "the checkpoint that it was made of"
+        )
+    if config.extra.get(LAYOUT_KEY) == FUSED and _dtype_of(model, config) != "bfloat16":
+        raise CheckpointError(
+            f"{model}: is converted to {_dtype_of(model, config)}; build the published checkpoint"
+        )
+    return config
+
+
+def write_model(source: Path, out: Path, precision: str, tell: Progress) -> str:
+    """Write the model of ``source`` to ``out`` in ``precision``; return what was done.
+
+    In bf16 matrices are fused. FP8 is that of ``mosstalk checkpoint quantize`` without
+    calibration: the shared block, inputs scaled row by row; what is quantised is copied.
+
+    Raises:
+        OptionError, ConfigError: see ``check_source``.
+        CheckpointError: the source is damaged, or changes meanwhile.
+        OutputError: the disk has no room.
+    """
+    config = check_source(source, precision)
+    ready = _dtype_of(source, config) == "bfloat16"
+    if Quantization.of(config) or (precision == "bf16" and config.extra.get(LAYOUT_KEY) == FUSED):
+        copy_folder(source, out, tell)
+        return "copied"
+    if precision == "bf16":
+        convert_model(source, out, torch.bfloat16, tell)
+        return "converted"
+    if ready:
+        _quantize(source, out, tell)
+        return "quantised"
+    between = out.with_name(f".{out.name}-bf16")
+    convert_model(source, between, torch.bfloat16, tell)
+    _quantize(between, out, tell)
+    shutil.rmtree(between)
+    return "converted, then quantised"
+
+
+def _quantize(source: Path, out: Path, tell: Progress) -> None:
+    opened = Source.open(source)
+    hashes = opened.hashes(tell)
+    out.mkdir()
+    Writer(opened, Quantization(source_sha256=digest_of(hashes)), hashes, {}, tell).write(out)
+
+
+def _dtype_of(folder: Path, config: LanguageModelConfig) -> str:
+    """Of what is never quantised."""
+    store = open_published(folder, config)
+    return store[_NORM].dtype if _NORM in store else "absent"
 
 
 @contextmanager
@@ -191,7 +255,9 @@ class Build:
         if request.random:
             drawn = self.part / _SOURCE
             with self._step("random weights"):
-                write_random(drawn, named_sizes(request.random), request.device, self.tell)
+                drawn.mkdir()
+                sizes = named_sizes(request.random)
+                synthesize(drawn, Synthesis(sizes, tell=self.tell, device=request.device))
             if request.device.type == "cuda":
                 torch.cuda.empty_cache()
             return drawn / MODEL, drawn / CODEC
@@ -312,7 +378,7 @@ class Build:
         configs = configs_of(self.part / MODEL, self.part / CODEC)
         kind = configs.model.weights_kind
         return {
-            "format": FORMAT,
+            "format": ENGINE_FORMAT,
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "weights": kind,
             "precision": request.precision,
@@ -327,7 +393,7 @@ class Build:
                 "embeddings": request.embeddings,
                 "codec_memory_mib": plan.flow_memory_mib if on_gpu else None,
             },
-            "plan": _plan_values(plan),
+            "plan": plan.as_values(),
             "checked_in": "as stored" if on_gpu else "float32",
             "checks": as_values(self.checks),
             "kernels": asdict(kernels_in(self.part / CACHE)),
@@ -347,21 +413,6 @@ def host_options(request: BuildRequest, plan: Plan, voices: dict[str, Path]) -> 
     return HostOptions(
         request.sessions, context_rows=request.rows, engine=engine, decoder=sound, voices=voices
     )
-
-
-def _plan_values(plan: Plan) -> dict[str, Any]:
-    """Of a GPU; without one nothing is said to fit or not to."""
-    known = bool(plan.wish.memory_bytes)
-    wish = replace(plan.wish, memory_bytes=plan.wish.memory_bytes or 0)
-    return {
-        "wish": asdict(wish),
-        "items": [asdict(item) for item in plan.items],
-        "row_bytes": plan.costs.row,
-        "needed_bytes": plan.needed_bytes,
-        "fits": plan.fits if known else None,
-        "rows": plan.rows if known else None,
-        "sessions": plan.full_sessions if known else None,
-    }
 
 
 async def _warmed(host: Host) -> None:

@@ -17,9 +17,9 @@ from typing import Any  # noqa: E402
 
 def main() -> None:
     """Start as ``mosstalk serve`` does, ask once, and say what it took."""
-    from mosstalk.prepared.folder import BuiltEngine
-    from mosstalk.prepared.kernel_cache import kernels_in
+    from mosstalk.prepared.default_models import BuiltEngine
     from mosstalk.prepared.machine import Peaks
+    from mosstalk.prepared.start import kernels_in
     from mosstalk.runtime.device import pick_device
     from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
     from mosstalk.server.loading import load

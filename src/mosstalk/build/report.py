@@ -12,9 +12,9 @@ from mosstalk.checkpoints.restartable import sha256
 from mosstalk.config import LanguageModelConfig
 from mosstalk.engine.engine_core import EngineOptions
 from mosstalk.errors import CheckpointError
-from mosstalk.prepared.folder import CODEC, ENGINE_FILE, MODEL, BuiltEngine
-from mosstalk.prepared.kernel_cache import Kernels, kernels_in
+from mosstalk.prepared.default_models import CODEC, ENGINE_FILE, MODEL, BuiltEngine
 from mosstalk.prepared.machine import foreign, machine_of
+from mosstalk.prepared.start import Kernels, kernels_in
 from mosstalk.prepared.tiles import TILES_FILE, describe, tiles_for
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import pick_device

@@ -9,7 +9,7 @@ card either.
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -231,16 +231,35 @@ class Tuner:
         for product in products:
             shape = tuple(product.weight.shape)
             if shape not in drawn:
-                drawn[shape] = _operands(product, ROWS[key[2]], self.model.dtype, generator)
-                drawn[shape] = _with_workspace(drawn[shape], product, candidates)
+                drawn[shape] = self._operands(product, ROWS[key[2]], generator, candidates)
                 expected = drawn[shape].expected(product, self._eps)
                 checks.append((drawn[shape], drawn[shape].call(product, self._eps), expected))
             calls.append(drawn[shape].call(product, self._eps))
-        beside = [
-            _operands(head, ROWS[key[2]], self.model.dtype, generator).call(head, 0.0)
-            for head in heads
-        ]
+        beside = [self._operands(head, ROWS[key[2]], generator).call(head, 0.0) for head in heads]
         return TileLine(key, calls * -(-_LEAST_CALLS // len(calls)), checks, beside)
+
+    def _operands(
+        self,
+        product: Product,
+        rows: int,
+        generator: torch.Generator,
+        candidates: Sequence[Division] = (),
+    ) -> Operands:
+        """Drawn; with room for the sums of any candidate, so that making it is not timed."""
+        weight, device = product.weight, product.weight.device
+        columns, channels = len(weight) // (1 + product.gated), weight.shape[1]
+
+        def draw(width: int) -> Tensor:
+            drawn = torch.empty(rows, width, device=device, dtype=self.model.dtype)
+            return drawn.normal_(generator=generator)
+
+        x = draw(channels)
+        in_fp8 = isinstance(product.matrix, Fp8Matrix)
+        scale = torch.ones(rows, device=device) if in_fp8 else None
+        sums = [each.sums(rows, columns, 1 + product.gated) for each in candidates]
+        workspace = Workspace(max(sums), device) if sums else None
+        x = x.to(E4M3) if in_fp8 else x
+        return Operands(x, scale, draw(columns), draw(columns), workspace)
 
     def _compile(self, lines: list[TileLine]) -> None:
         if interprets():
@@ -328,31 +347,6 @@ def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> N
     products.added(rooms.mixed, layer.o_proj, rooms.hidden, rooms)
     products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, rooms)
     products.added(rooms.inner, layer.down, rooms.hidden, rooms)
-
-
-def _operands(
-    product: Product, rows: int, dtype: torch.dtype, generator: torch.Generator
-) -> Operands:
-    """Drawn; without a workspace."""
-    weight, device = product.weight, product.weight.device
-    columns, channels = len(weight) // (1 + product.gated), weight.shape[1]
-
-    def draw(width: int) -> Tensor:
-        return torch.empty(rows, width, device=device, dtype=dtype).normal_(generator=generator)
-
-    x = draw(channels)
-    in_fp8 = isinstance(product.matrix, Fp8Matrix)
-    scale = torch.ones(rows, device=device) if in_fp8 else None
-    return Operands(x.to(E4M3) if in_fp8 else x, scale, draw(columns), draw(columns), None)
-
-
-def _with_workspace(
-    operands: Operands, product: Product, candidates: Sequence[Division]
-) -> Operands:
-    """Room for the sums of any candidate, so that making it is not timed."""
-    rows, columns = operands.out.shape
-    sums = [each.sums(rows, columns, 1 + product.gated) for each in candidates]
-    return replace(operands, workspace=Workspace(max(sums), operands.out.device))
 
 
 def _error(operands: Operands, call: Call, expected: Tensor) -> float:

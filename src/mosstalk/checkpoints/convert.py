@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from mosstalk.checkpoints.restartable import (
+    INDEX,
+    MANIFEST,
     RestartableFolder,
     require_space,
     restartable,
@@ -37,9 +39,8 @@ from mosstalk.models.weights import (
     shapes_of,
     shard_name,
 )
-from mosstalk.progress import Progress, progress_bar
+from mosstalk.progress import Progress, progress_bar, untold
 
-MANIFEST = "mosstalk.json"
 SHARD_GIB = 2.0
 """Largest shard written; with the tensors being read it bounds the memory conversion takes."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -60,7 +61,7 @@ def convert(
     source: Path,
     out: Path,
     dtype: torch.dtype,
-    progress: Progress | None = None,
+    tell: Progress = untold,
     shard_gib: float = SHARD_GIB,
 ) -> Converted:
     """Convert a model folder or a codec folder; see ``convert_model`` and ``convert_codec``."""
@@ -72,15 +73,15 @@ def convert(
             f"{source}: is quantised; convert the checkpoint that it was made of, then quantise"
         )
     if "quantize_position" in values:
-        return convert_codec(source, out, progress)
-    return convert_model(source, out, dtype, progress, shard_gib)
+        return convert_codec(source, out, tell)
+    return convert_model(source, out, dtype, tell, shard_gib)
 
 
 def convert_model(
     source: Path,
     out: Path,
     dtype: torch.dtype,
-    progress: Progress | None = None,
+    tell: Progress = untold,
     shard_gib: float = SHARD_GIB,
 ) -> Converted:
     """Write the language model in ``dtype`` with q, k, v and gate, up fused.
@@ -111,13 +112,13 @@ def convert_model(
         for number, shard in enumerate(shards, 1):
             name = shard_name(number, len(shards))
             weight_map |= dict.fromkeys((tensor.name for tensor in shard), name)
-            tell = partial(progress, f"shard {number} of {len(shards)}") if progress else None
-            folder.write(name, partial(_write_shard, shard, store, dtype, result, tell))
+            told = partial(tell, f"shard {number} of {len(shards)}")
+            folder.write(name, partial(_write_shard, shard, store, dtype, result, told))
         _refuse_overflow(folder, dtype)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        folder.write_json("model.safetensors.index.json", lambda: index)
+        folder.write_json(INDEX, lambda: index)
         _write_model_config(folder, source, dtype)
-        _write_manifest(folder, source, files, recipe | {"tensors": len(shapes)}, progress)
+        _write_manifest(folder, source, files, recipe | {"tensors": len(shapes)}, tell)
     result.written = _bytes_in(_files_of(out))
     return result
 
@@ -127,14 +128,13 @@ def _write_shard(
     store: Store,
     dtype: torch.dtype,
     result: Converted,
-    tell: Callable[[int, int], None] | None,
+    told: Callable[[int, int], None],
     path: Path,
 ) -> dict[str, Any]:
     """Read, convert, fuse and save a shard; note how many values overflowed where."""
     fused, overflowed = dict[str, Tensor](), dict[str, int]()
     for done, tensor in enumerate(shard):
-        if tell:
-            tell(done, len(shard))
+        told(done, len(shard))
         parts = [_read(store, name, dtype, overflowed) for name in tensor.sources]
         fused[tensor.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
         del parts
@@ -173,11 +173,11 @@ def _write_model_config(folder: RestartableFolder, source: Path, dtype: torch.dt
     values.pop("dtype", None)
     folder.write_json("config.json", lambda: values)
     for path in sorted(source.glob("*.json")):
-        if path.name not in ("config.json", "model.safetensors.index.json", MANIFEST):
+        if path.name not in ("config.json", INDEX, MANIFEST):
             folder.copy(path.name, path)
 
 
-def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> Converted:
+def convert_codec(source: Path, out: Path, tell: Progress = untold) -> Converted:
     """Write the codec with every ``.pt`` as safetensors beside configs that say its sizes.
 
     Tensors keep their names, values and precision; everything else is copied, but for
@@ -195,8 +195,7 @@ def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> 
         result.resumed = len(folder.notes)
         for place, path in enumerate(files):
             name = path.relative_to(source).as_posix()
-            if progress:
-                progress(f"codec: {name}", place, len(files))
+            tell(f"codec: {name}", place, len(files))
             if path.suffix == ".pt":
                 store = _checked_part(source, path)
                 result.tensors += len(store)
@@ -207,7 +206,7 @@ def convert_codec(source: Path, out: Path, progress: Progress | None = None) -> 
         flow, hift = read_flow_config(source, "flow-chunk-5"), read_hift_config(source)
         folder.write_json("flow/config.json", flow.to_dict)
         folder.write_json("flow/hift.json", hift.to_dict)
-        _write_manifest(folder, source, files, recipe, progress)
+        _write_manifest(folder, source, files, recipe, tell)
     result.written = _bytes_in(_files_of(out))
     return result
 
@@ -237,7 +236,7 @@ def _write_manifest(
     source: Path,
     files: list[Path],
     recipe: dict[str, Any],
-    progress: Progress | None,
+    tell: Progress,
 ) -> None:
     """Say what was made of what: the same sources give the same bytes, so no dates in it."""
     from mosstalk import __version__
@@ -248,13 +247,12 @@ def _write_manifest(
             "sources": {
                 path.relative_to(source).as_posix(): {
                     "bytes": path.stat().st_size,
-                    "sha256": sha256(path, progress),
+                    "sha256": sha256(path, tell),
                 }
                 for path in files
             },
             "files": {
-                name: {"sha256": sha256(folder.part / name, progress)}
-                for name in sorted(folder.notes)
+                name: {"sha256": sha256(folder.part / name, tell)} for name in sorted(folder.notes)
             },
         }
 

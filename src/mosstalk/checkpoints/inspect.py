@@ -30,7 +30,7 @@ from mosstalk.models.weights import (
     open_sharded,
     shapes_of,
 )
-from mosstalk.progress import Progress
+from mosstalk.progress import Progress, untold
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""
@@ -99,7 +99,7 @@ class CheckpointReport:
 
 
 def inspect(
-    folder: Path, *, hashes: bool = True, progress: Progress | None = None
+    folder: Path, *, hashes: bool = True, tell: Progress = untold
 ) -> list[CheckpointReport]:
     """Look into a model or codec folder, or one that holds both as ``model`` and ``codec``.
 
@@ -112,16 +112,14 @@ def inspect(
         folder / name for name in ("model", "codec") if (folder / name / "config.json").exists()
     ]
     if both and not (folder / "config.json").exists():
-        return [
-            report for part in both for report in inspect(part, hashes=hashes, progress=progress)
-        ]
+        return [report for part in both for report in inspect(part, hashes=hashes, tell=tell)]
     if (folder / REPORTS_FILE).exists():
         report = _inspect_reports(folder)
     elif "quantize_position" in read_json(folder / "config.json"):
         report = _inspect_codec(folder)
     else:
         report = _inspect_model(folder)
-    _add_files(report, hashes, progress)
+    _add_files(report, hashes, tell)
     return [report]
 
 
@@ -252,12 +250,12 @@ def _inspect_reports(folder: Path) -> CheckpointReport:
     return report
 
 
-def _add_files(report: CheckpointReport, hashes: bool, progress: Progress | None) -> None:
+def _add_files(report: CheckpointReport, hashes: bool, tell: Progress) -> None:
     for path in sorted(report.folder.rglob("*")):
         if path.is_file():
             facts: dict[str, Any] = {"bytes": path.stat().st_size}
             if hashes:
-                facts["sha256"] = sha256(path, progress)
+                facts["sha256"] = sha256(path, tell)
             report.files[path.relative_to(report.folder).as_posix()] = facts
 
 

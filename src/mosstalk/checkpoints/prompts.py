@@ -28,12 +28,12 @@ from mosstalk.conversation import (
     segment_rows,
 )
 from mosstalk.engine.engine_core import EngineCore, EngineOptions, ReplyParams
-from mosstalk.engine.request import Request, State
+from mosstalk.engine.request import Request
 from mosstalk.errors import ConfigError, OptionError
 from mosstalk.files import parse_json
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.offline.defaults import Choices
-from mosstalk.offline.tasks import SPEAK_PROMPT, TRANSCRIBE_PROMPT
+from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.progress import Progress
 from mosstalk.reply_options import Limits
 from mosstalk.reporting.sentences import HELD_OUT, read_sentences
@@ -245,36 +245,32 @@ class Speaker:
         ]
 
     def _replies(self, asked: Sequence[list[Turn]], speech: bool, tell: Progress) -> list[Reply]:
-        """A reply to each, many at once; each is drawn by a seed of its own."""
+        """A reply to each, many at once; each is drawn by a seed of its own.
+
+        Raises:
+            PoisonedError: the model's logits are not finite.
+        """
         blocks = _AT_ONCE * _ROOM // EngineOptions().block_rows
         core = EngineCore(self.model, self.ids, EngineOptions(blocks=blocks))
-        made, under_way = list[Request](), list[Request]()
-        for place, turns in enumerate(asked):
-            tell("drawing replies", place, len(asked))
-            while len(under_way) == _AT_ONCE:
-                core.step()
-                under_way = _still_under_way(core, under_way)
-            conversation = Conversation(self.ids, self.encode)
-            for turn in turns:
-                conversation.add_turn(turn)
-            conversation.open_reply(speech)
-            ask = ReplyParams(self.chosen.options(seed=place), Limits(self.longest_rows))
-            under_way.append(core.submit(core.open(conversation.rows), ask))
-            made.append(under_way[-1])
-        core.run()
-        _still_under_way(core, under_way)
+        made = list[Request]()
+        for start in range(0, len(asked), _AT_ONCE):
+            tell("drawing replies", start, len(asked))
+            some = asked[start : start + _AT_ONCE]
+            begun = [
+                self._begun(core, turns, speech, seed) for seed, turns in enumerate(some, start)
+            ]
+            core.run()
+            for request in begun:
+                if request.error:
+                    raise request.error
+                core.close(request.sequence)
+            made += begun
         return [request.reply for request in made]
 
-
-def _still_under_way(core: EngineCore, requests: Sequence[Request]) -> list[Request]:
-    """Those that go on; what others took is free again.
-
-    Raises:
-        PoisonedError: the model's logits are not finite.
-    """
-    for request in requests:
-        if request.error:
-            raise request.error
-        if request.state is State.DONE:
-            core.close(request.sequence)
-    return [request for request in requests if request.state is not State.DONE]
+    def _begun(self, core: EngineCore, turns: list[Turn], speech: bool, seed: int) -> Request:
+        conversation = Conversation(self.ids, self.encode)
+        for turn in turns:
+            conversation.add_turn(turn)
+        conversation.open_reply(speech)
+        ask = ReplyParams(self.chosen.options(seed=seed), Limits(self.longest_rows))
+        return core.submit(core.open(conversation.rows), ask)

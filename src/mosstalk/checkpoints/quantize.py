@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from mosstalk.checkpoints.calibrate import Measured, calibrate, measure, quantised_ways
-from mosstalk.checkpoints.convert import MANIFEST, anonymous_bytes
+from mosstalk.checkpoints.convert import anonymous_bytes
 from mosstalk.checkpoints.prompts import Prompts, Speaker, read_prompts
 from mosstalk.checkpoints.restartable import (
+    INDEX,
+    MANIFEST,
     fingerprint,
     require_space,
     save_tensors,
@@ -41,13 +43,12 @@ from mosstalk.numerics.fp8 import Fp8Weight
 from mosstalk.offline.defaults import read_defaults
 from mosstalk.prepared.default_models import NAMES, chosen_model
 from mosstalk.prepared.machine import machine_facts
-from mosstalk.progress import Progress
+from mosstalk.progress import Progress, untold
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 
 SHARD_GIB = 2.0
 """Largest shard written; with the tensor being read it bounds the memory that writing takes."""
 _FLOAT32_BYTES = 4
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class Source:
         found = (path for path in self.folder.iterdir() if path.is_file())
         return sorted(path for path in found if not path.name.startswith("."))
 
-    def hashes(self, progress: Progress | None = None) -> dict[str, str]:
+    def hashes(self, tell: Progress = untold) -> dict[str, str]:
         """SHA-256 of every file."""
-        return {path.name: sha256(path, progress) for path in self.files}
+        return {path.name: sha256(path, tell) for path in self.files}
 
     def products(self, record: Quantization) -> dict[str, str]:
         """Stored names of what is quantised, without ``.weight``, each with a published one of it.
@@ -128,7 +129,7 @@ class Writer:
     record: Quantization
     hashes: Mapping[str, str]
     input_scales: Mapping[str, Tensor]
-    progress: Progress | None = None
+    tell: Progress = untold
     shard_gib: float = SHARD_GIB
 
     def write(self, out: Path) -> Written:
@@ -171,8 +172,7 @@ class Writer:
         tensors: dict[str, Tensor] = {}
         order = {name: place for place, name in enumerate(self.source.store)}
         for name in names:
-            if self.progress:
-                self.progress("quantising", order[name], len(order))
+            self.tell("quantising", order[name], len(order))
             value = self.source.store[name].load()
             if not bool(torch.isfinite(value).all()):
                 raise CheckpointError(f"{self.source.folder}: {name} holds NaN or infinity")
@@ -193,11 +193,11 @@ class Writer:
         """Config, index and manifest; everything else that lay beside the weights is copied."""
         if not single:
             index = {"metadata": {"total_size": size}, "weight_map": dict(weight_map)}
-            (out / _INDEX).write_text(as_text(index))
+            (out / INDEX).write_text(as_text(index))
         config = read_json(self.source.folder / "config.json") | {KEY: self.record.as_dict()}
         (out / "config.json").write_text(as_text(config))
         for path in self.source.files:
-            if path.suffix != ".safetensors" and path.name not in ("config.json", _INDEX, MANIFEST):
+            if path.suffix != ".safetensors" and path.name not in ("config.json", INDEX, MANIFEST):
                 shutil.copyfile(path, out / path.name)
         (out / MANIFEST).write_text(as_text(self._manifest(out)))
 
@@ -210,7 +210,7 @@ class Writer:
             KEY: self.record.as_dict(),
             "quantized_by": f"mosstalk {__version__}",
             "sources": {name: {"sha256": value} for name, value in self.hashes.items()},
-            "files": {path.name: {"sha256": sha256(path, self.progress)} for path in files},
+            "files": {path.name: {"sha256": sha256(path, self.tell)} for path in files},
         }
 
 

@@ -1,7 +1,8 @@
 """Writing a folder file by file so that a run that was killed goes on where it stopped.
 
 The files grow in a hidden folder beside the target. Each is renamed into place when whole,
-and a state file says which are; the folder takes its name only at the very end.
+and a state file says which are; the folder takes its name only at the very end. Below it, what
+others need who write, copy or compare such folders.
 """
 
 import hashlib
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from mosstalk.errors import CheckpointError, ConfigError, OutputError
 from mosstalk.files import open_to_readers, read_json
-from mosstalk.progress import Progress
+from mosstalk.progress import Progress, untold
 
+INDEX = "model.safetensors.index.json"
+MANIFEST = "mosstalk.json"
+"""Beside converted and quantised weights: what they were made of, and hashes."""
 _STATE = "state.json"
 _OS_ERROR = re.compile(r"os error (\d+)")
 _HASH_BYTES = 1 << 24
@@ -37,15 +41,14 @@ def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
     return {str(path): [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()}
 
 
-def sha256(path: Path, progress: Progress | None = None) -> str:
+def sha256(path: Path, tell: Progress = untold) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     digest, done, total = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:
         while block := file.read(_HASH_BYTES):
             digest.update(block)
             done += len(block)
-            if progress:
-                progress(f"hashing {path.name}", done, total)
+            tell(f"hashing {path.name}", done, total)
     return digest.hexdigest()
 
 
@@ -175,3 +178,35 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         if number is None:
             raise OSError(str(error)) from None
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+
+
+def copy_folder(source: Path, out: Path, tell: Progress) -> None:
+    """Copy a folder's files but hidden ones.
+
+    Raises:
+        OutputError: the disk has no room.
+        CheckpointError: there is no such folder.
+    """
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: no such folder")
+    names = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    files = [source / name for name in names if not any(p.startswith(".") for p in name.parts)]
+    require_space(out, sum(path.stat().st_size for path in files))
+    for done, path in enumerate(files):
+        tell(f"copying {path.name}", done, len(files))
+        target = out / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def digests(folder: Path, tell: Progress) -> dict[str, str]:
+    """SHA-256 of every file of a folder, those that its manifest lists not read again."""
+    known: Mapping[str, dict[str, str]] = {}
+    if (folder / MANIFEST).is_file():
+        known = read_json(folder / MANIFEST).get("files", {})
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        listed = known.get(name, {}).get("sha256")
+        found[name] = listed or sha256(path, tell)
+    return found

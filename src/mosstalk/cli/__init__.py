@@ -7,14 +7,11 @@ import typer
 from mosstalk.cli import bench, checkpoint, voice
 from mosstalk.cli.build import BuildEngine
 from mosstalk.cli.chat import ChatCommand
+from mosstalk.cli.checks import Doctor, Verify
 from mosstalk.cli.command import add_command, add_moved
-from mosstalk.cli.doctor import Doctor
 from mosstalk.cli.plan import PlanMemory
-from mosstalk.cli.replay import Replay
-from mosstalk.cli.serve import Serve
-from mosstalk.cli.speak import Speak
-from mosstalk.cli.transcribe import Transcribe
-from mosstalk.cli.verify import Verify
+from mosstalk.cli.serve import Replay, Serve
+from mosstalk.cli.tasks import Speak, Transcribe
 from mosstalk.environment import share_the_processor
 
 app = typer.Typer(

@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesPage
-from mosstalk.cli.evals import from_evals
+from mosstalk.cli.command import WritesPage, from_evals, measured_document, numbers, print_found
 from mosstalk.cli.options import option
 from mosstalk.errors import OptionError
 
@@ -46,6 +45,9 @@ class BenchCodec(WritesPage):
         "shorter memory and of fewer steps) or repairs (how often live codes change in 30"
         " minutes of speech). May be repeated.",
         metavar="NAME",
+        autocompletion=opt.offered(
+            *("decode", "recompute", "encode", "memory", "curves", "repairs"),
+        ),
     )
     replies: str = option("1,2,4,8", "How many replies at once, e.g. 1,8,32.", metavar="N,N,...")
     hops: int = option(50, "Hops of one reply alone; several have 12.", metavar="N", min=2)
@@ -67,7 +69,6 @@ class BenchCodec(WritesPage):
             OptionError: a part or a number that means nothing.
             BenchError: a run whose output was not right; no time is printed.
         """
-        from mosstalk.cli.measured_output import measured_document, print_found
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
@@ -90,15 +91,14 @@ class BenchCodec(WritesPage):
     def _opened(self) -> "CodecBench":
         """The codec and what is asked of it, with the settings that are known before."""
         from mosstalk.bench.codec import CodecBench
-        from mosstalk.cli.measured_output import numbers
         from mosstalk.config import WEIGHTS_KIND_KEY
         from mosstalk.constants import CODES_PER_SECOND
         from mosstalk.models.codec_folder import load_codec
         from mosstalk.prepared.default_models import chosen_codec
         from mosstalk.prepared.machine import machine_facts
         from mosstalk.runtime.device import fit_threads, pick_device
-        from mosstalk.synthesis.direct import random_codec, random_voice
         from mosstalk.synthesis.sizes import named_sizes
+        from mosstalk.synthesis.weights import random_codec, random_voice
 
         device = pick_device(self.device)
         if self.random_weights:

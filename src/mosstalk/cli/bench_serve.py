@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mosstalk.cli.command import WritesPage
+from mosstalk.cli.command import WritesPage, measured_document, numbers, print_found
 from mosstalk.cli.options import argument, option
 from mosstalk.errors import OptionError
 
@@ -88,7 +88,6 @@ class BenchServe(WritesPage):
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
         from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
-        from mosstalk.cli.measured_output import measured_document, numbers, print_found
 
         load = Load(
             tuple(numbers("--at", self.at)),
@@ -150,8 +149,7 @@ def _speech(file: Path | None) -> "Pcm":
 
     if file is not None:
         return np.frombuffer(pcm_of(read_audio(file, RATE).samples), np.int16)
-    from mosstalk.offline.pipeline import Pipeline
-    from mosstalk.offline.tasks import speak
+    from mosstalk.offline.pipeline import Pipeline, speak
     from mosstalk.prepared.default_models import default_model
     from mosstalk.reporting.sentences import read_sentences
 

@@ -46,6 +46,7 @@ class BuildEngine(WritesDocument):
         "The model's and the codec's folders, or pocket or synthetic for both, and a new "
         "folder. With --random-weights OUT alone.",
         metavar="MODEL CODEC OUT",
+        autocompletion=opt.offered_models,
     )
     precision: str = option(
         "bf16", "Of the language model; fp8: its shared block.", metavar="bf16|fp8"

@@ -115,7 +115,7 @@ def _take_turn(
     run: "ReplyRun", chat: "Chat", kind: str, value: str, recordings: "list[Recording]"
 ) -> dict[str, Any]:
     """Put a turn before the model, a spoken one the first of ``recordings``; what it was."""
-    from mosstalk.cli.transcribe import about
+    from mosstalk.cli.tasks import about
     from mosstalk.progress import status_line
 
     if kind == "text":

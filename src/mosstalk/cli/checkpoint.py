@@ -1,20 +1,120 @@
 """``mosstalk checkpoint``: commands that read and write checkpoint folders."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
-from mosstalk.cli.checkpoint_quantize import Quantize
-from mosstalk.cli.command import WritesDocument, add_command
+from mosstalk.cli import options as opt
+from mosstalk.cli.command import WritesDocument, WritesPage, add_command, print_found
 from mosstalk.cli.options import argument, option
 
 if TYPE_CHECKING:
+    from mosstalk.checkpoints.quantize import Found, Written
     from mosstalk.progress import Progress
 
-Found: TypeAlias = tuple[dict[str, Any] | list[dict[str, Any]], str, bool]
+Inspected: TypeAlias = tuple[dict[str, Any] | list[dict[str, Any]], str, bool]
 """A document, its text for people, and whether there are problems."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Quantize(WritesPage):
+    """Write a checkpoint whose products are in 8 bits, and say what that costs.
+
+    mosstalk checkpoint quantize MOSS-Speech MOSS-Speech-FP8 --html fp8.html
+
+    Embeddings, norms and heads stay as stored, as do both modality blocks
+    unless --blocks all. The model is run only to calibrate, and for --json
+    and --html: errors of every product, and how far each head's distribution
+    moves, on conversations that were not calibrated on. A tensor at a time is
+    in memory while it writes; OUT is there whole or not at all.
+    """
+
+    folder: Path = argument(
+        "A model folder, published or converted; one that holds model/ and codec/; or "
+        "pocket or synthetic.",
+        metavar="DIR",
+        autocompletion=opt.offered_models,
+    )
+    out: Path = argument("A new folder for the quantised checkpoint.", metavar="OUT")
+    scheme: str = option(
+        "fp8", "fp8: E4M3, with a float32 scale for each output channel.", metavar="fp8"
+    )
+    blocks: str = option(
+        "shared", "The shared block's products, or both modality blocks' too.", metavar="shared|all"
+    )
+    activations: str | None = option(
+        None,
+        "Scale a product's input row by row as it comes, or by one number found "
+        "beforehand. Default: calibrated with --calibrate, else row.",
+        metavar="row|calibrated",
+    )
+    calibrate: Path | None = option(
+        None,
+        "Conversations to calibrate and measure on, one a line; every tenth is measured "
+        "on. Default, where any are needed: 600 made with the model itself.",
+        metavar="PROMPTS.jsonl",
+    )
+    statistic: str = option(
+        "largest",
+        "What a calibrated scale is made of: the largest magnitude, or that of all but 1 "
+        "in 10,000.",
+        metavar="largest|p99.99",
+    )
+    device: opt.Device = "auto"
+    dtype: opt.ModelDtype = None
+    json: str | None = option(
+        None, "Measure, and write every figure as JSON; - is stdout.", metavar="FILE|-"
+    )
+    html: Path | None = option(None, "Measure, and write one page with charts.", metavar="FILE")
+
+    def run(self) -> None:
+        """Quantise a model's folder, or one that holds model and codec; print and report.
+
+        Raises:
+            OptionError: a word that means nothing.
+        """
+        from mosstalk.checkpoints.calibrate import document_of, page_of
+        from mosstalk.checkpoints.quantize import Request, quantize
+        from mosstalk.models.quantization import Quantization
+        from mosstalk.progress import progress_bar
+
+        activations = self.activations or ("calibrated" if self.calibrate else "row")
+        request = Request(
+            self.folder, self.out, Quantization(self.blocks, activations), self.calibrate,
+            self.statistic, self.device, self.dtype, bool(self.json or self.html),
+        )  # fmt: skip
+        with self.printing():
+            with progress_bar() as tell:
+                found, written = quantize(request, tell)
+            self._print(found, written)
+        if found.measured:
+            self.deliver_both(
+                document_of(found.record, found.settings, found.measured),
+                partial(page_of, found.settings, found.measured),
+            )
+
+    def _print(self, found: "Found", written: "Written") -> None:
+        from mosstalk.checkpoints.calibrate import PLUMBING, tables_of
+
+        print_found(found.settings, (), width=14)
+        if found.measured:
+            if found.settings["weights"] == "synthetic":
+                print(PLUMBING)
+            print_found({}, tables_of(found.measured)[:2])
+            print()
+        before, after = (size / 2**20 for size in (written.bytes_before, written.bytes_after))
+        print(
+            f"{self.folder} -> {self.out}: {found.record.describe()}; {written.products} of "
+            f"{written.tensors} tensors, {before:,.1f} MiB -> {after:,.1f} MiB in "
+            f"{found.seconds:.1f} s"
+        )
+        print(
+            f"  largest anonymous memory {written.peak_anonymous_bytes / 2**20:.0f} MiB "
+            "while writing (mapped files apart)"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,14 +132,19 @@ class Synthesize:
         None,
         "tiny, full, or KEY=VALUE; repeat or join with commas, e.g. "
         "tiny,hidden_size=256,flow.input_size=96. Default: tiny.",
+        autocompletion=opt.offered("tiny", "full"),
     )
     seed: int = option(0, "Same seed and sizes, same weights.")
-    dtype: str = option("bfloat16", "Of the language model: bfloat16, float16 or float32.")
+    dtype: str = option(
+        "bfloat16",
+        "Of the language model: bfloat16, float16 or float32.",
+        autocompletion=opt.offered("bfloat16", "float16", "float32"),
+    )
     tokenizer: Path | None = option(None, "A tokenizer.json to use instead of a byte-level one.")
 
     def run(self) -> None:
         """Write it, and print what it is."""
-        from mosstalk.synthesis.write import run_synthesize
+        from mosstalk.synthesis.weights import run_synthesize
 
         run_synthesize(self.out, self.size or ["tiny"], self.seed, self.dtype, self.tokenizer)
 
@@ -60,6 +165,7 @@ class Inspect(WritesDocument):
         "A model folder, a codec folder, one that holds model/ and codec/, one that "
         "mosstalk build made; or pocket or synthetic.",
         metavar="DIR",
+        autocompletion=opt.offered_models,
     )
     hashes: bool | None = option(
         None, "Read every byte for SHA-256 sums. Default: yes, but of a built folder no."
@@ -71,7 +177,7 @@ class Inspect(WritesDocument):
         Raises:
             CheckpointError: it is a built folder of another version.
         """
-        from mosstalk.prepared.folder import ENGINE_FILE
+        from mosstalk.prepared.default_models import ENGINE_FILE
         from mosstalk.progress import progress_bar
 
         with self.printing(), progress_bar() as tell:
@@ -82,21 +188,21 @@ class Inspect(WritesDocument):
         self.deliver(document, text)
         return int(problems)
 
-    def _checkpoint(self, tell: "Progress") -> "Found":
+    def _checkpoint(self, tell: "Progress") -> Inspected:
         from mosstalk.checkpoints.inspect import inspect, text_of
         from mosstalk.prepared.default_models import NAMES, chosen_model
 
         folder = self.folder
         if str(folder) in NAMES and not folder.exists():
             folder = chosen_model(folder, None)[0].parent
-        reports = inspect(folder, hashes=self.hashes is not False, progress=tell)
+        reports = inspect(folder, hashes=self.hashes is not False, tell=tell)
         document = [report.as_dict() for report in reports]
         problems = any(report.problems for report in reports)
         return document, "".join(map(text_of, reports)), problems
 
-    def _built(self, tell: "Progress") -> "Found":
+    def _built(self, tell: "Progress") -> Inspected:
         from mosstalk.build.report import document_of, lines_of, report_of
-        from mosstalk.prepared.folder import BuiltEngine
+        from mosstalk.prepared.default_models import BuiltEngine
 
         engine = BuiltEngine.read(self.folder)
         report = report_of(engine, hashes=bool(self.hashes), tell=tell)
@@ -120,7 +226,9 @@ class Convert:
     )
     out: Path = argument("A new folder for the converted checkpoint.", metavar="OUT")
     dtype: str = option(
-        "bf16", "bf16, fp16 or fp32, of the language model; the codec keeps its own."
+        "bf16",
+        "bf16, fp16 or fp32, of the language model; the codec keeps its own.",
+        autocompletion=opt.offered("bf16", "fp16", "fp32"),
     )
     shard_gib: float = option(2.0, "Largest file written, in GiB; memory taken grows with it.")
 

@@ -1,17 +1,18 @@
-"""From a frozen dataclass, whose fields are options, to a command of the terminal."""
+"""From a frozen dataclass, whose fields are options, to a command; what commands print alike."""
 
 import inspect
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import Field, dataclass
 from functools import partial
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -21,6 +22,9 @@ from mosstalk.cli.options import option
 from mosstalk.environment import this_command
 from mosstalk.errors import AudioWarning, MosstalkError, OptionError
 from mosstalk.files import as_text, require_target, write_document, write_whole
+
+if TYPE_CHECKING:
+    from mosstalk.reporting.tables import Table
 
 STANDARD = "-"
 """In place of a file's name: standard input or output."""
@@ -115,12 +119,18 @@ class _Command(TyperCommand):
     bare ``--json``, at the end or before another option, is taken for ``--json -``: it was a flag.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual."""
-        words = _with_json_on_stdout(args)
-        _, _, order = self.make_parser(ctx).parse_args(args=list(words))
-        ctx.meta["order"] = [each.name for each in order]
-        return super().parse_args(ctx, words)
+    def make_parser(self, ctx: Any) -> Any:
+        """The usual parser, which leaves the order in ``ctx``."""
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args=_with_json_on_stdout(args))
+            ctx.meta["order"] = [each.name for each in found[2]]
+            return found
+
+        parser.parse_args = parse_args
+        return parser
 
 
 def _with_json_on_stdout(args: list[str]) -> list[str]:
@@ -162,19 +172,31 @@ def _parameter(options: type[Options], name: str) -> inspect.Parameter:
     info = options.__dataclass_fields__[name].metadata.get(opt.INFO)
     if info and info.default is False and not info.param_decls:
         info.param_decls = (f"--{name.replace('_', '-')}",)  # without a --no- beside it
-    return spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+    found = spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+    if choices := _choices(found):
+        _info(found).autocompletion = opt.offered(*choices)
+    return found
+
+
+def _info(option: inspect.Parameter) -> Any:
+    """What typer knows of an option, which stands in its annotation or in its default."""
+    return next(iter(getattr(option.annotation, "__metadata__", ())), option.default)
+
+
+def _choices(option: inspect.Parameter) -> list[str]:
+    """The words in an option's metavar such as ``bf16|fp8``, beside which it takes none."""
+    metavar = getattr(_info(option), "metavar", None) or ""
+    return metavar.split("|") if _CHOICES.fullmatch(metavar) else []
 
 
 def _check_choice(option: inspect.Parameter, given: Any) -> None:
     """Raise OptionError for a word that is none of those in the option's metavar, ``bf16|fp8``."""
-    info: Any = next(iter(getattr(option.annotation, "__metadata__", ())), option.default)
-    metavar = getattr(info, "metavar", None) or ""
-    if _CHOICES.fullmatch(metavar) and given is not None:
-        name = next(iter(info.param_decls or ()), f"--{option.name.replace('_', '-')}")
-        choices = metavar.split("|")
-        for word in given if isinstance(given, list) else [given]:
-            if word not in choices:
-                raise OptionError(f"{name} must be {' or '.join(choices)}, not {word!r}")
+    choices = _choices(option)
+    for word in given if isinstance(given, list) else [given]:
+        if choices and word is not None and word not in choices:
+            decls = _info(option).param_decls or ()
+            name = next(iter(decls), f"--{option.name.replace('_', '-')}")
+            raise OptionError(f"{name} must be {' or '.join(choices)}, not {word!r}")
 
 
 def add_moved(app: typer.Typer, path: str, now: str) -> None:
@@ -239,3 +261,54 @@ def fail(message: str) -> None:
     """Print an error as one line and end with exit code 2."""
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     raise typer.Exit(2)
+
+
+def measured_document(name: str, settings: Mapping[str, str], **figures: Any) -> dict[str, Any]:
+    """The document of a format: settings, the kind of weights, and all figures."""
+    return {"format": name, "settings": settings, "weights": settings["weights"]} | figures
+
+
+def print_found(
+    settings: Mapping[str, Any],
+    tables: "Iterable[Table]",
+    skipped: Iterable[str] = (),
+    *,
+    width: int | None = None,
+) -> None:
+    """Print settings, tables with an empty line before each, and what was not measured.
+
+    A setting is a line, its value after ``width`` characters or the longest name.
+    """
+    width = max(map(len, settings), default=0) if width is None else width
+    for name, value in settings.items():
+        print(f"{name:<{width}} {value}")
+    for table in tables:
+        print(f"\n{table.as_text()}")
+    for line in skipped:
+        print(f"\nnot measured: {line}")
+
+
+def numbers(option: str, words: str) -> list[int]:
+    """The numbers of ``1,8,32``, each above 0.
+
+    Raises:
+        OptionError: ``words`` say something else.
+    """
+    parts = [word.strip() for word in words.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(f"{option} {words}: give numbers above 0, like 1,8,32")
+    return list(map(int, parts))
+
+
+def from_evals(module: str, name: str) -> Any:
+    """What a module of ``evals`` calls ``name``; None where there is no such package.
+
+    It is looked for beside this package and, in a clone, beside ``src``: an installation need not
+    know of it, and another package of that name is never taken for it.
+    """
+    for folder in Path(__file__).parents[2:4]:
+        if (folder / "evals" / "commands.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+            return getattr(import_module(f"evals.{module}"), name)
+    return None

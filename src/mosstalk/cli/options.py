@@ -1,12 +1,20 @@
-"""Options of the command line, each with the help that ``--help`` prints."""
+"""Options of the command line, each with the help that ``--help`` prints.
 
+``autocompletion`` is what a shell offers in an option's place. Where that is nothing it offers
+files. None of it imports torch: a shell waits for it.
+"""
+
+from collections.abc import Callable
 from dataclasses import MISSING, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-DTYPES_HELP = "float32, bfloat16, float16 or float64"
+from mosstalk.errors import MosstalkError
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES_HELP = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
 EMBEDDINGS_HELP = (
     "Where the table of text embeddings is: in the GPU's memory, or in the host's, which saves the "
     "published model 1.16 GiB of the GPU's."
@@ -29,13 +37,38 @@ def argument(help: str, *, default: Any = MISSING, **more: Any) -> Any:
     return field(default=default, metadata={INFO: typer.Argument(given, help=help, **more)})
 
 
+def offered(*words: str) -> Callable[[], list[str]]:
+    """Words that a shell offers, those of them that begin as what was typed."""
+    return lambda: list(words)
+
+
+def offered_models() -> list[str]:
+    """The names that stand for a model's folder."""
+    from mosstalk.prepared.default_models import NAMES
+
+    return list(NAMES)
+
+
+def offered_voices(context: typer.Context) -> list[str]:
+    """The voices of the codec that the words before name; of the default one where none do."""
+    from mosstalk.prepared.default_models import chosen_codec
+
+    given = context.params
+    try:
+        codec = chosen_codec(given.get("codec") or given.get("model"))
+    except MosstalkError:
+        return []
+    return sorted(path.stem for path in (codec / "voices").glob("*.safetensors"))
+
+
 Model: TypeAlias = Annotated[
     Path | None,
     typer.Option(
+        autocompletion=offered_models,
         help="Folder of the language model, together with --codec; or alone a folder that "
         "mosstalk build made, or one of the names pocket (the small model that ships with "
         "mosstalk) and synthetic (tiny, random weights). "
-        "Default: pocket where it is there, else synthetic."
+        "Default: pocket where it is there, else synthetic.",
     ),
 ]
 Codec: TypeAlias = Annotated[
@@ -44,10 +77,17 @@ Codec: TypeAlias = Annotated[
 ]
 CodecAlone: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Folder of the codec, or pocket or synthetic. Default: the default model's."),
+    typer.Option(
+        autocompletion=offered_models,
+        help="Folder of the codec, or pocket or synthetic. Default: the default model's.",
+    ),
 ]
 VoiceName: TypeAlias = Annotated[
-    str, typer.Option(help="A voice of the codec's folder by name, or a voice file.")
+    str,
+    typer.Option(
+        autocompletion=offered_voices,
+        help="A voice of the codec's folder by name, or a voice file.",
+    ),
 ]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Of the sampling: same seed, same answers.")]
 ReplyScript: TypeAlias = Annotated[
@@ -61,12 +101,18 @@ Channel: TypeAlias = Annotated[
     int | None, typer.Option(help="Which channel to hear, from 1. Default: mix up to two.")
 ]
 Device: TypeAlias = Annotated[
-    str, typer.Option(help="auto, cpu, cuda, cuda:1 ... auto takes a GPU where there is one.")
+    str,
+    typer.Option(
+        autocompletion=offered("auto", "cpu", "cuda"),
+        help="auto, cpu, cuda, cuda:1 ... auto takes a GPU where there is one.",
+    ),
 ]
 ModelDtype: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help=f"Of the language model: {DTYPES_HELP}. Default: float32 on a CPU, as stored on a GPU."
+        autocompletion=offered(*DTYPES),
+        help=f"Of the language model: {DTYPES_HELP}. "
+        "Default: float32 on a CPU, as stored on a GPU.",
     ),
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
@@ -95,6 +141,7 @@ SoundDtype: TypeAlias = Annotated[
     typer.Option(
         "--codec-dtype",
         metavar="DTYPE",
+        autocompletion=offered("float32", "float16", "bfloat16"),
         help="Precision of flow and vocoder: float32, float16 or bfloat16. Default: float16 on a "
         "GPU, else float32.",
     ),

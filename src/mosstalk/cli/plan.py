@@ -34,6 +34,7 @@ class PlanMemory(WritesDocument):
         None,
         "rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be repeated.",
         metavar="CARD",
+        autocompletion=opt.offered("rtx-4090", "l4", "l40s", "a100", "h100", "h200", "all"),
     )
     precision: str | None = option(
         None,
@@ -51,9 +52,12 @@ class PlanMemory(WritesDocument):
         None,
         "Folder of the language model, or pocket or synthetic. Default: the published "
         "model's sizes.",
+        autocompletion=opt.offered_models,
     )
     codec: Path | None = option(
-        None, "Folder of the codec, or pocket or synthetic. Default: the published codec's sizes."
+        None,
+        "Folder of the codec, or pocket or synthetic. Default: the published codec's sizes.",
+        autocompletion=opt.offered_models,
     )
 
     def __post_init__(self) -> None:
@@ -97,8 +101,7 @@ class PlanMemory(WritesDocument):
 
     def _serve(self) -> str:
         """The command that serves the model of which the plan is."""
-        from mosstalk.prepared.default_models import NAMES
-        from mosstalk.prepared.folder import is_built
+        from mosstalk.prepared.default_models import NAMES, is_built
 
         command = f"{this_command()} serve"
         if self.model and (str(self.model) in NAMES or is_built(self.model)):

@@ -22,8 +22,7 @@ from mosstalk.cli.command import STANDARD
 from mosstalk.cli.replies import STDOUT, DrawsReplies
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import FinishReason
-from mosstalk.diagnostics.figures import model_facts, stage_figures
-from mosstalk.diagnostics.trace import write_trace
+from mosstalk.diagnostics.figures import model_facts, stage_figures, write_trace
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.prepared.default_models import chosen_model

@@ -1,4 +1,4 @@
-"""``mosstalk serve``: from options to a running server, and what is printed meanwhile."""
+"""``mosstalk serve``: from options to a running server; ``mosstalk replay``: a session again."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import fail
-from mosstalk.cli.options import option
+from mosstalk.cli.command import WritesDocument, fail
+from mosstalk.cli.options import argument, option
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
+    from mosstalk.server.loading import Loaded
     from mosstalk.server.logs import LogStyle
+    from mosstalk.server.replay import Recorded, Replayed
     from mosstalk.session.commands import SessionSettings
 
 _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
-_PACKAGES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
+_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn", "websockets")
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -51,7 +53,9 @@ class Serve:
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
     voice: str = option(
-        "default", "The voice of sessions that ask for none: one of the codec's, or a file."
+        "default",
+        "The voice of sessions that ask for none: one of the codec's, or a file.",
+        autocompletion=opt.offered_voices,
     )
     vocoder: opt.Vocoder = "hift"
     vocoder_dir: opt.VocoderDir = None
@@ -130,6 +134,7 @@ class Serve:
         "Write down both sides' speech, beside the talk: whisper-tiny (English), or a "
         "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
         metavar="NAME",
+        autocompletion=opt.offered("whisper-tiny"),
     )
     log_format: str = option("text", "How log lines are written.", metavar="text|json")
     log_level: str = option("info", "The least that is logged.", metavar="debug|info|warning|error")
@@ -137,7 +142,7 @@ class Serve:
 
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
-        require_server()
+        require_server("a server")
         from mosstalk.server.admission import is_loopback
         from mosstalk.server.front import serve
 
@@ -268,13 +273,16 @@ class Serve:
         return frozenset(names - {""})
 
 
-def require_server() -> None:
-    """End with exit code 2 and a hint where what a server needs is not installed."""
+def require_server(what: str) -> None:
+    """End with exit code 2 and a hint where the extra that ``what`` needs is not installed."""
     if sys.platform == "win32":
-        fail("a server needs Linux or macOS; on Windows run it in WSL")
+        fail(f"{what} needs Linux or macOS; on Windows run it in WSL")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        fail(f"a server needs {', '.join(missing)}; run: {install_command('server')}")
+        fail(
+            f"{what} needs the extra server, of which {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; run: {install_command('server')}"
+        )
 
 
 def _limits(given: list[str]) -> "Limits":
@@ -336,3 +344,74 @@ def _reports(options: "ServeOptions") -> "Reports":
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(WritesDocument):
+    """Give a recorded session's input to a fresh one, and say what is different.
+
+    mosstalk replay recordings/20260101T120000Z-sess_1 --live
+
+    Compared are the order of the events, the rows of the conversation, every
+    sample of the replies and their text; the times of each response stand
+    beside those recorded. Replies that were drawn greedily or from a seed
+    (serve --temperature 0, or --seed) are the same on the same machine.
+
+    Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
+    """
+
+    folder: Path = argument("A session's folder, as serve --record makes them.", metavar="DIR")
+    model: opt.Model = None
+    codec: opt.Codec = None
+    device: opt.Device = "auto"
+    dtype: opt.ModelDtype = None
+    live: bool = option(
+        False, "At the pace of then, so that times can be compared. Default: at once."
+    )
+
+    def run(self) -> int:
+        """Replay, print what differs; the exit code.
+
+        Raises:
+            DetectorError: the recorded session had a detector of speech, and none is installed.
+        """
+        require_server("a replay")
+        import asyncio
+
+        from mosstalk.progress import loading
+        from mosstalk.server.ipc import BY_HAND, WorkerOptions
+        from mosstalk.server.loading import load
+        from mosstalk.server.replay import compare, read_recording
+        from mosstalk.vad.detectors import open_detector
+
+        with self.printing():
+            recorded = read_recording(self.folder)
+            worker = recorded.facts["worker"]
+            if worker["detector"]:
+                open_detector()  # refused here: without one the session would go another way
+            options = WorkerOptions(
+                self.model,
+                self.codec,
+                self.device,
+                self.dtype,
+                sessions=1,
+                detector="auto" if worker["detector"] else BY_HAND,
+            )
+            with loading() as (_, tell):
+                loaded = load(options, tell)
+            if loaded.name != worker["model"]:
+                print(f"recorded with {worker['model']}, replayed with {loaded.name}")
+            comparison = compare(recorded, asyncio.run(_played(loaded, recorded, self.live)))
+            if not self.live:
+                print("Times are those of a session that hears everything at once; see --live.")
+            print("\n".join(comparison.lines()))
+        self.deliver(comparison.as_dict())
+        return 0 if comparison.same or not comparison.drawn_alike else 1
+
+
+async def _played(loaded: "Loaded", recorded: "Recorded", live: bool) -> "Replayed":
+    from mosstalk.server.replay import play
+
+    async with loaded.host as host:
+        await host.warm_up()
+        return await play(host, recorded, live=live)

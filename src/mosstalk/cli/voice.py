@@ -138,7 +138,9 @@ class Inspect(WritesDocument):
     Exit code 1: it was made for another codec. 2: it cannot be read.
     """
 
-    voice: str = argument("A voice, or a voice file.", metavar="NAME|FILE")
+    voice: str = argument(
+        "A voice, or a voice file.", metavar="NAME|FILE", autocompletion=opt.offered_voices
+    )
     codec: opt.CodecAlone = None
 
     def run(self) -> int:
@@ -194,7 +196,7 @@ def _complete_synthetic(folder: Path) -> None:
     """Add the x-vector model to a synthetic codec that was written before ``onnx`` was there."""
     from mosstalk.models.codec_folder import STREAMING_FLOW, read_flow_config
     from mosstalk.models.voices import X_VECTOR_FILE
-    from mosstalk.synthesis.small_x_vector import write_x_vector_model
+    from mosstalk.synthesis.small_parts import write_x_vector_model
 
     path = folder / "flow" / X_VECTOR_FILE
     if not path.exists():

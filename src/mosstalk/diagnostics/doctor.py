@@ -69,24 +69,9 @@ class Diagnosis:
         return asdict(self) | {"exit_code": self.exit_code}
 
 
-@dataclass(frozen=True)
-class _Thing:
-    """Something to look for; ``look`` returns (state, detail) and may raise anything.
-
-    ``extra``: the package's extra that brings it, "" for the package itself, None for neither.
-    """
-
-    name: str
-    purpose: str
-    without: str
-    look: Callable[[], tuple[str, str]]
-    needed: bool = True
-    extra: str | None = None
-
-
 def examine() -> Diagnosis:
     """Look at everything, and import what the main job needs; takes seconds, raises nothing."""
-    findings = [_find(thing) for thing in _things()]
+    findings = _findings()
     broken = [finding for finding in findings if finding.broken]
     runs = ["Runs here: the main job in float32 on the CPU, the exact reference path (slow)"]
     if broken:
@@ -111,35 +96,45 @@ def printed(diagnosis: Diagnosis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _find(thing: _Thing) -> Finding:
+def _found(
+    name: str,
+    purpose: str,
+    without: str,
+    look: Callable[[], tuple[str, str]],
+    needed: bool = True,
+    extra: str | None = None,
+) -> Finding:
+    """What ``look`` says, (state, detail); it may raise anything.
+
+    ``extra``: the package's extra that brings it, "" for the package itself, None for neither.
+    """
     try:
-        state, detail = thing.look()
+        state, detail = look()
     except Exception as error:  # a broken package can raise anything on import
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         state, detail = "unusable", f"{reason[:160]}"
-    brought = thing.extra is not None and state != "ok"
-    install = install_command(thing.extra or "") if brought else ""
-    return Finding(thing.name, thing.purpose, thing.without, thing.needed, state, detail, install)
+    install = "" if extra is None or state == "ok" else install_command(extra)
+    return Finding(name, purpose, without, needed, state, detail, install)
 
 
-def _things() -> list[_Thing]:
+def _findings() -> list[Finding]:
     nothing = "nothing runs"
     no_sound = "no sound can be read or written: chat does not run"
     no_voices, no_server = "voices cannot be made, only used", "no server"
     serve = "mosstalk serve"
     return [
-        _Thing("system", "everything", nothing, _system),
-        _Thing("Python", "everything", nothing, _python),
-        _Thing("mosstalk", "everything", nothing, lambda: ("ok", version("mosstalk"))),
-        _Thing("torch", "the model and the codec", "no model runs", _torch, extra=""),
+        _found("system", "everything", nothing, _system),
+        _found("Python", "everything", nothing, _python),
+        _found("mosstalk", "everything", nothing, lambda: ("ok", version("mosstalk"))),
+        _found("torch", "the model and the codec", "no model runs", _torch, extra=""),
         _package("numpy", "samples of sound", no_sound),
         _package("safetensors", "reading weights", "no model runs"),
         _package("tokenizers", "typed text", "no model runs"),
-        _Thing("libsndfile", "sound files", no_sound, _libsndfile, extra=""),
+        _found("libsndfile", "sound files", no_sound, _libsndfile, extra=""),
         _package("soxr", "recordings that are not at 16 kHz", no_sound),
         _cache_thing(),
-        _Thing("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
-        _Thing("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
+        _found("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
+        _found("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
         _optional(
             "wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers"
         ),
@@ -155,20 +150,20 @@ def _things() -> list[_Thing]:
     ]
 
 
-def _package(name: str, purpose: str, without: str) -> _Thing:
+def _package(name: str, purpose: str, without: str) -> Finding:
     """A package that the main job imports."""
-    return _Thing(name, purpose, without, lambda: _imported(name), extra="")
+    return _found(name, purpose, without, lambda: _imported(name), extra="")
 
 
-def _cache_thing() -> _Thing:
+def _cache_thing() -> Finding:
     """Where the synthetic model is made; the main job needs it where no other model is there."""
     if shipped_model():
         without = "--model synthetic does not run"
-        return _Thing("cache folder", "the synthetic model", without, _cache, needed=False)
-    return _Thing("cache folder", "the default model", "chat needs --model and --codec", _cache)
+        return _found("cache folder", "the synthetic model", without, _cache, needed=False)
+    return _found("cache folder", "the default model", "chat needs --model and --codec", _cache)
 
 
-def _optional(package: str, purpose: str, without: str, extra: str = "") -> _Thing:
+def _optional(package: str, purpose: str, without: str, extra: str = "") -> Finding:
     """A package that is found without being imported."""
 
     def look() -> tuple[str, str]:
@@ -179,7 +174,7 @@ def _optional(package: str, purpose: str, without: str, extra: str = "") -> _Thi
         except PackageNotFoundError:
             return "ok", "of unknown version (found, not imported)"
 
-    return _Thing(package, purpose, without, look, needed=False, extra=extra)
+    return _found(package, purpose, without, look, needed=False, extra=extra)
 
 
 def _imported(package: str) -> tuple[str, str]:

@@ -69,11 +69,11 @@ def write_report(out: Path, wanted: Wanted, *, force: bool = False) -> str:
 def _measured(wanted: Wanted) -> dict[str, Any]:
     """Verdict, turn and config files; where packages are broken, the reason in their place."""
     try:
-        from mosstalk.diagnostics import checkup
+        from mosstalk.diagnostics import figures
     except Exception as error:  # a broken package can raise anything on import
         why = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
         return {"verify": why, "turn": why | {"weights": "unknown"}, "config_files": {}}
-    return checkup.measured(wanted)
+    return figures.measured(wanted)
 
 
 def package_versions() -> dict[str, str]:

@@ -5,19 +5,21 @@ Plain arithmetic on sizes that ``sizes`` and ``measured`` give.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from typing import Any
 
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.memory import MARGIN
-from mosstalk.plan.measured import MIB, measured
 from mosstalk.plan.sizes import (
+    MIB,
     Configs,
     Part,
     Rates,
     codec_on_meta,
     codec_parts,
     language_parts,
+    measured,
     text_table_bytes,
 )
 
@@ -54,9 +56,9 @@ class Wish:
     embeddings: str = "device"
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Bytes of what there is once, by name, and of what grows with use; see ``sizes.Rates``.
+@dataclass(frozen=True, kw_only=True)
+class Costs(Rates):
+    """Bytes of what there is once, by name, and of what grows with use.
 
     ``margin``: share of the memory that is left to others. ``trunk_saved``: bytes that an FP8
     trunk would take less. ``text_table``: bytes of the text embeddings, while they are counted.
@@ -64,12 +66,6 @@ class Costs:
 
     weights: tuple[Item, ...]
     rooms: tuple[Item, ...]
-    row: int
-    reply_pages: int
-    vocoder_state: int
-    turn: int
-    page: int
-    page_s: float
     margin: float
     trunk_saved: int = 0
     text_table: int = 0
@@ -154,6 +150,19 @@ class Plan:
         """Memory of the flow for replies and voices, as ``serve --codec-memory`` takes it."""
         pages = self.wish.sessions * self.costs.reply_pages + self.voice_pages
         return math.ceil(pages * self.costs.page / MIB)
+
+    def as_values(self) -> dict[str, Any]:
+        """For documents; without a GPU's memory nothing is said to fit or not to."""
+        known = bool(self.wish.memory_bytes)
+        return {
+            "wish": asdict(self.wish),
+            "items": [asdict(item) for item in self.items],
+            "row_bytes": self.costs.row,
+            "needed_bytes": self.needed_bytes,
+            "fits": self.fits if known else None,
+            "rows": self.rows if known else None,
+            "sessions": self.full_sessions if known else None,
+        }
 
 
 def with_fp8(plan: Plan) -> Plan:
@@ -244,8 +253,8 @@ def _costs(configs: Configs) -> Costs:
     parts = [*language, *codec_parts(codec_on_meta(configs))]
     rooms = tuple(Item(room.name, room.bytes, room.basis) for room in measured().rooms)
     return Costs(
-        tuple(map(_item, parts)),
-        rooms,
+        weights=tuple(map(_item, parts)),
+        rooms=rooms,
         **vars(Rates.of(configs)),
         margin=MARGIN,
         trunk_saved=saved,

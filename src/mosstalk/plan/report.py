@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 
 from mosstalk.plan.fit import Plan, advice
 from mosstalk.plan.limits import SOUND, TITLES, Card, Limits, limits_of
-from mosstalk.plan.measured import Peak, measured
-from mosstalk.plan.sizes import PRECISIONS, Configs
+from mosstalk.plan.sizes import PRECISIONS, Configs, Peak, measured
 from mosstalk.reporting.tables import NONE, Table
 
 FORMAT = "mosstalk-plan-1"
@@ -160,18 +159,11 @@ def _verdict(plan: Plan, serve: str) -> str:
 
 
 def _plan_values(plan: Plan, *, published: bool) -> dict[str, Any]:
-    return {
-        "wish": asdict(plan.wish),
-        "items": [asdict(item) for item in plan.items],
-        "row_bytes": plan.costs.row,
+    return plan.as_values() | {
         "reply_bytes": plan.costs.reply,
         "turn_bytes": plan.costs.turn,
         "left_bytes": plan.left_bytes,
-        "needed_bytes": plan.needed_bytes,
-        "fits": plan.fits,
-        "rows": plan.rows,
         "minutes": plan.minutes,
-        "sessions": plan.full_sessions,
         "codec_memory_mib": plan.flow_memory_mib,
         "change": [] if plan.fits else advice(plan),
         "beside": [asdict(peak) for peak in measured().peaks] if published else [],

@@ -1,4 +1,7 @@
-"""Bytes of every part of a language model and a codec, from their configs alone."""
+"""Bytes of every part of a language model and a codec, from their configs alone.
+
+What cannot be computed, because it was measured or is set aside, is in ``measured.json``.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ from mosstalk.codec.hift_step import HiftState
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.kv_store import bytes_per_row
+from mosstalk.errors import ConfigError
+from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.flow import FlowDecoder
@@ -23,6 +28,9 @@ from mosstalk.reply_options import CONTEXT_S
 
 Shapes = Mapping[str, tuple[int, ...]]
 BytesOf = Callable[[str, tuple[int, ...]], int]
+MEASURED_FORMAT = "mosstalk-measured-1"
+MIB = 2**20
+_MEASURED = Path(__file__).with_name("measured.json")
 
 PRECISIONS = ("bf16", "fp8")
 SOUND_DTYPE = torch.float16
@@ -184,3 +192,50 @@ class Rates:
             layout.bytes,
             configs.flow.chunk_size / CODES_PER_SECOND,
         )
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that every process takes; ``basis``: measured, set aside or assumed."""
+
+    name: str
+    bytes: int
+    basis: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Device memory of a whole pipeline; ``gib`` None: not stated or not measured."""
+
+    name: str
+    device: str | None
+    gib: float | None
+    command: str | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All of it."""
+
+    rooms: tuple[Room, ...]
+    peaks: tuple[Peak, ...]
+
+
+@cache
+def measured(path: Path = _MEASURED) -> Measured:
+    """Read the file of the package, or another of its form.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    values = read_json(path)
+    if values.get("format") != MEASURED_FORMAT:
+        raise ConfigError(
+            f"{path}: the format is {values.get('format')!r}, not {MEASURED_FORMAT!r}"
+        )
+    rooms = (
+        Room(room["name"], room["mib"] * MIB, room["basis"], room["source"])
+        for room in values["rooms"]
+    )
+    return Measured(tuple(rooms), tuple(Peak(**peak) for peak in values["peaks"]))

@@ -1,17 +1,23 @@
-"""The models that are there without a download, and which one a command uses.
+"""Which model a command uses: folders, what ``mosstalk build`` left, or one that is there anyway.
 
+A built folder holds ``model``, ``codec``, ``cache`` and ``engine.json``. Nothing here needs torch.
 The pocket model ships inside the package, as far as this one holds its weights. The synthetic
 one is tiny and random, and is written to the cache on first use: the whole path runs, and
 what is heard is noise.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mosstalk.environment import cache_folder
 from mosstalk.errors import CheckpointError, ConfigError
-from mosstalk.files import new_folder
-from mosstalk.prepared.folder import built_engine, is_built
+from mosstalk.files import new_folder, read_json
 
+ENGINE_FILE = "engine.json"
+ENGINE_FORMAT = "mosstalk-engine-1"
+MODEL, CODEC, CACHE = "model", "codec", "cache"
 Folders = tuple[Path, Path]
 """A language model's folder and a codec's."""
 
@@ -20,6 +26,86 @@ NAMES = ("pocket", "synthetic")
 _POCKET = Path(__file__).parents[1] / "pocket"
 _SYNTHETIC = "synthetic-tiny-4"
 """Changes whenever what is written under it would."""
+
+
+def is_built(folder: Path) -> bool:
+    """Whether ``mosstalk build`` made this folder."""
+    return (folder / ENGINE_FILE).is_file()
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """What ``mosstalk build`` left: a folder and what its ``engine.json`` says."""
+
+    folder: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "BuiltEngine":
+        """Read ``engine.json``.
+
+        Raises:
+            CheckpointError: there is none, it cannot be read, or another version wrote it.
+        """
+        path = folder / ENGINE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: has no {ENGINE_FILE}; make one with: mosstalk build")
+        try:
+            values = read_json(path)
+        except ConfigError:
+            raise CheckpointError(f"{path}: damaged; build it again") from None
+        found = values.get("format")
+        if found != ENGINE_FORMAT:
+            raise CheckpointError(
+                f"{path}: the format is {found!r}, and this mosstalk reads "
+                f"{ENGINE_FORMAT!r}; build it again"
+            )
+        return cls(folder, values)
+
+    @property
+    def model(self) -> Path:
+        """The language model's folder."""
+        return self.folder / MODEL
+
+    @property
+    def codec(self) -> Path:
+        """The codec's folder."""
+        return self.folder / CODEC
+
+    @property
+    def cache(self) -> Path:
+        """Compiled kernels."""
+        return self.folder / CACHE
+
+    @property
+    def sessions(self) -> int:
+        """Sessions at once that it was built for."""
+        return int(self.values["settings"]["max_sessions"])
+
+    @property
+    def rows(self) -> int:
+        """Rows of the longest conversation that it was built for."""
+        return int(self.values["settings"]["max_rows"])
+
+    @property
+    def embeddings(self) -> str:
+        """Where the table of text embeddings shall be: ``device`` or ``host``."""
+        return str(self.values["settings"].get("embeddings", "device"))
+
+    @property
+    def flow_memory_mib(self) -> int | None:
+        """Memory of a GPU for voices and replies; None where it was built on a CPU."""
+        found = self.values["settings"]["codec_memory_mib"]
+        return None if found is None else int(found)
+
+
+def built_engine(folder: Path | None) -> BuiltEngine | None:
+    """The built engine that a folder is; None for any other.
+
+    Raises:
+        CheckpointError: see ``BuiltEngine.read``.
+    """
+    return BuiltEngine.read(folder) if folder and is_built(folder) else None
 
 
 def default_model() -> Folders:
@@ -48,7 +134,7 @@ def synthetic_model() -> Folders:
     if not folder.exists():
         # Here, because looking for the shipped model needs no torch.
         from mosstalk.synthesis.sizes import TINY
-        from mosstalk.synthesis.write import Synthesis, synthesize
+        from mosstalk.synthesis.weights import Synthesis, synthesize
 
         with new_folder(folder) as part:
             synthesize(part, Synthesis(TINY))

@@ -28,7 +28,7 @@ from typing import Any
 from mosstalk.conversation import Row
 from mosstalk.environment import environment_of_a_child, share_the_processor
 from mosstalk.errors import MosstalkError
-from mosstalk.prepared.folder import built_engine
+from mosstalk.prepared.default_models import built_engine
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle, bounded_output

@@ -1,73 +1,21 @@
-"""Named sizes of synthetic checkpoints, and changes to them from the command line."""
+"""Named sizes of synthetic checkpoints, and changes to them from the command line.
+
+``sizes.json`` holds the published configs, and where the tiny sizes differ from them.
+"""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mosstalk.config import FlowConfig, HiftConfig
 from mosstalk.errors import ConfigError, OptionError
-from mosstalk.files import parse_json
+from mosstalk.files import parse_json, read_json
 
-PUBLISHED_MODEL: dict[str, Any] = {
-    "architectures": ["MossSpeechForCausalLM"],
-    "model_type": "moss_speech",
-    "attention_bias": False,
-    "audio_pad_token_id": 512,
-    "audio_vocab_size": 16512,
-    "channels": 2,
-    "eosp_token_id": 16384,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 40960,
-    "modality_pad_token_id": 151667,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "num_modality_layers": 4,
-    "num_shared_layers": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 1_000_000.0,
-    "sosp_token_id": 151646,
-    "tie_word_embeddings": False,
-    "vocab_size": 151680,
-}
-
-PUBLISHED_CODEC: dict[str, Any] = {
-    "architectures": ["WhisperVQEncoder"],
-    "model_type": "whisper",
-    "activation_function": "gelu",
-    "d_model": 1280,
-    "encoder_attention_heads": 20,
-    "encoder_causal_attention": True,
-    "encoder_causal_convolution": True,
-    "encoder_ffn_dim": 5120,
-    "encoder_layers": 32,
-    "max_source_positions": 1500,
-    "num_mel_bins": 128,
-    "pooling_kernel_size": 4,
-    "pooling_position": 16,
-    "pooling_type": "avg",
-    "quantize_causal_encoder": True,
-    "quantize_encoder_only": True,
-    "quantize_position": 16,
-    "quantize_vocab_size": 16384,
-}
-
-PREPROCESSOR: dict[str, Any] = {
-    "chunk_length": 30,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": 128,
-    "hop_length": 160,
-    "n_fft": 400,
-    "n_samples": 480000,
-    "nb_max_frames": 3000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "return_attention_mask": False,
-    "sampling_rate": 16000,
-}
+_FILE = read_json(Path(__file__).with_name("sizes.json"))
+PUBLISHED_MODEL: dict[str, Any] = _FILE["model"]
+PUBLISHED_CODEC: dict[str, Any] = _FILE["codec"]
+PREPROCESSOR: dict[str, Any] = _FILE["preprocessor"]
+_TINY: dict[str, dict[str, Any]] = _FILE["tiny"]
 
 
 @dataclass(frozen=True)
@@ -81,55 +29,15 @@ class Sizes:
     preprocessor: dict[str, Any]
 
 
-FULL = Sizes(
-    PUBLISHED_MODEL, PUBLISHED_CODEC, FlowConfig().to_dict(), HiftConfig().to_dict(), PREPROCESSOR
-)
-
+_FLOW, _HIFT = FlowConfig().to_dict(), HiftConfig().to_dict()
+FULL = Sizes(PUBLISHED_MODEL, PUBLISHED_CODEC, _FLOW, _HIFT, PREPROCESSOR)
 TINY = Sizes(
-    PUBLISHED_MODEL
-    | {
-        "audio_vocab_size": 1152,
-        "eosp_token_id": 1024,
-        "head_dim": 32,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "max_position_embeddings": 10240,
-        "modality_pad_token_id": 260,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 6,
-        "num_key_value_heads": 2,
-        "num_modality_layers": 2,
-        "num_shared_layers": 4,
-        "sosp_token_id": 259,
-        "vocab_size": 264,
-    },
-    PUBLISHED_CODEC
-    | {
-        "d_model": 64,
-        "encoder_attention_heads": 4,
-        "encoder_ffn_dim": 128,
-        "encoder_layers": 3,
-        "pooling_position": 2,
-        "quantize_position": 2,
-        "quantize_vocab_size": 1024,
-    },
-    FlowConfig(
-        input_size=64,
-        attention_heads=4,
-        linear_units=128,
-        encoder_blocks=2,
-        up_encoder_blocks=2,
-        estimator_channels=64,
-        estimator_head_dim=16,
-        estimator_heads=4,
-        estimator_mid_blocks=2,
-        estimator_transformer_blocks=1,
-        vocab_size=1280,
-    ).to_dict(),
-    HiftConfig(base_channels=64, f0_channels=64).to_dict(),
+    PUBLISHED_MODEL | _TINY["model"],
+    PUBLISHED_CODEC | _TINY["codec"],
+    _FLOW | _TINY["flow"],
+    _HIFT | _TINY["hift"],
     PREPROCESSOR,
 )
-
 NAMED = {"tiny": TINY, "full": FULL}
 
 

@@ -1,11 +1,11 @@
 """Codec cases: speech tokenizer, flow, vocoder and the mel of voice prompts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,12 +29,11 @@ from mosstalk.models.voices import Voice
 from mosstalk.models.weights import (
     Store,
     fold_weight_norm,
-    open_pickled,
-    open_safetensors,
     open_sharded,
 )
 from mosstalk.verify.compare import Case, Check, Comparer, pcm_from
 
+_C = TypeVar("_C", FlowConfig, HiftConfig)
 _COMPANY = 3
 """Replies that are made beside those of a case, with other codes."""
 _PAGES = 512
@@ -43,26 +42,15 @@ _PAGES = 512
 
 def _weights(folder: Path, stem: str) -> Store:
     """Weights of a part in a case's own folder, or below ``flow`` in a codec folder."""
-    if (folder / "flow").is_dir():
-        return open_part(folder / "flow", stem)
-    pickled = folder / f"{stem}.pt"
-    return (
-        open_pickled(pickled)
-        if pickled.exists()
-        else open_safetensors(folder / f"{stem}.safetensors")
-    )
+    inner = folder / "flow"
+    return open_part(inner if inner.is_dir() else folder, stem)
 
 
-def _flow_config(case: Case, name: str) -> FlowConfig:
+def _config(case: Case, kind: type[_C], read: Callable[[Path], _C]) -> _C:
+    """Sizes of a part: the case's, else those that ``read`` finds beside its weights."""
     if "config" not in case.settings and case.weights != case.folder:
-        return read_flow_config(case.weights, name)
-    return FlowConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
-
-
-def _hift_config(case: Case) -> HiftConfig:
-    if "config" not in case.settings and case.weights != case.folder:
-        return read_hift_config(case.weights)
-    return HiftConfig.from_dict(case.get("config"), f"{case.folder}/case.json: config")
+        return read(case.weights)
+    return kind.from_dict(case.get("config"), f"{case.folder}/case.json: config")
 
 
 def load_tokenizer(case: Case, device: torch.device, dtype: torch.dtype) -> SpeechTokenizer:
@@ -99,7 +87,7 @@ def load_flow(
 ) -> tuple[FlowDecoder, Voice, list[tuple[str, dict[str, Any]]]]:
     """A flow case's decoder and voice, and its replies: names' prefix and settings of each."""
     name = str(case.settings.get("flow_name", "flow"))
-    config = _flow_config(case, name)
+    config = _config(case, FlowConfig, lambda folder: read_flow_config(folder, name))
     store = _weights(case.weights, name)
     flow = build(lambda: FlowDecoder(config), store, case.weights, device=device, dtype=dtype)
     voice = Voice(
@@ -193,7 +181,7 @@ def check_hops(
 
 def load_vocoder(case: Case, device: torch.device, dtype: torch.dtype) -> HiftVocoder:
     """A HiFT case's vocoder."""
-    config = _hift_config(case)
+    config = _config(case, HiftConfig, read_hift_config)
     store = fold_weight_norm(_weights(case.weights, "hift"))
     return build(lambda: HiftVocoder(config), store, case.weights, device=device, dtype=dtype)
 

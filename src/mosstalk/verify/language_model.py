@@ -17,7 +17,7 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.generation import Generation, warp
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.reply_options import Limits, SamplingOptions
-from mosstalk.synthesis.direct import special_ids
+from mosstalk.synthesis.weights import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
 Warper = Callable[..., Tensor]
@@ -33,7 +33,7 @@ def check_language_model(case: Case, device: torch.device, compare: Comparer) ->
     States and logits are compared where the case has them, of as many steps as it has.
     """
     model = load_language_model(case.weights, device=device, dtype=compare.dtype)
-    network = _Network(model, case_ids(case, model))
+    network = PlainNetwork(model, case_ids(case, model))
     yield from _check(case, network, compare)
     yield from check_warpers(case, device, warp)
 
@@ -51,7 +51,7 @@ def check_language_model_fast(
     asked = [RunSettings.of(case, run) for run in runs]
     room = sum(len(each.rows) + each.limits.max_new_rows for each in asked)
     options = EngineOptions(blocks=room // _BLOCK_ROWS + len(runs) + 1, block_rows=_BLOCK_ROWS)
-    engine = _Engine(EngineCore(model, case_ids(case, model), options))
+    engine = WholeEngine(EngineCore(model, case_ids(case, model), options))
     yield from _check(case, engine, compare)
     for run, reply in zip(runs, engine.replies(asked), strict=True):
         yield from compare_reply(case, run, reply, compare, suffix=" mixed")
@@ -83,7 +83,7 @@ class RunSettings:
         )
 
 
-class _Network:
+class PlainNetwork:
     """The plain network with a cache, one reply after the other."""
 
     def __init__(self, model: LanguageModel, ids: SpecialIds) -> None:
@@ -118,8 +118,8 @@ class _Network:
         return made
 
 
-class _Engine:
-    """The engine; what ``_Network`` does."""
+class WholeEngine:
+    """The engine; what ``PlainNetwork`` does."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -130,6 +130,7 @@ class _Engine:
         return sequence
 
     def states(self, rows: list[Row]) -> tuple[Tensor, ...]:
+        """The trunk's output (T, C), and the logits (T, V) of both heads."""
         sequence = self._opened(rows)
         logits = self.core.runner.logits(sequence)
         hidden = self.core.runner.store.hidden[QuerySpan(sequence, 0, len(rows)).places()]
@@ -137,6 +138,7 @@ class _Engine:
         return hidden, logits.text, logits.audio
 
     def logits(self, prompt: list[Row], rows: list[Row]) -> Logits:
+        """Raw logits (N, V) of each step, read one row at a time along the expected rows."""
         sequence = self._opened(prompt, len(rows))
         found = [self.core.runner.logits(sequence)]
         for row in rows[:-1]:
@@ -161,7 +163,7 @@ class _Engine:
         return [request.reply for request in requests]
 
 
-def _check(case: Case, by: _Network | _Engine, compare: Comparer) -> Iterator[Check]:
+def _check(case: Case, by: PlainNetwork | WholeEngine, compare: Comparer) -> Iterator[Check]:
     """Every prompt, then every run alone."""
     runs: list[dict[str, Any]] = case.get("runs")
     for prompt in dict.fromkeys(run["prompt"] for run in runs):
