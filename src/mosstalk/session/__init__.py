@@ -1,6 +1,6 @@
 """One conversation in real time: sound in, sound out, interruption. Knows no protocol.
 
-``settings``, ``commands`` and ``events`` are plain values, to be used from any process;
+``commands`` (with the settings) and ``events`` are plain values, to be used from any process;
 ``host`` is where the models are. The names below are loaded on first use.
 """
 
