@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mosstalk.audio.sound import Samples
 from mosstalk.constants import CODE_MS, INPUT_RATE, MEL_FRAMES_PER_CODE
 from mosstalk.environment import install_command
 from mosstalk.errors import CheckpointError, ConfigError, VoiceError
 from mosstalk.files import parse_json, write_whole
+
+if TYPE_CHECKING:
+    from mosstalk.audio.sound import Samples  # doctor runs where soxr is broken
 
 X_VECTOR_FILE = "campplus.onnx"
 """Its name in a codec's ``flow`` folder, published and synthetic."""
@@ -47,7 +49,7 @@ def require_packages() -> None:
         _package(name)
 
 
-def fbank(samples: Samples) -> Samples:
+def fbank(samples: "Samples") -> "Samples":
     """Kaldi's log filter banks, mean-subtracted over time: (frames, 80) float32.
 
     ``samples`` (n,) mono at 16 kHz in [-1, 1], at least 25 ms of them; a frame is 25 ms, and
@@ -72,7 +74,7 @@ def fbank(samples: Samples) -> Samples:
     return np.asarray(features - features.mean(axis=0), np.float32)
 
 
-def x_vector(model: Path, samples: Samples, size: int = X_VECTOR_SIZE) -> Tensor:
+def x_vector(model: Path, samples: "Samples", size: int = X_VECTOR_SIZE) -> Tensor:
     """The x-vector (size,) float32 of ``samples`` (n,) mono at 16 kHz, by the ONNX file ``model``.
 
     Raises:

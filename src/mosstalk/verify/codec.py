@@ -29,6 +29,8 @@ from mosstalk.models.voices import Voice
 from mosstalk.models.weights import (
     Store,
     fold_weight_norm,
+    open_pickled,
+    open_safetensors,
     open_sharded,
 )
 from mosstalk.verify.compare import Case, Check, Comparer, pcm_from
@@ -42,8 +44,10 @@ _PAGES = 512
 
 def _weights(folder: Path, stem: str) -> Store:
     """Weights of a part in a case's own folder, or below ``flow`` in a codec folder."""
-    inner = folder / "flow"
-    return open_part(inner if inner.is_dir() else folder, stem)
+    if (folder / "flow").is_dir():
+        return open_part(folder / "flow", stem)
+    pickled, file = folder / f"{stem}.pt", folder / f"{stem}.safetensors"
+    return open_pickled(pickled) if pickled.exists() else open_safetensors(file)
 
 
 def _config(case: Case, kind: type[_C], read: Callable[[Path], _C]) -> _C:
