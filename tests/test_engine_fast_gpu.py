@@ -1,6 +1,6 @@
 """On an NVIDIA GPU: kernels in graphs read what plain layers read, and the same every time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,12 +83,6 @@ def models() -> Callable[[torch.dtype], LanguageModel]:
 
 
 Models = Callable[[torch.dtype], LanguageModel]
-
-
-@pytest.fixture(autouse=True)
-def _memory() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

@@ -12,6 +12,9 @@ from mosstalk.errors import OptionError
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
+_CARDS = ("rtx-4090", "l4", "l40s", "a100", "h100", "h200")
+"""``plan.limits.CARDS``, which imports torch."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanMemory(WritesDocument):
@@ -32,9 +35,9 @@ class PlanMemory(WritesDocument):
     gpu_memory: str | None = option(None, "Memory of the GPU, e.g. 24GiB or 80GB.", metavar="SIZE")
     gpu: list[str] | None = option(
         None,
-        "rtx-4090, l4, l40s, a100, h100, h200 or all: what it could do at best. May be repeated.",
+        f"{', '.join(_CARDS)} or all: what it could do at best. May be repeated.",
         metavar="CARD",
-        autocompletion=opt.offered("rtx-4090", "l4", "l40s", "a100", "h100", "h200", "all"),
+        autocompletion=opt.offered(*_CARDS, "all"),
     )
     precision: str | None = option(
         None,

@@ -38,7 +38,9 @@ TILE = Tile(ITEM_ROWS, 64, 0, 4, 5)
 """``columns`` are keys."""
 _PROGRAMS = 160
 """So many at least should run at once, or most of a card idles."""
+_SPLITS = (1, 2, 4, 8)
 _MOST_SPLITS = 16
+"""Where none of the others fills a card."""
 _LOG2_E = 1 / math.log(2)
 
 
@@ -58,13 +60,13 @@ class Items(NamedTuple):
 
 def splits_for(items: int, heads: int) -> int:
     """How many programs share an item's keys where there are few items."""
-    fit = (n for n in (1, 2, 4, 8) if items * heads * n >= _PROGRAMS)
+    fit = (n for n in _SPLITS if items * heads * n >= _PROGRAMS)
     return next(fit, _MOST_SPLITS)
 
 
 def fewest_items(heads: int) -> list[int]:
     """The fewest items of every number of splits that ``splits_for`` gives: each is a kernel."""
-    return [1, *(ceil_div(_PROGRAMS, heads * n) for n in (8, 4, 2, 1))]
+    return [1, *(ceil_div(_PROGRAMS, heads * n) for n in _SPLITS)]
 
 
 def attend_workspace(heads: int, channels: int) -> int:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -30,6 +29,7 @@ from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
 from mosstalk.server.recording import Recorder
 from mosstalk.session.commands import ReplyMode, SessionSettings
+from mosstalk.session.events import new_id
 
 if TYPE_CHECKING:
     from mosstalk.server.connection import Connection
@@ -412,7 +412,7 @@ class ServerContext:
             return
         await socket.accept(subprotocol(socket))
         error = refusal.error() | {"event_id": None}
-        event = {"type": "error", "event_id": f"event_{token_hex(8)}", "error": error}
+        event = {"type": "error", "event_id": new_id("event"), "error": error}
         await socket.send_text(json.dumps(event))
         await socket.close(_TRY_AGAIN_LATER, refusal.reason)
 

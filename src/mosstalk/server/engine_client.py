@@ -111,9 +111,8 @@ class SessionProxy:
         if not self.opened.done():
             self.opened.set_result(None)
         self.clock = max(self.clock, event.clock)
-        if isinstance(
-            event, events.SettingsUpdated
-        ):  # a rate that was only asked for counts for nothing
+        if isinstance(event, events.SettingsUpdated):
+            # A rate that was only asked for counts for nothing.
             self._rate = event.settings.input_rate
         if isinstance(event, events.Closed):
             self.over = True
