@@ -218,6 +218,29 @@ def test_keys_hold_a_turn_and_escape_stops_the_answer(server: Server) -> None:
         visitor.require_no_complaints()
 
 
+HELD_BACK = """
+const devices = navigator.mediaDevices;
+const open = devices.getUserMedia.bind(devices);
+const allowed = new Promise((allow) => (window.allow = allow));
+devices.getUserMedia = async (wanted) => (await allowed, open(wanted));
+"""
+"""The browser asks for the microphone until the test calls ``allow``."""
+
+
+def test_until_there_is_a_microphone_the_page_asks_for_it(server: Server) -> None:
+    with browsing(said(0.3, speech(QUESTION), 60.0)) as browser:
+        browser.add_init_script(HELD_BACK)
+        visitor = visit(browser, server.url)
+        visitor.page.get_by_role("button", name="Start").click()
+        visitor.status("asking")
+        assert visitor.page.get_by_role("button", name="Opening the microphone").is_disabled()
+        visitor.page.evaluate("window.allow()")
+        visitor.status("waiting")
+        visitor.page.keyboard.down("Space")
+        visitor.status("hearing")
+        visitor.require_no_complaints()
+
+
 def start(visitor: Visit) -> Visit:
     visitor.page.get_by_role("button", name="Start").click()
     visitor.status("waiting")

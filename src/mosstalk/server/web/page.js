@@ -25,6 +25,8 @@ const figures = new Figures(by("turns"), by("latest"), by("latest-of"));
 if (debug) probe(wire, sound, talk);
 
 let started = false;
+/** The browser asks for the microphone, or opens it. */
+let asking = false;
 let sessions = 0;
 /** Written before there was a session. */
 let unsent = "";
@@ -41,7 +43,7 @@ async function start(microphone) {
     wire.connect();
   }
   if (microphone && sound.context) await openMicrophone();
-  show();
+  else show();
 }
 
 /** No sound can be had here: not from a microphone, and not from a reply. */
@@ -53,12 +55,16 @@ function writeOnly() {
 }
 
 async function openMicrophone() {
+  asking = !sound.stream;
+  show();
   try {
     await sound.listen(choices.echoCancellation);
     notice("");
   } catch (error) {
     notice(withheld(error));
   }
+  asking = false;
+  show();
 }
 
 const handsFree = () => document.querySelector("input[name=turns]:checked").value === "hands-free";
@@ -80,7 +86,7 @@ function notice(text, reconnect = false) {
 /** Everything that follows from the state of things. */
 function show() {
   const mode = handsFree() ? "hands-free" : "held";
-  const { status } = talk;
+  const status = asking && talk.status === "waiting" ? "asking" : talk.status;
   const said = wire.state === "open" ? STATUS[mode][status] : CONNECTION[started ? wire.state : "off"];
   if (by("status").textContent !== said) by("status").textContent = said;
   by("hint").textContent = isSecureContext ? HINT[mode] : "";
@@ -99,7 +105,7 @@ function showPress(mode) {
     : !sound.context
       ? ["No microphone here", false]
       : !sound.stream
-        ? ["Try the microphone again", true]
+        ? [asking ? "Opening the microphone" : "Try the microphone again", !asking]
         : free
           ? [talk.muted ? "Unmute the microphone" : "Mute the microphone", true]
           : [talk.held ? "Let go to send" : "Hold to talk", talk.ready];

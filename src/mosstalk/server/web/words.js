@@ -1,9 +1,12 @@
 // What the page says to people: what is going on, and what to do when something is not.
 
+const ASKING = "Allow the microphone where the browser asks for it. You can write meanwhile.";
+
 /** Of the conversation's states, by who ends turns. */
 export const STATUS = {
   held: {
     off: "Connecting …",
+    asking: ASKING,
     waiting: "Ready: hold the button, or the space bar, and speak.",
     hearing: "Listening: let go when you have finished.",
     thinking: "Waiting for the answer …",
@@ -11,6 +14,7 @@ export const STATUS = {
   },
   "hands-free": {
     off: "Connecting …",
+    asking: ASKING,
     waiting: "Listening: just speak.",
     hearing: "Hearing you …",
     thinking: "Waiting for the answer …",
