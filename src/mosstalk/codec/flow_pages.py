@@ -286,6 +286,8 @@ def packs_of(table: Rows, seen: Sequence[int]) -> Rows:
 
 MEMORY_MIB = 8192
 """Of a GPU, for voices and replies, unless something else is asked for."""
+FEWEST_HELD = 2
+"""Own pages of a reply: a block's convolutions read the page before its own."""
 _VOICES_S = 40.0
 _LANES = 4
 _MIB = 1 << 20
@@ -340,6 +342,12 @@ class FlowOptions:
         # A hair less, so that 1.2 s are three blocks of 0.4 s in floating point too.
         return math.ceil(self.context_s * CODES_PER_SECOND / config.chunk_size - 1e-9)
 
+    def reply_pages(self, config: FlowConfig) -> int | None:
+        """Pages that a reply takes besides its voice's; None where it keeps all."""
+        own = self.context_blocks(config)
+        # One more: a hop writes before the oldest is given back.
+        return None if own is None else max(own, FEWEST_HELD) + 1
+
     def page_count(self, layout: PageLayout) -> int:
         """How many pages there are.
 
@@ -348,10 +356,12 @@ class FlowOptions:
         """
         if self.pages:
             return self.pages
-        own = self.context_blocks(layout.config)
-        if self.replies and own and self.memory_mib is None:
+        each = self.reply_pages(layout.config)
+        if self.replies and each and self.memory_mib is None:
+            # Nobody who has begun, and has a place in the vocoder, finds no page while voices take
+            # no more than theirs.
             voices = math.ceil(_VOICES_S * CODES_PER_SECOND / layout.config.chunk_size)
-            return self.replies * (own + 1) + voices
+            return self.replies * each + voices
         memory_mib = self.memory_mib or MEMORY_MIB
         count = memory_mib * _MIB // layout.bytes
         if count < 1:

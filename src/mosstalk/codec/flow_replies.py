@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_pages import (
+    FEWEST_HELD,
     NOTHING,
     FlowFigures,
     FlowOptions,
@@ -34,8 +35,6 @@ from mosstalk.models.voices import Voice
 _LONGEST_USUAL_VOICE_S = 27.0
 _USUAL_REPLY_S = 20.0
 """For what length of voice and of reply passes are made ready; longer ones come as they may."""
-_FEWEST_HELD = 2
-"""Own pages of a reply: a block's convolutions read the page before its own."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ class BatchedFlow(ABC):
             for hop in hops:
                 own = hop.reply.own
                 # Pages of blocks that no later one sees.
-                while self.limit is not None and len(own) > max(self.limit, _FEWEST_HELD):
+                while self.limit is not None and len(own) > max(self.limit, FEWEST_HELD):
                     self.pool.give([own.popleft()])
             return [mel[skip:].T for mel, skip in zip(found, skips, strict=True)]
 
@@ -324,7 +323,7 @@ class BatchedFlow(ABC):
         return blocks - self._writes_over(hop.reply)
 
     def _writes_over(self, reply: FlowReply) -> bool:
-        return self.limit is not None and len(reply.own) >= max(self.limit, _FEWEST_HELD)
+        return self.limit is not None and len(reply.own) >= max(self.limit, FEWEST_HELD)
 
     def _items(self, hop: Hop, fresh: list[int]) -> Iterator[Item]:
         """A hop's blocks, their pages taken from ``fresh`` and from the reply's oldest."""

@@ -1,9 +1,10 @@
-"""One block of new sound of each of many streams, from samples to codes, on the device alone.
+"""Blocks of many streams, from samples to codes, on the device alone: new sound, and repairs.
 
-Shapes: n streams, T new rows of each (4 a code), P rows of a page, C = d_model.
+Shapes: n blocks, T rows of each (4 a code), P rows of a page, C = d_model.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,26 +24,38 @@ from mosstalk.runtime.graphs import LISTENING, Graphs
 BLOCK_CODES = 5
 """Codes of a block: 400 ms, by which sessions listen."""
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of streams that a step is made for."""
+"""Numbers of blocks that a step is made for."""
+_FEWEST = 16
+"""A step for so many there is even where few talk: 6.4 s of one stream."""
 
 
-class Block(NamedTuple):
-    """The rows of a segment from ``start`` on, as many as a step takes, from whole ``frames``.
+class BlockSpan(NamedTuple):
+    """Rows of a segment from ``start`` to before ``end``, in whole codes.
 
-    What they make past those is nobody's. The floor lies by ``loudest`` at least. Rows that were
-    encoded before are encoded again, to fill the block.
+    Of the segment so many ``frames`` are whole. The floor lies by ``loudest`` at least.
     """
 
     segment: LiveSegment
     start: int
+    end: int
     frames: int
     loudest: float
 
+    def starts(self, rows: int) -> range:
+        """First rows of the blocks of so many ``rows`` that cover it.
 
-class EncodedBlock(NamedTuple):
-    """What a block of one stream came to, if its floor changes nothing before it.
+        They end with it, and what is before it is encoded again; but where a segment begins there
+        is not as much, and they begin with that. What they then make past the end is nobody's.
+        """
+        count = -(-(self.end - self.start) // rows)
+        first = max(self.end - count * rows, 0)
+        return range(first, first + count * rows, rows)
 
-    ``codes`` (5,) with the ``leads`` (5,) of their entries, and the least values ``quietest``
+
+class EncodedSpan(NamedTuple):
+    """What a span came to, if its floor changes nothing before it.
+
+    Its ``codes`` with the ``leads`` of their entries, and the least values ``quietest``
     (frames,) and the largest one ``loudest`` of the frames that are new.
     """
 
@@ -52,16 +65,58 @@ class EncodedBlock(NamedTuple):
     loudest: float
 
 
+class _Item(NamedTuple):
+    """A block of a step: the rows of span number ``span`` from ``start`` on."""
+
+    span: int
+    start: int
+
+
+class _Encoding:
+    """What blocks of a span have found so far."""
+
+    def __init__(self, span: BlockSpan, pool: int) -> None:
+        self._span, self._pool = span, pool
+        count, self._known = (span.end - span.start) // pool, span.segment.frames
+        self._codes = np.zeros(count, np.int32)
+        self._leads = np.zeros(count, np.float32)
+        self._quietest = np.zeros(span.frames - self._known, np.float32)
+        self._loudest = -math.inf
+
+    def take(self, row: int, found: npt.NDArray[np.int32]) -> None:
+        """Note what ``BlockStep.run`` found in the block from ``row`` on."""
+        floats = found.view(np.float32)
+        at = (row - self._span.start) // self._pool
+        own = slice(max(at, 0), min(at + BLOCK_CODES, len(self._codes)))
+        part = slice(own.start - at, own.stop - at)
+        self._codes[own] = found[:BLOCK_CODES][part]
+        self._leads[own] = floats[BLOCK_CODES : 2 * BLOCK_CODES][part]
+        least, most = np.split(floats[2 * BLOCK_CODES :], 2)
+        self._loudest = max(self._loudest, float(most.max()))
+        first = CONV_STRIDE * row - 1
+        start, end = max(first, self._known), min(first + len(least), self._span.frames)
+        if start < end:
+            new = least[start - first : end - first]
+            self._quietest[start - self._known : end - self._known] = new
+
+    def result(self) -> EncodedSpan:
+        """All of it."""
+        codes, leads = self._codes.tolist(), self._leads.tolist()
+        return EncodedSpan(codes, leads, self._quietest, self._loudest)
+
+
 def block_rows(live: LiveEncoder) -> int:
     """Rows of a block."""
     return BLOCK_CODES * live.encoder.pool
 
 
 class BlockStep:
-    """A block of up to ``items`` streams in one run, captured as a graph where that is asked.
+    """Up to ``items`` blocks in one run, of one stream or of many, captured as a graph if asked.
 
-    The floor of each stream is taken from what was loudest before and in these frames. Whether
-    a new floor reaches what was encoded before is for the host to find out.
+    All layers of all blocks are computed together, and each layer's keys and values are kept before
+    any row reads them: so a block sees those before it that are in the same run. The floor of each
+    stream is taken from what was loudest before and in these frames. Whether a new floor reaches
+    what was encoded before is for the host to find out.
     """
 
     def __init__(
@@ -78,13 +133,16 @@ class BlockStep:
         # The last of them is read by no row, but when a segment ends its floor lies by it too.
         self._frames = CONV_STRIDE * self._rows + 1
         self._samples = (self._frames - 1) * WHISPER_HOP + WHISPER_N_FFT
+        # The last block of a segment may go past its last page, into nobody's.
+        self._columns = live.pages.longest + -(-self._rows // live.pages.rows)
         self._inputs = DeviceInputs(
             {
-                "sound": Field((items, self._samples), "float32", "streams"),
-                "pages": Field((items, live.pages.longest), "int32", "streams"),
-                "start": Field((items,), "int32", "streams"),
-                "frames": Field((items,), "int32", "streams"),
-                "loudest": Field((items,), "float32", "streams"),
+                "sound": Field((items, self._samples), "float32", "items"),
+                "pages": Field((items, self._columns), "int32", "items"),
+                "start": Field((items,), "int32", "items"),
+                "back": Field((items,), "int32", "items"),
+                "frames": Field((items,), "int32", "items"),
+                "loudest": Field((items,), "float32", "items"),
             },
             live.device,
         )
@@ -95,58 +153,55 @@ class BlockStep:
         pinned = live.device.type == "cuda"
         sizes = (items, 2 * (BLOCK_CODES + self._frames))
         self._found = torch.empty(sizes, dtype=torch.int32, pin_memory=pinned)
+        self._copied = torch.cuda.Event() if pinned else None
         captured = graphs is not None and graphs.ready(items, self.compute)
         self._graphs = graphs if captured else None
 
-    def run(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
-        """Encode a block of each stream; its pages must cover what it needs of them.
+    def run(self, spans: Sequence[BlockSpan], items: Sequence[_Item]) -> npt.NDArray[np.int32]:
+        """Encode blocks of ``spans``, those of one in order; their pages must cover what they need.
 
-        Nothing is noted in the segments, but what lies in their pages from ``start`` on is
-        overwritten.
+        Returns what ``compute`` found, (items, 2 (5 + 2T + 1)), good until the next run. Nothing is
+        noted in the segments, but what lies in their pages is overwritten.
         """
-        self._fill(blocks)
+        self._fill(spans, items)
         graphs = self._graphs
-        self._found.copy_(self.compute() if graphs is None else graphs.replay(self.items))
-        return self._read(blocks)
+        found = self.compute() if graphs is None else graphs.replay(self.items)
+        self._found.copy_(found, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+            self._copied.synchronize()
+        return self._found.numpy()[: len(items)]
 
-    def _fill(self, blocks: Sequence[Block]) -> None:
+    def _fill(self, spans: Sequence[BlockSpan], items: Sequence[_Item]) -> None:
+        each = [spans[item.span] for item in items]
+        first = {item.span: place for place, item in reversed(list(enumerate(items)))}
+        back = [place - first[item.span] for place, item in enumerate(items)]
+        sounds = [self._sound(span, item.start) for span, item in zip(each, items, strict=True)]
         self._inputs.fill({
-            "sound": np.stack([self._sound(block) for block in blocks]),
-            "pages": np.stack([self._pages(block.segment) for block in blocks]),
-            "start": np.array([block.start for block in blocks], np.int32),
-            "frames": np.array([block.frames for block in blocks], np.int32),
-            "loudest": np.array([block.loudest for block in blocks], np.float32),
+            "sound": np.stack(sounds),
+            "pages": np.stack([self._pages(span.segment) for span in each]),
+            "start": np.array([item.start for item in items], np.int32),
+            "back": np.array(back, np.int32),
+            "frames": np.array([span.frames for span in each], np.int32),
+            "loudest": np.array([span.loudest for span in each], np.float32),
         })  # fmt: skip
 
-    def _sound(self, block: Block) -> Floats:
-        """Samples that the frames read, silence for what is no whole frame."""
-        first = CONV_STRIDE * block.start - 1
-        start, read = first * WHISPER_HOP, block.segment.sound
-        if first >= 0 and block.frames - first >= self._frames - 1:
+    def _sound(self, span: BlockSpan, row: int) -> Floats:
+        """Samples that the frames of the block from ``row`` on read, silence for no whole frame."""
+        first = CONV_STRIDE * row - 1
+        start, read = first * WHISPER_HOP, span.segment.sound
+        if first >= 0 and span.frames - first >= self._frames - 1:
             return read[start : start + self._samples]
         sound = np.zeros(self._samples, np.float32)
-        end = (block.frames - 1) * WHISPER_HOP + WHISPER_N_FFT
+        end = min((span.frames - 1) * WHISPER_HOP + WHISPER_N_FFT, start + self._samples)
         begin = max(start, 0)
         sound[begin - start : end - start] = read[begin:end]
         return sound
 
     def _pages(self, segment: LiveSegment) -> npt.NDArray[np.int32]:
-        pages = np.zeros(self._live.pages.longest, np.int32)
+        pages = np.zeros(self._columns, np.int32)
         pages[: len(segment.held.ids)] = segment.held.ids
         return pages
-
-    def _read(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
-        """What the device found; the host's own until the next run."""
-        found = self._found.numpy()[: len(blocks)]
-        floats = found.view(np.float32)
-        least, most = BLOCK_CODES * 2, BLOCK_CODES * 2 + self._frames
-        codes, leads = found[:, :BLOCK_CODES].tolist(), floats[:, BLOCK_CODES:least].tolist()
-        loudest = floats[:, most:].max(axis=1).tolist()
-        quietest = []
-        for block, row in zip(blocks, floats, strict=True):
-            first = least - (CONV_STRIDE * block.start - 1)
-            quietest.append(row[first + block.segment.frames : first + block.frames])
-        return [EncodedBlock(*each) for each in zip(codes, leads, quietest, loudest, strict=True)]
 
     def compute(self) -> Tensor:
         """What lies in the inputs, without a graph: (n, 2 (5 + 2T + 1)) as int32.
@@ -206,15 +261,22 @@ class BlockStep:
         place = frames[:, :1] + FRAMES_BEFORE - 1 + torch.arange(self._frames, device=live.device)
         whole = (place >= 0) & (place < inputs["frames"][:, None])
         most = most.masked_fill(~whole, -torch.inf)
-        loudest = torch.maximum(inputs["loudest"], most.amax(dim=1))
-        log_mel, before = log_mel[:, :-1], pages.frames()[kept]
+        loudest = self._of_streams(torch.maximum(inputs["loudest"], most.amax(dim=1)))
+        log_mel = log_mel[:, :-1]
         pages.frames()[new] = log_mel
-        read_by_rows = torch.cat([before, log_mel], dim=1)
+        # Now, because some may be those of another block of this run.
+        read_by_rows = torch.cat([pages.frames()[kept], log_mel], dim=1)
         return floored(read_by_rows, (loudest - WHISPER_RANGE)[:, None, None]), (least, most)
+
+    def _of_streams(self, loudest: Tensor) -> Tensor:
+        """Of each block (items,) what is loudest in all blocks of its stream."""
+        stream = (self._items.source - self._inputs.tensors["back"]).long()
+        most = torch.full_like(loudest, -torch.inf).scatter_reduce(0, stream, loudest, "amax")
+        return most[stream]
 
 
 class Blocks:
-    """Steps for every number of streams, made when they are first needed.
+    """Steps for every number of blocks, made when they are first needed.
 
     A graph reads the pages where they were when it was captured: once the pool has grown, it is
     captured again.
@@ -225,14 +287,36 @@ class Blocks:
         self._graphs = Graphs[int, Tensor](live.device, LISTENING, enabled=graphs)
         self._steps: dict[int, BlockStep] = {}
         self._grown = live.pages.grown
+        self.most = BUCKETS[-1]
+        """Blocks of a run."""
 
-    def run(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
-        """``BlockStep.run`` for any number of streams."""
-        found: list[EncodedBlock] = []
-        for start in range(0, len(blocks), BUCKETS[-1]):
-            part = blocks[start : start + BUCKETS[-1]]
-            found += self.step_for(len(part)).run(part)
-        return found
+    def run(self, spans: Sequence[BlockSpan]) -> list[EncodedSpan]:
+        """Encode spans of streams, each at most once, in few runs.
+
+        One of more than ``most`` blocks must have its final floor: its first run knows only what is
+        loudest there.
+        """
+        encoded = [_Encoding(span, self._live.encoder.pool) for span in spans]
+        for part in self._runs(spans):
+            found = self.step_for(len(part)).run(spans, part)
+            for item, row in zip(part, found, strict=True):
+                encoded[item.span].take(item.start, row)
+        return [each.result() for each in encoded]
+
+    def _runs(self, spans: Sequence[BlockSpan]) -> Iterator[list[_Item]]:
+        """Blocks that run together: all of a span, for it has one floor, if there are not more."""
+        rows, run = block_rows(self._live), list[_Item]()
+        for number, span in enumerate(spans):
+            items = [_Item(number, start) for start in span.starts(rows)]
+            if run and len(run) + len(items) > self.most:
+                yield run
+                run = []
+            run += items
+            while len(run) > self.most:
+                yield run[: self.most]
+                run = run[self.most :]
+        if run:
+            yield run
 
     def try_out(self, streams: int) -> None:
         """Compute the steps for up to so many streams once, without graphs."""
@@ -240,26 +324,32 @@ class Blocks:
             BlockStep(self._live, items).compute()
 
     def warm(self, streams: int) -> None:
-        """Make the steps for up to so many streams."""
-        for items in _sizes(streams):
+        """Make the steps for up to so many streams; from now on no run has more blocks."""
+        sizes = _sizes(streams)
+        self.most = sizes[0]
+        for items in sizes:
             self.step_for(items)
         if self._graphs.enabled:
             # What ran before each capture has left its own memory behind.
             torch.cuda.empty_cache()
 
-    def step_for(self, streams: int) -> BlockStep:
-        """The step that takes so many streams."""
+    def step_for(self, blocks: int) -> BlockStep:
+        """The step that takes so many blocks."""
         if self._grown != self._live.pages.grown:
             self._steps.clear()
             self._graphs.forget()
             self._grown = self._live.pages.grown
-        items = next(bucket for bucket in BUCKETS if bucket >= streams)
+        items = next(bucket for bucket in BUCKETS if bucket >= blocks)
         if items not in self._steps:
             self._steps[items] = BlockStep(self._live, items, graphs=self._graphs)
         return self._steps[items]
 
 
 def _sizes(streams: int) -> list[int]:
-    """Buckets for up to so many streams, the largest first: the others fit into its memory."""
-    most = next(bucket for bucket in BUCKETS if bucket >= min(streams, BUCKETS[-1]))
+    """Buckets for up to so many streams, the largest first: the others fit into its memory.
+
+    One stream may have many blocks: a repair, a recording.
+    """
+    wanted = min(max(streams, _FEWEST), BUCKETS[-1])
+    most = next(bucket for bucket in BUCKETS if bucket >= wanted)
     return [bucket for bucket in reversed(BUCKETS) if bucket <= most]

@@ -21,13 +21,7 @@ from mosstalk.models.speech_tokenizer import (
     SpeechTokenizer,
     squared_distances,
 )
-from mosstalk.ops.attention_tokenizer import (
-    ITEM_ROWS,
-    Items,
-    attend_workspace,
-    attention_tokenizer,
-    splits_for,
-)
+from mosstalk.ops.attention_tokenizer import attend_workspace
 from mosstalk.ops.launch import Norm, Workspace
 from mosstalk.ops.linear_tf32x3 import (
     Paged,
@@ -268,14 +262,6 @@ def _convolved(live: LiveEncoder, spans: Sequence[SegmentSpan]) -> Tensor:
     return x[joined(rows, live.device)]
 
 
-# Attention of new rows over pages: stream by stream, or of all streams in one run.
-#
-# Shapes: N rows of all streams, C = H d channels.
-
-
-_ALIGNED = 4
-
-
 class StreamByStream:
     """Torch's own attention for each stream in turn; no row is padded."""
 
@@ -314,39 +300,3 @@ class StreamByStream:
             query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=mask is None
         )
         return mixed[0].transpose(0, 1).flatten(1)
-
-
-class InItems:
-    """All streams in one run of the kernel, however many rows each has, in items of up to 32."""
-
-    def __init__(self, live: LiveEncoder, spans: Sequence[SegmentSpan]) -> None:
-        self._live = live
-        pages = live.pages
-        table = np.zeros((len(spans), pages.longest), np.int32)
-        first, items = 0, []
-        for stream, span in enumerate(spans):
-            table[stream, : len(span.segment.held.ids)] = span.segment.held.ids
-            for start in range(0, span.rows, ITEM_ROWS):
-                rows = min(ITEM_ROWS, span.rows - start)
-                items.append((stream, first + start, rows, span.start + start + rows))
-            first += span.rows
-        device = pages.log_mel.device
-        self._table = torch.from_numpy(table).to(device)
-        # Lists that begin at a multiple of 16 bytes: others would be compiled for anew.
-        columns = np.zeros((4, -(-len(items) // _ALIGNED) * _ALIGNED), np.int32)
-        columns[:, : len(items)] = np.array(items, np.int32).T
-        self._items = Items(*torch.from_numpy(columns).to(device)[:, : len(items)])
-        self._splits = splits_for(len(items), pages.kv[0].shape[3])
-
-    def __call__(self, layer: int, query: Tensor) -> Tf32x3:
-        """See ``Attention``."""
-        return attention_tokenizer(
-            query,
-            self._live.pages.kv[layer],
-            self._table,
-            self._items,
-            splits=self._splits,
-            split=takes(query),
-            precision=self._live.precision,
-            workspace=self._live.workspace,
-        )

@@ -5,8 +5,7 @@ still change it is the floor of the features, which follows the loudest frame of
 segment: when a louder one comes, what the new floor reaches is encoded again.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mosstalk.codec.tokenizer_block import BLOCK_CODES, BUCKETS, Block, Blocks
+from mosstalk.codec.tokenizer_block import BLOCK_CODES, BUCKETS, Blocks, BlockSpan, EncodedSpan
 from mosstalk.codec.tokenizer_encoder import (
-    InItems,
     LiveEncoder,
     SegmentSpan,
     StreamByStream,
@@ -36,7 +34,6 @@ from mosstalk.codec.tokenizer_state import (
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.models.speech_tokenizer import CONV_STRIDE, SpeechTokenizer
-from mosstalk.ops.attention_tokenizer import ITEM_ROWS, fewest_items
 from mosstalk.ops.launch import compiled_together
 from mosstalk.ops.linear_tf32x3 import Precision, takes
 
@@ -101,9 +98,9 @@ class _Work(NamedTuple):
 class LiveOptions:
     """How streams are computed; None leaves it to the device.
 
-    ``together``: attention of all streams in one run, and blocks of up to 400 ms from samples to
-    codes without the host, rather than stream by stream with nothing padded; the former in float32
-    on a GPU. ``graphs``: such blocks are captured as CUDA graphs; there alone. ``page_s``: seconds
+    ``together``: all streams in one run, in blocks of 400 ms from samples to codes without the
+    host, rather than stream by stream with nothing padded; the former in float32 on a GPU.
+    ``graphs``: such runs are captured as CUDA graphs; there alone. ``page_s``: seconds
     of sound in a page; 1.28 on a GPU, else a whole segment. ``limit_s``: sound that all streams
     together may hold, in whole pages; None: as much as the device has memory for. ``precision``:
     how a GPU multiplies float32; see ``linear_tf32x3``.
@@ -147,7 +144,6 @@ class LiveTokenizer:
         self._encoder = LiveEncoder(tokenizer, self.pages, options.precision)
         self._blocks = Blocks(self._encoder, graphs=graphs and self._together)
         self._pool = tokenizer.encoder.pool
-        self._rows = BLOCK_CODES * self._pool
         self._samples_per_code = tokenizer.samples_per_code
         self._longest = tokenizer.config.max_source_positions
         self._trusted_samples = round(trusted_s * INPUT_RATE)
@@ -161,7 +157,7 @@ class LiveTokenizer:
 
     @torch.inference_mode()
     def warm(self, streams: int = BUCKETS[-1]) -> None:
-        """Make ready for blocks of up to so many streams.
+        """Make ready for up to so many streams.
 
         On a GPU, where graphs do not outlive a pool that has to grow, there is memory afterwards
         for all that ``limit_s`` allows.
@@ -171,36 +167,13 @@ class LiveTokenizer:
         """
         if self.on_gpu:
             self.pages.reserve_all()
-        if self.on_gpu:
-            with compiled_together():
-                # No kernel runs in here: what is found means nothing.
-                self._try_others()
-                if self._together:
+            if self._together:
+                with compiled_together():  # no kernel runs in here
                     self._blocks.try_out(streams)
-            # Before graphs, which do not outlive a pool that has to grow.
-            self._try_others()
+            # What looks twice at ties; before graphs, which leave less room.
+            self.tokenizer.encode_segment(torch.zeros(self._samples_per_code))
         if self._together:
             self._blocks.warm(streams)
-
-    def _try_others(self) -> None:
-        """Run once what is no block, so that kernels for it are there.
-
-        As many rows as take each number of splits, the most, a repair, and a segment that is
-        encoded whole.
-        """
-        longest = min(self._longest * ROW_S, self.pages.limit_s or math.inf)
-        most, heads = longest - self._rows * ROW_S, self.pages.kv[0].shape[3]
-        lengths = {min(items * ITEM_ROWS * ROW_S, most) for items in fewest_items(heads)}
-        for seconds in sorted(lengths | {most}):
-            state = self.open()
-            self.push(state, np.zeros(round(seconds * INPUT_RATE), np.float32))
-            self.close(state)
-        state = self.open()
-        for loudness in (1e-4, 1.0):  # longer than a block, of which a graph would be captured
-            wave = np.arange(2 * self._rows * ROW_S * INPUT_RATE, dtype=np.float32)
-            self.push(state, np.float32(loudness) * np.sin(wave))
-        self.close(state)
-        self.tokenizer.encode_segment(torch.zeros(self._samples_per_code))
 
     @torch.inference_mode()
     def open(self, last_maximum: float | None = None) -> LiveCodes:
@@ -226,6 +199,22 @@ class LiveTokenizer:
         Afterwards ``state.codes`` are final and the stream takes no more.
         """
         return self.push_many([state], [np.zeros(0, np.float32)], [True])[0]
+
+    @torch.inference_mode()
+    def finish_anew(self, state: LiveCodes, sound: Sound) -> Change:
+        """``finish`` after samples (n,) more for which there are no pages.
+
+        All that was not final is encoded offline, up to 30 s of it at once.
+
+        Raises:
+            AudioError: see ``push_many``.
+        """
+        turn, samples = _Turn.of(state), _checked(sound)
+        rest = torch.cat([state.segment.pcm, torch.from_numpy(samples)])
+        turn.replace(state.settled, self.tokenizer.encode(rest))
+        state.samples += len(samples)
+        self.close(state)
+        return turn.change()
 
     @torch.inference_mode()
     def push_many(
@@ -291,45 +280,56 @@ class LiveTokenizer:
         return _Work(turn, CONV_STRIDE * self._pool * codes - 1, codes, closing=False)
 
     def _advance(self, works: Sequence[_Work]) -> None:
-        blocks: list[_Work] = []
-        others: list[_Work] = []
-        for work in works:
-            (blocks if self._is_block(work) else others).append(work)
-        due = self._run_blocks(blocks) if blocks else []
-        if others:
-            hear(self._encoder, [w.segment for w in others], [w.frames for w in others])
-            due += [(work, span) for work in others if (span := self._span(work)).rows]
-        if due:
-            self._encode(due)
+        if works and self._together:
+            self._run_together(works)
+        elif works:
+            hear(self._encoder, [w.segment for w in works], [w.frames for w in works])
+            due = [(work, span) for work in works if (span := self._span(work)).rows]
+            if due:
+                self._encode(due)
         for work in works:
             if work.closing:
                 self._settle(work.turn)
 
-    def _is_block(self, work: _Work) -> bool:
-        return self._together and 0 < work.codes * self._pool - work.segment.rows <= self._rows
+    def _run_together(self, works: Sequence[_Work]) -> None:
+        """Encode what is new of each; of one that has more than a run takes, run after run."""
+        left = works
+        while left:
+            self._run_blocks([self._beginning(work) for work in left])
+            left = [work for work in left if work.segment.rows < work.codes * self._pool]
 
-    def _block(self, work: _Work) -> Block:
-        """What ends with the work's last row; at a segment's beginning, more than there is."""
-        start = max(work.codes * self._pool - self._rows, 0)
-        return Block(work.segment, start, work.frames, self._maximum(work))
+    def _beginning(self, work: _Work) -> _Work:
+        """As much of it as a run takes."""
+        most = work.segment.rows // self._pool + self._blocks.most * BLOCK_CODES
+        if work.codes <= most:
+            return work
+        return work._replace(codes=most, frames=CONV_STRIDE * self._pool * most - 1)
 
-    def _run_blocks(self, works: Sequence[_Work]) -> list[tuple[_Work, SegmentSpan]]:
-        """Encode a block of each; return what must be encoded again by its floor."""
-        blocks = [self._block(work) for work in works]
+    def _run_blocks(self, works: Sequence[_Work]) -> None:
+        """Encode what is new of each, and again in one run what another floor reaches by it."""
         again = []
-        for work, block, heard in zip(works, blocks, self._blocks.run(blocks), strict=True):
-            segment, rows = work.segment, work.segment.rows
-            new = slice((rows - block.start) // self._pool, work.codes - block.start // self._pool)
-            segment.put(heard.quietest, heard.loudest)
-            encoded = work.codes * self._pool - rows
-            span = self._span(work, encoded)
-            if span.start < rows:
-                work.turn.state.rows += encoded
-                again.append((work, span))
-            else:
+        for work, span, found in self._encoded(works):
+            segment, known = work.segment, work.segment.rows
+            segment.put(found.quietest, found.loudest)
+            if self._span(work, span.end - known).start < known:
+                work.turn.state.rows += span.end - known
+                again.append(work)
+            elif span.end > known:
+                self._take(work, known, found.codes, found.leads)
                 segment.rows = span.end
-                self._take(work, rows, heard.codes[new], heard.leads[new])
-        return again
+        for work, span, found in self._encoded(again):
+            self._take(work, span.start, found.codes, found.leads)
+            work.segment.rows = span.end
+
+    def _encoded(self, works: Sequence[_Work]) -> Iterator[tuple[_Work, BlockSpan, EncodedSpan]]:
+        """What is due of each in blocks; where no row is new, its last code once more."""
+        spans = []
+        for work in works:
+            end = work.codes * self._pool
+            start = min(work.segment.rows, end - self._pool)
+            maximum = self._maximum(work)
+            spans.append(BlockSpan(work.segment, start, end, work.frames, maximum))
+        return zip(works, spans, self._blocks.run(spans) if spans else [], strict=True)
 
     def _span(self, work: _Work, encoded: int = 0) -> SegmentSpan:
         """The rows to encode: those that are new, after those that another floor changed.
@@ -357,7 +357,7 @@ class LiveTokenizer:
     def _encode(self, due: Sequence[tuple[_Work, SegmentSpan]]) -> None:
         spans = [span for _, span in due]
         starts = [span.start for span in spans]
-        attention = (InItems if self._together else StreamByStream)(self._encoder, spans)
+        attention = StreamByStream(self._encoder, spans)
         codes, leads = self._encoder.nearest(encode_rows(self._encoder, spans, attention))
         found = torch.stack([codes, leads.view(torch.int32)]).cpu().numpy()
         at = 0

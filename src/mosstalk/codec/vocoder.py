@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mosstalk.errors import CodecFullError
 
-_RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Slots:
             raise CodecFullError(
                 f"all {self.count} places of the {self.what} are taken; end a reply, or give it "
                 "more places",
-                _RETRY_AFTER_S,
+                RETRY_AFTER_S,
             )
         return self.free.pop()
 

@@ -64,11 +64,6 @@ def splits_for(items: int, heads: int) -> int:
     return next(fit, _MOST_SPLITS)
 
 
-def fewest_items(heads: int) -> list[int]:
-    """The fewest items of every number of splits that ``splits_for`` gives: each is a kernel."""
-    return [1, *(ceil_div(_PROGRAMS, heads * n) for n in _SPLITS)]
-
-
 def attend_workspace(heads: int, channels: int) -> int:
     """Numbers in the workspace for any items whose keys ``splits_for`` splits."""
     items = range(1, _PROGRAMS)
