@@ -3,12 +3,14 @@
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from mosstalk.constants import codes_heard
 from mosstalk.conversation import Conversation, Mode, Reply, Row
@@ -20,7 +22,7 @@ from mosstalk.ops.linear_tiles import FEW_ROWS
 from mosstalk.ops.sampling_parts import HELD
 from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.runtime.busy import BusyPart, at_work
-from mosstalk.runtime.sharing import DeadlineLock
+from mosstalk.runtime.sharing import DeadlineLock, Job
 
 
 @dataclass(frozen=True)
@@ -91,33 +93,7 @@ def _codes(heard_ms: float) -> int:
 # The engine on a thread of its own.
 
 
-# Work handed from one thread to another.
-
-
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Job(Generic[_T]):
-    """Work for another thread, and what came of it."""
-
-    work: Callable[[], _T]
-    done: Future[_T] = field(default_factory=Future)
-
-    def run(self) -> None:
-        """Do the work, unless whoever asked has gone."""
-        if self.done.set_running_or_notify_cancel():
-            try:
-                self.done.set_result(self.work())
-            except Exception as error:
-                self.done.set_exception(error)
-
-    def refuse(self, error: Exception) -> None:
-        """End the job undone."""
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)
-
-
 _PATIENCE_S = 0.002
 
 
@@ -142,8 +118,9 @@ class ReplyStream:
     request: Request
     cached_rows: int
     """Rows of the prompt that had been read before it was asked."""
-    _loop: asyncio.AbstractEventLoop
-    _news: "asyncio.Queue[NewRow | None]" = field(default_factory=asyncio.Queue)
+    loop: asyncio.AbstractEventLoop
+    """Of those who iterate."""
+    queue: "asyncio.Queue[NewRow | None]" = field(default_factory=asyncio.Queue)
     _given: int = 0
     _failure: Exception | None = None
 
@@ -153,27 +130,31 @@ class ReplyStream:
         return self.request.reply
 
     async def __aiter__(self) -> AsyncIterator[NewRow]:
-        while (new := await self._news.get()) is not None:
+        while (new := await self.queue.get()) is not None:
             yield new
-        self._news.put_nowait(None)  # whoever iterates again finds the end at once
+        self.queue.put_nowait(None)  # whoever iterates again finds the end at once
         failure = self._failure or self.request.error
         if failure:
             raise failure
 
-    def tell(self, failure: Exception | None = None) -> None:
-        """Hand new rows to the waiting task; called on the engine's thread."""
-        reply = self.request.reply
-        while self._given < self.request.ready:
-            place, self._given = self._given, self._given + 1
-            self._post(NewRow(self._given, reply.modes[place], reply.rows[place]))
+    def news(self, failure: Exception | None = None) -> list[NewRow | None]:
+        """Rows since the last call, None after the last one; called on the engine's thread."""
+        reply, first, self._given = self.request.reply, self._given, self.request.ready
+        new = list[NewRow | None]()
+        for place in range(first, self._given):
+            new.append(NewRow(place + 1, reply.modes[place], reply.rows[place]))
         self._failure = failure
         if failure or self.request.state is State.DONE:
-            self._post(None)
+            new.append(None)
+        return new
 
-    def _post(self, news: NewRow | None) -> None:
-        # A loop that has closed, perhaps just now, has nobody waiting on it any more.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+_News = tuple["asyncio.Queue[NewRow | None]", NewRow | None]
+
+
+def _put(news: list[_News]) -> None:
+    for queue, new in news:
+        queue.put_nowait(new)
 
 
 class AsyncEngine:
@@ -273,7 +254,7 @@ class AsyncEngine:
 
         def job() -> None:
             self.core.cancel(stream.request)
-            self._tell(stream.request)
+            self._tell([stream.request])
 
         await self._on_thread(job)
 
@@ -288,11 +269,7 @@ class AsyncEngine:
     async def close(self, cached: CachedConversation) -> None:
         """Forget a conversation and free its blocks; a reply of it under way is cancelled."""
 
-        def job() -> None:
-            for request in self.core.close(cached.sequence):
-                self._tell(request)
-
-        await self._on_thread(job)
+        await self._on_thread(lambda: self._tell(self.core.close(cached.sequence)))
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         job = Job(work)
@@ -305,22 +282,24 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._do_jobs():
-                for request in self._step():
-                    self._tell(request)
+                self._tell(self._step())
         except Exception as error:
             self.failure = error
         self._end()
 
     def _step(self) -> list[Request]:
         """One step in turn; none if others were first for so long that jobs may have come."""
-        if not self._deadline_lock:
+        lock = self._deadline_lock
+        if not lock:
             return self.core.step()
-        if not self._deadline_lock.enter(self.core.due_s, _PATIENCE_S):
+        due_s, asked_s = self.core.due_s, time.perf_counter()
+        if not lock.enter(lambda: due_s, _PATIENCE_S):
             return []
         try:
-            return self.core.step()
+            return self.core.step(time.perf_counter() - asked_s)
         finally:
-            self._deadline_lock.leave()
+            lock.expect(self.core.due_s)
+            lock.leave()
 
     def _do_jobs(self) -> bool:
         """Do what was asked, waiting for it if there is nothing else; whether to go on."""
@@ -334,12 +313,19 @@ class AsyncEngine:
             return True
         return False
 
-    def _tell(self, request: Request) -> None:
-        stream = self._streams.get(request.number)
-        if stream:
-            stream.tell()
-        if request.state is State.DONE:
-            self._streams.pop(request.number, None)
+    def _tell(self, requests: Iterable[Request], failure: Exception | None = None) -> None:
+        """Hand on what is new of requests, all of it in one call of the loop that reads it."""
+        news = defaultdict[asyncio.AbstractEventLoop, list[_News]](list)
+        for request in requests:
+            stream = self._streams.get(request.number)
+            if stream:
+                news[stream.loop] += ((stream.queue, new) for new in stream.news(failure))
+            if request.state is State.DONE:
+                self._streams.pop(request.number, None)
+        for loop, each in news.items():
+            # A loop that has closed, perhaps just now, has nobody waiting on it any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_put, each)
 
     def _shut(self) -> None:
         """Take no more jobs; what was asked before is done, then the thread ends."""
@@ -350,8 +336,9 @@ class AsyncEngine:
     def _end(self) -> None:
         self._shut()
         gone = _stopped(self.failure)
-        for stream in self._streams.values():
-            stream.tell(gone)
+        if self._deadline_lock:
+            self._deadline_lock.expect(math.inf)
+        self._tell([stream.request for stream in self._streams.values()], gone)
         self._streams.clear()
         while job := self._jobs.get():
             job.refuse(gone)

@@ -225,20 +225,21 @@ class EngineCore:
         """Whether a step would do anything: a request, or rows to read ahead or catch up with."""
         return self.busy or bool(self.scheduler.ahead or self._catching_up(0))
 
-    def step(self) -> list[Request]:
+    def step(self, waited_s: float = 0.0) -> list[Request]:
         """Run one step; return the requests that got a row or ended.
 
+        ``waited_s`` is for how long others were first, to be counted with it.
         If steps are launched late, the next one is on the device before this one is waited for.
         """
         started = self.clock()
-        with at_work(BusyPart.STEP) as work:
+        with at_work(BusyPart.STEP, 0, waited_s) as work:
             if self._in_flight and not self._in_flight.live:
                 self.runner.collect(self._in_flight)
                 self._in_flight = None
             in_flight = self._in_flight or self._launched(self.scheduler.plan())
             if in_flight is None:
                 return []
-            work.part = in_flight.part
+            work.part, work.items = in_flight.part, in_flight.items
             self._in_flight = self._launched(self.scheduler.plan_late()) if self._late else None
             touched = self._landed(in_flight)
         pace = self.clock() - started

@@ -63,7 +63,8 @@ class InFlightStep:
 
     ``found`` (R, 3) int64: text and audio tokens, NOT_DRAWN where none was drawn, and whether the
     logits were not finite. It is there once ``done`` has come; on a CPU at once. ``launched_s``
-    is of ``time.perf_counter``; ``part`` says whose rows the step reads.
+    is of ``time.perf_counter``; ``part`` says whose rows the step reads, ``items`` how
+    many, where a sequence without any counts as one.
     """
 
     draws: list[Draw]
@@ -71,6 +72,7 @@ class InFlightStep:
     done: torch.cuda.Event | None
     launched_s: float
     part: BusyPart
+    items: int
 
     @property
     def live(self) -> bool:
@@ -187,7 +189,8 @@ class ModelRunner:
                 found[chosen, 2] |= drawn.bad
         for draw in draws:
             draw.request.sequence.pending += 1
-        return _sent(draws, found, launched_s, part)
+        items = sum(max(work.count, 1) for work in works)
+        return _sent(draws, found, launched_s, part, items)
 
     def collect(self, in_flight: InFlightStep) -> list[Outcome]:
         """Wait for a launched step; one outcome for each of its draws."""
@@ -333,15 +336,17 @@ def _busy_part(works: list[Work]) -> BusyPart:
     return BusyPart.MIXED if any(making) else BusyPart.PREFILL
 
 
-def _sent(draws: list[Draw], found: Tensor, launched_s: float, part: BusyPart) -> InFlightStep:
+def _sent(
+    draws: list[Draw], found: Tensor, launched_s: float, part: BusyPart, items: int
+) -> InFlightStep:
     """What was drawn, on its way to the host."""
     if not found.is_cuda:
-        return InFlightStep(draws, found, None, launched_s, part)
+        return InFlightStep(draws, found, None, launched_s, part, items)
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
     host.copy_(found, non_blocking=True)
     done = torch.cuda.Event()
     done.record()
-    return InFlightStep(draws, host, done, launched_s, part)
+    return InFlightStep(draws, host, done, launched_s, part, items)
 
 
 def _draw_order(work: Work) -> int:

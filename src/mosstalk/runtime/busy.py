@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import add
 from typing import NamedTuple
 
 
@@ -39,18 +40,26 @@ class BusyPart(StrEnum):
 
 
 class Busy(NamedTuple):
-    """Seconds by the clock, of them those of the thread's processor, and those of a GPU."""
+    """Seconds by the clock, of them those of the thread's processor, and those of a GPU.
+
+    ``items`` is how many all of the ``runs`` held, ``waited_s`` how long before each of these its
+    most urgent item was there: seconds that they waited for a thread, or for others' turn.
+    """
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     card_s: float = 0.0
+    runs: int = 0
+    items: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass
 class Work:
-    """What is being done; ``part`` may be changed as long as it is."""
+    """What is being done, for how many items; both may be changed as long as it is."""
 
     part: BusyPart
+    items: int = 1
 
 
 _lock = threading.Lock()
@@ -58,20 +67,29 @@ _spent: dict[BusyPart, Busy] = {}
 
 
 @contextmanager
-def at_work(part: BusyPart) -> Iterator[Work]:
-    """Count the time that this thread spends in here."""
-    work, wall_s, cpu_s = Work(part), time.perf_counter(), time.thread_time()
+def at_work(part: BusyPart, items: int = 1, waited_s: float = 0.0) -> Iterator[Work]:
+    """Count the time that this thread spends in here, and a run if it holds any items."""
+    work, wall_s, cpu_s = Work(part, items), time.perf_counter(), time.thread_time()
     try:
         yield work
     finally:
-        spend(work.part, time.perf_counter() - wall_s, time.thread_time() - cpu_s)
+        spent_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        spend(work.part, *spent_s, items=work.items, waited_s=waited_s)
 
 
-def spend(part: BusyPart, wall_s: float = 0.0, cpu_s: float = 0.0, card_s: float = 0.0) -> None:
-    """Count seconds that ``part`` was at work."""
+def spend(
+    part: BusyPart,
+    wall_s: float = 0.0,
+    cpu_s: float = 0.0,
+    card_s: float = 0.0,
+    *,
+    items: int = 0,
+    waited_s: float = 0.0,
+) -> None:
+    """Count seconds that ``part`` was at work, and a run of so many items if there are any."""
+    spent = wall_s, cpu_s, card_s, int(items > 0), items, waited_s
     with _lock:
-        before = _spent.get(part, Busy())
-        _spent[part] = Busy(before.wall_s + wall_s, before.cpu_s + cpu_s, before.card_s + card_s)
+        _spent[part] = Busy(*map(add, _spent.get(part, Busy()), spent))
 
 
 def taken() -> dict[BusyPart, Busy]:

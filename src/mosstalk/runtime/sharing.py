@@ -1,4 +1,4 @@
-"""What many conversations share: a processor, for whoever's sound runs out first, and pages.
+"""What many conversations share: a processor, threads that compute for all of them, and pages.
 
 Storage of a page pool lies where it was allocated for as long as graphs read it, because a
 captured graph holds addresses. So its size follows from a stated budget. Who finds too few pages
@@ -6,46 +6,79 @@ does without: the engine lets another reply wait, a decoder or a tokenizer refus
 error, and whoever asked them waits for others to end, for a bounded time, and asks again.
 """
 
+import asyncio
+import math
+import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count
-from threading import Condition
+from threading import Condition, Thread, get_ident
+from typing import Any, Generic, TypeVar
+
+from mosstalk.errors import EngineStoppedError
+
+_T = TypeVar("_T")
+_A = TypeVar("_A")
+_B = TypeVar("_B")
+
+
+_NOBODY = 0, math.inf
 
 
 class DeadlineLock:
     """Lets one thread compute at a time, the one whose work is due first.
 
     Side by side on one processor, or behind one interpreter lock, work that could wait makes
-    work that cannot take twice as long.
+    work that cannot take twice as long. A thread whose work goes on in short turns says by
+    ``expect`` that it is coming back: else whoever waits, however patiently, would enter between
+    any two of them.
     """
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._numbers = count()
-        self._waiting: list[tuple[float, int]] = []
+        self._waiting: list[Callable[[], float]] = []
+        """When the work of each who waits is due, who has waited for longest first."""
         self._inside = False
+        self._expected = _NOBODY
+        """The thread that is coming back, and when its work is due."""
 
     @property
     def queue(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    def enter(self, due_s: float, timeout_s: float | None = None) -> bool:
-        """Wait for one's turn; False if it did not come within ``timeout_s``."""
-        me = (due_s, next(self._numbers))
+    def enter(self, due_s: Callable[[], float], timeout_s: float | None = None) -> bool:
+        """Wait for one's turn; False if it did not come within ``timeout_s``.
+
+        ``due_s`` may change meanwhile, where more urgent work comes in; any thread calls it.
+        """
         with self._changed:
-            heappush(self._waiting, me)
-            come = self._changed.wait_for(lambda: self._is_next(me), timeout_s)
-            if come:
-                heappop(self._waiting)
-                self._inside = True
-            else:
-                self._waiting.remove(me)
-                heapify(self._waiting)
+            expected = self._expected[0] == get_ident()
+            if expected:  # here it is, perhaps with other work than it was expected with
+                self._expected = _NOBODY
+                self._changed.notify_all()
+            self._waiting.append(due_s)
+            come = self._changed.wait_for(lambda: self._is_next(due_s), timeout_s)
+            self._waiting.remove(due_s)
+            self._inside = self._inside or come
+            if not come:
+                self._expected = (get_ident(), due_s()) if expected else self._expected
                 self._changed.notify_all()
             return come
+
+    def expect(self, due_s: float) -> None:
+        """From now on keep out others whose work is due later than this thread's; infinity: none.
+
+        One thread alone may be expected.
+        """
+        with self._changed:
+            self._expected = get_ident(), due_s
+            self._changed.notify_all()
 
     def leave(self) -> None:
         """Let the next one in."""
@@ -54,7 +87,7 @@ class DeadlineLock:
             self._changed.notify_all()
 
     @contextmanager
-    def turn(self, due_s: float) -> Iterator[None]:
+    def turn(self, due_s: Callable[[], float]) -> Iterator[None]:
         """Compute in here."""
         self.enter(due_s)
         try:
@@ -62,8 +95,195 @@ class DeadlineLock:
         finally:
             self.leave()
 
-    def _is_next(self, me: tuple[float, int]) -> bool:
-        return not self._inside and self._waiting[0] == me
+    def _is_next(self, me: Callable[[], float]) -> bool:
+        if self._inside or me is not min(self._waiting, key=lambda due_s: due_s()):
+            return False
+        return me() <= self._expected[1]
+
+
+# Threads that compute for many askers: jobs one by one, calls many in a run.
+
+
+@dataclass(frozen=True)
+class Job(Generic[_T]):
+    """Work for another thread, and what came of it."""
+
+    work: Callable[[], _T]
+    done: Future[_T] = field(default_factory=Future)
+
+    def run(self) -> None:
+        """Do the work, unless whoever asked has gone."""
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.work())
+            except Exception as error:
+                self.done.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """End the job undone."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+
+@dataclass(order=True)
+class _Call:
+    """What one asker gave, and what came of it. Those that are due first go first."""
+
+    due_s: float
+    number: int
+    given: Any = field(compare=False)
+    done: "asyncio.Future[Any]" = field(compare=False)
+    """The asker's, to be changed on its loop alone."""
+    asked_s: float = field(compare=False, default_factory=time.perf_counter)
+
+
+class BatchWorker(Generic[_A, _B]):
+    """One thread that does what is due first, together with up to ``most`` - 1 others in line.
+
+    ``work`` gets what was given, the earliest first, and returns as many results, of which one
+    may be an error for its asker. What it raises, all of that run get. A call whose asker has been
+    cancelled is dropped unless it has begun. With a ``deadline_lock`` each run waits its turn among
+    others who compute; who comes while it waits is still taken along.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[list[_A]], Sequence[_B | Exception]],
+        most: int = sys.maxsize,
+        deadline_lock: DeadlineLock | None = None,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """``within`` makes a context for each run and each job, such as a stream of a GPU."""
+        self._work, self._most, self._deadline_lock = work, most, deadline_lock
+        self._within = within
+        self._calls = list[_Call]()
+        """A heap, guarded by ``_changed`` as ``_jobs`` and ``_stopped`` are."""
+        self._jobs = deque[tuple[Job[Any], bool]]()
+        """What is done by itself, and whether that waits its turn."""
+        self._changed, self._stopped = Condition(), False
+        self._numbers = count()
+        self.waited_s = 0.0
+        """How long the first of the calls that ``work`` was given had waited."""
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, given: _A, due_s: float = 0.0) -> _B:
+        """This one's result; the earliest ``due_s`` first.
+
+        Raises:
+            EngineStoppedError: the thread has been stopped.
+        """
+        done: asyncio.Future[_B] = asyncio.get_running_loop().create_future()
+        with self._opened():
+            heappush(self._calls, _Call(due_s, next(self._numbers), given, done))
+        return await done
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        """What ``job`` returns; done on the thread before whatever waits, by itself and in turn."""
+        return await asyncio.wrap_future(self._put(job, in_turn=True))
+
+    def post(self, job: Callable[[], _T]) -> "Future[_T]":
+        """``run`` without waiting for it, and at once: for what takes hardly any time."""
+        return self._put(job, in_turn=False)
+
+    def stop(self) -> None:
+        """End the thread after the run that it is at; refuse all others."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+        for job, _ in self._jobs:
+            job.refuse(_stopped())
+        _settle([(call, _stopped()) for call in self._calls])
+        self._jobs.clear()
+        self._calls.clear()
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Put something in line within."""
+        with self._changed:
+            if self._stopped:
+                raise _stopped()
+            yield
+            self._changed.notify()
+
+    def _put(self, work: Callable[[], _T], *, in_turn: bool) -> "Future[_T]":
+        job = Job(work)
+        with self._opened():
+            self._jobs.append((job, in_turn))
+        return job.done
+
+    def _run(self) -> None:
+        while self._wait():
+            with self._deadline_lock.turn(self._due_s) if self._deadline_lock else nullcontext():
+                self._do(self._next())
+
+    def _wait(self) -> bool:
+        """Wait for work, and do jobs that are quick; False at the end."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._calls or self._stopped)
+                if self._stopped:
+                    return False
+                if not self._jobs or self._jobs[0][1]:
+                    return True
+                job, _ = self._jobs.popleft()
+            self._do(job)
+            del job  # it may hold much, and the next one may be long in coming
+
+    def _due_s(self) -> float:
+        """When what is next is due by now."""
+        with self._changed:
+            return self._calls[0].due_s if self._calls and not self._jobs else -math.inf
+
+    def _next(self) -> list[_Call] | Job[Any]:
+        """A job, or else those calls that are due first whose askers still wait."""
+        calls = list[_Call]()
+        with self._changed:
+            if self._jobs:
+                return self._jobs.popleft()[0]
+            while self._calls and len(calls) < self._most:
+                call = heappop(self._calls)
+                if not call.done.cancelled():
+                    calls.append(call)
+        return calls
+
+    def _do(self, found: list[_Call] | Job[Any]) -> None:
+        """Do a job, or calls in one run; a result may be an error for its asker."""
+        if isinstance(found, Job):
+            with self._within():
+                found.run()
+        elif found:
+            self.waited_s = time.perf_counter() - found[0].asked_s
+            results: Sequence[_B | Exception]
+            try:
+                with self._within():
+                    results = self._work([call.given for call in found])
+            except Exception as error:
+                results = [error] * len(found)
+            _settle(list(zip(found, results, strict=True)))
+
+
+def _stopped() -> EngineStoppedError:
+    return EngineStoppedError("the host is not running: it has ended")
+
+
+def _settle(results: list[tuple[_Call, Any]]) -> None:
+    """Give askers their results, all of one loop in one call of it."""
+
+    def settle(loop: asyncio.AbstractEventLoop) -> None:
+        for call, result in results:
+            if call.done.get_loop() is not loop or call.done.done():
+                continue
+            if isinstance(result, Exception):
+                call.done.set_exception(result)
+            else:
+                call.done.set_result(result)
+
+    for loop in {call.done.get_loop() for call, _ in results}:
+        with suppress(RuntimeError):  # it has ended, and nobody waits
+            loop.call_soon_threadsafe(settle, loop)
 
 
 class PagePool:

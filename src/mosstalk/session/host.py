@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
-from mosstalk.codec.tokenizer_stream import ROW_S
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
@@ -18,6 +17,8 @@ from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.defaults import Choices
 from mosstalk.offline.pipeline import Pipeline
+from mosstalk.plan.crowd import heard_s
+from mosstalk.plan.sizes import heard_bytes
 from mosstalk.progress import Progress
 from mosstalk.reply_options import Script
 from mosstalk.runtime.device import fit_threads
@@ -32,7 +33,7 @@ from mosstalk.session.commands import (
 )
 from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
 from mosstalk.session.session import Session
-from mosstalk.session.workers import DecoderWorker, EncoderWorker, held_s
+from mosstalk.session.workers import DecoderWorker, EncoderWorker
 from mosstalk.vad.detectors import Detector
 
 _MEMORY_ON_A_CPU = 256 * 2**20
@@ -179,7 +180,7 @@ class Host:
         on_gpu = decoder.device.type == "cuda"
         # On a CPU a second hop in a run would only make the first one wait.
         most = decoder.hops_at_once if on_gpu else 1
-        limit_s = held_s(self.options.sessions) if on_gpu else None
+        limit_s = heard_s(self.options.sessions) if on_gpu else None
         self.encoder_worker = EncoderWorker(tokenizer, self._detector, limit_s)
         self.decoder_worker = DecoderWorker(decoder, most, self._deadline_lock)
         self.engine.start()
@@ -334,6 +335,4 @@ def _decoder_of(codec: Codec, options: HostOptions) -> SpeechDecoder:
 
 def _needed_later(codec: Codec, sessions: int) -> int:
     """Bytes of a GPU that graphs, and what is heard of ``sessions`` at once, are going to take."""
-    config = codec.tokenizer.config
-    kept_row = 2 * config.quantize_position * config.d_model * torch.float32.itemsize
-    return _GRAPH_BYTES + round(held_s(sessions) / ROW_S) * kept_row
+    return _GRAPH_BYTES + round(heard_bytes(codec.tokenizer.config, heard_s(sessions)))

@@ -15,7 +15,7 @@ import soxr
 from mosstalk.audio.sound import SHORTEST_MS, Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
-from mosstalk.errors import SessionError
+from mosstalk.errors import CodecFullError, SessionError
 from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import ErrorCode, error_event, new_id
@@ -50,6 +50,8 @@ class LiveTurn:
     """It is as long as it may be, and that was said."""
     waiting: list[Samples] = field(default_factory=list)
     """Sound that no code was made of yet."""
+    due: int = _LISTEN_SAMPLES
+    """How much of it is worth a run."""
 
     @property
     def samples(self) -> int:
@@ -89,6 +91,11 @@ class Listener:
     def clock(self) -> int:
         """Samples that came in, counted at 16 kHz."""
         return self._clock.samples
+
+    @property
+    def finds_turns(self) -> bool:
+        """Whether a detector says where turns begin and end."""
+        return self._finder is not None
 
     def configure(self, settings: SessionSettings) -> None:
         """Take new settings; a turn under way is lost if its end is now decided otherwise.
@@ -197,17 +204,26 @@ class Listener:
         return self.turn
 
     async def _encode(self, turn: LiveTurn, *, last: bool = False) -> None:
-        """Make codes of the sound that waits; it goes on waiting if there is no memory for them."""
+        """Make codes of the sound that waits, at the turn's end whether there is memory or not."""
         samples = np.concatenate([_SILENCE, *turn.waiting])
-        await self._worker.encode(turn.codes, samples, last=last)
+        await self._worker.encode(turn.codes, samples, last=last, patient=last)
         turn.waiting.clear()
 
     async def _encode_due(self, turn: LiveTurn) -> bool:
-        """Encode what waits, if it is enough to be worth a run."""
-        is_due = sum(map(len, turn.waiting)) >= _LISTEN_SAMPLES
-        if is_due:
+        """Encode what waits, if it is enough to be worth a run and there is memory for it.
+
+        Else it goes on waiting, and what comes next is heard nonetheless.
+        """
+        waiting = sum(map(len, turn.waiting))
+        if waiting < turn.due:
+            return False
+        try:
             await self._encode(turn)
-        return is_due
+        except CodecFullError:
+            turn.due = waiting + _LISTEN_SAMPLES
+            return False
+        turn.due = _LISTEN_SAMPLES
+        return True
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
         await self._encode(turn, last=True)

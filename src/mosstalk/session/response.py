@@ -77,6 +77,35 @@ class Detokenizer:
         return text
 
 
+class _CodeQueue:
+    """Codes on their way to sound. Who takes them is woken for a whole hop, not for each."""
+
+    def __init__(self) -> None:
+        self._codes, self._wanted, self._ended = list[int](), 0, False
+        self._there = asyncio.Event()
+
+    def put(self, code: int) -> None:
+        """The next code."""
+        self._codes.append(code)
+        if len(self._codes) >= self._wanted:
+            self._there.set()
+
+    def end(self) -> None:
+        """No code follows."""
+        self._ended = True
+        self._there.set()
+
+    async def take(self, count: int) -> tuple[list[int], bool]:
+        """So many codes, fewer at the end; and whether this is the end."""
+        self._wanted = count
+        while len(self._codes) < count and not self._ended:
+            self._there.clear()
+            await self._there.wait()
+        hop = self._codes[:count]
+        del self._codes[:count]
+        return hop, len(hop) < count
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a response ended."""
@@ -118,7 +147,7 @@ class Response:
     sent_samples: int = 0
     rows_read: int = 0
     """Rows of the reply that were followed: the engine may be further."""
-    _codes: "asyncio.Queue[int | None]" = field(default_factory=asyncio.Queue)
+    _codes: _CodeQueue = field(default_factory=_CodeQueue)
     _task: asyncio.Task[None] | None = None
     _first_s: float | None = None
     _last_s: float | None = None
@@ -196,7 +225,7 @@ class Response:
         audio_task = asyncio.create_task(self._make_audio())
         try:
             outcome = await self._read(audio_task)
-            self._codes.put_nowait(None)
+            self._codes.end()
             await audio_task
         except MosstalkError as error:
             outcome = Outcome(events.ResponseStatus.FAILED, events.Reason.ERROR, str(error))
@@ -223,7 +252,7 @@ class Response:
             if new.mode is Mode.TEXT:
                 self._send_text("" if text in skipped else detokenizer.push(text))
             elif code != ids.eosp and spoken:
-                self._codes.put_nowait(code)
+                self._codes.put(code)
                 if repetition.add(code):
                     return Outcome(
                         events.ResponseStatus.INCOMPLETE,
@@ -240,29 +269,19 @@ class Response:
     async def _make_audio(self) -> None:
         """Make sound of codes, a hop as soon as its codes are there."""
         if not self.voice:
-            await self._codes.get()  # the end: nothing else is put there
+            await self._codes.take(1)  # the end: no code is put there
             return
         params, worker = self.params, self.state.host.decoder_worker
         reply = worker.open(self.voice, params.options.seed, background=params.background)
         try:
             codes, last = 0, False
             while not last:
-                hop, last = await self._next_hop(reply.codes_needed - codes)
+                hop, last = await self._codes.take(reply.codes_needed - codes)
                 codes += len(hop)
                 request = DecodeRequest(reply, hop, last=last)
                 self._send_audio(await worker.decode(request, self._due_s))
         finally:
             worker.close(reply)
-
-    async def _next_hop(self, count: int) -> tuple[list[int], bool]:
-        """So many codes, fewer at the end; and whether this is the end."""
-        hop = list[int]()
-        while len(hop) < count:
-            code = await self._codes.get()
-            if code is None:
-                return hop, True
-            hop.append(code)
-        return hop, False
 
     @property
     def _due_s(self) -> float:

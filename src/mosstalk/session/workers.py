@@ -4,18 +4,11 @@ Many calls are done in one run: those that are due first, or all that came since
 """
 
 import asyncio
-import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
-from threading import Condition, Thread
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +16,7 @@ from mosstalk.audio.sound import Samples
 from mosstalk.codec.speech_decoder import DecodeRequest, SpeechDecoder, SpokenReply
 from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
+from mosstalk.codec.vocoder import RETRY_AFTER_S
 from mosstalk.constants import INPUT_RATE
 from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
@@ -31,131 +25,12 @@ from mosstalk.models.voices import Voice
 from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.device import own_stream
-from mosstalk.runtime.sharing import DeadlineLock
+from mosstalk.runtime.sharing import BatchWorker, DeadlineLock
 from mosstalk.vad.detectors import Detector, Frames
-
-_T = TypeVar("_T")
-_A = TypeVar("_A")
-_B = TypeVar("_B")
-_STOPPED = "the host is not running: it has ended"
-
-
-@dataclass(order=True)
-class _Call:
-    """What one asker gave, and what came of it. Those that are due first go first."""
-
-    due_s: float
-    number: int
-    given: Any = field(compare=False)
-    """What the work is given; of a job the function that does it."""
-    is_job: bool = field(compare=False)
-    done: "Future[Any]" = field(default_factory=Future, compare=False)
-
-
-class BatchWorker(Generic[_A, _B]):
-    """One thread that does what is due first, together with up to ``most`` - 1 others in line.
-
-    ``work`` gets what was given, the earliest first, and returns as many results, of which one
-    may be an error for its asker. What it raises, all of that run get. A call whose asker has been
-    cancelled is dropped unless it has begun. With a ``deadline_lock`` each run waits its turn among
-    others who compute.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        work: Callable[[list[_A]], Sequence[_B | Exception]],
-        most: int = sys.maxsize,
-        deadline_lock: DeadlineLock | None = None,
-    ) -> None:
-        self._work, self._most, self._deadline_lock = work, most, deadline_lock
-        self._calls = list[_Call]()
-        """A heap, guarded by ``_changed`` as ``_stopped`` is."""
-        self._changed, self._stopped = Condition(), False
-        self._numbers = count()
-        self._thread = Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    async def do(self, given: _A, due_s: float = 0.0) -> _B:
-        """This one's result; the earliest ``due_s`` first.
-
-        Raises:
-            EngineStoppedError: the thread has been stopped.
-        """
-        done: Future[_B] = self._put(_Call(due_s, next(self._numbers), given, is_job=False))
-        return await asyncio.wrap_future(done)
-
-    async def run(self, job: Callable[[], _T]) -> _T:
-        """What ``job`` returns; done on the thread before whatever waits, by itself."""
-        return await asyncio.wrap_future(self.post(job))
-
-    def post(self, job: Callable[[], _T]) -> "Future[_T]":
-        """``run`` without waiting for it."""
-        return self._put(_Call(-math.inf, next(self._numbers), job, is_job=True))
-
-    def stop(self) -> None:
-        """End the thread after the run that it is at; refuse all others."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._thread.join()
-        for call in self._calls:
-            if call.done.set_running_or_notify_cancel():
-                call.done.set_exception(EngineStoppedError(_STOPPED))
-        self._calls.clear()
-
-    def _put(self, call: _Call) -> "Future[Any]":
-        with self._changed:
-            if self._stopped:
-                raise EngineStoppedError(_STOPPED)
-            heappush(self._calls, call)
-            self._changed.notify()
-        return call.done
-
-    def _run(self) -> None:
-        while first := self._first():
-            with self._deadline_lock.turn(first.due_s) if self._deadline_lock else nullcontext():
-                if not first.done.cancelled():
-                    self._do([first] if first.is_job else [first, *self._joining()])
-            del first  # it may hold much, and the next one may be long in coming
-
-    def _first(self) -> _Call | None:
-        """The call that is due first, once there is one; None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._stopped)
-            return None if self._stopped else heappop(self._calls)
-
-    def _joining(self) -> Iterator[_Call]:
-        """Who is in line after the first, up to the first that must be done by itself."""
-        room = self._most - 1
-        with self._changed:
-            while room and self._calls and not self._calls[0].is_job:
-                call = heappop(self._calls)
-                if not call.done.cancelled():
-                    room -= 1
-                    yield call
-
-    def _do(self, calls: list[_Call]) -> None:
-        """Do those whose askers still wait, in one run; a result may be an error for its asker."""
-        calls = [call for call in calls if call.done.set_running_or_notify_cancel()]
-        if not calls:
-            return
-        try:
-            given = [call.given for call in calls]
-            results = [given[0]()] if calls[0].is_job else self._work(given)
-        except Exception as error:
-            for call in calls:
-                call.done.set_exception(error)
-            return
-        for call, result in zip(calls, results, strict=True):
-            if isinstance(result, Exception):
-                call.done.set_exception(result)
-            else:
-                call.done.set_result(result)
-
 
 # Making sound.
 
+_NO_PLACE = "all places of the vocoder are taken by other replies"
 _MOST_DECODE_WAIT_S = 30.0
 """Who finds no place, and is not in the background, waits so long for others' replies to end."""
 _MOST_PAUSE_S = 1.0
@@ -175,9 +50,10 @@ class DecoderWorker:
     def __init__(
         self, decoder: SpeechDecoder, most: int, deadline_lock: DeadlineLock | None = None
     ) -> None:
-        self._decoder, self._stream = decoder, own_stream(decoder.device)
-        self._batches = BatchWorker("mosstalk-decoder", self._decode, most, deadline_lock)
-        self._most_background = max(1, decoder.vocoder.figures().slots // 2)
+        self._decoder, stream = decoder, own_stream(decoder.device)
+        self._batches = BatchWorker("mosstalk-decoder", self._decode, most, deadline_lock, stream)
+        self._places = decoder.vocoder.figures().slots
+        self._most_background = max(1, self._places // 2)
         self._background = set[SpokenReply]()
         """Replies in the background."""
         self._before_first_audio = set[SpokenReply]()
@@ -198,11 +74,11 @@ class DecoderWorker:
         Raises:
             CodecFullError: there is no room for it.
         """
-        await self._batches.run(partial(self._on_stream, self._decoder.prepare, voice))
+        await self._batches.run(partial(self._decoder.prepare, voice))
 
     async def warm(self) -> None:
         """Do ahead of time what would make the first hops slow."""
-        await self._batches.run(partial(self._on_stream, self._decoder.warm))
+        await self._batches.run(self._decoder.warm)
 
     def open(self, voice: Voice, seed: int, *, background: bool = False) -> SpokenReply:
         """A reply before its first code. It holds nothing until its first hop."""
@@ -238,8 +114,7 @@ class DecoderWorker:
                 loop.call_soon_threadsafe(self._forget, reply)
 
         with suppress(EngineStoppedError):  # then it goes with everything else
-            close = partial(self._on_stream, self._decoder.close, reply)
-            self._batches.post(close).add_done_callback(closed)
+            self._batches.post(partial(self._decoder.close, reply)).add_done_callback(closed)
 
     def stop(self) -> None:
         """End the thread after the run that it is at; refuse what comes later."""
@@ -261,6 +136,8 @@ class DecoderWorker:
             changed, held = self._changed, reply in self._holding
             self._holding.add(reply)
             try:
+                if len(self._holding) > self._places:  # others' run would be refused with it
+                    raise CodecFullError(_NO_PLACE, RETRY_AFTER_S)
                 samples = await self._batches.do(request, due_s)
             except CodecFullError:
                 if not held:
@@ -300,39 +177,27 @@ class DecoderWorker:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _on_stream(self, job: Callable[..., None], *given: Any) -> None:
-        with self._stream():
-            job(*given)
-
     @torch.inference_mode()
     def _decode(self, requests: list[DecodeRequest]) -> list[Samples | CodecFullError]:
         try:
-            with self._stream(), at_work(BusyPart.HOP) as work, on_card(work, self._decoder.device):
+            hop = at_work(BusyPart.HOP, len(requests), self._batches.waited_s)
+            with hop as work, on_card(work, self._decoder.device):
                 sounds = self._decoder.decode(requests)
                 joined = torch.cat(sounds).cpu()
         except CodecFullError as error:
             if len(requests) == 1:
                 return [error]
-            return [result for one in requests for result in self._decode([one])]
+            half = len(requests) // 2
+            return [*self._decode(requests[:half]), *self._decode(requests[half:])]
         return [part.numpy() for part in joined.split([len(sound) for sound in sounds])]
 
 
 # Hearing.
 
-_SESSION_S = 31.0
-"""A segment of 30 s, the most that is held of a turn, in whole pages of 1.28 s."""
 _MOST_ENCODE_WAIT_S = 2.0
 """Who finds no memory for sound waits so long for others' turns to end."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
 """Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
-
-
-def held_s(sessions: int) -> float:
-    """Seconds of sound for which a GPU keeps memory where so many talk: a whole segment of each.
-
-    So nobody who talks for long takes it from anybody else.
-    """
-    return sessions * _SESSION_S
 
 
 class _EncodeRequest(NamedTuple):
@@ -360,29 +225,36 @@ class EncoderWorker:
         self._tokenizer = LiveTokenizer(tokenizer, options=LiveOptions(limit_s=limit_s))
         self._ended = asyncio.Event()
         """Set, and another taken, whenever a turn ends and gives back what it held."""
-        self._codes = BatchWorker("mosstalk-codes", self._encode)
+        stream = own_stream(self._tokenizer.device)
+        self._codes = BatchWorker("mosstalk-codes", self._encode, within=stream)
         self._frames = BatchWorker("mosstalk-frames", self._detect)
 
     def open(self, last_maximum: float | None = None) -> LiveCodes:
         """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
         return self._tokenizer.open(last_maximum)
 
-    async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
+    async def encode(
+        self, codes: LiveCodes, samples: Samples, *, last: bool = False, patient: bool = True
+    ) -> None:
         """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final.
 
-        Where there is no memory for them it waits for others' turns to end, 2 s at most.
+        Where there is no memory for them it waits for others' turns to end, 2 s at most and not
+        at all unless ``patient``. A turn that ends is then encoded anew, which keeps nothing.
 
         Raises:
-            CodecFullError: there was none until then; nothing was taken.
+            CodecFullError: there was none until then, and more follows; nothing was taken.
         """
         request = _EncodeRequest(codes, samples, last)
-        end_s = time.monotonic() + _MOST_ENCODE_WAIT_S
+        end_s = time.monotonic() + (_MOST_ENCODE_WAIT_S if patient else 0.0)
         while True:
             ended, left_s = self._ended, end_s - time.monotonic()
             try:
                 await self._codes.do(request)
                 break
             except CodecFullError:
+                if left_s <= 0 and last:
+                    await self._codes.run(partial(self._tokenizer.finish_anew, codes, samples))
+                    break
                 if left_s <= 0:
                     raise
             with suppress(TimeoutError):  # then once more: others may have been dropped
@@ -419,22 +291,21 @@ class EncoderWorker:
         self._frames.stop()
 
     def _encode(self, requests: list[_EncodeRequest]) -> list[CodecFullError | None]:
-        due = [request for request in requests if request.last or len(request.samples)]
-        refused = dict[int, CodecFullError]()
+        """What is refused of all together is tried in halves: few runs find who is too much."""
         try:
-            self._push(due)
-        except CodecFullError:  # of all together: none has been taken
-            for request in due:
-                try:
-                    self._push([request])
-                except CodecFullError as error:
-                    refused[id(request)] = error
-        return [refused.get(id(request)) for request in requests]
+            self._push([each for each in requests if each.last or len(each.samples)])
+        except CodecFullError as error:  # none has been taken
+            if len(requests) == 1:
+                return [error]
+            half = len(requests) // 2
+            return [*self._encode(requests[:half]), *self._encode(requests[half:])]
+        return [None] * len(requests)
 
     def _push(self, due: list[_EncodeRequest]) -> None:
         """Encode what came of some streams, in one run."""
         if due:
-            with at_work(BusyPart.PUSH) as work, on_card(work, self._tokenizer.device):
+            push = at_work(BusyPart.PUSH, len(due), self._codes.waited_s)
+            with push as work, on_card(work, self._tokenizer.device):
                 streams, sounds, last = (list(each) for each in zip(*due, strict=True))
                 changes = self._tokenizer.push_many(streams, sounds, last)
                 if any(change.repaired for change in changes):
@@ -443,8 +314,6 @@ class EncoderWorker:
     def _detect(self, requests: list[_DetectRequest]) -> list[tuple[Any, Frames]]:
         assert self.detector is not None, "no detector of speech"
         states, samples, gates = (list(each) for each in zip(*requests, strict=True))
-        with at_work(BusyPart.DETECT):
+        with at_work(BusyPart.DETECT, len(requests), self._frames.waited_s):
             found = self.detector.push_many(states, samples)
-            return [
-                (state, gate(frames)) for gate, (state, frames) in zip(gates, found, strict=True)
-            ]
+            return [(state, gate(made)) for gate, (state, made) in zip(gates, found, strict=True)]
