@@ -408,7 +408,7 @@ class Build:
 def host_options(request: BuildRequest, plan: Plan, voices: dict[str, Path]) -> HostOptions:
     """As a start from the folder has them."""
     memory = plan.flow_memory_mib if request.device.type == "cuda" else None
-    sound = DecoderOptions.of(SoundRequest(memory_mib=memory), request.device, request.sessions)
+    sound = DecoderOptions.of(SoundRequest(memory_mib=memory), request.device, plan.replies)
     engine = EngineOptions(limits=SchedulerLimits(slots=request.sessions))
     return HostOptions(
         request.sessions, context_rows=request.rows, engine=engine, decoder=sound, voices=voices

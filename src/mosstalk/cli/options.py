@@ -166,8 +166,9 @@ CodecMemory: TypeAlias = Annotated[
     typer.Option(
         metavar="MIB",
         min=1,
-        help="Memory of a GPU for voices and replies of the flow decoder. Default: enough for "
-        "all sessions and 40 s of voices; in benchmarks 8192.",
+        help="Memory of a GPU for voices and replies of the flow decoder. Default: enough for as "
+        "many replies as may be made at once (those of all sessions up to 64, of every other one "
+        "beyond) and 40 s of voices; in benchmarks 8192.",
     ),
 ]
 RandomWeights: TypeAlias = Annotated[

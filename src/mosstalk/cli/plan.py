@@ -51,6 +51,7 @@ class PlanMemory(WritesDocument):
     )
     voices_s: float = option(7.0, "Length of all voices together.", metavar="SECONDS", min=0.0)
     embeddings: opt.Embeddings = "device"
+    flow_steps: opt.FlowSteps = None
     model: Path | None = option(
         None,
         "Folder of the language model, or pocket or synthetic. Default: the published "
@@ -86,7 +87,7 @@ class PlanMemory(WritesDocument):
         chosen = cards(self.gpu or [])
         memory = memory_of(self.gpu_memory) if self.gpu_memory else None
         with self.printing():
-            configs = configs_of(self.model, self.codec)
+            configs = configs_of(self.model, self.codec).with_steps(self.flow_steps)
         published = self.model is None and self.codec is None
         quantized = "quantization" in configs.model.extra
         wish = Wish(
@@ -107,6 +108,8 @@ class PlanMemory(WritesDocument):
         from mosstalk.prepared.default_models import NAMES, is_built
 
         command = f"{this_command()} serve"
+        if self.flow_steps:
+            command += f" --flow-steps {self.flow_steps}"
         if self.model and (str(self.model) in NAMES or is_built(self.model)):
             return f"{command} --model {self.model}"
         return f"{command} --model {self.model or 'MODEL'} --codec {self.codec or 'CODEC'}"

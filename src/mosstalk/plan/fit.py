@@ -4,6 +4,7 @@ Plain arithmetic on sizes that ``sizes`` and ``measured`` give.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.memory import MARGIN
+from mosstalk.plan.crowd import heard_s, replies_at_once
 from mosstalk.plan.sizes import (
     MIB,
     Configs,
@@ -87,15 +89,20 @@ class Plan:
     def items(self) -> list[Item]:
         """Everything besides rows."""
         wish, costs = self.wish, self.costs
-        count = f"{wish.sessions} session{'s'[: wish.sessions != 1]}"
+        replies, heard = self.replies, heard_s(wish.sessions)
         return [
             *costs.weights,
             *costs.rooms,
             Item("left free", self._margin, f"{costs.margin:.0%} of it"),
-            Item("replies", wish.sessions * costs.reply, count),
-            Item("turns being heard", wish.sessions * costs.turn, count),
+            Item("replies", replies * costs.reply, f"{replies} at once"),
+            Item("turns being heard", round(heard * costs.heard), f"{heard:,.0f} s of sound"),
             Item("voices", self.voice_pages * costs.page, f"{wish.voices_s:g} s"),
         ]
+
+    @property
+    def replies(self) -> int:
+        """Replies that may be on their way to sound at once."""
+        return replies_at_once(self.wish.sessions)
 
     @property
     def _margin(self) -> int:
@@ -129,8 +136,12 @@ class Plan:
     @property
     def needed_bytes(self) -> int:
         """With one conversation of the wished length: what must be there for a start."""
-        blocks = math.ceil(self.wish.rows / BLOCK_ROWS)
-        return self.besides_rows_bytes + blocks * BLOCK_ROWS * self.costs.row
+        return self.besides_rows_bytes + self._conversation_bytes
+
+    @property
+    def _conversation_bytes(self) -> int:
+        """K, V and trunk output of one conversation of the wished length."""
+        return math.ceil(self.wish.rows / BLOCK_ROWS) * BLOCK_ROWS * self.costs.row
 
     @property
     def fits(self) -> bool:
@@ -140,15 +151,18 @@ class Plan:
     @property
     def full_sessions(self) -> int:
         """Sessions that fit if each holds a conversation of the longest length."""
-        rows = math.ceil(self.wish.rows / BLOCK_ROWS) * BLOCK_ROWS
-        each = self.costs.reply + self.costs.turn + rows * self.costs.row
-        alone = replace(self, wish=replace(self.wish, sessions=0))
-        return max(0, alone.left_bytes // each)
+        memory_bytes, each = self.wish.memory_bytes, self._conversation_bytes
+
+        def needed(sessions: int) -> int:
+            crowd = replace(self, wish=replace(self.wish, sessions=sessions))
+            return crowd.besides_rows_bytes + sessions * each
+
+        return bisect_right(range(1, memory_bytes // each + 1), memory_bytes, key=needed)
 
     @property
     def flow_memory_mib(self) -> int:
         """Memory of the flow for replies and voices, as ``serve --codec-memory`` takes it."""
-        pages = self.wish.sessions * self.costs.reply_pages + self.voice_pages
+        pages = self.replies * self.costs.reply_pages + self.voice_pages
         return math.ceil(pages * self.costs.page / MIB)
 
     def as_values(self) -> dict[str, Any]:

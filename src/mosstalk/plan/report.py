@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from mosstalk.plan.crowd import SEGMENT_S
 from mosstalk.plan.fit import Plan, advice
 from mosstalk.plan.limits import SOUND, TITLES, Card, Limits, limits_of
 from mosstalk.plan.sizes import PRECISIONS, Configs, Peak, measured
@@ -71,7 +72,7 @@ def _plan_tables(plan: Plan, *, published: bool) -> list[Table]:
     kept = Table(
         f"Device memory, {wish.precision}",
         f"GiB. A row takes {costs.row / 1024:,.0f} KiB of K, V and trunk output, a reply "
-        f"{costs.reply / 2**20:,.0f} MiB, a turn being heard {costs.turn / 2**20:,.0f} MiB, a "
+        f"{costs.reply / 2**20:,.0f} MiB, a second being heard {costs.heard / 1e6:,.1f} MB, a "
         f"second of voice {costs.page / costs.page_s / 1e6:,.0f} MB. {sources}.",
         ("", "GiB", ""),
         tuple(lines),
@@ -161,7 +162,7 @@ def _verdict(plan: Plan, serve: str) -> str:
 def _plan_values(plan: Plan, *, published: bool) -> dict[str, Any]:
     return plan.as_values() | {
         "reply_bytes": plan.costs.reply,
-        "turn_bytes": plan.costs.turn,
+        "turn_bytes": round(SEGMENT_S * plan.costs.heard),
         "left_bytes": plan.left_bytes,
         "minutes": plan.minutes,
         "codec_memory_mib": plan.flow_memory_mib,

@@ -4,7 +4,7 @@ What cannot be computed, because it was measured or is set aside, is in ``measur
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_step import HiftState
+from mosstalk.codec.tokenizer_stream import ROW_S
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.kv_store import bytes_per_row
@@ -69,6 +70,10 @@ class Configs:
     speech: SpeechTokenizerConfig
     flow: FlowConfig
     hift: HiftConfig
+
+    def with_steps(self, steps: int | None) -> "Configs":
+        """The same with so many Euler steps of the flow; None leaves them as they are."""
+        return replace(self, flow=replace(self.flow, n_timesteps=steps)) if steps else self
 
 
 def language_parts(config: LanguageModelConfig, precision: str) -> list[Part]:
@@ -157,19 +162,25 @@ def codec_parts(codec: Codec) -> list[Part]:
     ]
 
 
+def heard_bytes(speech: SpeechTokenizerConfig, seconds: float) -> float:
+    """What a GPU keeps of so much sound of turns under way: keys, values and features."""
+    row = 2 * speech.quantize_position * speech.d_model + CONV_STRIDE * speech.num_mel_bins
+    return _WIDE * row * seconds / ROW_S
+
+
 @dataclass(frozen=True)
 class Rates:
-    """What grows with use, in bytes: a row of conversation, a reply, a turn, a second of voice.
+    """What grows with use, in bytes: a row of conversation, a reply, a second heard or of voice.
 
     ``row``: K and V of all layers and the trunk's output. A reply takes ``reply_pages`` of the
-    flow's pages and ``vocoder_state``. ``turn``: what is heard of the longest segment of a turn.
-    ``page``: one block of the flow; ``page_s`` seconds of sound.
+    flow's pages and ``vocoder_state``. ``heard``: a second of a turn under way. ``page``: one
+    block of the flow; ``page_s`` seconds of sound.
     """
 
     row: int
     reply_pages: int
     vocoder_state: int
-    turn: int
+    heard: float
     page: int
     page_s: float
 
@@ -177,18 +188,15 @@ class Rates:
     def of(cls, configs: Configs, context_s: float = CONTEXT_S) -> "Rates":
         """With a reply that remembers ``context_s`` of itself besides its voice."""
         layout = PageLayout(configs.flow, configs.flow.n_timesteps, SOUND_DTYPE)
-        blocks = FlowOptions(context_s=context_s).context_blocks(configs.flow)
-        assert blocks is not None
+        pages = FlowOptions(context_s=context_s).reply_pages(configs.flow)
+        assert pages is not None
         state = HiftState.empty(1, configs.hift, torch.device("meta")).tensors
         held = sum(tensor.numel() * tensor.element_size() for tensor in state)
-        speech = configs.speech
-        heard = 2 * speech.quantize_position * speech.d_model + CONV_STRIDE * speech.num_mel_bins
         return cls(
             bytes_per_row(configs.model, torch.bfloat16),
-            # One page besides those in view: a hop writes before the oldest is given back.
-            blocks + 1,
+            pages,
             held,
-            _WIDE * speech.max_source_positions * heard,
+            heard_bytes(configs.speech, 1.0),
             layout.bytes,
             configs.flow.chunk_size / CODES_PER_SECOND,
         )

@@ -20,6 +20,7 @@ from mosstalk.engine.scheduler import SchedulerLimits
 from mosstalk.environment import faults_folder
 from mosstalk.errors import DetectorError, DeviceError
 from mosstalk.models.quantization import Quantization
+from mosstalk.plan.crowd import replies_at_once
 from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice, plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
@@ -162,7 +163,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
         options.sessions,
         context_rows=options.context_rows,
         engine=engine,
-        decoder=DecoderOptions.of(options.sound, device, options.sessions),
+        decoder=DecoderOptions.of(options.sound, device, replies_at_once(options.sessions)),
         voices=options.voices,
     )
     with settings_named(options, model, codec, device):
@@ -292,7 +293,7 @@ def _certain(options: WorkerOptions, configs: Configs, free_bytes: int) -> Plan:
     precision = "fp8" if Quantization.of(configs.model) else "bf16"
     rows = options.context_rows or configs.model.max_position_embeddings
     wish = Wish(free_bytes, precision, options.sessions, rows, _VOICES_S, options.embeddings)
-    plan = plan_of(configs, wish)
+    plan = plan_of(configs.with_steps(options.sound.steps), wish)
     return Plan(plan.wish, replace(plan.costs, rooms=(), margin=0.0))
 
 
