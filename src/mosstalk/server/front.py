@@ -18,7 +18,13 @@ from mosstalk.server import websocket
 from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.app import make_app
 from mosstalk.server.engine_client import EngineClient
-from mosstalk.server.ipc import Failed, Loading, WorkerInfo, trim_memory_forever
+from mosstalk.server.ipc import (
+    Failed,
+    Loading,
+    WorkerInfo,
+    loop_factory,
+    trim_memory_forever,
+)
 from mosstalk.server.logs import bounded_output
 
 _LOG = logging.getLogger("mosstalk.server")
@@ -56,9 +62,7 @@ def serve(options: ServeOptions, reports: Reports | None = None) -> int:
         OutputError: no recordings can be kept there.
     """
     listener = listen(options.host, options.port)
-    # uvloop where it is installed
-    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
-    with bounded_output(), listener, asyncio.Runner(loop_factory=loop_factory) as runner:
+    with bounded_output(), listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         options.log.install("front")
         return runner.run(Front(options, listener, reports or Reports()).run())
 

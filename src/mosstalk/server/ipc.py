@@ -18,9 +18,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from select import poll
 from typing import Any
@@ -32,10 +34,11 @@ from mosstalk.prepared.default_models import built_engine
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle, bounded_output
-from mosstalk.session.commands import Command, SessionSettings
+from mosstalk.session.commands import Command, Push, SessionSettings
 from mosstalk.session.events import Event
 
 LENGTH = struct.Struct("!I")
+_READ_BYTES = 1 << 18
 _UNSENT_BYTES = 1 << 20
 """Bytes on their way to the other process from which on ``send`` waits."""
 
@@ -45,6 +48,7 @@ class Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._posted = list[bytes]()
         writer.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
 
     @classmethod
@@ -53,14 +57,16 @@ class Channel:
         return cls(*await asyncio.open_connection(sock=end))
 
     def post(self, message: Any) -> None:
-        """Send without waiting; into a broken link it is lost."""
-        if not self._writer.is_closing():
-            pickled = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-            self._writer.write(LENGTH.pack(len(pickled)) + pickled)
+        """Send without waiting, all of a moment at once; into a broken link it is lost."""
+        if not self._posted:
+            asyncio.get_running_loop().call_soon(self._flush)
+        packed = _packed(message)
+        self._posted += (LENGTH.pack(len(packed)), packed)
 
     async def send(self, message: Any) -> None:
         """Send, and wait while too much is on its way; into a broken link it is lost."""
         self.post(message)
+        self._flush()
         try:
             await self._writer.drain()
         except ConnectionError:
@@ -68,16 +74,45 @@ class Channel:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Messages until the other end is closed."""
-        while True:
-            try:
-                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                yield pickle.loads(await self._reader.readexactly(size))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
+        held = bytearray()
+        with suppress(ConnectionError):
+            while came := await self._reader.read(_READ_BYTES):
+                held += came
+                start = 0
+                # All that have come, without waiting in between: there are thousands a second.
+                while (begin := start + LENGTH.size) <= len(held):
+                    end = begin + LENGTH.unpack_from(held, start)[0]
+                    if end > len(held):
+                        break
+                    yield _unpacked(held[begin:end])
+                    start = end
+                del held[:start]
 
     def close(self) -> None:
         """Close this end once all that was posted has gone."""
+        self._flush()
         self._writer.close()
+
+    def _flush(self) -> None:
+        posted, self._posted = self._posted, []
+        if posted and not self._writer.is_closing():
+            self._writer.write(b"".join(posted))
+
+
+def _packed(message: Any) -> bytes:
+    """As bytes. A microphone's sound, most of what is sent, as its fields: ten times as fast."""
+    if type(message) is SessionCommand and type(message.command) is Push:
+        push = message.command
+        message = message.number, push.command_id, push.pcm, push.rate, push.paused_s
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _unpacked(packed: bytes | bytearray) -> Any:
+    message = pickle.loads(packed)
+    if type(message) is tuple:
+        number, command_id, pcm, rate, paused_s = message
+        return SessionCommand(number, Push(pcm, rate, paused_s, command_id=command_id))
+    return message
 
 
 BY_HAND = "none"
@@ -239,7 +274,7 @@ class Heartbeat:
 
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
     many commands each session has carried out or refused; ``steps_s`` how long each step took
-    since the last pulse, and ``busy`` what each part of the worker spent.
+    since the last pulse, and ``busy`` what each part of the worker spent and did.
     """
 
     memory_bytes: int
@@ -320,6 +355,11 @@ def _end_when_closed(descriptor: int) -> None:
     waiting.register(descriptor, 0)  # nothing but that the other end was closed
     waiting.poll()
     os._exit(1)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes uvloop's event loops, where that is installed; None: asyncio's own."""
+    return import_module("uvloop").new_event_loop if find_spec("uvloop") else None
 
 
 def resident_bytes() -> int:

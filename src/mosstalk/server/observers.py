@@ -26,11 +26,15 @@ _STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.016, 0.025, 0.04, 0.08, 0.16, 0.32, 1.0
 )  # fmt: skip
 _REAL_TIME = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.5, 2.0, 4.0)
-_PART_TIMES = {
-    "busy": "Time that parts of the worker were at work",
-    "busy_cpu": "Of it, processor time of the part's own thread",
-    "card": "Time that a GPU worked for a part",
+_BUSY = {
+    "busy_seconds": "Time that parts of the worker were at work",
+    "busy_cpu_seconds": "Of it, processor time of the part's own thread",
+    "card_seconds": "Time that a GPU worked for a part",
+    "busy_runs": "Runs that parts of the worker made",
+    "busy_items": "What those runs held: rows, replies, streams",
+    "busy_waited_seconds": "How long the most urgent item of each run had waited for it",
 }
+"""As the fields of ``Busy`` lie."""
 _MOST_NOTES = 50
 """Lines of a session's log that its client can cause."""
 
@@ -92,9 +96,7 @@ class Metrics:
         self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
         self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
-        self.busy, self.busy_cpu, self.card = (
-            counter(f"{name}_seconds", says, "part") for name, says in _PART_TIMES.items()
-        )
+        self.busy = [counter(name, says, "part") for name, says in _BUSY.items()]
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
@@ -133,8 +135,8 @@ class Metrics:
         for kind in events.Usage.__dataclass_fields__:
             self.rows.labels(kind)
         for part in BusyPart:
-            for times in (self.busy, self.busy_cpu, self.card):
-                times.labels(part)
+            for total in self.busy:
+                total.labels(part)
 
     def text(self) -> bytes:
         """Everything, as Prometheus reads it."""
@@ -152,9 +154,8 @@ class Metrics:
         for step_s in heartbeat.steps_s:
             self.step.observe(step_s)
         for part, busy in heartbeat.busy.items():
-            self.busy.labels(part).inc(busy.wall_s)
-            self.busy_cpu.labels(part).inc(busy.cpu_s)
-            self.card.labels(part).inc(busy.card_s)
+            for total, spent in zip(self.busy, busy, strict=True):
+                total.labels(part).inc(spent)
 
     def on_response(self, done: events.ResponseDone) -> None:
         """Take what a response says of itself."""
@@ -184,6 +185,7 @@ class SessionMetrics(SessionObserver):
         self._metrics, self._rate, self._client = metrics, settings.input_rate, client
         self._begun_s = time.monotonic()
         self._totals = {"in_s": 0.0, "out_s": 0.0, "responses": 0, "errors": 0}
+        self._received = metrics.messages.labels("in")
         self._playing: dict[str, _Playing] = {}
         self._notes = 0
 
@@ -221,7 +223,7 @@ class SessionMetrics(SessionObserver):
         """Count messages of the client, and errors that it is told."""
         del message  # no words of anyone are kept here
         if sender == "client":
-            self._metrics.messages.labels("in").inc()
+            self._received.inc()
         code = _error_code(event)
         if code is not None:
             self._totals["errors"] += 1

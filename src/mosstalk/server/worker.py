@@ -16,7 +16,7 @@ from mosstalk.runtime.card_time import count_card_time, settle_card_time
 from mosstalk.runtime.device import lasting_objects_spared
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
-from mosstalk.server.ipc import Channel, resident_bytes, trim_memory_forever
+from mosstalk.server.ipc import Channel, loop_factory, resident_bytes, trim_memory_forever
 from mosstalk.server.loading import Loaded, load
 from mosstalk.session.commands import Command
 from mosstalk.session.events import Closed
@@ -28,7 +28,8 @@ HEARTBEAT_S = 0.25
 
 def run(end: socket.socket) -> int:
     """Do what comes over the link until it is closed; the exit code."""
-    return asyncio.run(_serve(end))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(end))
 
 
 async def _serve(end: socket.socket) -> int:
