@@ -37,8 +37,9 @@ _LOOK_S = 0.1
 _QUIETLY = ("--port", "0", "--log-level", "warning")
 _MIB = 1 << 20
 _PATH = "/v1/realtime"
-_KINDS = ("busy", "busy_cpu", "card")
-_SPENT = re.compile(rf'mosstalk_({"|".join(_KINDS)})_seconds_total\{{part="(\w+)"\}}')
+_KINDS = ("busy_seconds", "busy_cpu_seconds", "card_seconds", "busy_runs", "busy_items",
+          "busy_waited_seconds")  # fmt: skip
+_SPENT = re.compile(rf'mosstalk_({"|".join(_KINDS)})_total\{{part="(\w+)"\}}')
 _FRAME_S = 0.02
 _QUIET_DB = 35.0
 _PAUSE_FRAMES, _MOST_PAUSE_FRAMES = 8, 10
@@ -121,6 +122,8 @@ class Meanwhile:
             was, as shares of the time; empty from a server that does not tell.
         card: by part, how long a GPU worked for it by its own clock, as a share of the time; parts
             that need none, and servers without one or that do not tell, are left out.
+        runs: by part that made any, its runs a second, how many items a run held, and for how many
+            milliseconds its most urgent one had waited; empty from a server that does not tell.
         front: of the process with the sockets, processor time as a share, and in milliseconds for
             each message that it read or wrote; memory of both processes at the end in MiB.
     """
@@ -128,6 +131,7 @@ class Meanwhile:
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
     front: dict[str, float] = field(default_factory=dict)
     card: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -135,14 +139,18 @@ class Meanwhile:
     ) -> "Meanwhile":
         """Of what ``Target.metrics`` said at the beginning and ``seconds`` later."""
         gone = {name: value - before.get(name, 0.0) for name, value in after.items()}
-        shares: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
+        told: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
         for name, value in gone.items():
             if match := _SPENT.fullmatch(name):
-                shares[match[1]][match[2]] = value / seconds
-        parts = {
-            part: (busy, shares["busy_cpu"].get(part, 0.0)) for part, busy in shares["busy"].items()
+                told[match[1]][match[2]] = value / seconds
+        busy, cpu, card, runs, items, waited = told.values()
+        parts = {part: (share, cpu.get(part, 0.0)) for part, share in busy.items()}
+        card = {part: share for part, share in card.items() if share}
+        batches = {
+            part: (rate, items.get(part, 0.0) / rate, 1000 * waited.get(part, 0.0) / rate)
+            for part, rate in runs.items()
+            if rate
         }
-        card = {part: share for part, share in shares["card"].items() if share}
         front = {}
         if "process_cpu_seconds_total" in after:
             front["front"] = gone["process_cpu_seconds_total"] / seconds
@@ -156,7 +164,7 @@ class Meanwhile:
         ):
             if name in after:
                 front[label] = after[name] / _MIB
-        return cls(parts, front, card)
+        return cls(parts, front, card, batches)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
         "Shares of the time, 1 being all of it: how long a part of the worker was at work / of "
         "that its thread's processor; of the front its processor, also for each message that it "
         "read or wrote. Captures lie within other parts. Card: a GPU's own time for a part, work "
-        "of others beside it included. Memory at the end."
+        "of others beside it included. Runs: of a part a second / items (rows, replies or streams) "
+        "that a run held / milliseconds that its most urgent item had waited. Memory at the end."
     )
     clients = [_client_figures(crowd, pattern) for crowd in crowds]
     tables = [_side_by_side("Conversations at a time", note, crowds, clients)]
@@ -45,6 +46,8 @@ def not_measured(crowds: Sequence[Crowd]) -> list[str]:
         return ["what the server spends: it gives no /metrics to these clients"]
     if not any(each.parts for each in told):
         return ["what the worker's parts spend: this server does not count it"]
+    if not any(each.runs for each in told):
+        return ["how much the worker's parts do in a run: this server does not count it"]
     return []
 
 
@@ -71,10 +74,11 @@ def _client_figures(crowd: Crowd, pattern: Pattern) -> dict[str, str]:
 
 def _server_figures(crowd: Crowd) -> dict[str, str]:
     parts = {name: _joined(shares, 2) for name, shares in crowd.server.parts.items()}
+    runs = {f"runs: {name}": _joined(each, 2) for name, each in crowd.server.runs.items()}
     digits = {"front, MiB": 0, "worker, MiB": 0}
     front = {n: f"{value:.{digits.get(n, 2)}f}" for n, value in crowd.server.front.items()}
     card = {f"card: {name}": f"{share:.2f}" for name, share in crowd.server.card.items()}
-    return parts | card | front
+    return parts | runs | card | front
 
 
 def _side_by_side(
