@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from mosstalk.audio.sound import read_audio
-from mosstalk.codec.tokenizer_block import BUCKETS, Block, BlockStep
+from mosstalk.codec.tokenizer_block import BUCKETS, Blocks, BlockSpan
 from mosstalk.codec.tokenizer_state import LiveCodes, LiveSegment
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.config import SpeechTokenizerConfig
@@ -170,9 +170,10 @@ def graphs_equal_steps(tokenizer: SpeechTokenizer) -> None:
         print(f"  {items:2} streams: graph and step {'equal' if same else 'DIFFER'}")
 
 
-def next_blocks(segments: Sequence[LiveSegment]) -> list[Block]:
+def next_blocks(segments: Sequence[LiveSegment]) -> list[BlockSpan]:
     """The next 400 ms of each, whether or not that much was heard."""
-    return [Block(segment, segment.rows, 2 * segment.rows + 39, 2.0) for segment in segments]
+    places = [(segment, segment.rows) for segment in segments]
+    return [BlockSpan(each, row, row + 20, 2 * row + 39, 2.0) for each, row in places]
 
 
 def at_position(live: LiveTokenizer, streams: int, position_s: float) -> list[LiveCodes]:
@@ -239,7 +240,7 @@ def pushes(tokenizer: SpeechTokenizer) -> None:
                 states = at_position(live, streams, position_s)
                 sounds = [speech(BLOCK, 999 * n).numpy() for n in range(streams)]
                 times = timed(lambda: live.push_many(states, sounds), rewind(states))  # noqa: B023
-                device = device_ms(live._blocks.step_for(streams), states)
+                device = device_ms(live._blocks, states)
                 shown = statistics.mean(times)
                 print(f"  {streams:2} streams at {position_s:4.1f} s: {told(times)} ms; device "
                       f"{device:6.2f} ms, host {100 * (1 - device / shown):3.0f} %")  # fmt: skip
@@ -248,14 +249,14 @@ def pushes(tokenizer: SpeechTokenizer) -> None:
     SWITCHES.dependent = False
 
 
-def device_ms(step: BlockStep, states: Sequence[LiveCodes]) -> float:
-    """Mean of the step alone at these streams' places, by the device's own clock."""
-    blocks = next_blocks([state.segment for state in states])
+def device_ms(blocks: Blocks, states: Sequence[LiveCodes]) -> float:
+    """Mean of one run at these streams' places, by the device's own clock."""
+    spans, step = next_blocks([state.segment for state in states]), blocks.step_for(len(states))
     with torch.inference_mode():
-        step.run(blocks)
+        blocks.run(spans)
         if step._graphs is None:
             start = time.perf_counter()
-            step.run(blocks)
+            blocks.run(spans)
             return 1000 * (time.perf_counter() - start)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -340,13 +341,12 @@ def kernels(tokenizer: SpeechTokenizer) -> None:
     for streams in (1, 64):
         live = live_of(tokenizer, graphs=False, trusted_s=ALL_TURN_S)
         states = at_position(live, streams, 10.0)
-        blocks = next_blocks([state.segment for state in states])
-        step = live._blocks.step_for(streams)
+        spans = next_blocks([state.segment for state in states])
         with torch.inference_mode():
-            step.run(blocks)
+            live._blocks.run(spans)
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
                 for _ in range(3):
-                    step.run(blocks)
+                    live._blocks.run(spans)
         found = [event for event in seen.key_averages() if event.self_device_time_total > 0]
         found.sort(key=lambda event: -event.self_device_time_total)
         total = sum(event.self_device_time_total for event in found)

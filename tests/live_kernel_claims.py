@@ -17,8 +17,6 @@ from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.ops.attention_tokenizer import (
     Items,
     attention_tokenizer,
-    fewest_items,
-    splits_for,
 )
 from mosstalk.ops.launch import Workspace, interprets, runs
 from mosstalk.ops.linear_tf32x3 import (
@@ -60,12 +58,6 @@ def double(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def test_the_kernels_run() -> None:
     assert runs(TOKENIZER.encoder.codebook.weight)
-
-
-@pytest.mark.parametrize("heads", [1, 4, 6, 20])
-def test_a_start_meets_every_number_of_splits(heads: int) -> None:
-    met = {splits_for(items, heads) for items in fewest_items(heads)}
-    assert met == {splits_for(items, heads) for items in range(1, 400)}
 
 
 # Halves.

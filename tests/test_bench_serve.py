@@ -200,6 +200,9 @@ def test_the_command_measures_a_server_that_it_starts(mosstalk: Run, tmp_path: P
     assert crowd["quantiles"]["first_delta_ms"] == [240, 240, 240]
     parts, front = crowd["server"]["parts"], crowd["server"]["front"]
     assert all(0 < cpu <= busy <= 1.01 for busy, cpu in (parts[name] for name in ("step", "hop")))
+    runs = crowd["server"]["runs"]
+    assert all(min(runs[part]) > 0 and runs[part][1] >= 1 for part in ("step", "hop"))
+    assert "runs: step" in (tmp_path / "crowd.html").read_text()
     assert front["front"] > 0
     assert front["worker, MiB"] > 100
     assert (tmp_path / "crowd.html").read_text().startswith("<!DOCTYPE html>")

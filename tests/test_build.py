@@ -33,6 +33,7 @@ from mosstalk.prepared.default_models import (
 )
 from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.start import configs_of
+from mosstalk.reply_options import SoundRequest
 from mosstalk.server.ipc import BY_HAND, WorkerOptions, as_built
 from mosstalk.server.loading import load, require_room, room_refusal
 
@@ -272,6 +273,10 @@ def test_what_a_gpu_cannot_hold_is_refused_before_weights_are_read() -> None:
     crowd = room_refusal(replace(options, sessions=64), published, 24 * GIB)
     assert crowd
     assert "--max-sessions" in crowd
+    many = replace(options, sessions=256, context_rows=1700)
+    assert room_refusal(many, published, 75 * GIB)
+    faster = replace(many, sound=SoundRequest(steps=5))
+    assert room_refusal(faster, published, 75 * GIB) is None
 
 
 def test_wrong_inputs_are_refused_in_a_line(tiny: Checkpoint, tmp_path: Path) -> None:

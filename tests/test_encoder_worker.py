@@ -1,7 +1,6 @@
 """Hearing for many sessions: each stream's codes are the offline ones, whoever shares its run."""
 
 import asyncio
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +10,8 @@ from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
 from mosstalk.session.commands import SessionSettings
-from mosstalk.session.listener import Listener, LiveTurn
-from mosstalk.session.workers import EncoderWorker, held_s
+from mosstalk.session.listener import Listener, LiveTurn, TurnUpdate
+from mosstalk.session.workers import EncoderWorker
 
 TOKENIZER = LIVE["goldens"].tokenizer
 
@@ -105,29 +104,60 @@ def test_the_wait_has_an_end_and_a_typed_refusal(
     assert (first.samples, second.samples) == (6 * CODE, 0)
 
 
-def test_a_turn_that_finds_no_memory_is_kept_and_may_be_committed_again(
-    narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
+def test_of_many_only_those_are_refused_for_whom_there_is_no_memory(narrow: EncoderWorker) -> None:
+    states, clip = [narrow.open() for _ in range(7)], speech(4 * CODE).numpy()
+
+    async def hear() -> list[BaseException | None]:
+        asked = (narrow.encode(state, clip, patient=False) for state in states)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused = [isinstance(each, CodecFullError) for each in asyncio.run(hear())]
+    assert refused == [state.samples == 0 for state in states]
+    assert refused.count(False) == 1
+
+
+def by_hand(worker: EncoderWorker) -> Listener:
+    return Listener(worker, SessionSettings(input_rate=16_000, turn_detection=None))
+
+
+async def news_of(listener: Listener, clip: torch.Tensor) -> list[TurnUpdate]:
+    return [each async for each in listener.hear(clip.numpy(), 16_000, lambda: False)]
+
+
+def test_sound_that_finds_no_memory_waits_in_its_turn_while_more_is_heard(
+    narrow: EncoderWorker,
 ) -> None:
-    monkeypatch.setattr("mosstalk.session.workers._MOST_ENCODE_WAIT_S", 0.05)
-    other, clip = narrow.open(), rising(4 * CODE)
-    listener = Listener(narrow, SessionSettings(input_rate=16_000, turn_detection=None))
+    other, clip, listener = narrow.open(), rising(17 * CODE), by_hand(narrow)
 
     async def hear() -> LiveTurn:
         await narrow.encode(other, speech(4 * CODE).numpy())
-        async for _ in listener.hear(clip.numpy(), 16_000, lambda: False):
-            raise AssertionError("too little to be encoded before the commit")
-        with pytest.raises(CodecFullError):
-            await listener.commit()
+        assert await news_of(listener, clip[: 12 * CODE]) == []
+        assert listener.turn
+        assert (listener.turn.samples, listener.turn.codes.samples) == (12 * CODE, 0)
         await narrow.encode(other, speech(CODE).numpy(), last=True)
+        assert await news_of(listener, clip[12 * CODE :])
+        assert listener.turn.codes.samples >= 12 * CODE
         return await listener.commit()
 
     assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
 
 
-@pytest.mark.parametrize("sessions", [1, 64, 256])
-def test_all_sessions_may_hold_a_whole_segment_at_once(sessions: int) -> None:
-    page_s = 1.28
-    assert held_s(sessions) >= sessions * math.ceil(30 / page_s) * page_s
+def test_a_turn_that_finds_no_memory_at_its_end_has_the_offline_codes_nonetheless(
+    narrow: EncoderWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mosstalk.session.workers._MOST_ENCODE_WAIT_S", 0.05)
+    other, listener, clips = narrow.open(), by_hand(narrow), (speech(9 * CODE), rising(9 * CODE))
+
+    async def hear() -> LiveTurn:
+        await narrow.encode(other, clips[0][: 4 * CODE].numpy())
+        await news_of(listener, clips[1])
+        committed = await listener.commit()
+        await narrow.encode(other, clips[0][4 * CODE :].numpy(), last=True)
+        return committed
+
+    found = asyncio.run(hear()).codes, other
+    assert [each.codes for each in found] == [TOKENIZER.encode(clip) for clip in reversed(clips)]
+    assert all(each.finished for each in found)
 
 
 def test_warming_asks_a_cpu_for_nothing(encoder_worker: EncoderWorker) -> None:

@@ -1,6 +1,7 @@
 """Rows read before any reply asks for them: the same replies, less left to read, nobody hurt."""
 
 import asyncio
+import math
 from random import Random
 
 import pytest
@@ -187,20 +188,23 @@ def test_edits_through_the_engine_are_answered_as_fresh_prompts(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def entering(gate: DeadlineLock, order: list[float], due_s: float) -> "asyncio.Task[None]":
+    """Another thread that waits for its turn with work due then, and notes that it had it."""
+
+    def enter() -> None:
+        with gate.turn(lambda: due_s):
+            order.append(due_s)
+
+    return asyncio.create_task(asyncio.to_thread(enter))
+
+
 def test_the_most_urgent_of_those_who_wait_goes_through_the_turnstile_first() -> None:
     gate, order = DeadlineLock(), list[float]()
 
-    async def one(due_s: float) -> None:
-        def work() -> None:
-            with gate.turn(due_s):
-                order.append(due_s)
-
-        await asyncio.to_thread(work)
-
     async def main() -> None:
-        assert gate.enter(0.0)
-        assert not gate.enter(-1.0, timeout_s=0.001)  # however urgent: somebody is inside
-        waiting = [asyncio.create_task(one(due_s)) for due_s in (3.0, 1.0, 2.0)]
+        assert gate.enter(lambda: 0.0)
+        assert not gate.enter(lambda: -1.0, timeout_s=0.001)  # however urgent: somebody is inside
+        waiting = [entering(gate, order, due_s) for due_s in (3.0, 1.0, 2.0)]
         while gate.queue < len(waiting):
             await asyncio.sleep(0)
         gate.leave()
@@ -208,3 +212,65 @@ def test_the_most_urgent_of_those_who_wait_goes_through_the_turnstile_first() ->
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert order == [1.0, 2.0, 3.0]
+
+
+def test_who_comes_back_keeps_out_whose_work_is_due_later() -> None:
+    gate, order = DeadlineLock(), list[float]()
+
+    async def main() -> None:
+        assert gate.enter(lambda: 2.0)
+        gate.expect(2.0)
+        waiting = [entering(gate, order, due_s) for due_s in (3.0, 1.0)]
+        while gate.queue < len(waiting):
+            await asyncio.sleep(0)
+        gate.leave()
+        await waiting[1]
+        assert order == [1.0]
+        assert gate.queue == 1, "due at 3.0, and still kept out"
+        assert gate.enter(lambda: 2.0, timeout_s=0.0), "who is expected comes in at once"
+        gate.expect(math.inf)
+        gate.leave()
+        await waiting[0]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert order == [1.0, 3.0]
+
+
+def test_who_waits_is_as_urgent_as_what_has_come_meanwhile() -> None:
+    gate, order, due_s = DeadlineLock(), list[str](), {"hops": 9.0, "steps": 5.0}
+
+    def one(name: str) -> None:
+        with gate.turn(lambda: due_s[name]):
+            order.append(name)
+
+    async def main() -> None:
+        assert gate.enter(lambda: 0.0)
+        waiting = [asyncio.create_task(asyncio.to_thread(one, name)) for name in due_s]
+        while gate.queue < len(waiting):
+            await asyncio.sleep(0)
+        due_s["hops"] = 1.0  # a first hop has joined those that could wait
+        gate.leave()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert order == ["hops", "steps"]
+
+
+def test_who_comes_back_with_work_that_can_wait_lets_others_in() -> None:
+    gate, order = DeadlineLock(), list[float]()
+
+    async def main() -> None:
+        assert gate.enter(lambda: 1.0)
+        gate.expect(1.0)
+        waiting = entering(gate, order, 2.0)
+        while not gate.queue:
+            await asyncio.sleep(0)
+        gate.leave()
+        assert not order, "due at 2.0, and somebody is expected with work due at 1.0"
+        assert gate.enter(lambda: 3.0)  # that work has been cancelled meanwhile
+        order.append(3.0)
+        gate.leave()
+        await waiting
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert order == [2.0, 3.0]

@@ -309,10 +309,10 @@ class Counting(EngineCore):
 
     steps = 0
 
-    def step(self) -> list[Any]:
+    def step(self, waited_s: float = 0.0) -> list[Any]:
         """A step, counted."""
         self.steps += 1
-        return super().step()
+        return super().step(waited_s)
 
 
 def test_an_idle_engine_sleeps() -> None:

@@ -94,6 +94,20 @@ def test_over_the_limit_is_refused_at_once_and_no_stream_took_any() -> None:
     assert live.pages.count == 4
 
 
+@pytest.mark.parametrize("begun_s", [0, 3, 33])
+def test_a_turn_ends_without_a_page_and_has_the_offline_codes(begun_s: int) -> None:
+    live, clip = tokenizer_with(1, limit_s=30), rising(37 * INPUT_RATE + 77)
+    state, begun = live.open(), begun_s * INPUT_RATE
+    live.push(state, clip[:begun])
+    before = list(state.codes)
+    taken = live.pages.take(live.pages.count - live.pages.taken)
+
+    change = live.finish_anew(state, clip[begun:])
+
+    assert state.codes == TOKENIZER.encode(clip) == [*before[: change.kept], *change.codes]
+    assert (state.samples, state.finished, live.pages.taken) == (len(clip), True, len(taken))
+
+
 def test_pages_are_reserved_within_the_limit_alone() -> None:
     live = tokenizer_with(1, limit_s=30)
 
@@ -202,6 +216,31 @@ def test_a_block_that_is_repaired_costs_its_own_rows_again_too() -> None:
     repaired = {each.at_samples for each in apart.repairs}
     assert repaired
     assert together.rows_again - apart.rows_again == 20 * len(repaired)
+
+
+def test_blocks_of_one_stream_share_a_run_and_so_does_their_repair() -> None:
+    live, clip = tokenizer_with(None), torch.cat([quiet(7 * BLOCK), speech(BLOCK)])
+    state = live.open()
+
+    live.push(state, clip[: 7 * BLOCK])
+    assert set(live._blocks._steps) == {8}, "a step for 7 blocks, and none for one of them"
+    live.push(state, clip[7 * BLOCK :])
+    assert set(live._blocks._steps) == {1, 8}, "one that is new, and all 8 again"
+    live.finish(state)
+
+    assert state.repairs[0].rows_again == 8 * 20
+    assert state.codes == TOKENIZER.encode(clip)
+
+
+@pytest.mark.parametrize("others", [0, 60])
+def test_a_whole_segment_at_once_gets_the_offline_codes(others: int) -> None:
+    live, clip = tokenizer_with(None), rising(80 * BLOCK)
+    states = [live.open() for _ in range(1 + others)]
+
+    live.push_many(states, [*[speech(BLOCK)] * others, clip])
+    live.push_many(states, [torch.zeros(0)] * len(states), [True] * len(states))
+
+    assert states[-1].codes == TOKENIZER.encode(clip)
 
 
 @pytest.mark.parametrize("streams", [3, 64, 70])

@@ -1,6 +1,7 @@
 """``mosstalk plan``: sums of what is really there, limits that nothing can beat."""
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -26,6 +27,7 @@ from mosstalk.errors import ConfigError, DeviceError, OptionError
 from mosstalk.models.codec_folder import open_part
 from mosstalk.models.language_model import IN_LAYER
 from mosstalk.models.weights import Store, fold_weight_norm, open_sharded
+from mosstalk.plan.crowd import heard_s, replies_at_once
 from mosstalk.plan.fit import Wish, advice, plan_of
 from mosstalk.plan.limits import CARDS, cards, limits_of
 from mosstalk.plan.sizes import (
@@ -141,6 +143,40 @@ def test_the_flow_gets_the_pages_that_were_planned(published: Configs) -> None:
     assert pages == 3 * plan.costs.reply_pages + plan.voice_pages
     by_replies = [FlowOptions(context_s=2.0, replies=n).page_count(layout) for n in (3, 4)]
     assert by_replies[1] - by_replies[0] == plan.costs.reply_pages
+
+
+@pytest.mark.parametrize(
+    ("sessions", "replies", "heard"),
+    [(1, 1, 31), (32, 32, 992), (64, 64, 1248), (128, 96, 1760), (256, 160, 2784)],
+)
+def test_memory_is_for_what_is_at_work_and_not_for_every_session(
+    published: Configs, sessions: int, replies: int, heard: int
+) -> None:
+    assert (replies_at_once(sessions), heard_s(sessions)) == (replies, heard)
+    plan = plan_of(published, Wish(141 * 10**9, sessions=sessions))
+    sizes = {item.name: item.bytes for item in plan.items}
+    assert sizes["replies"] == replies * plan.costs.reply
+    assert sizes["turns being heard"] == round(heard * plan.costs.heard)
+    pages = replies * plan.costs.reply_pages + plan.voice_pages
+    assert plan.flow_memory_mib == math.ceil(pages * plan.costs.page / 2**20)
+
+
+@examples(100)
+@given(sessions=st.integers(0, 2000))
+def test_another_session_takes_no_memory_from_those_there_are(sessions: int) -> None:
+    assert replies_at_once(sessions + 1) - replies_at_once(sessions) in (0, 1)
+    # So nobody who talks for long takes it from anybody else.
+    assert sessions > 32 or heard_s(sessions) >= sessions * math.ceil(30 / 1.28) * 1.28
+    assert heard_s(sessions + 1) > heard_s(sessions)
+
+
+def test_fewer_euler_steps_take_smaller_pages(published: Configs) -> None:
+    pages = [plan_of(published.with_steps(n), Wish(80 * GIB)).costs.page for n in (None, 10, 5)]
+    assert pages[0] == pages[1]
+    assert pages[2] == pytest.approx(pages[1] / 2, rel=0.02)
+    found = run("--gpu-memory 141GB --max-sessions 256 --precision fp8 --flow-steps 5")
+    assert found.exit_code == 0
+    assert "serve --flow-steps 5 --model MODEL" in found.output
 
 
 WISHES = st.builds(

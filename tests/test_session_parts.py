@@ -18,6 +18,7 @@ from session_rig import QUESTION, SENTENCE, pocket, speech
 from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
+from mosstalk.runtime.sharing import BatchWorker
 from mosstalk.session import commands, events
 from mosstalk.session.commands import (
     ROOT,
@@ -40,7 +41,6 @@ from mosstalk.session.history import (
 from mosstalk.session.response import LONGEST_PERIOD, Detokenizer, RepetitionDetector
 from mosstalk.session.session import Timeouts
 from mosstalk.session.sound import PlaybackClock, Resampler, pcm_of, samples_of
-from mosstalk.session.workers import BatchWorker
 
 
 def test_what_crosses_processes_needs_no_torch() -> None:

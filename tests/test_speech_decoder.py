@@ -1,5 +1,7 @@
 """Codes of many replies to sound: as each alone, from memory that comes back."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +27,7 @@ from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
 from mosstalk.reply_options import SoundRequest
+from mosstalk.session.workers import DecoderWorker
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +144,65 @@ def test_a_full_decoder_refuses_and_nothing_has_changed(
     found = decoder.decode_one(DecodeRequest(second, codes_of(8, 1)))
     plain = SpeechStream(codec, voice, 1).push(codes_of(8, 1))[0]
     torch.testing.assert_close(found, plain, rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("context_s", [0.4, 2.0])
+def test_who_has_a_place_finds_pages_to_the_end(
+    codec: Codec, voice: Voice, context_s: float
+) -> None:
+    places, request = 3, SoundRequest(context_s=context_s)
+    options = DecoderOptions.of(request, codec.device, places)
+    decoder = SpeechDecoder(codec, options)
+    decoder.prepare(voice)
+    more = replace(options.flow, replies=places + 1).page_count(decoder.flow.layout)
+    pool = decoder.flow.pool
+    pool.take(pool.free - places * (more - pool.size))  # what is meant for other voices
+    replies = [decoder.open(voice, seed) for seed in range(places)]
+
+    def hop(reply: SpokenReply) -> list[int]:
+        return codes_of(reply.codes_needed - len(reply.flow.codes))
+
+    for _ in range(8):
+        decoder.decode([DecodeRequest(reply, hop(reply)) for reply in replies])
+    # The longest that can be left: one code less than another hop.
+    sounds = decoder.decode([DecodeRequest(reply, hop(reply)[1:], last=True) for reply in replies])
+    assert all(len(sound) for sound in sounds)
+
+
+class Refusing(SpeechDecoder):
+    """Counts the runs that it refused."""
+
+    refusals = 0
+
+    def decode(self, requests: Sequence[DecodeRequest]) -> list[Tensor]:
+        try:
+            return super().decode(requests)
+        except CodecFullError:
+            self.refusals += 1
+            raise
+
+
+def test_more_replies_than_places_are_all_spoken_and_no_run_is_refused(
+    codec: Codec, voice: Voice
+) -> None:
+    decoder = Refusing(codec, DecoderOptions.of(SoundRequest(), codec.device, 2))
+
+    async def speak(worker: DecoderWorker, seed: int) -> int:
+        reply = worker.open(voice, seed)
+        first = await worker.decode(DecodeRequest(reply, codes_of(reply.codes_needed)), seed)
+        rest = await worker.decode(DecodeRequest(reply, codes_of(4), last=True), seed)
+        worker.close(reply)
+        return len(first) + len(rest) - OUTPUT_SAMPLES_PER_CODE * len(reply.flow.codes)
+
+    async def main() -> list[int]:
+        worker = DecoderWorker(decoder, 8)
+        try:
+            return await asyncio.gather(*(speak(worker, seed) for seed in range(7)))
+        finally:
+            await asyncio.to_thread(worker.stop)
+
+    assert asyncio.run(main()) == [0] * 7
+    assert decoder.refusals == 0
 
 
 def test_a_reply_can_be_spoken_by_bigvgan(codec: Codec, voice: Voice, tmp_path: Path) -> None:

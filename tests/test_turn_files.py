@@ -26,9 +26,9 @@ def test_a_turn_passes_few_files(cache_folder: Path, tmp_path: Path) -> None:
                 await talker.say(question() + silence(1.0))
                 await talker.wait("response.done")
                 assert talker.pcm()
+                tell(server, processes, tmp_path, signal.SIGUSR2, "ran")
 
         run(main())
-        tell(server, processes, tmp_path, signal.SIGUSR2, "ran")
     passed = {name: files(tmp_path / f"ran-{number}") for name, number in processes.items()}
     for name, paths in passed.items():
         print(f"\n{name}, {len(paths)} files:", *sorted(paths), sep="\n  ")
