@@ -119,6 +119,15 @@ class EchoPath:
         self.played[0], self.bare[0] = now, levels
         self.peak = np.maximum(self.peak - _PEAK_FALL_DB, levels)
 
+    def rest(self, hops: int) -> None:
+        """``play`` nothing for so many hops."""
+        decayed = self.played[0] - _DECAY_DB * np.arange(hops, 0, -1)[:, None]
+        silence = np.full((hops, BANDS), LOWEST_DB)
+        size = len(self.played)
+        self.played = np.concatenate([decayed.clip(LOWEST_DB), self.played])[:size]
+        self.bare = np.concatenate([silence, self.bare])[:size]
+        self.peak = np.maximum(self.peak - _PEAK_FALL_DB * hops, LOWEST_DB)
+
     def fall_silent(self) -> None:
         """Nothing that was played can be heard any more."""
         self.played[:] = self.bare[:] = LOWEST_DB
@@ -213,6 +222,8 @@ _SURE = 2500.0
 """``EchoPath.unlike`` beyond which, on either side, a verdict need not wait for more."""
 _RECENT_HOPS = 12
 """Echo is told with certainty only so late, as a voice shows some 0.2 s after its beginning."""
+_IDLE_HOPS = 32
+"""While nothing is played, levels are worked out for so many hops at once: a tenth of the work."""
 _LONGEST_HOPS = HOPS - 1
 """Whatever is still undecided after 0.4 s is what is likelier."""
 
@@ -228,6 +239,8 @@ class EchoState:
     Attributes:
         position: where the next window begins.
         heard: microphone samples from there on, fewer than a window.
+        idle: pieces of 256 microphone samples before it, of hops in which nothing was played and
+            whose levels are not worked out yet.
         reference: what is played from there on, as far as it is known.
         path: what is learned of the way from one to the other.
         noise: (20,) the microphone's noise by band, None before the first hop.
@@ -241,6 +254,7 @@ class EchoState:
 
     position: int = 0
     heard: Samples = field(default_factory=_nothing)
+    idle: list[Samples] = field(default_factory=list)
     reference: Samples = field(default_factory=_nothing)
     path: EchoPath = field(default_factory=EchoPath)
     noise: Levels | None = None
@@ -325,21 +339,41 @@ class EchoGate:
         state.heard = np.concatenate([state.heard, finite(samples)])
         while len(state.heard) >= WINDOW_SAMPLES:
             self._hop()
-        speech = np.concatenate([state.waiting, frames.speech])
-        length, start = frames.frame_samples, frames.end_samples
-        start -= length * len(speech)
+        length, after = frames.frame_samples, frames.end_samples
         # A frame shares the fate of the last hop in it.
+        last, next_one = (
+            (end - WINDOW_SAMPLES) // HOP_SAMPLES - state.first for end in (after, after + length)
+        )
+        if not len(state.waiting) and last < len(state.verdicts) and not any(state.verdicts):
+            self._forget(next_one)  # nothing is played, as for most of the time
+            return frames
+        speech = np.concatenate([state.waiting, frames.speech])
+        start = after - length * len(speech)
         ends = start + length * np.arange(1, len(speech) + 2)
         hops = (ends - WINDOW_SAMPLES) // HOP_SAMPLES - state.first
         count = int(np.searchsorted(hops[:-1], len(state.verdicts)))
         is_echo = np.array([False, *state.verdicts])[hops[:count].clip(-1) + 1]
-        past = min(max(int(hops[count]), 0), len(state.verdicts))
-        state.verdicts, state.first = state.verdicts[past:], state.first + past
+        self._forget(int(hops[count]))
         state.waiting = speech[count:]
         return Frames(start, length, np.where(is_echo, np.float32(0), speech[:count]))
 
+    def _forget(self, hops: int) -> None:
+        """Drop the verdicts of so many hops, or of all that there are."""
+        state = self.state
+        past = min(max(hops, 0), len(state.verdicts))
+        state.verdicts, state.first = state.verdicts[past:], state.first + past
+
     def _hop(self) -> None:
         state = self.state
+        if self._idle:
+            state.idle.append(state.heard[:HOP_SAMPLES])
+            state.position += HOP_SAMPLES
+            state.heard = state.heard[HOP_SAMPLES:]
+            state.verdicts.append(False)
+            if len(state.idle) == _IDLE_HOPS:
+                self._catch_up()
+            return
+        self._catch_up()
         reference = state.reference[:WINDOW_SAMPLES]
         windows = np.zeros((2, WINDOW_SAMPLES), np.float32)
         windows[0] = state.heard[:WINDOW_SAMPLES]
@@ -362,6 +396,31 @@ class EchoGate:
             if verdict:
                 self._settle(state.open - (0 if state.path.known else _RECENT_HOPS), is_echo=True)
         state.verdict = verdict
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is played in the next hop, nor can still be heard, nor is undecided."""
+        state = self.state
+        if len(state.reference) or state.open or state.verdict is not False:
+            return False
+        return bool(state.idle) or state.path.silent
+
+    def _catch_up(self) -> None:
+        """Work out the levels of the idle hops."""
+        state, count = self.state, len(self.state.idle)
+        if not count:
+            return
+        sound = np.concatenate([*state.idle, state.heard[:HOP_SAMPLES]])
+        windows = np.lib.stride_tricks.sliding_window_view(sound, WINDOW_SAMPLES)[::HOP_SAMPLES]
+        state.idle = []
+        state.path.rest(count)
+        state.scores = np.zeros(LAGS)
+        levels, noise = band_levels(windows), list[Levels]()
+        for heard in levels:
+            state.noise = _follow_noise(state.noise, heard)
+            noise.append(state.noise)
+        newest = np.stack([levels, noise])[:, ::-1]
+        state.late = np.concatenate([newest, state.late], axis=1)[:, :HOPS]
 
     def _settle(self, count: int, *, is_echo: bool) -> None:
         """Say what the first ``count`` hops were that are open; a path is learned from echo."""
