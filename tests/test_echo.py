@@ -143,6 +143,25 @@ def test_where_nothing_is_played_nothing_is_changed() -> None:
         np.testing.assert_array_equal(gate.heard(USER[0], found).speech, found.speech)
 
 
+def test_what_is_heard_before_a_reply_counts_in_it_although_it_was_worked_out_late() -> None:
+    before = USER[0][: len(USER[0]) // 512 * 512]
+    sound = np.concatenate([before, CALL.microphone])
+    found = DETECTOR.push(DETECTOR.start(), sound)[1]
+    late, at_once = EchoGate(), EchoGate()
+    at_once.played(np.zeros(len(before), np.float32), 0)  # played, so worked out hop by hop
+    heard = []
+    for gate in (late, at_once):
+        first, rest = found.speech[: len(before) // 512], found.speech[len(before) // 512 :]
+        gate.heard(before, Frames(0, 512, first))
+        gate.played(CALL.played, len(before))
+        heard.append(gate.heard(sound[len(before) :], Frames(len(before), 512, rest)).speech)
+    np.testing.assert_array_equal(*heard)
+    for each in ("noise", "late"):
+        one, other = (getattr(gate.state, each) for gate in (late, at_once))
+        np.testing.assert_allclose(one, other, atol=1e-9)
+    np.testing.assert_allclose(late.state.path.peak, at_once.state.path.peak, atol=1e-9)
+
+
 def test_no_path_is_learned_from_a_voice() -> None:
     gate = EchoGate()
     gate.played(ASSISTANT[0], 8000)
