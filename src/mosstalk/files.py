@@ -105,7 +105,8 @@ def parse_json(text: str) -> Any:
 
 def deeper_than(value: Any, most: int) -> bool:
     """Whether lists and objects are nested more than ``most`` levels deep; it never recurses."""
-    level = [value] if isinstance(value, dict | list) else []
+    nests = (dict, list)
+    level = [value] if isinstance(value, nests) else []
     for _ in range(most):
         if not level:
             return False
@@ -113,7 +114,7 @@ def deeper_than(value: Any, most: int) -> bool:
             child
             for each in level
             for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
+            if isinstance(child, nests)
         ]
     return bool(level)
 

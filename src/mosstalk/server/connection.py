@@ -8,8 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.limits import ClientBudget, Limits
 from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
-from mosstalk.server.websocket import IS_GONE
+from mosstalk.server.websocket import WEBSOCKET, WebSocketProtocol
 from mosstalk.session import commands
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 
@@ -156,6 +155,8 @@ class Connection:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._draining = self._told_to_end = False
         self._budget = ClientBudget(context.limits, time.monotonic())
+        self._within_budget_s = 0.0
+        """When the client may be heard again, given what it has cost."""
         self._passed_on = asyncio.Event()
         self._last_response: str | None = None
 
@@ -188,7 +189,9 @@ class Connection:
 
     async def _talk(self) -> Ending:
         """Until one side ends it and, if that is the server, what waits is sent."""
-        parts = (self._receive(), self._follow(), self._send())
+        websocket: WebSocketProtocol = self._socket.scope["extensions"][WEBSOCKET]
+        websocket.hears = self._hear_at_once
+        parts = (self._receive(websocket), self._follow(), self._send())
         tasks = [asyncio.create_task(part) for part in parts]
         for task in tasks:
             task.add_done_callback(self._failed)
@@ -200,6 +203,7 @@ class Connection:
                 await asyncio.wait(tasks[-1:], timeout=left_s)
             return ending
         finally:
+            websocket.hears = None
             if self._captions:
                 self._captions.stop()
             for task in tasks:
@@ -219,27 +223,45 @@ class Connection:
 
     # From the client.
 
-    async def _receive(self) -> None:
+    async def _receive(self, websocket: WebSocketProtocol) -> None:
+        """Hear what could not be heard at once, and find out how the client goes."""
         gone = False
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 self._end(_went(message))
                 return
+            if not gone and self._must_wait:
+                self._context.metrics.throttled.inc()
+                gone = await self._goes_before(self._served(), websocket)
             if gone:
                 continue  # nobody waits any more for what would come of it
-            raw = message.get("text") or message.get("bytes") or ""
-            for observer in self._observers:
-                observer.on_message("client", raw)
-            with self._metered():
-                self._act(self._protocol.from_client(raw))
-            self._budget.cost(len(raw))
-            wait_s = self._budget.wait_s(time.monotonic())
-            if wait_s or not self._is_served:
-                self._context.metrics.throttled.inc()
-                gone = await self._goes_before(self._served(wait_s))
-            else:
-                await asyncio.sleep(0)  # the others have their turn
+            self._hear(message.get("text") or message.get("bytes") or "")
+            await asyncio.sleep(0)  # the others have their turn
+
+    def _hear_at_once(self, raw: str | bytes) -> bool:
+        """Hear a message; False if it must wait."""
+        if self._must_wait:
+            return False
+        try:
+            self._hear(raw)
+        except Exception as error:
+            self._fail(error)
+        return True
+
+    def _hear(self, raw: str | bytes) -> None:
+        for observer in self._observers:
+            observer.on_message("client", raw)
+        with self._budget:
+            self._act(self._protocol.from_client(raw))
+        self._budget.cost(len(raw))
+        now_s = time.monotonic()
+        self._within_budget_s = now_s + self._budget.wait_s(now_s)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the client has cost too much, or too much of what it has sent is not done."""
+        return time.monotonic() < self._within_budget_s or not self._is_served
 
     @property
     def _is_served(self) -> bool:
@@ -248,33 +270,27 @@ class Connection:
         room = self._session.has_room(limits.unheard_s, limits.undone_commands)
         return room and self._send_queue.has_room and not self._protocol.waits
 
-    async def _served(self, wait_s: float) -> None:
-        """Wait for so long, and for that."""
+    async def _served(self) -> None:
+        """Wait until the client may be heard again."""
         limits = self._context.limits
-        await asyncio.sleep(wait_s)
+        await asyncio.sleep(self._within_budget_s - time.monotonic())
         await self._session.room(limits.unheard_s, limits.undone_commands)
         await self._send_queue.room()
         while self._protocol.waits:
             self._passed_on.clear()
             await self._passed_on.wait()
 
-    @contextmanager
-    def _metered(self) -> Iterator[None]:
-        """Count the processor's time for what is done within as the client's."""
-        begun_s = time.thread_time()
-        yield
-        self._budget.cost(processor_s=time.thread_time() - begun_s)
-
-    async def _goes_before(self, wait: Coroutine[Any, Any, None]) -> bool:
+    async def _goes_before(
+        self, wait: Coroutine[Any, Any, None], websocket: WebSocketProtocol
+    ) -> bool:
         """Whether the client has gone before something is waited for that keeps it unread.
 
         What it has sent and nobody has read is then not waited for.
         """
-        is_gone = self._socket.scope["extensions"][IS_GONE]
         waiting = asyncio.create_task(wait)
         try:
             while not (await asyncio.wait((waiting,), timeout=_LOOK_S))[0]:
-                if is_gone():
+                if websocket.is_gone():
                     return True
             waiting.result()
             return False
@@ -293,7 +309,7 @@ class Connection:
         if isinstance(event, AudioDelta):
             self._act(self._protocol.from_session(event), event)
         else:
-            with self._metered():
+            with self._budget:
                 self._act(self._protocol.from_session(event), event)
         self._passed_on.set()
         if isinstance(event, Closed):
@@ -357,8 +373,11 @@ class Connection:
     def _failed(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error:
-            _LOG.error("a connection failed", exc_info=error)
-            self._end(Ending("fault", 1011, "an internal error"))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        _LOG.error("a connection failed", exc_info=error)
+        self._end(Ending("fault", 1011, "an internal error"))
 
     async def _close_socket(self, ending: Ending) -> None:
         if ending.code is None:

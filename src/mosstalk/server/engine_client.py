@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from typing import Any
@@ -16,7 +16,14 @@ from mosstalk.errors import EngineStoppedError
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel, start_child
 from mosstalk.session import events
-from mosstalk.session.commands import Close, Command, SessionSettings, sample_count, sounds_of
+from mosstalk.session.commands import (
+    Close,
+    Command,
+    Push,
+    SessionSettings,
+    sample_count,
+    sounds_of,
+)
 from mosstalk.session.events import CloseReason, Event
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +40,11 @@ class WorkerState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DEAD = "dead"
+
+
+_GATHERED_S = 0.2
+"""Sound that is sent together where turns end by hand: nothing comes of it before 400 ms, and a
+microphone's frames are many."""
 
 
 class SessionProxy:
@@ -53,8 +65,11 @@ class SessionProxy:
         self._number, self._rate, self._channel = number, settings.input_rate, channel
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._read = False
-        self.unheard_s = 0.0
-        """Seconds of sound in commands that, as far as is known, have not been carried out."""
+        self._by_hand = settings.turn_detection is None
+        self._gathered: list[Push] = []
+        """Sound that waits for more to be sent with it; all of it at one rate."""
+        self._gathered_s = 0.0
+        self._unheard_s = 0.0
         self._undone: deque[float] = deque()
         """The sound in each such command, the oldest first."""
         self._done = 0
@@ -65,14 +80,40 @@ class SessionProxy:
         """Commands that were sent and, as far as is known, not yet carried out or refused."""
         return len(self._undone)
 
+    @property
+    def unheard_s(self) -> float:
+        """Seconds of sound in commands that, as far as is known, have not been carried out."""
+        return self._unheard_s + self._gathered_s
+
     def tell(self, command: Command) -> None:
-        """Send a command; after the end it is lost."""
+        """Send a command, sound perhaps with what follows it; after the end it is lost."""
         if self.over:
             return
+        if self._gathered and not (isinstance(command, Push) and self._goes_with(command)):
+            self._send_gathered()
         sounds = sounds_of(command)
         seconds = sum(sample_count(each.pcm) / (each.rate or self._rate) for each in sounds)
+        if not (isinstance(command, Push) and self._by_hand):
+            self._send(command, seconds)
+            return
+        self._gathered.append(command)
+        self._gathered_s += seconds
+        if round(self._gathered_s, 3) >= _GATHERED_S:  # ten times 20 ms are a little less
+            self._send_gathered()
+
+    def _goes_with(self, push: Push) -> bool:
+        """Whether it may be sent together with what was gathered."""
+        return self._by_hand and push.paused_s is None and push.rate == self._gathered[0].rate
+
+    def _send_gathered(self) -> None:
+        (first, *_), pcm = self._gathered, b"".join(bytes(each.pcm) for each in self._gathered)
+        seconds, self._gathered_s = self._gathered_s, 0.0
+        self._gathered = []
+        self._send(replace(first, pcm=pcm), seconds)
+
+    def _send(self, command: Command, seconds: float) -> None:
         self._undone.append(seconds)
-        self.unheard_s += seconds
+        self._unheard_s += seconds
         self._channel.post(ipc.SessionCommand(self._number, command))
 
     def has_room(self, most_s: float, most_commands: int) -> bool:
@@ -81,6 +122,8 @@ class SessionProxy:
 
     async def room(self, most_s: float, most_commands: int) -> None:
         """Wait for that."""
+        if self._gathered:
+            self._send_gathered()
         while not self.has_room(most_s, most_commands):
             self._changed.clear()
             await self._changed.wait()
@@ -103,7 +146,7 @@ class SessionProxy:
         while self._done < done and self._undone:
             self._done += 1
             self._undone.popleft()
-        self.unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
+        self._unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
         self._changed.set()
 
     def on_event(self, event: Event) -> None:
@@ -112,8 +155,9 @@ class SessionProxy:
             self.opened.set_result(None)
         self.clock = max(self.clock, event.clock)
         if isinstance(event, events.SettingsUpdated):
-            # A rate that was only asked for counts for nothing.
+            # What was only asked for counts for nothing.
             self._rate = event.settings.input_rate
+            self._by_hand = event.settings.turn_detection is None
         if isinstance(event, events.Closed):
             self.over = True
             self._changed.set()

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _LOG = getLogger(__name__)
 _MOST_AT_ONCE = 50
 """Pushes that are heard together when they came faster than they are heard."""
-_FRAMES = 5
-"""So many pushes, 100 ms of common ones, are heard together where turns end by hand."""
 
 _Handler = Callable[[Any, float], Awaitable[None]]
 _Message = commands.Command | Response | None
@@ -191,21 +189,7 @@ class Session:
         if not self._over:
             put = self._inbox.appendleft if first else self._inbox.append
             put((message, self._state.host.clock()))
-            if not self._may_wait(message):
-                self._wakeup.set()
-
-    def _may_wait(self, message: _Message) -> bool:
-        """Whether it is heard with what follows it: a short push, by hand, of few that wait.
-
-        By hand nothing comes of sound before there are 400 ms, and frames are many.
-        """
-        listener = self._state.listener
-        if listener.finds_turns or not isinstance(message, commands.Push) or message.paused_s:
-            return False
-        pcm, rate = message.pcm, message.rate or listener.rate
-        if not isinstance(pcm, bytes) or len(pcm) % 2 or rate not in commands.INPUT_RATES:
-            return False  # what may be refused is refused at once
-        return len(self._inbox) < _FRAMES and len(pcm) < 2 * rate // _FRAMES
+            self._wakeup.set()
 
     # The session's task.
 

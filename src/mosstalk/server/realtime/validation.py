@@ -92,7 +92,7 @@ def parse_message(raw: str | bytes, limits: Limits) -> dict[str, Any]:
     _require_sound_or_short(raw, limits.event_bytes)
     try:
         text = raw if isinstance(raw, str) else raw.decode()
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        value = _DECODER.decode(text)
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
@@ -135,8 +135,9 @@ def require_plain(event: dict[str, Any], raw: str | bytes) -> None:
     """
     if deeper_than(event, _DEEPEST):
         raise _too_deep()
-    marks: Any = ("\\ud", "\\uD") if isinstance(raw, str) else (b"\\ud", b"\\uD")
-    if any(mark in raw for mark in marks) and not is_text(json.dumps(event, ensure_ascii=False)):
+    low, high = ("\\ud", "\\uD") if isinstance(raw, str) else (b"\\ud", b"\\uD")
+    escaped = low in raw or high in raw  # type: ignore[operator]
+    if escaped and not is_text(json.dumps(event, ensure_ascii=False)):
         raise WireError(
             "invalid_json", "The message holds half a surrogate pair (\\ud800 to \\udfff)."
         )
@@ -248,6 +249,9 @@ def _no_constant(name: str) -> float:
 def _finite(number: str) -> float:
     """A number, the largest there is for one beyond it: JSON has no infinity to answer with."""
     return min(max(float(number), -sys.float_info.max), sys.float_info.max)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _too_deep() -> WireError:
