@@ -188,6 +188,23 @@ def test_a_client_that_sends_a_whole_file_at_once_is_read_as_fast_as_it_is_heard
     assert server.metrics()["mosstalk_throttled_total"] > before
 
 
+def test_a_client_that_sends_too_much_at_once_is_answered_in_order(server: Server) -> None:
+    count = 4_000
+
+    async def main() -> None:
+        async with Talker(server) as talker:
+            look = {"type": "conversation.item.retrieve", "item_id": "none"}
+            asked = [look | {"event_id": f"asked_{number}"} for number in range(count)]
+            sending = asyncio.create_task(talker.send(*asked))
+            for each in asked:
+                assert (await talker.error())["event_id"] == each["event_id"]
+            await sending
+
+    before = server.metrics()["mosstalk_throttled_total"]
+    run(main())
+    assert server.metrics()["mosstalk_throttled_total"] > before
+
+
 def test_requests_must_arrive_in_time_and_their_heads_be_short(server: Server) -> None:
     head = b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\n"
     upgrade = (

@@ -36,6 +36,8 @@ from mosstalk.server.realtime.server_events import (
 from mosstalk.server.realtime.validation import AudioFormat
 from mosstalk.session.commands import (
     Close,
+    Command,
+    Commit,
     CreateAudio,
     CreateText,
     Push,
@@ -306,6 +308,64 @@ def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_d
         here.close()
         told = [message async for message in there]
         assert [type(message.command) for message in told] == [Push, CreateAudio, CreateText]
+
+    run(main())
+
+
+def test_by_hand_frames_travel_together_and_before_whatever_follows_them() -> None:
+    frame, by_hand = 960, SessionSettings(turn_detection=None)  # 20 ms
+
+    async def told(settings: SessionSettings, *steps: Command | SettingsUpdated) -> list[Command]:
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        session = SessionProxy(7, settings, here)
+        for step in steps:
+            if isinstance(step, SettingsUpdated):
+                session.on_event(step)
+            else:
+                session.tell(step)
+        here.close()
+        found = [message.command async for message in there]
+        there.close()
+        return found
+
+    async def main() -> None:
+        frames = [Push(bytes([number]) * frame, 24_000) for number in range(12)]
+        ten, two, commit = await told(by_hand, *frames, Commit())
+        assert isinstance(ten, Push)
+        assert ten.pcm == b"".join(bytes(push.pcm) for push in frames[:10])
+        assert isinstance(two, Push)
+        assert two.pcm == b"".join(bytes(push.pcm) for push in frames[10:])
+        assert isinstance(commit, Commit)
+
+        slow = Push(bytes(frame), 8_000)
+        rates = [
+            each.rate
+            for each in await told(by_hand, frames[0], slow, Commit())
+            if isinstance(each, Push)
+        ]
+        assert rates == [24_000, 8_000]
+
+        hands_free = SettingsUpdated(SessionSettings(), clock=0)
+        assert len(await told(SessionSettings(), *frames)) == 12
+        assert len(await told(by_hand, *frames[:2], hands_free, *frames[2:5])) == 1 + 3
+
+    run(main())
+
+
+def test_whoever_waits_for_room_is_not_kept_waiting_by_sound_that_was_not_sent() -> None:
+    async def main() -> None:
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        session = SessionProxy(7, SessionSettings(turn_detection=None), here)
+        session.tell(Push(bytes(960), 24_000))
+        assert (session.unheard_s, session.undone) == (0.02, 0)
+        waiting = asyncio.create_task(session.room(0.01, 0))
+        message = await anext(aiter(there))
+        assert isinstance(message.command, Push)
+        assert (session.unheard_s, session.undone) == (0.02, 1)
+        session.acknowledged(1)
+        await waiting
+        here.close()
+        there.close()
 
     run(main())
 
