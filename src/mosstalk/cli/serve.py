@@ -73,6 +73,12 @@ class Serve:
     vad: str = option(
         "auto", "Who finds speech; none: push to talk.", metavar="auto|silero|webrtc|none"
     )
+    ear_processes: int | None = option(
+        None,
+        "Processes that find speech beside the one with the models; 0: it does that too. "
+        "Default: on a GPU one for 64 sessions, with 4 processors for each; on a CPU 0.",
+        min=0,
+    )
     echo_gate: bool = option(
         True,
         "Tell the assistant's own voice, come back through the microphone, from the "
@@ -217,6 +223,7 @@ class Serve:
             dtype=self.dtype,
             memory_bytes=None if self.kv_gib is None else int(self.kv_gib * _GIB),
             detector=self.vad,
+            ear_processes=self.ear_processes,
             voices={voice.stem: voice.resolve()} if voice.is_file() else {},
             log=log,
             batch_invariant=self.batch_invariant,

@@ -125,8 +125,9 @@ class WorkerOptions:
 
     ``model`` and ``codec`` are as ``chosen_model`` takes them; ``voices`` are files by the name
     that sessions ask for. ``context_rows`` of one conversation must fit: None are the model's.
-    ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``. ``embeddings`` is as
-    ``Pipeline.load`` takes it.
+    ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``. ``ear_processes`` look for speech
+    beside the worker; None: on a GPU as many as sessions and processors make worth it, else 0.
+    ``embeddings`` is as ``Pipeline.load`` takes it.
     """
 
     model: Path | None = None
@@ -138,6 +139,7 @@ class WorkerOptions:
     memory_bytes: int | None = None
     context_rows: int | None = None
     detector: str = "auto"
+    ear_processes: int | None = None
     voices: Mapping[str, Path] = field(default_factory=dict)
     log: LogStyle = field(default_factory=LogStyle)
     batch_invariant: bool = False

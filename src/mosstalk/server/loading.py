@@ -1,6 +1,7 @@
 """What a worker loads: folders, device, detector, host, and a runner that times its steps."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ from mosstalk.vad.detectors import Detector, open_detector
 
 _GIB = 2**30
 _VOICES_S = 3.0
+_SESSIONS_AN_EAR, _PROCESSORS_AN_EAR = 64, 4
+"""A process finds the speech of so many hands-free sessions in half of a processor's time, and
+takes one of so many processors at most: clients, the front and the engine need theirs."""
 """The shortest voices that are of use: what is refused before anything is read cannot fit."""
 _SERVED = {
     "--precision fp8": "an FP8 checkpoint (mosstalk build --precision fp8)",
@@ -165,6 +169,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
         engine=engine,
         decoder=DecoderOptions.of(options.sound, device, replies_at_once(options.sessions)),
         voices=options.voices,
+        ear_processes=_ear_processes(options, device),
     )
     with settings_named(options, model, codec, device):
         host = Host.load(
@@ -201,6 +206,15 @@ def _detector(kind: str) -> Detector | None:
             raise
         _LOG.warning("%s; until then clients must commit their turns by hand", error)
         return None
+
+
+def _ear_processes(options: WorkerOptions, device: torch.device) -> int:
+    if options.ear_processes is not None:
+        return options.ear_processes
+    if device.type == "cpu":
+        return 0  # models and ears would share its processors anyway
+    wanted = -(-options.sessions // _SESSIONS_AN_EAR)
+    return min(wanted, (os.cpu_count() or 1) // _PROCESSORS_AN_EAR)
 
 
 # A start against what there is.

@@ -48,7 +48,8 @@ _COME_BACK_S = 5.0
 class HostOptions:
     """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
     asked for by name. ``decoder`` says how sound is made; ``in_turn`` lets either that or the
-    engine compute, whoever's work is due first.
+    engine compute, whoever's work is due first. With ``ear_processes`` so many processes look for
+    speech, else a thread of this one.
     """
 
     sessions: int = 64
@@ -56,6 +57,7 @@ class HostOptions:
     in_turn: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    ear_processes: int = 0
     voices: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -181,7 +183,9 @@ class Host:
         # On a CPU a second hop in a run would only make the first one wait.
         most = decoder.hops_at_once if on_gpu else 1
         limit_s = heard_s(self.options.sessions) if on_gpu else None
-        self.encoder_worker = EncoderWorker(tokenizer, self._detector, limit_s)
+        self.encoder_worker = EncoderWorker(
+            tokenizer, self._detector, limit_s, self.options.ear_processes
+        )
         self.decoder_worker = DecoderWorker(decoder, most, self._deadline_lock)
         self.engine.start()
         self._watch = asyncio.create_task(self._watch_engine())

@@ -20,10 +20,9 @@ from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import ErrorCode, error_event, new_id
 from mosstalk.session.sound import InputClock, Resampler
-from mosstalk.session.workers import EncoderWorker
+from mosstalk.session.workers import Ear, EncoderWorker
 from mosstalk.vad import turns
-from mosstalk.vad.detectors import Frames
-from mosstalk.vad.echo import EchoGate
+from mosstalk.vad.ears import GateChange
 
 LISTEN_CODES = 5
 """Codes that are encoded at once, and read by the engine, while the user speaks: 400 ms."""
@@ -104,7 +103,7 @@ class Listener:
             SessionError: hands-free where nothing detects speech.
         """
         finder, detection = self._finder, settings.turn_detection
-        if finder and detection and (finder.gate is not None) == settings.echo_gate:
+        if finder and detection and finder.ear.gated == settings.echo_gate:
             finder.detector.settings = detection
         elif finder or detection:
             # What was heard by hand is no part of a turn that is found, nor the other way round.
@@ -165,26 +164,31 @@ class Listener:
         else:
             self._resampler.flush()
 
+    def close(self) -> None:
+        """Hear nothing more."""
+        if self._finder:
+            self._worker.close_ear(self._finder.ear)
+
     # What the echo gate must know of; who ends turns by hand is not misled by an echo.
 
     def played(self, samples: Samples, at_s: float) -> None:
         """The assistant says this, (n,) at 24 kHz, from the clock's ``at_s`` on."""
-        if self._finder and self._finder.gate:
+        if self._finder and self._finder.ear.gated:
             low = soxr.resample(samples, OUTPUT_RATE, INPUT_RATE, quality="LQ")
             sound, at = np.asarray(low, np.float32), round(at_s * INPUT_RATE)
             if len(sound):
-                self._finder.tell_gate(EchoGate.played, sound, at=at)
+                self._finder.tell_gate("played", sound, at=at)
 
     def stopped(self) -> None:
         """The assistant has been told to stop."""
         if self._finder:
-            self._finder.tell_gate(EchoGate.stopped, at=self.clock + _STOPPING_SAMPLES)
+            self._finder.tell_gate("stopped", at=self.clock + _STOPPING_SAMPLES)
 
     def paused(self, seconds: float) -> None:
         """Nothing was recorded for so long before the next sample."""
         if self._finder:
             samples = round(seconds * INPUT_RATE)
-            self._finder.tell_gate(EchoGate.paused, samples, at=self.clock)
+            self._finder.tell_gate("paused", samples, at=self.clock)
 
     def _start_over(self, settings: SessionSettings) -> None:
         detection, detector = settings.turn_detection, self._worker.detector
@@ -193,11 +197,12 @@ class Listener:
                 ErrorCode.BAD_VALUE,
                 "turns cannot be detected here: no detector of speech is installed",
             )
+        self.close()
         self.turn = self._maximum = self._finder = None
         if detection and detector:
             found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
-            gate = EchoGate() if settings.echo_gate else None
-            self._finder = _SpeechFinder(found, gate, detector.start(), self._position)
+            ear = self._worker.open_ear(gated=settings.echo_gate)
+            self._finder = _SpeechFinder(found, ear, self._position)
 
     def _open(self, start: int) -> LiveTurn:
         self.turn = LiveTurn(start, start, self._worker.open(self._maximum))
@@ -252,9 +257,8 @@ class Listener:
         """Hands-free: look for turns in samples (n,), and go on with the one under way."""
         finder.add(samples)
         finder.detector.playing = audible
-        gate = finder.next_gate(samples)
-        finder.state, frames = await self._worker.detect(finder.state, samples, gate)
-        held = frames.frame_samples * (finder.gate.held if finder.gate else 0)
+        frames, held_frames = await self._worker.detect(finder.ear, samples, finder.gate_changes())
+        held = frames.frame_samples * held_frames
         for found in finder.detector.push(frames):
             yield await self._decided(finder, found)
         turn = self.turn
@@ -294,18 +298,16 @@ class Listener:
 
 @dataclass
 class _SpeechFinder:
-    """What is kept to find speech from place ``origin`` on: states, and the latest sound.
+    """What is kept to find speech from place ``origin`` on: its ear, and the latest sound.
 
-    ``gate`` tells the assistant's echo from the user's voice, if anything does. It computes on
-    the worker's thread, so what it must know waits for the next sound.
+    What the ear's echo gate must know waits for the next sound.
     """
 
     detector: turns.TurnDetector
-    gate: EchoGate | None
-    state: Any
+    ear: Ear
     origin: int
     _pieces: deque[Samples] = field(default_factory=deque)
-    _for_gate: list[Callable[[], None]] = field(default_factory=list)
+    _for_gate: list[GateChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.start = self.origin
@@ -328,21 +330,15 @@ class _SpeechFinder:
     def forget_speech(self) -> None:
         """Forget that anybody spoke."""
         self.detector.reset()
-        if self.gate:
-            self.gate.forget()
+        if self.ear.gated:
+            self._for_gate.append(("forget", ()))
 
-    def tell_gate(self, change: Callable[..., None], *given: Any, at: int) -> None:
-        """Have the gate, if there is one, called so with the next sound; ``at`` is a place."""
-        if self.gate:
-            self._for_gate.append(partial(change, self.gate, *given, at - self.origin))
+    def tell_gate(self, change: str, *given: Any, at: int) -> None:
+        """Have the gate, if there is one, told so before the next sound; ``at`` is a place."""
+        if self.ear.gated:
+            self._for_gate.append((change, (*given, at - self.origin)))
 
-    def next_gate(self, samples: Samples) -> Callable[[Frames], Frames]:
-        """What frames found in the next samples (n,) go through, on another thread."""
-        gate, changes, self._for_gate = self.gate, self._for_gate, []
-
-        def judged(frames: Frames) -> Frames:
-            for change in changes:
-                change()
-            return gate.heard(samples, frames) if gate else frames
-
-        return judged
+    def gate_changes(self) -> list[GateChange]:
+        """What the gate is told before the next sound."""
+        changes, self._for_gate = self._for_gate, []
+        return changes

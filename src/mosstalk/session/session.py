@@ -251,6 +251,7 @@ class Session:
             self._over = True
             self._inbox.clear()
             self._state.listener.clear()
+            self._state.listener.close()
             self._on_closed(self)
             self._emit(events.Closed(reason))
 

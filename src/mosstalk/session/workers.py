@@ -5,10 +5,13 @@ Many calls are done in one run: those that are due first, or all that came since
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import count
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +29,8 @@ from mosstalk.runtime.busy import BusyPart, at_work
 from mosstalk.runtime.card_time import on_card
 from mosstalk.runtime.device import own_stream
 from mosstalk.runtime.sharing import BatchWorker, DeadlineLock
-from mosstalk.vad.detectors import Detector, Frames
+from mosstalk.vad.detectors import Detector
+from mosstalk.vad.ears import EarProcess, Ears, GateChange, Heard, HearRequest, LocalEars
 
 # Making sound.
 
@@ -208,18 +212,30 @@ class _EncodeRequest(NamedTuple):
     last: bool
 
 
-_DetectRequest = tuple[Any, Samples, Callable[[Frames], Frames]]
-"""A detector's state, more sound of its stream, and what its frames go through."""
+@dataclass(eq=False)
+class Ear:
+    """A stream in which speech is looked for: its number, and which of the ears hear it."""
+
+    number: int
+    place: int
+    gated: bool
+    heard: bool = False
+    """Whether they know of it."""
 
 
 class EncoderWorker:
-    """Threads that hear; what they know of a stream is a value that its session keeps.
+    """Threads that hear.
 
-    ``detector`` None: no session can be hands-free. ``limit_s``: see ``LiveOptions``.
+    ``detector`` None: no session can be hands-free. With ``ear_processes`` so many processes look
+    for speech, else a thread of this one. ``limit_s``: see ``LiveOptions``.
     """
 
     def __init__(
-        self, tokenizer: SpeechTokenizer, detector: Detector | None, limit_s: float | None = None
+        self,
+        tokenizer: SpeechTokenizer,
+        detector: Detector | None,
+        limit_s: float | None = None,
+        ear_processes: int = 0,
     ) -> None:
         self.detector = detector
         self._tokenizer = LiveTokenizer(tokenizer, options=LiveOptions(limit_s=limit_s))
@@ -227,7 +243,20 @@ class EncoderWorker:
         """Set, and another taken, whenever a turn ends and gives back what it held."""
         stream = own_stream(self._tokenizer.device)
         self._codes = BatchWorker("mosstalk-codes", self._encode, within=stream)
-        self._frames = BatchWorker("mosstalk-frames", self._detect)
+        self.ears: list[Ears] = []
+        """Those that hear, each asked by a thread of its own."""
+        if detector and ear_processes:
+            self.ears = [EarProcess(detector.name) for _ in range(ear_processes)]
+        elif detector:
+            self.ears = [LocalEars(detector)]
+        self._frames = [
+            BatchWorker("mosstalk-frames", partial(self._detect, place))
+            for place in range(len(self.ears))
+        ]
+        self._open_ears = set[Ear]()
+        self._closed_ears = [deque[int]() for _ in self.ears]
+        """Numbers that ears are still to forget."""
+        self._numbers = count()
 
     def open(self, last_maximum: float | None = None) -> LiveCodes:
         """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
@@ -271,14 +300,28 @@ class EncoderWorker:
             await self.encode(stream, samples[start:end], last=end >= len(samples))
         return stream.codes
 
-    async def detect(
-        self, state: Any, samples: Samples, gate: Callable[[Frames], Frames]
-    ) -> tuple[Any, Frames]:
-        """The detector's next state, and the frames that finite samples (n,) made whole.
+    def open_ear(self, *, gated: bool) -> Ear:
+        """A stream in which speech is looked for; ``gated``: behind an echo gate."""
+        taken = Counter(ear.place for ear in self._open_ears)
+        place = min(range(len(self.ears)), key=lambda place: taken[place])
+        ear = Ear(next(self._numbers), place, gated)
+        self._open_ears.add(ear)
+        return ear
 
-        ``gate`` is called on the thread; what it returns in their place is the result.
+    async def detect(self, ear: Ear, samples: Samples, changes: list[GateChange]) -> Heard:
+        """What finite samples (n,) more, after ``changes`` of the echo gate, have made known.
+
+        Raises:
+            EngineStoppedError: the process that knew the stream has ended.
         """
-        return await self._frames.do((state, samples, gate))
+        first, ear.heard = not ear.heard, True
+        request = HearRequest(ear.number, samples, changes, first, ear.gated)
+        return await self._frames[ear.place].do(request)
+
+    def close_ear(self, ear: Ear) -> None:
+        """Forget a stream."""
+        self._open_ears.discard(ear)
+        self._closed_ears[ear.place].append(ear.number)
 
     async def warm(self, streams: int) -> None:
         """Make ready for so many streams of codes at once, where that takes time: on a GPU."""
@@ -288,7 +331,9 @@ class EncoderWorker:
     def stop(self) -> None:
         """End the threads."""
         self._codes.stop()
-        self._frames.stop()
+        for frames, ears in zip(self._frames, self.ears, strict=True):
+            frames.stop()
+            ears.stop()
 
     def _encode(self, requests: list[_EncodeRequest]) -> list[CodecFullError | None]:
         """What is refused of all together is tried in halves: few runs find who is too much."""
@@ -311,9 +356,7 @@ class EncoderWorker:
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
 
-    def _detect(self, requests: list[_DetectRequest]) -> list[tuple[Any, Frames]]:
-        assert self.detector is not None, "no detector of speech"
-        states, samples, gates = (list(each) for each in zip(*requests, strict=True))
-        with at_work(BusyPart.DETECT, len(requests), self._frames.waited_s):
-            found = self.detector.push_many(states, samples)
-            return [(state, gate(made)) for gate, (state, made) in zip(gates, found, strict=True)]
+    def _detect(self, place: int, requests: list[HearRequest]) -> Sequence[Heard | Exception]:
+        closed = [self._closed_ears[place].popleft() for _ in range(len(self._closed_ears[place]))]
+        with at_work(BusyPart.DETECT, len(requests), self._frames[place].waited_s):
+            return self.ears[place].hear(requests, closed)

@@ -1,0 +1,164 @@
+"""Ears: speech found in many streams, the assistant's echo taken out; here, or in a process apart.
+
+What is known of a stream stays where it is computed, and is named by a number.
+"""
+
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol
+
+from mosstalk.audio.sound import Samples
+from mosstalk.errors import EngineStoppedError
+from mosstalk.vad.detectors import Detector, Frames, open_detector
+from mosstalk.vad.echo import EchoGate
+
+GateChange = tuple[str, tuple[Any, ...]]
+"""A method of ``EchoGate`` and what it is called with, before the next sound is heard."""
+
+
+class HearRequest(NamedTuple):
+    """The next ``samples`` (n,) of stream ``number``, float32 at 16 kHz and finite.
+
+    ``gated``, for the ``first`` ones: an echo gate stands behind the detector.
+    """
+
+    number: int
+    samples: Samples
+    changes: list[GateChange]
+    first: bool
+    gated: bool
+
+
+class Heard(NamedTuple):
+    """Frames that are decided by now, and how many the echo gate holds back."""
+
+    frames: Frames
+    held: int
+
+
+class Ears(Protocol):
+    """Where streams are heard; one thread at a time asks."""
+
+    def hear(
+        self, asked: Sequence[HearRequest], closed: Sequence[int]
+    ) -> Sequence[Heard | Exception]:
+        """Hear more of some streams, each at most once, and forget those that are closed.
+
+        An ``EngineStoppedError`` in a stream's place: nothing is known of it any more.
+        """
+
+    def stop(self) -> None:
+        """Forget all streams."""
+
+
+@dataclass
+class _Stream:
+    state: Any
+    gate: EchoGate | None
+
+
+class LocalEars:
+    """Ears of this process."""
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector = detector
+        self._streams: dict[int, _Stream] = {}
+
+    def hear(
+        self, asked: Sequence[HearRequest], closed: Sequence[int]
+    ) -> Sequence[Heard | Exception]:
+        """See ``Ears``."""
+        for number in closed:
+            self._streams.pop(number, None)
+        for each in asked:
+            if each.first:
+                gate = EchoGate() if each.gated else None
+                self._streams[each.number] = _Stream(self._detector.start(), gate)
+        known = [each for each in asked if each.number in self._streams]
+        streams = [self._streams[each.number] for each in known]
+        found = self._detector.push_many(
+            [stream.state for stream in streams], [each.samples for each in known]
+        )
+        heard: dict[int, Heard] = {}
+        for each, stream, (state, frames) in zip(known, streams, found, strict=True):
+            stream.state = state
+            heard[each.number] = _judged(stream.gate, each, frames)
+        return [heard.get(each.number, _lost()) for each in asked]
+
+    def stop(self) -> None:
+        """See ``Ears``."""
+        self._streams.clear()
+
+
+def _judged(gate: EchoGate | None, asked: HearRequest, frames: Frames) -> Heard:
+    if gate is None:
+        return Heard(frames, 0)
+    for name, given in asked.changes:
+        getattr(gate, name)(*given)
+    return Heard(gate.heard(asked.samples, frames), gate.held)
+
+
+def _lost() -> EngineStoppedError:
+    return EngineStoppedError("the process that found speech has ended")
+
+
+class EarProcess:
+    """Ears in a process of their own, beside the interpreter that steps.
+
+    Where it ends, its streams are lost, and those that begin later have another. It ends with
+    this one.
+    """
+
+    def __init__(self, detector: str) -> None:
+        self._detector = detector
+        self._start()
+
+    def _start(self) -> None:
+        # Not forked: this process has threads, and perhaps a GPU.
+        context = get_context("spawn")
+        self._link, theirs = context.Pipe()
+        given = (theirs, self._detector)
+        self._process = context.Process(target=_run, args=given, name="mosstalk-ears", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        assert self._process.pid
+        return self._process.pid
+
+    def hear(
+        self, asked: Sequence[HearRequest], closed: Sequence[int]
+    ) -> Sequence[Heard | Exception]:
+        """See ``Ears``."""
+        try:
+            self._link.send((asked, closed))
+            heard: Sequence[Heard | Exception] = self._link.recv()
+        except (EOFError, OSError):
+            self.stop()
+            self._start()
+            return [_lost()] * len(asked)
+        return heard
+
+    def stop(self) -> None:
+        """End the process."""
+        self._link.close()
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+def _run(link: Connection, detector: str) -> None:
+    """Hear what is sent until the link is closed; signals are the parent's to deal with."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    ears = LocalEars(open_detector(detector))
+    with suppress(EOFError, OSError):
+        while True:
+            asked, closed = link.recv()
+            link.send(ears.hear(asked, closed))
