@@ -1,0 +1,155 @@
+"""Speech is found in a process of its own as it is here, and the host outlives that process."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from conftest import QUESTION, run
+from session_rig import HANDS_FREE, RATE, Client, detector, pocket, silence, speech
+
+from mosstalk.errors import EngineStoppedError
+from mosstalk.session.events import (
+    Closed,
+    CloseReason,
+    ErrorCode,
+    ErrorRaised,
+    ResponseDone,
+    SpeechStarted,
+    SpeechStopped,
+)
+from mosstalk.session.host import Host, HostOptions
+from mosstalk.vad.ears import EarProcess, Ears, Heard, HearRequest, LocalEars
+
+SOUND = np.concatenate([silence(0.3), speech(QUESTION), silence(1.0)])
+PIECE = 320
+
+
+def asked(number: int, start: int, *, gated: bool = True) -> HearRequest:
+    """What a stream hears from a piece of SOUND on; the assistant says the same 0.2 s before."""
+    changes = [("played", (SOUND[3200:], 0))] if start == 0 and gated else []
+    return HearRequest(number, SOUND[start : start + PIECE], changes, start == 0, gated)
+
+
+def whole(ears: Ears, numbers: Sequence[int]) -> list[list[tuple[int, list[float], int]]]:
+    """All that is found in SOUND for streams of which every other one is gated."""
+    found = list[list[tuple[int, list[float], int]]]()
+    for start in range(0, len(SOUND), PIECE):
+        requests = [asked(number, start, gated=number % 2 == 0) for number in numbers]
+        heard = ears.hear(requests, [])
+        assert all(isinstance(each, Heard) for each in heard)
+        found.append(
+            [
+                (each.frames.start_samples, each.frames.speech.tolist(), each.held)
+                for each in heard
+                if isinstance(each, Heard)
+            ]
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[EarProcess]:
+    """A process that is there, for tests that leave it alive."""
+    ears = EarProcess(detector().name)
+    yield ears
+    ears.stop()
+
+
+def test_a_process_apart_hears_what_this_one_does(apart: EarProcess) -> None:
+    here = whole(LocalEars(detector()), (0, 1, 2))
+    assert whole(apart, (0, 1, 2)) == here
+    gated, bare, _ = (
+        [value for _, values, _ in stream for value in values] for stream in zip(*here, strict=True)
+    )
+    assert max(bare) > 0.9
+    assert sum(value > 0.5 for value in gated) < sum(value > 0.5 for value in bare) / 2
+
+
+def test_what_is_closed_is_forgotten_and_a_number_that_nobody_knows_is_refused(
+    apart: EarProcess,
+) -> None:
+    for ears in (LocalEars(detector()), apart):
+        first, again = asked(7, 0), asked(7, PIECE)
+        assert isinstance(ears.hear([first], [])[0], Heard)
+        assert isinstance(ears.hear([again], [])[0], Heard)
+        assert isinstance(ears.hear([again], [7])[0], EngineStoppedError)
+
+
+def test_when_the_process_dies_its_streams_are_lost_and_the_next_ones_heard() -> None:
+    ears = EarProcess(detector().name)
+    try:
+        assert isinstance(ears.hear([asked(0, 0)], [])[0], Heard)
+        kill(ears)
+        lost = ears.hear([asked(0, PIECE), asked(1, 0)], [])
+        assert [type(each) for each in lost] == [EngineStoppedError, EngineStoppedError]
+        heard = ears.hear([asked(0, PIECE), asked(2, 0)], [])
+        assert [type(each) for each in heard] == [EngineStoppedError, Heard]
+    finally:
+        ears.stop()
+
+
+def kill(ears: EarProcess) -> None:
+    """End it as the system would."""
+    os.kill(ears.pid, signal.SIGKILL)
+
+
+async def talk(host: Host) -> tuple[SpeechStarted, SpeechStopped, ResponseDone]:
+    """A hands-free turn and its answer."""
+    async with await host.open(HANDS_FREE) as session:
+        client = Client(session)
+        client.say(SOUND, PIECE)
+        started = await client.wait(SpeechStarted)
+        stopped = await client.wait(SpeechStopped)
+        return started, stopped, await client.wait(ResponseDone)
+
+
+def places(started: SpeechStarted, stopped: SpeechStopped) -> tuple[int, int, int]:
+    return started.start, stopped.end, stopped.speech_end
+
+
+def test_a_hands_free_session_outlives_no_ear_but_the_next_one_is_heard() -> None:
+    async def main() -> None:
+        async with Host(pocket(), HostOptions(4), detector=detector()) as here:
+            wanted = await talk(here)
+        options = HostOptions(4, ear_processes=1)
+        async with Host(pocket(), options, detector=detector()) as host:
+            found = await talk(host)
+            assert places(*found[:2]) == places(*wanted[:2])
+            assert found[2].status == "completed"
+            async with await host.open(HANDS_FREE) as session:
+                client = Client(session)
+                client.say(SOUND[: RATE // 2], PIECE)
+                client.say(SOUND[RATE // 2 : RATE], PIECE)
+                await client.wait(SpeechStarted)
+                (ears,) = host.encoder_worker.ears
+                assert isinstance(ears, EarProcess)
+                kill(ears)
+                client.say(SOUND[RATE:], PIECE)
+                error = await client.wait(ErrorRaised)
+                assert (error.code, error.fatal) == (ErrorCode.ENGINE_STOPPED, True)
+                async for event in session:
+                    if isinstance(event, Closed):
+                        assert event.reason == CloseReason.ENGINE
+                        break
+            again = await talk(host)
+            assert places(*again[:2]) == places(*wanted[:2])
+
+    run(main())
+
+
+def test_ears_end_with_the_one_who_asked() -> None:
+    """The link is all that holds them: once it is closed they are gone, killed or not."""
+
+    async def main() -> None:
+        options = HostOptions(4, ear_processes=2)
+        async with Host(pocket(), options, detector=detector()) as host:
+            pids = [each.pid for each in host.encoder_worker.ears if isinstance(each, EarProcess)]
+        assert len(pids) == 2
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    asyncio.run(main())
