@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from threading import Condition, Thread, get_ident
 from typing import Any, Generic, TypeVar
@@ -153,10 +153,15 @@ class BatchWorker(Generic[_A, _B]):
         most: int = sys.maxsize,
         deadline_lock: DeadlineLock | None = None,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        company_s: float = 0.0,
     ) -> None:
-        """``within`` makes a context for each run and each job, such as a stream of a GPU."""
+        """``within`` makes a context for each run and each job, such as a stream of a GPU.
+
+        Calls without a ``due_s`` wait for company: they begin a run ``company_s`` after the one
+        before it at the earliest, but go with any run.
+        """
         self._work, self._most, self._deadline_lock = work, most, deadline_lock
-        self._within = within
+        self._within, self._company_s, self._begun_s = within, company_s, -math.inf
         self._calls = list[_Call]()
         """A heap, guarded by ``_changed`` as ``_jobs`` and ``_stopped`` are."""
         self._jobs = deque[tuple[Job[Any], bool]]()
@@ -174,10 +179,29 @@ class BatchWorker(Generic[_A, _B]):
         Raises:
             EngineStoppedError: the thread has been stopped.
         """
+        return await self.put(given, due_s)
+
+    def put(self, given: _A, due_s: float | None = None) -> "asyncio.Future[_B]":
+        """``do`` without waiting for it; no ``due_s``: it can wait for company.
+
+        Raises:
+            EngineStoppedError: the thread has been stopped.
+        """
         done: asyncio.Future[_B] = asyncio.get_running_loop().create_future()
+        due_s = math.inf if due_s is None else due_s
         with self._opened():
             heappush(self._calls, _Call(due_s, next(self._numbers), given, done))
-        return await done
+        return done
+
+    def take_back(self, done: "asyncio.Future[_B]") -> bool:
+        """Cancel what ``put`` gave; False, and it goes on, if it has begun."""
+        with self._changed:
+            call = next((call for call in self._calls if call.done is done), None)
+            if call is None:
+                return False
+            self._calls.remove(call)
+            heapify(self._calls)
+        return done.cancel()
 
     async def run(self, job: Callable[[], _T]) -> _T:
         """What ``job`` returns; done on the thread before whatever waits, by itself and in turn."""
@@ -223,7 +247,8 @@ class BatchWorker(Generic[_A, _B]):
         """Wait for work, and do jobs that are quick; False at the end."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._calls or self._stopped)
+                while not (self._jobs or self._stopped) and (left_s := self._left_s()) > 0:
+                    self._changed.wait(None if math.isinf(left_s) else left_s)
                 if self._stopped:
                     return False
                 if not self._jobs or self._jobs[0][1]:
@@ -231,6 +256,14 @@ class BatchWorker(Generic[_A, _B]):
                 job, _ = self._jobs.popleft()
             self._do(job)
             del job  # it may hold much, and the next one may be long in coming
+
+    def _left_s(self) -> float:
+        """For how long the calls in line wait for company; infinity: there are none."""
+        if not self._calls:
+            return math.inf
+        if self._calls[0].due_s < math.inf:
+            return 0.0
+        return self._begun_s + self._company_s - time.monotonic()
 
     def _due_s(self) -> float:
         """When what is next is due by now."""
@@ -255,6 +288,7 @@ class BatchWorker(Generic[_A, _B]):
             with self._within():
                 found.run()
         elif found:
+            self._begun_s = time.monotonic()
             self.waited_s = time.perf_counter() - found[0].asked_s
             results: Sequence[_B | Exception]
             try:

@@ -42,10 +42,15 @@ class ConversationState:
     """
 
     def __init__(
-        self, host: "Host", settings: SessionSettings, tell: Callable[[Event], None]
+        self,
+        host: "Host",
+        settings: SessionSettings,
+        tell: Callable[[Event], None],
+        on_codes: Callable[[BaseException | None], None],
     ) -> None:
+        """``on_codes`` is as ``Listener`` takes it."""
         self.host, self.settings, self._tell = host, settings, tell
-        self.listener = Listener(host.encoder_worker, settings)
+        self.listener = Listener(host.encoder_worker, settings, on_codes)
         self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, host.clock)
         self.history = History()
         self.prompts = PromptBuilder(host.pipeline.ids, host.pipeline.tokenizer.encode)

@@ -3,6 +3,7 @@
 Once it is resampled, sound is float at 16 kHz; a place in it is the number of samples before it.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ _KEPT_SAMPLES = 3 * INPUT_RATE
 _STOPPING_SAMPLES = INPUT_RATE // 5
 """How long a player goes on after it was told to stop."""
 _SLICES_PER_S = 10
-"""However much is pushed at once, it is heard 100 ms after 100 ms."""
+"""However much is pushed at once, speech is looked for 100 ms after 100 ms."""
 _SILENCE = np.zeros(0, np.float32)
 
 
@@ -51,6 +52,8 @@ class LiveTurn:
     """Sound that no code was made of yet."""
     due: int = _LISTEN_SAMPLES
     """How much of it is worth a run."""
+    encoding: "asyncio.Future[None] | None" = None
+    """The run that the first of it waits for, or is in."""
 
     @property
     def samples(self) -> int:
@@ -63,8 +66,8 @@ class LiveTurn:
         self.end += len(samples)
 
 
-TurnUpdate = tuple[LiveTurn, events.Event | None]
-"""News of a turn: what is to be said of it, or None if it has new codes, or other ones."""
+TurnUpdate = tuple[LiveTurn, events.Event]
+"""News of a turn: what is to be said of it."""
 
 
 class Listener:
@@ -74,7 +77,14 @@ class Listener:
     a detector of speech says so.
     """
 
-    def __init__(self, worker: EncoderWorker, settings: SessionSettings) -> None:
+    def __init__(
+        self,
+        worker: EncoderWorker,
+        settings: SessionSettings,
+        on_codes: Callable[[BaseException | None], None] = lambda _: None,
+    ) -> None:
+        """``on_codes`` is called when the turn has new codes, or with why it will have none."""
+        self._on_codes = on_codes
         self.rate = settings.input_rate
         """Hz of pushes that do not say."""
         self._worker = worker
@@ -120,17 +130,18 @@ class Listener:
         codes that are final after the latter two, and once an ``ErrorRaised`` of a turn by hand
         that is as long as it may be.
         """
-        size = rate // _SLICES_PER_S
-        for start in range(0, len(samples), size):
+        size = rate // _SLICES_PER_S if self._finder else len(samples)
+        for start in range(0, len(samples), max(size, 1)):
             piece = samples[start : start + size]
             self._clock.add(len(piece), rate)
             heard = self._resampler.push(piece, rate)
             if len(heard):
                 self._position += len(heard)
-                finder = self._finder
-                news = self._find(finder, heard, audible()) if finder else self._collect(heard)
-                async for each in news:
-                    yield each
+                if self._finder:
+                    async for each in self._find(self._finder, heard, audible()):
+                        yield each
+                elif error := self._collect(heard):
+                    yield error
 
     async def commit(self) -> LiveTurn:
         """End the turn by hand; hands-free, what is held back for resampling belongs to the next.
@@ -158,6 +169,8 @@ class Listener:
 
     def clear(self) -> None:
         """Forget the turn under way."""
+        if self.turn and self.turn.encoding:
+            self._worker.take_back(self.turn.encoding)
         self.turn = None
         if self._finder:
             self._finder.forget_speech()
@@ -208,48 +221,55 @@ class Listener:
         self.turn = LiveTurn(start, start, self._worker.open(self._maximum))
         return self.turn
 
-    async def _encode(self, turn: LiveTurn, *, last: bool = False) -> None:
-        """Make codes of the sound that waits, at the turn's end whether there is memory or not."""
-        samples = np.concatenate([_SILENCE, *turn.waiting])
-        await self._worker.encode(turn.codes, samples, last=last, patient=last)
-        turn.waiting.clear()
+    def _encode_due(self, turn: LiveTurn) -> None:
+        """Have what waits encoded, if it is enough to be worth a run and none is under way.
 
-    async def _encode_due(self, turn: LiveTurn) -> bool:
-        """Encode what waits, if it is enough to be worth a run and there is memory for it.
-
-        Else it goes on waiting, and what comes next is heard nonetheless.
+        What comes meanwhile waits for the next one.
         """
-        waiting = sum(map(len, turn.waiting))
-        if waiting < turn.due:
-            return False
-        try:
-            await self._encode(turn)
-        except CodecFullError:
-            turn.due = waiting + _LISTEN_SAMPLES
-            return False
-        turn.due = _LISTEN_SAMPLES
-        return True
+        if turn.encoding or sum(map(len, turn.waiting)) < turn.due:
+            return
+        pieces = len(turn.waiting)
+        turn.encoding = self._worker.encode_ahead(turn.codes, np.concatenate(turn.waiting))
+        turn.encoding.add_done_callback(partial(self._encoded, turn, pieces))
+
+    def _encoded(self, turn: LiveTurn, pieces: int, done: "asyncio.Future[None]") -> None:
+        """The first ``pieces`` of what waited are codes now, unless there was no memory."""
+        if done.cancelled():
+            return
+        turn.encoding, error = None, done.exception()
+        if isinstance(error, CodecFullError):
+            turn.due = sum(map(len, turn.waiting)) + _LISTEN_SAMPLES
+            return
+        if not error:
+            del turn.waiting[:pieces]
+            turn.due = _LISTEN_SAMPLES
+        self._on_codes(error)
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
-        await self._encode(turn, last=True)
+        """Make all that waits codes, in one run if none has begun, and the turn's codes final."""
+        if turn.encoding and not self._worker.take_back(turn.encoding):
+            await asyncio.wait((turn.encoding,))
+        samples = np.concatenate([_SILENCE, *turn.waiting])
+        await self._worker.encode(turn.codes, samples, last=True)
+        turn.waiting.clear()
         self.turn, self._maximum = None, turn.codes.maximum
         return turn
 
-    async def _collect(self, samples: Samples) -> AsyncIterator[TurnUpdate]:
+    def _collect(self, samples: Samples) -> TurnUpdate | None:
         """By hand: take samples (n,) into the turn while there is room in it."""
         turn = self.turn or self._open(self._position - len(samples))
         room = max(0, self._longest_samples - turn.samples)
         turn.take(samples[:room])
-        if await self._encode_due(turn):
-            yield turn, None
-        if len(samples) > room and not turn.is_full:
-            turn.is_full = True
-            error = SessionError(
-                ErrorCode.TURN_TOO_LONG,
-                f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
-                "again once it is committed or cleared",
-            )
-            yield turn, error_event(error)
+        self._encode_due(turn)
+        if len(samples) <= room or turn.is_full:
+            return None
+        turn.is_full = True
+        error = SessionError(
+            ErrorCode.TURN_TOO_LONG,
+            f"this turn is {self._longest_samples / INPUT_RATE:g} s long: sound is taken "
+            "again once it is committed or cleared",
+        )
+        return turn, error_event(error)
 
     async def _find(
         self, finder: "_SpeechFinder", samples: Samples, audible: bool
@@ -268,8 +288,7 @@ class Listener:
             return
         turn.take(finder.between(turn.end, self._position - held))
         finder.forget_before(turn.end)
-        if await self._encode_due(turn):
-            yield turn, None
+        self._encode_due(turn)
         if turn.samples >= self._longest_samples:
             finder.detector.reset(turn.end - finder.origin)
             yield await self._stop(turn, turn.end)

@@ -36,8 +36,17 @@ _MOST_AT_ONCE = 50
 """Pushes that are heard together when they came faster than they are heard."""
 
 _Handler = Callable[[Any, float], Awaitable[None]]
-_Message = commands.Command | Response | None
-"""What to do; a response that has come to its end by itself; or nothing: time has passed."""
+
+
+@dataclass(frozen=True)
+class _TurnEncoded:
+    """The turn under way has new codes, or will have none because of ``error``."""
+
+    error: BaseException | None
+
+
+_Message = commands.Command | Response | _TurnEncoded | None
+"""What to do; what has come to its end by itself; or nothing: time has passed."""
 
 
 @dataclass
@@ -97,7 +106,9 @@ class Session:
         """Commands that were carried out or refused."""
         self._on_closed = on_closed
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._state = ConversationState(host, settings, self._events.put_nowait)
+        self._state = ConversationState(
+            host, settings, self._events.put_nowait, lambda error: self._post(_TurnEncoded(error))
+        )
         self._emit = self._state.emit
         self._responses = ResponseManager(self._state, self._post)
         self._handlers: dict[type[commands.Command], _Handler] = {
@@ -219,18 +230,26 @@ class Session:
                 message, arrived_s = self._inbox.popleft()
                 if isinstance(message, commands.Close):
                     return message.reason
-                if isinstance(message, commands.Push):
-                    await self._push(message, arrived_s)
-                elif isinstance(message, Response):
-                    await self._responses.finish(message)
-                elif message:
-                    await self._execute(message, arrived_s)
+                await self._take(message, arrived_s)
                 if self._state.prefill_is_due:
                     await self._responses.prefill_ahead()
                 if self._responses.busy or self._state.playback.audible:
                     self._timeouts.touch()
                 if expired := self._timeouts.expired():
                     return expired
+
+    async def _take(self, message: _Message, arrived_s: float) -> None:
+        if isinstance(message, commands.Push):
+            await self._push(message, arrived_s)
+        elif isinstance(message, Response):
+            await self._responses.finish(message)
+        elif isinstance(message, _TurnEncoded):
+            if message.error:
+                raise message.error
+            self._timeouts.touch()
+            await self._responses.prefill_ahead()
+        elif message:
+            await self._execute(message, arrived_s)
 
     def _set_timer(self) -> None:
         if self._timer:
@@ -311,8 +330,7 @@ class Session:
     async def _on_turn_update(self, update: TurnUpdate, arrived_s: float) -> None:
         """Tell what was heard, and do what follows from it."""
         turn, event = update
-        if event:
-            self._emit(event)
+        self._emit(event)
         if isinstance(event, events.ErrorRaised):
             return
         if isinstance(event, events.SpeechStarted) and self.settings.interrupt_response:

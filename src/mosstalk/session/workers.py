@@ -200,6 +200,9 @@ class DecoderWorker:
 
 _MOST_ENCODE_WAIT_S = 2.0
 """Who finds no memory for sound waits so long for others' turns to end."""
+_COMPANY_S = 0.1
+"""On a GPU sound of turns that go on waits so long after a run for that of others: a run of many
+streams takes hardly longer than one of a single stream."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
 """Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
 
@@ -242,7 +245,10 @@ class EncoderWorker:
         self._ended = asyncio.Event()
         """Set, and another taken, whenever a turn ends and gives back what it held."""
         stream = own_stream(self._tokenizer.device)
-        self._codes = BatchWorker("mosstalk-codes", self._encode, within=stream)
+        company_s = _COMPANY_S if self._tokenizer.on_gpu else 0.0
+        self._codes = BatchWorker(
+            "mosstalk-codes", self._encode, within=stream, company_s=company_s
+        )
         self.ears: list[Ears] = []
         """Those that hear, each asked by a thread of its own."""
         if detector and ear_processes:
@@ -262,19 +268,28 @@ class EncoderWorker:
         """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
         return self._tokenizer.open(last_maximum)
 
-    async def encode(
-        self, codes: LiveCodes, samples: Samples, *, last: bool = False, patient: bool = True
-    ) -> None:
+    def encode_ahead(self, codes: LiveCodes, samples: Samples) -> "asyncio.Future[None]":
+        """``encode`` of a turn that goes on: it can wait for that of others, not for memory.
+
+        Its exception may be a ``CodecFullError``; nothing was taken then.
+        """
+        return self._codes.put(_EncodeRequest(codes, samples, last=False))
+
+    def take_back(self, encoding: "asyncio.Future[None]") -> bool:
+        """Cancel what ``encode_ahead`` has begun to wait for; False if it is being done."""
+        return self._codes.take_back(encoding)
+
+    async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
         """Bring ``codes`` up to these finite samples (n,) at 16 kHz; ``last`` makes them final.
 
-        Where there is no memory for them it waits for others' turns to end, 2 s at most and not
-        at all unless ``patient``. A turn that ends is then encoded anew, which keeps nothing.
+        Where there is no memory for them it waits for others' turns to end, 2 s at most. A turn
+        that ends is then encoded anew, which keeps nothing.
 
         Raises:
             CodecFullError: there was none until then, and more follows; nothing was taken.
         """
         request = _EncodeRequest(codes, samples, last)
-        end_s = time.monotonic() + (_MOST_ENCODE_WAIT_S if patient else 0.0)
+        end_s = time.monotonic() + _MOST_ENCODE_WAIT_S
         while True:
             ended, left_s = self._ended, end_s - time.monotonic()
             try:
