@@ -1,15 +1,22 @@
 """Hearing for many sessions: each stream's codes are the offline ones, whoever shares its run."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
+import session_rig
 import torch
+from conftest import QUESTION, run
 from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
-from mosstalk.session.commands import SessionSettings
+from mosstalk.runtime.busy import BusyPart, taken
+from mosstalk.session.commands import Commit, CreateText, SessionSettings
+from mosstalk.session.events import ItemDone, SpeechStarted, TurnCommitted
 from mosstalk.session.listener import Listener, LiveTurn, TurnUpdate
 from mosstalk.session.workers import EncoderWorker
 
@@ -108,7 +115,7 @@ def test_of_many_only_those_are_refused_for_whom_there_is_no_memory(narrow: Enco
     states, clip = [narrow.open() for _ in range(7)], speech(4 * CODE).numpy()
 
     async def hear() -> list[BaseException | None]:
-        asked = (narrow.encode(state, clip, patient=False) for state in states)
+        asked = (narrow.encode_ahead(state, clip) for state in states)
         return await asyncio.gather(*asked, return_exceptions=True)
 
     refused = [isinstance(each, CodecFullError) for each in asyncio.run(hear())]
@@ -121,7 +128,11 @@ def by_hand(worker: EncoderWorker) -> Listener:
 
 
 async def news_of(listener: Listener, clip: torch.Tensor) -> list[TurnUpdate]:
-    return [each async for each in listener.hear(clip.numpy(), 16_000, lambda: False)]
+    """What is told of a clip, once it is encoded if it is going to be."""
+    news = [each async for each in listener.hear(clip.numpy(), 16_000, lambda: False)]
+    if listener.turn and listener.turn.encoding:
+        await asyncio.wait([listener.turn.encoding])
+    return news
 
 
 def test_sound_that_finds_no_memory_waits_in_its_turn_while_more_is_heard(
@@ -135,8 +146,8 @@ def test_sound_that_finds_no_memory_waits_in_its_turn_while_more_is_heard(
         assert listener.turn
         assert (listener.turn.samples, listener.turn.codes.samples) == (12 * CODE, 0)
         await narrow.encode(other, speech(CODE).numpy(), last=True)
-        assert await news_of(listener, clip[12 * CODE :])
-        assert listener.turn.codes.samples >= 12 * CODE
+        await news_of(listener, clip[12 * CODE :])
+        assert listener.turn.codes.samples == 17 * CODE
         return await listener.commit()
 
     assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
@@ -158,6 +169,109 @@ def test_a_turn_that_finds_no_memory_at_its_end_has_the_offline_codes_nonetheles
     found = asyncio.run(hear()).codes, other
     assert [each.codes for each in found] == [TOKENIZER.encode(clip) for clip in reversed(clips)]
     assert all(each.finished for each in found)
+
+
+@contextmanager
+def held(worker: EncoderWorker) -> Iterator[None]:
+    """Its thread does nothing within."""
+    release = threading.Event()
+    worker._codes.post(release.wait)
+    try:
+        yield
+    finally:
+        release.set()
+
+
+def test_a_turn_that_ends_while_its_sound_waits_is_one_run(encoder_worker: EncoderWorker) -> None:
+    told = list[BaseException | None]()
+    settings = SessionSettings(input_rate=16_000, turn_detection=None)
+    listener, clip = Listener(encoder_worker, settings, told.append), rising(12 * CODE)
+
+    async def hear() -> LiveTurn:
+        await news_of(listener, clip[: 5 * CODE])
+        assert told == [None]
+        with held(encoder_worker):
+            async for _ in listener.hear(clip[5 * CODE :].numpy(), 16_000, lambda: False):
+                pass
+            assert listener.turn
+            assert listener.turn.encoding
+            committing = asyncio.create_task(listener.commit())
+            await asyncio.wait([listener.turn.encoding])
+            assert listener.turn.encoding.cancelled()
+        return await committing
+
+    taken()
+    assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
+    assert told == [None]
+    spent = taken()
+    assert sum(spent[part].runs for part in spent if part != BusyPart.CAPTURE) == 2
+
+
+def test_a_turn_that_ends_while_its_sound_is_encoded_has_all_of_it(
+    encoder_worker: EncoderWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, clip = by_hand(encoder_worker), rising(12 * CODE)
+    begun, release = threading.Event(), threading.Event()
+    push_many = encoder_worker._tokenizer.push_many
+
+    def slowly(*given: Any) -> Any:
+        begun.set()
+        assert release.wait(30)
+        return push_many(*given)
+
+    monkeypatch.setattr(encoder_worker._tokenizer, "push_many", slowly)
+
+    async def hear() -> LiveTurn:
+        async for _ in listener.hear(clip.numpy(), 16_000, lambda: False):
+            pass
+        await asyncio.to_thread(begun.wait)
+        committing = asyncio.create_task(listener.commit())
+        await asyncio.sleep(0)
+        release.set()
+        return await committing
+
+    assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
+
+
+def test_sound_of_a_turn_that_is_cleared_is_not_encoded(encoder_worker: EncoderWorker) -> None:
+    listener, clip = by_hand(encoder_worker), rising(6 * CODE)
+
+    async def hear() -> LiveTurn:
+        with held(encoder_worker):
+            async for _ in listener.hear(speech(9 * CODE).numpy(), 16_000, lambda: False):
+                pass
+            assert listener.turn
+            encoding = listener.turn.encoding
+            listener.clear()
+            assert encoding
+            assert encoding.cancelled()
+        await news_of(listener, clip)
+        return await listener.commit()
+
+    assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
+
+
+@pytest.mark.parametrize("hands_free", [False, True])
+def test_a_session_goes_on_while_its_sound_waits_to_be_encoded(*, hands_free: bool) -> None:
+    async def main() -> None:
+        async with (
+            session_rig.host(hands_free=hands_free) as host,
+            await host.open(
+                session_rig.HANDS_FREE if hands_free else session_rig.BY_HAND
+            ) as session,
+        ):
+            client = session_rig.Client(session)
+            with held(host.encoder_worker):
+                client.say(session_rig.speech(QUESTION)[: 2 * session_rig.RATE], 320)
+                if hands_free:
+                    await client.wait(SpeechStarted)
+                client.do(CreateText("user", "Hello."))
+                await client.wait(ItemDone)
+            if not hands_free:
+                client.do(Commit())
+                await client.wait(TurnCommitted)
+
+    run(main())
 
 
 def test_warming_asks_a_cpu_for_nothing(encoder_worker: EncoderWorker) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, is_dataclass
 from random import Random
@@ -426,5 +427,53 @@ def test_gathered_calls_are_done_together_and_each_gets_its_own() -> None:
         await asyncio.to_thread(batcher.stop)
         with pytest.raises(EngineStoppedError):
             await batcher.do(1)
+
+    run(main())
+
+
+def test_calls_that_can_wait_go_with_the_next_run_and_begin_none_for_a_while() -> None:
+    runs, begun_s = list[list[int]](), list[float]()
+
+    def work(given: list[int]) -> list[int]:
+        runs.append(given)
+        begun_s.append(time.monotonic())
+        return given
+
+    async def main() -> None:
+        soon = BatchWorker[int, int]("test", work, company_s=0.25)
+        assert await soon.put(1) == 1  # nothing was done before: nobody is waited for
+        assert await asyncio.gather(soon.put(2), soon.put(3)) == [2, 3]
+        assert begun_s[1] - begun_s[0] >= 0.25
+        await asyncio.to_thread(soon.stop)
+
+        never = BatchWorker[int, int]("test", work, company_s=3600.0)
+        assert await never.put(4) == 4
+        waiting = [never.put(5), never.put(6)]
+        assert await never.run(lambda: "a job") == "a job"
+        assert not any(each.done() for each in waiting)
+        assert await never.do(7) == 7
+        assert [await each for each in waiting] == [5, 6]
+        late = never.put(8)
+        await asyncio.to_thread(never.stop)
+        with pytest.raises(EngineStoppedError):
+            await late
+        assert runs == [[1], [2, 3], [4], [7, 5, 6]]
+
+    run(main())
+
+
+def test_a_call_is_taken_back_unless_it_has_begun() -> None:
+    async def main() -> None:
+        batcher = BatchWorker[float, float]("test", lambda given: given)
+        start, release = held(batcher)
+        await start()
+        first, second = batcher.put(1.0), batcher.put(2.0)
+        assert batcher.take_back(first)
+        assert first.cancelled()
+        assert not batcher.take_back(first)
+        release.set()
+        assert await second == 2.0
+        assert not batcher.take_back(second)
+        await asyncio.to_thread(batcher.stop)
 
     run(main())
