@@ -442,7 +442,7 @@ def test_calls_that_can_wait_go_with_the_next_run_and_begin_none_for_a_while() -
     async def main() -> None:
         soon = BatchWorker[int, int]("test", work, company_s=0.25)
         assert await soon.put(1) == 1  # nothing was done before: nobody is waited for
-        assert await asyncio.gather(soon.put(2), soon.put(3)) == [2, 3]
+        assert list(await asyncio.gather(soon.put(2), soon.put(3))) == [2, 3]
         assert begun_s[1] - begun_s[0] >= 0.25
         await asyncio.to_thread(soon.stop)
 
