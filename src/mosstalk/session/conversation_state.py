@@ -96,7 +96,7 @@ class ConversationState:
     def live_rows(self) -> list[Row]:
         """Rows of the turn under way, without its end."""
         turn = self.listener.turn
-        codes = turn.codes.codes if turn else []
+        codes = turn.codes.codes.copy() if turn else []  # more may be made meanwhile
         return self.prompts.open_turn(codes) if codes else []
 
     def rows(self) -> list[Row]:

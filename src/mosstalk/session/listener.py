@@ -33,8 +33,10 @@ _KEPT_SAMPLES = 3 * INPUT_RATE
 """Sound kept from before a turn, beside the detector's padding: speech is known only later."""
 _STOPPING_SAMPLES = INPUT_RATE // 5
 """How long a player goes on after it was told to stop."""
-_SLICES_PER_S = 10
-"""However much is pushed at once, speech is looked for 100 ms after 100 ms."""
+_SLICE_S, _SLICE_BY_HAND_S = 0.1, 0.4
+"""However much is pushed at once, it is heard so much after so much."""
+_MOST_WAITING_SAMPLES = 2 * INPUT_RATE
+"""Whoever sends faster than codes can be made waits once so much of a turn has none."""
 _SILENCE = np.zeros(0, np.float32)
 
 
@@ -130,8 +132,8 @@ class Listener:
         codes that are final after the latter two, and once an ``ErrorRaised`` of a turn by hand
         that is as long as it may be.
         """
-        size = rate // _SLICES_PER_S if self._finder else len(samples)
-        for start in range(0, len(samples), max(size, 1)):
+        size = round(rate * (_SLICE_S if self._finder else _SLICE_BY_HAND_S))
+        for start in range(0, len(samples), size):
             piece = samples[start : start + size]
             self._clock.add(len(piece), rate)
             heard = self._resampler.push(piece, rate)
@@ -142,6 +144,7 @@ class Listener:
                         yield each
                 elif error := self._collect(heard):
                     yield error
+                await self._keep_up()
 
     async def commit(self) -> LiveTurn:
         """End the turn by hand; hands-free, what is held back for resampling belongs to the next.
@@ -231,6 +234,11 @@ class Listener:
         pieces = len(turn.waiting)
         turn.encoding = self._worker.encode_ahead(turn.codes, np.concatenate(turn.waiting))
         turn.encoding.add_done_callback(partial(self._encoded, turn, pieces))
+
+    async def _keep_up(self) -> None:
+        turn = self.turn
+        if turn and turn.encoding and sum(map(len, turn.waiting)) > _MOST_WAITING_SAMPLES:
+            await asyncio.wait((turn.encoding,))
 
     def _encoded(self, turn: LiveTurn, pieces: int, done: "asyncio.Future[None]") -> None:
         """The first ``pieces`` of what waited are codes now, unless there was no memory."""
