@@ -233,6 +233,24 @@ def test_a_turn_that_ends_while_its_sound_is_encoded_has_all_of_it(
     assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
 
 
+def test_who_sends_faster_than_codes_are_made_is_heard_no_faster(
+    encoder_worker: EncoderWorker,
+) -> None:
+    listener, clip = by_hand(encoder_worker), rising(50 * CODE)  # 4 s
+
+    async def hear() -> LiveTurn:
+        with held(encoder_worker):
+            hearing = asyncio.create_task(news_of(listener, clip))
+            await asyncio.wait([hearing], timeout=0.2)
+            assert not hearing.done()
+            assert listener.turn
+            assert listener.turn.samples == 30 * CODE  # a slice beyond 2 s
+        await hearing
+        return await listener.commit()
+
+    assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
+
+
 def test_sound_of_a_turn_that_is_cleared_is_not_encoded(encoder_worker: EncoderWorker) -> None:
     listener, clip = by_hand(encoder_worker), rising(6 * CODE)
 
