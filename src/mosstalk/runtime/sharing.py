@@ -189,8 +189,11 @@ class BatchWorker(Generic[_A, _B]):
         """
         done: asyncio.Future[_B] = asyncio.get_running_loop().create_future()
         due_s = math.inf if due_s is None else due_s
+        call = _Call(due_s, next(self._numbers), given, done)
         with self._opened():
-            heappush(self._calls, _Call(due_s, next(self._numbers), given, done))
+            heappush(self._calls, call)
+            if self._calls[0] is call:  # else the thread wakes for one that goes before it
+                self._changed.notify()
         return done
 
     def take_back(self, done: "asyncio.Future[_B]") -> bool:
@@ -230,12 +233,12 @@ class BatchWorker(Generic[_A, _B]):
             if self._stopped:
                 raise _stopped()
             yield
-            self._changed.notify()
 
     def _put(self, work: Callable[[], _T], *, in_turn: bool) -> "Future[_T]":
         job = Job(work)
         with self._opened():
             self._jobs.append((job, in_turn))
+            self._changed.notify()
         return job.done
 
     def _run(self) -> None:

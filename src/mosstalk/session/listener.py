@@ -33,8 +33,6 @@ _KEPT_SAMPLES = 3 * INPUT_RATE
 """Sound kept from before a turn, beside the detector's padding: speech is known only later."""
 _STOPPING_SAMPLES = INPUT_RATE // 5
 """How long a player goes on after it was told to stop."""
-_SLICE_S, _SLICE_BY_HAND_S = 0.1, 0.4
-"""However much is pushed at once, it is heard so much after so much."""
 _MOST_WAITING_SAMPLES = 2 * INPUT_RATE
 """Whoever sends faster than codes can be made waits once so much of a turn has none."""
 _SILENCE = np.zeros(0, np.float32)
@@ -132,19 +130,16 @@ class Listener:
         codes that are final after the latter two, and once an ``ErrorRaised`` of a turn by hand
         that is as long as it may be.
         """
-        size = round(rate * (_SLICE_S if self._finder else _SLICE_BY_HAND_S))
-        for start in range(0, len(samples), size):
-            piece = samples[start : start + size]
-            self._clock.add(len(piece), rate)
-            heard = self._resampler.push(piece, rate)
-            if len(heard):
-                self._position += len(heard)
-                if self._finder:
-                    async for each in self._find(self._finder, heard, audible()):
-                        yield each
-                elif error := self._collect(heard):
-                    yield error
-                await self._keep_up()
+        self._clock.add(len(samples), rate)
+        heard = self._resampler.push(samples, rate)
+        if len(heard):
+            self._position += len(heard)
+            if self._finder:
+                async for each in self._find(self._finder, heard, audible()):
+                    yield each
+            elif error := self._collect(heard):
+                yield error
+            await self._keep_up()
 
     async def commit(self) -> LiveTurn:
         """End the turn by hand; hands-free, what is held back for resampling belongs to the next.
@@ -172,9 +167,7 @@ class Listener:
 
     def clear(self) -> None:
         """Forget the turn under way."""
-        if self.turn and self.turn.encoding:
-            self._worker.take_back(self.turn.encoding)
-        self.turn = None
+        self._drop_turn()
         if self._finder:
             self._finder.forget_speech()
         else:
@@ -214,11 +207,17 @@ class Listener:
                 "turns cannot be detected here: no detector of speech is installed",
             )
         self.close()
-        self.turn = self._maximum = self._finder = None
+        self._drop_turn()
+        self._maximum = self._finder = None
         if detection and detector:
             found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
             ear = self._worker.open_ear(gated=settings.echo_gate)
             self._finder = _SpeechFinder(found, ear, self._position)
+
+    def _drop_turn(self) -> None:
+        if self.turn and self.turn.encoding:
+            self._worker.take_back(self.turn.encoding)
+        self.turn = None
 
     def _open(self, start: int) -> LiveTurn:
         self.turn = LiveTurn(start, start, self._worker.open(self._maximum))

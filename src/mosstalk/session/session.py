@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _LOG = getLogger(__name__)
 _MOST_AT_ONCE = 50
 """Pushes that are heard together when they came faster than they are heard."""
+_SLICE_S, _SLICE_BY_HAND_S = 0.1, 0.4
+"""However much is pushed at once, it is heard so much after so much."""
 
 _Handler = Callable[[Any, float], Awaitable[None]]
 
@@ -246,7 +248,6 @@ class Session:
         elif isinstance(message, _TurnEncoded):
             if message.error:
                 raise message.error
-            self._timeouts.touch()
             await self._responses.prefill_ahead()
         elif message:
             await self._execute(message, arrived_s)
@@ -312,10 +313,15 @@ class Session:
                 require_rate(rate)
                 sounds.append(samples_of(each.pcm))
         audible = lambda: self._state.playback.audible_to_microphone  # noqa: E731
-        async for update in listener.hear(np.concatenate(sounds), rate, audible):
-            await self._on_turn_update(update, arrived_s)
+        sound = np.concatenate(sounds)
+        size = max(1, round(rate * (_SLICE_S if listener.finds_turns else _SLICE_BY_HAND_S)))
+        for start in range(0, len(sound), size):
+            async for update in listener.hear(sound[start : start + size], rate, audible):
+                await self._on_turn_update(update, arrived_s)
             if self._closing:
                 return
+            if listener.turn and not listener.turn.is_full:
+                self._timeouts.touch()
         self.commands_done += len(pushes)
 
     def _note_pause(self, seconds: float | None) -> None:
