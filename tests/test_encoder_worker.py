@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,14 @@ from live_rig import CODE, LIVE, quiet, rising, speech
 
 from mosstalk.errors import CodecFullError
 from mosstalk.runtime.busy import BusyPart, taken
-from mosstalk.session.commands import Commit, CreateText, SessionSettings
-from mosstalk.session.events import ItemDone, SpeechStarted, TurnCommitted
+from mosstalk.session.commands import Close, Commit, CreateText, Durations, SessionSettings
+from mosstalk.session.events import (
+    Closed,
+    ItemDone,
+    SessionOpened,
+    SpeechStarted,
+    TurnCommitted,
+)
 from mosstalk.session.listener import Listener, LiveTurn, TurnUpdate
 from mosstalk.session.workers import EncoderWorker
 
@@ -127,9 +134,13 @@ def by_hand(worker: EncoderWorker) -> Listener:
     return Listener(worker, SessionSettings(input_rate=16_000, turn_detection=None))
 
 
+def hear_all(listener: Listener, clip: torch.Tensor) -> AsyncIterator[TurnUpdate]:
+    return listener.hear(clip.numpy(), 16_000, lambda: False)
+
+
 async def news_of(listener: Listener, clip: torch.Tensor) -> list[TurnUpdate]:
     """What is told of a clip, once it is encoded if it is going to be."""
-    news = [each async for each in listener.hear(clip.numpy(), 16_000, lambda: False)]
+    news = [each async for each in hear_all(listener, clip)]
     if listener.turn and listener.turn.encoding:
         await asyncio.wait([listener.turn.encoding])
     return news
@@ -191,7 +202,7 @@ def test_a_turn_that_ends_while_its_sound_waits_is_one_run(encoder_worker: Encod
         await news_of(listener, clip[: 5 * CODE])
         assert told == [None]
         with held(encoder_worker):
-            async for _ in listener.hear(clip[5 * CODE :].numpy(), 16_000, lambda: False):
+            async for _ in hear_all(listener, clip[5 * CODE :]):
                 pass
             assert listener.turn
             assert listener.turn.encoding
@@ -222,7 +233,7 @@ def test_a_turn_that_ends_while_its_sound_is_encoded_has_all_of_it(
     monkeypatch.setattr(encoder_worker._tokenizer, "push_many", slowly)
 
     async def hear() -> LiveTurn:
-        async for _ in listener.hear(clip.numpy(), 16_000, lambda: False):
+        async for _ in hear_all(listener, clip):
             pass
         await asyncio.to_thread(begun.wait)
         committing = asyncio.create_task(listener.commit())
@@ -240,12 +251,16 @@ def test_who_sends_faster_than_codes_are_made_is_heard_no_faster(
 
     async def hear() -> LiveTurn:
         with held(encoder_worker):
-            hearing = asyncio.create_task(news_of(listener, clip))
-            await asyncio.wait([hearing], timeout=0.2)
-            assert not hearing.done()
-            assert listener.turn
-            assert listener.turn.samples == 30 * CODE  # a slice beyond 2 s
-        await hearing
+            for piece in clip[: 25 * CODE].split(5 * CODE):
+                async for _ in hear_all(listener, piece):
+                    pass
+            beyond_2_s = asyncio.ensure_future(
+                anext(hear_all(listener, clip[25 * CODE : 30 * CODE]), None)
+            )
+            await asyncio.wait([beyond_2_s], timeout=0.2)
+            assert not beyond_2_s.done()
+        await beyond_2_s
+        await news_of(listener, clip[30 * CODE :])
         return await listener.commit()
 
     assert asyncio.run(hear()).codes.codes == TOKENIZER.encode(clip)
@@ -256,7 +271,7 @@ def test_sound_of_a_turn_that_is_cleared_is_not_encoded(encoder_worker: EncoderW
 
     async def hear() -> LiveTurn:
         with held(encoder_worker):
-            async for _ in listener.hear(speech(9 * CODE).numpy(), 16_000, lambda: False):
+            async for _ in hear_all(listener, speech(9 * CODE)):
                 pass
             assert listener.turn
             encoding = listener.turn.encoding
@@ -288,6 +303,38 @@ def test_a_session_goes_on_while_its_sound_waits_to_be_encoded(*, hands_free: bo
             if not hands_free:
                 client.do(Commit())
                 await client.wait(TurnCommitted)
+
+    run(main())
+
+
+def test_a_session_that_is_sent_sound_is_not_idle_however_much_comes_at_once() -> None:
+    settings = replace(session_rig.BY_HAND, durations=Durations(idle_s=2.0))
+
+    async def main() -> None:
+        async with session_rig.host() as host, await host.open(settings) as session:
+            client = session_rig.Client(session)
+            client.say(session_rig.silence(5.0), 80_000)
+            client.do(CreateText("user", "Hello."))
+            await client.wait(ItemDone)
+
+    run(main())
+
+
+def test_whoever_closes_does_not_wait_for_what_was_pushed_to_be_heard() -> None:
+    async def main() -> None:
+        async with session_rig.host() as host:
+            session = await host.open(session_rig.BY_HAND)
+            client = session_rig.Client(session)
+            with held(host.encoder_worker):
+                client.say(session_rig.silence(30.0), 480_000)
+                opened = await client.wait(SessionOpened)
+                while session.clock == opened.clock:
+                    await asyncio.sleep(0)
+                client.do(Close())
+            async for event in session:
+                if isinstance(event, Closed):
+                    assert event.clock < 4 * session_rig.RATE
+                    break
 
     run(main())
 
