@@ -23,8 +23,7 @@ from mosstalk.errors import (
 )
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.reply_options import Limits, SamplingOptions, Script
-from mosstalk.runtime.busy import BusyPart, at_work
-from mosstalk.runtime.card_time import on_card
+from mosstalk.runtime.busy import BusyPart, at_work, on_card
 
 Clock = Callable[[], float]
 _STEP_SMOOTHING = 0.1

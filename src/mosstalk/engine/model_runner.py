@@ -36,8 +36,7 @@ from mosstalk.engine.sequence import Part, Sequence, part_of
 from mosstalk.engine.step_plan import QuerySpan, in_passes
 from mosstalk.models.language_model import LanguageModel, Logits
 from mosstalk.ops.sampling_parts import AUDIO, NOT_DRAWN, TEXT
-from mosstalk.runtime.busy import BusyPart
-from mosstalk.runtime.card_time import on_card
+from mosstalk.runtime.busy import BusyPart, on_card
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 _MODES = (Mode.TEXT, Mode.AUDIO)

@@ -25,6 +25,7 @@ from mosstalk.server.ipc import (
     loop_factory,
     trim_memory_forever,
 )
+from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_limit
 from mosstalk.server.logs import bounded_output
 
 _LOG = logging.getLogger("mosstalk.server")
@@ -160,9 +161,9 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(context: ServerContext) -> uvicorn.Config:
     limits = context.limits
-    websocket.raise_file_limit(limits.connections + websocket.OTHER_FILES)
+    raise_file_limit(limits.connections + OTHER_FILES)
     return websocket.ServerConfig(
-        websocket.ConnectionLimiter(limits, context.metrics),
+        ConnectionLimiter(limits, context.metrics),
         make_app(context),
         log_config=None,
         access_log=False,

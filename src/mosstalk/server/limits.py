@@ -1,9 +1,22 @@
 """How much one client may ask for, and how long one waits for it."""
 
+import logging
+import sys
 import time
+from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mosstalk.errors import OptionError
+
+if TYPE_CHECKING:
+    from mosstalk.server.observers import Metrics
+    from mosstalk.server.websocket import HttpProtocol, WebSocketProtocol
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 MIB = 1 << 20
 _PROCESSOR_BURST_S = 2.0
@@ -140,3 +153,104 @@ class ClientBudget:
             bucket.wait_s(cost, now_s) for bucket, cost in zip(self._buckets, costs, strict=True)
         ]
         return max(waits)
+
+
+# Connections, of which a process may have so many.
+
+_LOG = logging.getLogger("mosstalk.server")
+OTHER_FILES = 512
+"""Files that a front may have open beside its connections: recordings have a few each, and as many
+newcomers as wait in line (``front``'s backlog) are accepted before the first is looked at."""
+_LAST_FILES = 16
+_LOG_EVERY_S = 10.0
+
+
+def raise_file_limit(wanted: int = 0) -> int:
+    """How many files this process may have open, after asking for as many as are wanted."""
+    if resource is None:
+        return sys.maxsize
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    if soft != endless and soft < wanted:
+        soft = wanted if hard == endless else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return sys.maxsize if soft == endless else soft
+
+
+class ConnectionLimiter:
+    """Counts connections and large messages."""
+
+    def __init__(self, limits: Limits, metrics: "Metrics") -> None:
+        self.limits, self._metrics = limits, metrics
+        self.between: dict[HttpProtocol, None] = {}
+        """Connections that have asked for nothing, or for nothing more, the oldest first."""
+        self._large: set[WebSocketProtocol] = set()
+        self._in_line: deque[WebSocketProtocol] = deque()
+        self._logged_s = float("-inf")
+
+    def admit(self, connections: int, descriptor: int) -> bool:
+        """Whether a new connection may stay; the oldest one that waits idly makes room for it.
+
+        ``descriptor`` is the newcomer's. Systems give out the lowest that is free, so a high one
+        says that they run out.
+        """
+        files, most = raise_file_limit(), self.limits.connections
+        last = descriptor >= files - _LAST_FILES
+        few = last or connections > files - min(OTHER_FILES, files // 2)
+        if not few and connections <= most:
+            return True
+        oldest = next(iter(self.between), None)
+        if oldest is None and not last and connections <= most:
+            return True
+        self._log(connections, files if few else None)
+        if oldest is None:
+            self._metrics.refusals.labels("connections").inc()
+            return False
+        oldest.timeout_keep_alive_handler()
+        self.between.pop(oldest, None)
+        return True
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether connections wait in line with a large message."""
+        return bool(self._in_line)
+
+    def may_read_large(self, protocol: "WebSocketProtocol") -> bool:
+        """Whether a connection may go on with a large message; if not, it is called later."""
+        if protocol in self._large:
+            return True
+        if len(self._large) < self.limits.large_messages:
+            self._large.add(protocol)
+            return True
+        if protocol not in self._in_line:
+            self._in_line.append(protocol)
+        return False
+
+    def done_with_large(self, protocol: "WebSocketProtocol") -> None:
+        """A connection has no large message, or none any more: the next in line has its turn."""
+        if protocol in self._large:
+            self._large.discard(protocol)
+            if self._in_line:
+                following = self._in_line.popleft()
+                self._large.add(following)
+                following.go_on()
+        elif protocol in self._in_line:
+            self._in_line.remove(protocol)
+
+    def _log(self, connections: int, files: int | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s < _LOG_EVERY_S:
+            return
+        self._logged_s = now_s
+        if files is not None:
+            _LOG.warning(
+                "file descriptors run out: %d connections are open, and this process may have %d "
+                "files; raise it with ulimit -n, or LimitNOFILE= of systemd",
+                connections,
+                files,
+            )
+        else:
+            _LOG.warning(
+                "%d connections are open, more than may be; raise it with --limit connections=",
+                connections,
+            )

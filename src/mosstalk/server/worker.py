@@ -11,8 +11,7 @@ from typing import Any
 from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
-from mosstalk.runtime.busy import Busy, BusyPart, spend, taken
-from mosstalk.runtime.card_time import count_card_time, settle_card_time
+from mosstalk.runtime.busy import Busy, BusyPart, count_card_time, settle_card_time, spend, taken
 from mosstalk.runtime.device import lasting_objects_spared
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc

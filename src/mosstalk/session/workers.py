@@ -25,8 +25,7 @@ from mosstalk.engine.request import BACKGROUND_S
 from mosstalk.errors import CodecFullError, EngineStoppedError
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import Voice
-from mosstalk.runtime.busy import BusyPart, at_work
-from mosstalk.runtime.card_time import on_card
+from mosstalk.runtime.busy import BusyPart, at_work, on_card
 from mosstalk.runtime.device import own_stream
 from mosstalk.runtime.sharing import BatchWorker, DeadlineLock
 from mosstalk.vad.detectors import Detector

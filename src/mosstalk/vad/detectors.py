@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
@@ -325,7 +326,7 @@ class WebRtcDetector:
         levels = _levels(heard[:used].reshape(count, WEBRTC_FRAME_SAMPLES))
         said, noise = np.zeros(count, np.float32), state.noise_db
         for place, (frame, level) in enumerate(zip(whole, levels, strict=True)):
-            noise = _follow_noise(noise, level)
+            noise = float(follow_noise(noise, level, _NOISE_RISE_DB))
             yes = state.inside.is_speech(frame.tobytes(), INPUT_RATE)
             said[place] = yes and level > noise + _OVER_NOISE_DB
         after = WebRtcState(state.inside, heard[used:].copy(), state.position + used, noise)
@@ -345,10 +346,18 @@ def _levels(frames: Samples) -> list[float]:
     return levels
 
 
-def _follow_noise(noise: float | None, level: float) -> float:
+def follow_noise(
+    noise: npt.ArrayLike | None, level: npt.ArrayLike, rise_db: float
+) -> npt.NDArray[np.float64]:
+    """The noise in dB after sound at ``level``, of any shape: it falls halfway, and rises slowly.
+
+    ``noise`` is that before; None: there was no sound.
+    """
+    level = np.asarray(level, np.float64)
     if noise is None:
-        return level
-    return (noise + level) / 2 if level < noise else noise + _NOISE_RISE_DB
+        return level.copy()
+    noise = np.asarray(noise, np.float64)
+    return np.where(level < noise, (noise + level) / 2, noise + rise_db)
 
 
 DetectorKind: TypeAlias = Literal["auto", "silero", "webrtc"]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.vad.detectors import Frames, finite
+from mosstalk.vad.detectors import Frames, finite, follow_noise
 
 Levels = npt.NDArray[np.float64]
 
@@ -123,9 +123,8 @@ class EchoPath:
         """``play`` nothing for so many hops."""
         decayed = self.played[0] - _DECAY_DB * np.arange(hops, 0, -1)[:, None]
         silence = np.full((hops, BANDS), LOWEST_DB)
-        size = len(self.played)
-        self.played = np.concatenate([decayed.clip(LOWEST_DB), self.played])[:size]
-        self.bare = np.concatenate([silence, self.bare])[:size]
+        self.played = np.concatenate([decayed.clip(LOWEST_DB), self.played[:-hops]])
+        self.bare = np.concatenate([silence, self.bare[:-hops]])
         self.peak = np.maximum(self.peak - _PEAK_FALL_DB * hops, LOWEST_DB)
 
     def fall_silent(self) -> None:
@@ -223,13 +222,10 @@ _SURE = 2500.0
 _RECENT_HOPS = 12
 """Echo is told with certainty only so late, as a voice shows some 0.2 s after its beginning."""
 _IDLE_HOPS = 32
-"""While nothing is played, levels are worked out for so many hops at once: a tenth of the work."""
+"""While nothing is played, levels are worked out for so many hops at once: far less work."""
 _LONGEST_HOPS = HOPS - 1
 """Whatever is still undecided after 0.4 s is what is likelier."""
-
-
-def _nothing() -> Samples:
-    return np.zeros(0, np.float32)
+_NOTHING: Samples = np.zeros(0, np.float32)
 
 
 @dataclass
@@ -253,9 +249,9 @@ class EchoState:
     """
 
     position: int = 0
-    heard: Samples = field(default_factory=_nothing)
+    heard: Samples = field(default_factory=lambda: _NOTHING)
     idle: list[Samples] = field(default_factory=list)
-    reference: Samples = field(default_factory=_nothing)
+    reference: Samples = field(default_factory=lambda: _NOTHING)
     path: EchoPath = field(default_factory=EchoPath)
     noise: Levels | None = None
     scores: Levels = field(default_factory=lambda: np.zeros(LAGS))
@@ -264,7 +260,7 @@ class EchoState:
     first: int = 0
     verdicts: list[bool] = field(default_factory=list)
     open: int = 0
-    waiting: Samples = field(default_factory=_nothing)
+    waiting: Samples = field(default_factory=lambda: _NOTHING)
 
 
 class EchoGate:
@@ -339,6 +335,9 @@ class EchoGate:
         state.heard = np.concatenate([state.heard, finite(samples)])
         while len(state.heard) >= WINDOW_SAMPLES:
             self._hop()
+            state.position += HOP_SAMPLES
+            state.heard = state.heard[HOP_SAMPLES:]
+            state.reference = state.reference[HOP_SAMPLES:]
         length, after = frames.frame_samples, frames.end_samples
         # A frame shares the fate of the last hop in it.
         last, next_one = (
@@ -366,23 +365,19 @@ class EchoGate:
     def _hop(self) -> None:
         state = self.state
         if self._idle:
-            state.idle.append(state.heard[:HOP_SAMPLES])
-            state.position += HOP_SAMPLES
-            state.heard = state.heard[HOP_SAMPLES:]
-            state.verdicts.append(False)
             if len(state.idle) == _IDLE_HOPS:
                 self._catch_up()
+            state.idle.append(state.heard[:HOP_SAMPLES])
+            state.verdicts.append(False)
             return
-        self._catch_up()
+        if state.idle:
+            self._catch_up()
         reference = state.reference[:WINDOW_SAMPLES]
         windows = np.zeros((2, WINDOW_SAMPLES), np.float32)
         windows[0] = state.heard[:WINDOW_SAMPLES]
         windows[1, : len(reference)] = reference
         levels = band_levels(windows)
-        state.position += HOP_SAMPLES
-        state.heard = state.heard[HOP_SAMPLES:]
-        state.reference = state.reference[HOP_SAMPLES:]
-        state.noise = _follow_noise(state.noise, levels[0])
+        state.noise = follow_noise(state.noise, levels[0], _NOISE_RISE_DB)
         state.late[:, 1:] = state.late[:, :-1]
         state.late[:, 0] = levels[0], state.noise
         state.path.play(levels[1])
@@ -407,17 +402,15 @@ class EchoGate:
 
     def _catch_up(self) -> None:
         """Work out the levels of the idle hops."""
-        state, count = self.state, len(self.state.idle)
-        if not count:
-            return
+        state = self.state
         sound = np.concatenate([*state.idle, state.heard[:HOP_SAMPLES]])
         windows = np.lib.stride_tricks.sliding_window_view(sound, WINDOW_SAMPLES)[::HOP_SAMPLES]
+        state.path.rest(len(state.idle))
         state.idle = []
-        state.path.rest(count)
         state.scores = np.zeros(LAGS)
         levels, noise = band_levels(windows), list[Levels]()
         for heard in levels:
-            state.noise = _follow_noise(state.noise, heard)
+            state.noise = follow_noise(state.noise, heard, _NOISE_RISE_DB)
             noise.append(state.noise)
         newest = np.stack([levels, noise])[:, ::-1]
         state.late = np.concatenate([newest, state.late], axis=1)[:, :HOPS]
@@ -455,11 +448,3 @@ class EchoGate:
         if abs(unlike) < _SURE and state.open < _LONGEST_HOPS:
             return None
         return unlike <= 0
-
-
-def _follow_noise(noise: Levels | None, heard: Levels) -> Levels:
-    """The noise (20,) by band: quick to fall, 3 dB a second to rise."""
-    if noise is None:
-        return heard.copy()
-    assert heard.shape == (BANDS,), heard.shape
-    return np.asarray(np.where(heard < noise, (noise + heard) / 2, noise + _NOISE_RISE_DB))
