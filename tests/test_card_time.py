@@ -8,8 +8,17 @@ import torch
 
 from mosstalk.bench.serve import Crowd, Meanwhile
 from mosstalk.bench.serve_report import not_measured
-from mosstalk.runtime.busy import Busy, BusyPart, Work, at_work, spend, taken
-from mosstalk.runtime.card_time import count_card_time, on_card, settle_card_time
+from mosstalk.runtime.busy import (
+    Busy,
+    BusyPart,
+    Work,
+    at_work,
+    count_card_time,
+    on_card,
+    settle_card_time,
+    spend,
+    taken,
+)
 
 
 @pytest.fixture
