@@ -8,8 +8,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -190,7 +191,7 @@ class Connection:
     async def _talk(self) -> Ending:
         """Until one side ends it and, if that is the server, what waits is sent."""
         websocket: WebSocketProtocol = self._socket.scope["extensions"][WEBSOCKET]
-        websocket.hears = self._hear_at_once
+        websocket.hears = partial(self._hear_at_once, websocket)
         parts = (self._receive(websocket), self._follow(), self._send())
         tasks = [asyncio.create_task(part) for part in parts]
         for task in tasks:
@@ -231,15 +232,33 @@ class Connection:
             if message["type"] == "websocket.disconnect":
                 self._end(_went(message))
                 return
-            if not gone and self._must_wait:
-                self._context.metrics.throttled.inc()
-                gone = await self._goes_before(self._served(), websocket)
-            if gone:
-                continue  # nobody waits any more for what would come of it
-            self._hear(message.get("text") or message.get("bytes") or "")
-            await asyncio.sleep(0)  # the others have their turn
+            gone = gone or await self._held_back(websocket)
+            raw = message.get("text", message.get("bytes"))
+            if raw is not None and not gone:
+                self._hear(raw)
+                gone = await self._held_back(websocket)
+                await asyncio.sleep(0)  # the others have their turn
 
-    def _hear_at_once(self, raw: str | bytes) -> bool:
+    async def _held_back(self, websocket: WebSocketProtocol) -> bool:
+        """Wait until the client may be heard again, if it may not; whether it has gone meanwhile.
+
+        Nobody waits any more for what would come of what it has sent and nobody has read.
+        """
+        if not self._must_wait:
+            return False
+        self._context.metrics.throttled.inc()
+        waiting = asyncio.create_task(self._served())
+        try:
+            while not websocket.is_gone():
+                if (await asyncio.wait((waiting,), timeout=_LOOK_S))[0]:
+                    waiting.result()
+                    return False
+            websocket.hears = None
+            return True
+        finally:
+            waiting.cancel()
+
+    def _hear_at_once(self, websocket: WebSocketProtocol, raw: str | bytes) -> bool:
         """Hear a message; False if it must wait."""
         if self._must_wait:
             return False
@@ -247,6 +266,8 @@ class Connection:
             self._hear(raw)
         except Exception as error:
             self._fail(error)
+        if self._must_wait:
+            websocket.hold()
         return True
 
     def _hear(self, raw: str | bytes) -> None:
@@ -279,23 +300,6 @@ class Connection:
         while self._protocol.waits:
             self._passed_on.clear()
             await self._passed_on.wait()
-
-    async def _goes_before(
-        self, wait: Coroutine[Any, Any, None], websocket: WebSocketProtocol
-    ) -> bool:
-        """Whether the client has gone before something is waited for that keeps it unread.
-
-        What it has sent and nobody has read is then not waited for.
-        """
-        waiting = asyncio.create_task(wait)
-        try:
-            while not (await asyncio.wait((waiting,), timeout=_LOOK_S))[0]:
-                if websocket.is_gone():
-                    return True
-            waiting.result()
-            return False
-        finally:
-            waiting.cancel()
 
     # From the session.
 

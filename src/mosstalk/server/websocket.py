@@ -154,6 +154,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._parse()
         return message
 
+    def hold(self) -> None:
+        """Leave what comes unread until ``receive`` has returned a message without content."""
+        self.queue.put_nowait(cast(Any, {"type": "websocket.receive"}))
+
     async def send(self, message: Any) -> None:
         """Send; after a close the rest is parsed for the client's own.
 
