@@ -32,6 +32,9 @@ _LOADING_S = 120.0
 _TICK_S = 0.5
 _ENDING_S = 10.0
 """How long the worker may take to close its sessions before it is killed."""
+_GATHERED_S = 0.2
+"""Sound that is sent together where turns end by hand: nothing comes of it before 400 ms, and a
+microphone's frames are many."""
 
 
 class WorkerState(StrEnum):
@@ -40,11 +43,6 @@ class WorkerState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DEAD = "dead"
-
-
-_GATHERED_S = 0.2
-"""Sound that is sent together where turns end by hand: nothing comes of it before 400 ms, and a
-microphone's frames are many."""
 
 
 class SessionProxy:

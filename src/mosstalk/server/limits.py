@@ -1,4 +1,4 @@
-"""How much one client may ask for, and how long one waits for it."""
+"""How much one client may ask for, how long one waits for it, and how many clients there may be."""
 
 import logging
 import sys

@@ -34,10 +34,10 @@ from mosstalk.vad.detectors import Detector, open_detector
 
 _GIB = 2**30
 _VOICES_S = 3.0
-_SESSIONS_AN_EAR, _PROCESSORS_AN_EAR = 64, 4
-"""A process finds the speech of so many hands-free sessions in half of a processor's time, and
-takes one of so many processors at most: clients, the front and the engine need theirs."""
 """The shortest voices that are of use: what is refused before anything is read cannot fit."""
+_SESSIONS_AN_EAR, _PROCESSORS_AN_EAR = 64, 4
+"""There is a process that looks for speech for every so many sessions, and at most for every so
+many processors: clients, the front and the engine need theirs."""
 _SERVED = {
     "--precision fp8": "an FP8 checkpoint (mosstalk build --precision fp8)",
     "--voices-s": "a smaller --codec-memory",

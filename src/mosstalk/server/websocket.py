@@ -146,7 +146,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._parsing = self.loop.call_soon(self._parse)
 
     async def receive(self) -> Any:
-        """The next message; what follows it is parsed once no other waits."""
+        """The next message, without content after ``hold``; the rest waits until this is heard."""
         self._taken = False
         message = await self.queue.get()
         self._taken = True
