@@ -21,7 +21,7 @@ from mosstalk.session.events import (
     SpeechStopped,
 )
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.vad.ears import EarProcess, Ears, Heard, HearRequest, LocalEars
+from mosstalk.vad.ears import EarProcess, Ears, HearRequest, JudgedFrames, LocalEars
 
 SOUND = np.concatenate([silence(0.3), speech(QUESTION), silence(1.0)])
 PIECE = 320
@@ -39,12 +39,12 @@ def whole(ears: Ears, numbers: Sequence[int]) -> list[list[tuple[int, list[float
     for start in range(0, len(SOUND), PIECE):
         requests = [asked(number, start, gated=number % 2 == 0) for number in numbers]
         heard = ears.hear(requests, [])
-        assert all(isinstance(each, Heard) for each in heard)
+        assert all(isinstance(each, JudgedFrames) for each in heard)
         found.append(
             [
                 (each.frames.start_samples, each.frames.speech.tolist(), each.held)
                 for each in heard
-                if isinstance(each, Heard)
+                if isinstance(each, JudgedFrames)
             ]
         )
     return found
@@ -73,20 +73,20 @@ def test_what_is_closed_is_forgotten_and_a_number_that_nobody_knows_is_refused(
 ) -> None:
     for ears in (LocalEars(detector()), apart):
         first, again = asked(7, 0), asked(7, PIECE)
-        assert isinstance(ears.hear([first], [])[0], Heard)
-        assert isinstance(ears.hear([again], [])[0], Heard)
+        assert isinstance(ears.hear([first], [])[0], JudgedFrames)
+        assert isinstance(ears.hear([again], [])[0], JudgedFrames)
         assert isinstance(ears.hear([again], [7])[0], EngineStoppedError)
 
 
 def test_when_the_process_dies_its_streams_are_lost_and_the_next_ones_heard() -> None:
     ears = EarProcess(detector().name)
     try:
-        assert isinstance(ears.hear([asked(0, 0)], [])[0], Heard)
+        assert isinstance(ears.hear([asked(0, 0)], [])[0], JudgedFrames)
         kill(ears)
         lost = ears.hear([asked(0, PIECE), asked(1, 0)], [])
         assert [type(each) for each in lost] == [EngineStoppedError, EngineStoppedError]
         heard = ears.hear([asked(0, PIECE), asked(2, 0)], [])
-        assert [type(each) for each in heard] == [EngineStoppedError, Heard]
+        assert [type(each) for each in heard] == [EngineStoppedError, JudgedFrames]
     finally:
         ears.stop()
 

@@ -29,7 +29,7 @@ from mosstalk.runtime.busy import BusyPart, at_work, on_card
 from mosstalk.runtime.device import own_stream
 from mosstalk.runtime.sharing import BatchWorker, DeadlineLock
 from mosstalk.vad.detectors import Detector
-from mosstalk.vad.ears import EarProcess, Ears, GateChange, Heard, HearRequest, LocalEars
+from mosstalk.vad.ears import EarProcess, Ears, GateChange, HearRequest, JudgedFrames, LocalEars
 
 # Making sound.
 
@@ -322,7 +322,7 @@ class EncoderWorker:
         self._open_ears.add(ear)
         return ear
 
-    async def detect(self, ear: Ear, samples: Samples, changes: list[GateChange]) -> Heard:
+    async def detect(self, ear: Ear, samples: Samples, changes: list[GateChange]) -> JudgedFrames:
         """What finite samples (n,) more, after ``changes`` of the echo gate, have made known.
 
         Raises:
@@ -370,7 +370,9 @@ class EncoderWorker:
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
 
-    def _detect(self, place: int, requests: list[HearRequest]) -> Sequence[Heard | Exception]:
+    def _detect(
+        self, place: int, requests: list[HearRequest]
+    ) -> Sequence[JudgedFrames | Exception]:
         closed = [self._closed_ears[place].popleft() for _ in range(len(self._closed_ears[place]))]
         with at_work(BusyPart.DETECT, len(requests), self._frames[place].waited_s):
             return self.ears[place].hear(requests, closed)

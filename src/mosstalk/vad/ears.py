@@ -33,7 +33,7 @@ class HearRequest(NamedTuple):
     gated: bool
 
 
-class Heard(NamedTuple):
+class JudgedFrames(NamedTuple):
     """Frames that are decided by now, and how many the echo gate holds back."""
 
     frames: Frames
@@ -45,7 +45,7 @@ class Ears(Protocol):
 
     def hear(
         self, asked: Sequence[HearRequest], closed: Sequence[int]
-    ) -> Sequence[Heard | Exception]:
+    ) -> Sequence[JudgedFrames | Exception]:
         """Hear more of some streams, each at most once, and forget those that are closed.
 
         An ``EngineStoppedError`` in a stream's place: nothing is known of it any more.
@@ -70,7 +70,7 @@ class LocalEars:
 
     def hear(
         self, asked: Sequence[HearRequest], closed: Sequence[int]
-    ) -> Sequence[Heard | Exception]:
+    ) -> Sequence[JudgedFrames | Exception]:
         """See ``Ears``."""
         for number in closed:
             self._streams.pop(number, None)
@@ -83,7 +83,7 @@ class LocalEars:
         found = self._detector.push_many(
             [stream.state for stream in streams], [each.samples for each in known]
         )
-        heard: dict[int, Heard] = {}
+        heard: dict[int, JudgedFrames] = {}
         for each, stream, (state, frames) in zip(known, streams, found, strict=True):
             stream.state = state
             heard[each.number] = _judged(stream.gate, each, frames)
@@ -94,12 +94,12 @@ class LocalEars:
         self._streams.clear()
 
 
-def _judged(gate: EchoGate | None, asked: HearRequest, frames: Frames) -> Heard:
+def _judged(gate: EchoGate | None, asked: HearRequest, frames: Frames) -> JudgedFrames:
     if gate is None:
-        return Heard(frames, 0)
+        return JudgedFrames(frames, 0)
     for name, given in asked.changes:
         getattr(gate, name)(*given)
-    return Heard(gate.heard(asked.samples, frames), gate.held)
+    return JudgedFrames(gate.heard(asked.samples, frames), gate.held)
 
 
 def _lost() -> EngineStoppedError:
@@ -134,11 +134,11 @@ class EarProcess:
 
     def hear(
         self, asked: Sequence[HearRequest], closed: Sequence[int]
-    ) -> Sequence[Heard | Exception]:
+    ) -> Sequence[JudgedFrames | Exception]:
         """See ``Ears``."""
         try:
             self._link.send((asked, closed))
-            heard: Sequence[Heard | Exception] = self._link.recv()
+            heard: Sequence[JudgedFrames | Exception] = self._link.recv()
         except (EOFError, OSError):
             self.stop()
             self._start()
