@@ -100,11 +100,15 @@ class Server:
         return self.child_id("mosstalk.server.worker")
 
     def child_id(self, module: str) -> int:
-        """The process id of its child that runs a module."""
+        """The process id of its oldest child that runs a module."""
+        return self.child_ids(module)[0]
+
+    def child_ids(self, module: str) -> list[int]:
+        """The process ids of its children that run a module, the oldest first."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         children = map(int, path.read_text().split())
         lines = ((child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children)
-        return next(child for child, line in lines if module.encode() in line)
+        return [child for child, line in lines if module.encode() in line]
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         """Ask over HTTP."""

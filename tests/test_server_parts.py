@@ -16,9 +16,10 @@ import pytest
 from conftest import ROOT, run
 from server_rig import full_pipe
 
+from mosstalk.environment import read_keys
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
-from mosstalk.server.admission import Hosts, Keys, Origins, is_loopback, read_keys
+from mosstalk.server.admission import Hosts, Keys, Origins, is_loopback
 from mosstalk.server.connection import SendQueue, TooSlowError
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand

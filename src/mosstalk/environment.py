@@ -1,10 +1,14 @@
-"""The one place that reads and sets environment variables."""
+"""The one place that reads and sets environment variables; and keys, by variable or file."""
 
 import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
+
+from mosstalk.errors import OptionError
+
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 def cache_folder() -> Path:
@@ -85,3 +89,22 @@ def this_command() -> str:
         return f"{shlex.quote(sys.executable)} -m mosstalk.cli"
     here = Path.cwd()
     return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+def read_keys(path: Path) -> list[str]:
+    """Keys of a file, one a line; empty lines and comments, which begin with #, are none.
+
+    Spaces around a key, and the byte order mark that some editors write, are no part of it.
+
+    Raises:
+        OptionError: the file cannot be read or holds no key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").replace(_BYTE_ORDER_MARK, "").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: cannot be read as a file of keys in UTF-8 ({error})") from None
+    keys = [line.strip() for line in lines]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys:
+        raise OptionError(f"{path}: holds no key; write one a line")
+    return keys

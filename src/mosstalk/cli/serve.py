@@ -79,6 +79,12 @@ class Serve:
         "Default: on a GPU one for 64 sessions, with 4 processors for each; on a CPU 0.",
         min=0,
     )
+    front_processes: int | None = option(
+        None,
+        "Processes that speak with clients beside the one that lets them in; 0: it does that "
+        "too. Default: above 96 sessions one for each 96, with 4 processors for each, else 0.",
+        min=0,
+    )
     echo_gate: bool = option(
         True,
         "Tell the assistant's own voice, come back through the microphone, from the "
@@ -199,6 +205,7 @@ class Serve:
             watchdog_s=self.watchdog,
             record=self.record,
             transcriber=self.transcriber,
+            front_processes=self.front_processes,
             log=log,
         )
 
@@ -248,8 +255,7 @@ class Serve:
         )
 
     def _keys(self) -> tuple[str, ...]:
-        from mosstalk.environment import api_keys
-        from mosstalk.server.admission import read_keys
+        from mosstalk.environment import api_keys, read_keys
 
         given = [key.strip() for key in self.api_key or ()]
         if not all(given):

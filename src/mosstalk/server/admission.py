@@ -33,11 +33,11 @@ from mosstalk.session.events import new_id
 
 if TYPE_CHECKING:
     from mosstalk.server.connection import Connection
+    from mosstalk.server.front_process import FrontProcesses
 
 SUBPROTOCOL = "realtime"
 """What a browser offers, and what it is answered."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
-_BYTE_ORDER_MARK = "\ufeff"
 _LOCALHOST = "localhost"
 ANY = "*"
 
@@ -66,25 +66,6 @@ class Keys:
         shown = _digest(key)
         right = [hmac.compare_digest(shown, digest) for digest in self._digests]
         return f"key-{right.index(True) + 1}" if any(right) else None
-
-
-def read_keys(path: Path) -> list[str]:
-    """Keys of a file, one a line; empty lines and comments, which begin with #, are none.
-
-    Spaces around a key, and the byte order mark that some editors write, are no part of it.
-
-    Raises:
-        OptionError: the file cannot be read or holds no key.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").replace(_BYTE_ORDER_MARK, "").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: cannot be read as a file of keys in UTF-8 ({error})") from None
-    keys = [line.strip() for line in lines]
-    keys = [key for key in keys if key and not key.startswith("#")]
-    if not keys:
-        raise OptionError(f"{path}: holds no key; write one a line")
-    return keys
 
 
 @dataclass(frozen=True)
@@ -261,11 +242,17 @@ class ServeOptions:
     watchdog_s: float = 30.0
     record: Path | None = None
     transcriber: str | None = None
+    front_processes: int | None = None
     log: LogStyle = field(default_factory=LogStyle)
 
 
 class ServerContext:
-    """What all connections of a front share, and whom it lets in."""
+    """What all connections of a front share, and whom it lets in.
+
+    ``fronts``: processes that it hands connections over to.
+    """
+
+    fronts: "FrontProcesses | None" = None
 
     def __init__(
         self, options: ServeOptions, on_loading: Callable[[Loading], None] = lambda _: None
@@ -324,9 +311,11 @@ class ServerContext:
             return settings
         return replace(settings, script=_SCRIPTS[settings.reply])
 
-    def connections_of(self, key: str) -> int:
-        """How many connections a key has."""
-        return self._opening[key] + sum(each.key == key for each in self.connections)
+    @property
+    def client_keys(self) -> list[str]:
+        """Of every connection its client's key, also of those that wait for their session."""
+        elsewhere = self.fronts.client_keys if self.fronts else []
+        return [*self._opening.elements(), *(each.key for each in self.connections), *elsewhere]
 
     @contextmanager
     def opening(self, key: str) -> Iterator[None]:
@@ -338,16 +327,22 @@ class ServerContext:
             self._opening[key] -= 1
             self._left.set()
 
-    def leave(self, connection: "Connection") -> None:
-        """A connection is over."""
-        self.connections.discard(connection)
+    def leave(self, connection: "Connection | None" = None) -> None:
+        """A connection is over; None: one that another process has."""
+        if connection:
+            self.connections.discard(connection)
         self._left.set()
+
+    @property
+    def unsent_s(self) -> float:
+        """Seconds of sound that wait for clients of this process."""
+        return sum(each.unsent_s for each in self.connections)
 
     async def empty(self, most_s: float) -> bool:
         """Wait until all connections are over; whether they are."""
         try:
             async with asyncio.timeout(most_s):
-                while self.connections or self._opening.total():
+                while self.client_keys:
                     self._left.clear()
                     await self._left.wait()
         except TimeoutError:
@@ -358,6 +353,8 @@ class ServerContext:
         """Let nobody in, let running replies finish for so long, then send everybody away."""
         self.draining = True
         self.metrics.draining.set(1)
+        if self.fronts:
+            self.fronts.drain(most_s)
         for connection in list(self.connections):
             connection.drain()
         if not await self.empty(most_s):
@@ -398,7 +395,7 @@ class ServerContext:
         if self.unavailable:
             return self.unavailable
         most = self.limits.per_key
-        if most is not None and self.connections_of(key) >= most:
+        if most is not None and self.client_keys.count(key) >= most:
             return Refusal(
                 429, "per_key", f"this key has {most} connections, which is all it may", 5.0
             )

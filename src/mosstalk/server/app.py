@@ -1,13 +1,16 @@
-"""Routes: the Realtime WebSocket, models, health, metrics, the page."""
+"""Routes: the Realtime WebSocket, models, health, metrics, the page; and how they are served."""
 
 import hashlib
+import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -18,10 +21,14 @@ from mosstalk.server import admission
 from mosstalk.server.admission import NO_KEY, Refusal, ServerContext
 from mosstalk.server.connection import Connection
 from mosstalk.server.engine_client import WorkerState
+from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_limit
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
+from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
+BACKLOG = 128
+"""Newcomers that may wait to be accepted."""
 FOLDER = Path(__file__).parent / "web"
 INDEX = "index.html"
 _TYPES = {
@@ -181,10 +188,14 @@ class Routes:
         return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
-        """Everything that is counted."""
-        metrics = self._context.metrics
-        metrics.unsent.set(sum(each.unsent_s for each in self._context.connections))
-        return self._stranger(request) or Response(metrics.text(), media_type=CONTENT_TYPE)
+        """Everything that is counted, in all processes with sockets together."""
+        if refused := self._stranger(request):
+            return refused
+        context = self._context
+        others = await context.fronts.counted() if context.fronts else []
+        context.metrics.unsent.set(context.unsent_s + sum(each.unsent_s for each in others))
+        text = context.metrics.text(family for each in others for family in each.families)
+        return Response(text, media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         """The one model, as a list."""
@@ -217,6 +228,8 @@ class Routes:
             await context.refuse(socket, refusal)
         elif admission.asks_for_beta(socket):
             await context.refuse_beta(socket)
+        elif context.fronts and context.fronts.take(socket.scope["extensions"][WEBSOCKET], key):
+            return  # another process has it
         else:
             with context.opening(key):  # before anything is waited for, so that all are counted
                 connection = await _opened(socket, context, key)
@@ -261,3 +274,42 @@ async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connec
         await context.refuse(socket, unavailable)
         return None
     return Connection(socket, protocol, session, context, key)
+
+
+_HEADER_BYTES = 16 << 10
+"""Longest head of a request."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own idea of signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(context: ServerContext) -> uvicorn.Server:
+    """What speaks HTTP and WebSockets for the application; as many files may be open as needed."""
+    limits = context.limits
+    raise_file_limit(limits.connections + OTHER_FILES)
+    limiter = ConnectionLimiter(limits, context.metrics)
+    limiter.elsewhere = lambda: len(context.fronts.client_keys) if context.fronts else 0
+    config = ServerConfig(
+        limiter,
+        make_app(context),
+        log_config=None,
+        access_log=False,
+        http=HttpProtocol,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        backlog=BACKLOG,
+        timeout_keep_alive=math.ceil(limits.header_s),
+        ws=WebSocketProtocol,
+        ws_max_size=limits.message_bytes,
+        ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
+        ws_ping_interval=limits.ping_s,
+        ws_ping_timeout=limits.pong_s,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    return _Server(config)

@@ -1,7 +1,8 @@
-"""The front's end of the link: the worker's process, and its sessions as if they were here."""
+"""A front's end of its link: the worker's process, and its sessions as if they were here."""
 
 import asyncio
 import logging
+import socket
 import subprocess
 import time
 from collections import deque
@@ -178,10 +179,10 @@ def _new_future() -> "asyncio.Future[Any]":
 
 @dataclass
 class EngineClient:
-    """Starts the worker, watches it, and opens sessions in it.
+    """Starts the worker or attaches to it, watches it, and opens sessions in it.
 
     ``silence_s`` without a sign of life, from the worker's loop or from its engine, counts as
-    death. ``pulsed`` is called with every sign of life.
+    death. ``on_heartbeat`` is called with every sign of life.
     """
 
     options: ipc.WorkerOptions
@@ -196,6 +197,7 @@ class EngineClient:
     _sessions: dict[int, SessionProxy] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=count)
     _process: "subprocess.Popen[bytes] | None" = None
+    _carrier: socket.socket | None = None
     _channel: Channel | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _stopping: bool = False
@@ -203,27 +205,46 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the process; ``state`` says when it is ready."""
-        self._process, end = start_child("mosstalk.server.worker")
-        self._channel = await Channel.over(end)
+        self._carrier, theirs = ipc.socket_carrier()
+        with theirs:
+            self._process, end = start_child("mosstalk.server.worker", theirs)
+        await self.attach(end)
+        assert self._channel
         self._channel.post(self.options)
+
+    async def attach(self, end: socket.socket) -> None:
+        """Use a worker that another front has started, over an end of a ``new_link`` to it."""
+        self._channel = await Channel.over(end)
         self._heard_s = time.monotonic()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
 
+    def new_link(self) -> socket.socket:
+        """The other end of one more link to the worker that was started here.
+
+        Raises:
+            OSError: the worker is gone.
+        """
+        assert self._carrier, "the worker was started here"
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ipc.hand_over(self._carrier, theirs)
+        return ours
+
     async def stop(self) -> None:
-        """End the worker: in order, and if that takes too long, at once."""
+        """Close the link; the worker, if it was started here, ends: in order if it still can."""
         self._stopping = True
-        process, channel = self._process, self._channel
-        if process is None or channel is None:
+        if self._channel is None:
             return
-        channel.post(ipc.Stop())
-        try:
-            await asyncio.to_thread(process.wait, 0 if self.dead.done() else _ENDING_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            await asyncio.to_thread(process.wait)
+        if process := self._process:
+            self._channel.post(ipc.Stop())
+            try:
+                await asyncio.to_thread(process.wait, 0 if self.dead.done() else _ENDING_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                await asyncio.to_thread(process.wait)
         for task in self._tasks:
             task.cancel()
-        channel.close()
+        self._channel.close()
 
     def kill(self) -> None:
         """End the worker at once."""

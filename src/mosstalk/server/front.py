@@ -1,23 +1,19 @@
 """The process with the sockets: it starts the worker, serves, and ends in order."""
 
 import asyncio
-import contextlib
 import errno
 import logging
-import math
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import uvicorn
-
 from mosstalk.errors import OptionError
-from mosstalk.server import websocket
 from mosstalk.server.admission import ServeOptions, ServerContext
-from mosstalk.server.app import make_app
+from mosstalk.server.app import BACKLOG, make_server
 from mosstalk.server.engine_client import EngineClient
+from mosstalk.server.front_process import FrontProcesses, front_processes
 from mosstalk.server.ipc import (
     Failed,
     Loading,
@@ -25,7 +21,6 @@ from mosstalk.server.ipc import (
     loop_factory,
     trim_memory_forever,
 )
-from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_limit
 from mosstalk.server.logs import bounded_output
 
 _LOG = logging.getLogger("mosstalk.server")
@@ -36,9 +31,6 @@ WRONG_INPUT = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_WORDS_S = 1.0
 """How long /health says that the worker is dead before the server ends."""
-_BACKLOG = 128
-_HEADER_BYTES = 16 << 10
-"""Longest head of a request."""
 _UNREAD_MS = 30_000
 """How long a client's machine may take nothing off before the kernel drops the connection."""
 _KERNEL_BYTES = 64 << 10
@@ -85,7 +77,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise OptionError(
             f"cannot listen on {host} port {port} ({why}); choose with --host and --port"
         ) from None
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -102,19 +94,24 @@ class Front:
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
-        server = _Server(_uvicorn_config(context))
+        server = make_server(context)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         tidying = asyncio.create_task(trim_memory_forever())
         try:
             await context.engine.start()
             if context.transcriber:
                 await context.transcriber.start()
+            if number := front_processes(self._options):
+                context.fronts = FrontProcesses(number, self._options, context)
+                context.fronts.start()
             self._reports.listening(_url(self._listener))
             code = await self._until_the_end(context)
         finally:
             tidying.cancel()
             server.should_exit = server.force_exit = True
             await serving
+            if context.fronts:
+                await context.fronts.stop()
             await context.engine.stop()
             if context.transcriber:
                 await context.transcriber.stop()
@@ -149,37 +146,6 @@ class Front:
             return WRONG_INPUT
         await asyncio.gather(context.empty(5.0), asyncio.sleep(_LAST_WORDS_S))
         return WORKER_DEAD
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own idea of signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn_config(context: ServerContext) -> uvicorn.Config:
-    limits = context.limits
-    raise_file_limit(limits.connections + OTHER_FILES)
-    return websocket.ServerConfig(
-        ConnectionLimiter(limits, context.metrics),
-        make_app(context),
-        log_config=None,
-        access_log=False,
-        http=websocket.HttpProtocol,
-        h11_max_incomplete_event_size=_HEADER_BYTES,
-        backlog=_BACKLOG,
-        timeout_keep_alive=math.ceil(limits.header_s),
-        ws=websocket.WebSocketProtocol,
-        ws_max_size=limits.message_bytes,
-        ws_per_message_deflate=False,  # sound hardly shrinks, and packing it takes time
-        ws_ping_interval=limits.ping_s,
-        ws_ping_timeout=limits.pong_s,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
 
 
 def _url(listener: socket.socket) -> str:

@@ -41,6 +41,8 @@ LENGTH = struct.Struct("!I")
 _READ_BYTES = 1 << 18
 _UNSENT_BYTES = 1 << 20
 """Bytes on their way to the other process from which on ``send`` waits."""
+_LONGEST_NOTE = 1 << 17
+"""Bytes of a note that goes with a socket: the head of a request, which is a quarter at most."""
 
 
 class Channel:
@@ -176,7 +178,7 @@ def as_built(
     )
 
 
-# From the front to the worker, after its ``WorkerOptions``.
+# From a front to the worker, from the first one after its ``WorkerOptions``.
 
 
 @dataclass(frozen=True)
@@ -302,41 +304,65 @@ _PR_SET_PDEATHSIG = 1
 _TRIM_EVERY_S = 20.0
 
 
-def start_child(module: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+def start_child(
+    module: str, *more: socket.socket
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """A fresh interpreter that runs ``module.run`` with its end of a socket pair, and our end.
 
-    Nothing is shared with it but the socket: no fork of a process that has threads.
+    It is given ``more`` sockets as well. Nothing else is shared with it: no fork of a process that
+    has threads.
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        words = [sys.executable, "-c", _CHILD, module, str(theirs.fileno())]
+        given = [each.fileno() for each in (theirs, *more)]
         process = subprocess.Popen(
-            words,
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", _CHILD, module, *map(str, given)],
+            pass_fds=given,
             stdin=subprocess.DEVNULL,
             env=environment_of_a_child(),
         )
     return process, ours
 
 
-def run_child(module: str, descriptor: str) -> None:
+def run_child(module: str, *descriptors: str) -> None:
     """Run ``module`` to its end, then leave without waiting for threads that still compute.
 
-    It ends when it is told to, when it fails, and at once when the front is gone; signals that a
-    terminal or a supervisor sends to the whole group are the front's to deal with.
+    The first of ``descriptors`` is its end of the pair. It ends when it is told to, when it fails,
+    and at once when the front is gone; signals that a terminal or a supervisor sends to the whole
+    group are the front's to deal with.
     """
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     share_the_processor()
-    end = socket.socket(fileno=int(descriptor))
-    _end_with_parent(end.fileno())
+    ends = [socket.socket(fileno=int(each)) for each in descriptors]
+    _end_with_parent(ends[0].fileno())
     with bounded_output():
         try:
-            code = import_module(module).run(end)
+            code = import_module(module).run(*ends)
         except BaseException:
             logging.getLogger(module).exception("the process ends")
             code = 1
     os._exit(code)
+
+
+def socket_carrier() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a pair over which ``hand_over`` gives sockets to another process."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def hand_over(carrier: socket.socket, given: socket.socket, note: bytes = b"-") -> None:
+    """Give the process at the other end a socket, with a note; this one may close it then.
+
+    Raises:
+        OSError: the process is gone, or has not taken what it was given before.
+    """
+    socket.send_fds(carrier, [note], [given.fileno()], socket.MSG_DONTWAIT)
+
+
+def taken_over(carrier: socket.socket) -> tuple[socket.socket, bytes]:
+    """The next socket that was handed over, and its note."""
+    note, (descriptor,), *_ = socket.recv_fds(carrier, _LONGEST_NOTE, 1)
+    return socket.socket(fileno=descriptor), note
 
 
 def _end_with_parent(descriptor: int) -> None:

@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,8 @@ class Limits:
         control_frames_per_s: pings, pongs and fragments of next to nothing that a client may send
             in the long run; beyond them the connection is closed with code 1008.
         large_bytes: a message that is longer is large.
-        large_messages: large messages that are read at a time, of all clients together; others
-            wait in their sockets.
+        large_messages: large messages that are read at a time, of all clients of a process with
+            sockets together; others wait in theirs.
         message_s: how long a large message may take while others wait for its place; then the
             connection is closed with code 1008.
         per_key: connections at a time for one API key; None is any number.
@@ -182,6 +183,8 @@ class ConnectionLimiter:
 
     def __init__(self, limits: Limits, metrics: "Metrics") -> None:
         self.limits, self._metrics = limits, metrics
+        self.elsewhere: Callable[[], int] = lambda: 0
+        """Connections that were handed over to other processes, and count all the same."""
         self.between: dict[HttpProtocol, None] = {}
         """Connections that have asked for nothing, or for nothing more, the oldest first."""
         self._large: set[WebSocketProtocol] = set()
@@ -197,6 +200,7 @@ class ConnectionLimiter:
         files, most = raise_file_limit(), self.limits.connections
         last = descriptor >= files - _LAST_FILES
         few = last or connections > files - min(OTHER_FILES, files // 2)
+        connections += self.elsewhere()
         if not few and connections <= most:
             return True
         oldest = next(iter(self.between), None)

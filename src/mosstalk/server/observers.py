@@ -2,13 +2,15 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.samples import Sample
 
 from mosstalk.conversation import Row
 from mosstalk.runtime.busy import BusyPart
@@ -103,6 +105,7 @@ class Metrics:
         self.worker_up = gauge("worker_up", "1 once the worker is ready, 0 else")
         self.worker_memory = gauge("worker_memory_bytes", "Resident memory of the worker")
         self.engine_silent = gauge("engine_silent_seconds", "Since when the engine owes an answer")
+        self.front_processes = gauge("front_processes", "Front processes that take connections")
         self.draining = gauge("draining", "1 while nobody is let in any more")
         self._add_first_values()
 
@@ -138,9 +141,16 @@ class Metrics:
             for total in self.busy:
                 total.labels(part)
 
-    def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
-        return generate_latest(self.registry)
+    def totals(self) -> list[Metric]:
+        """What only grows: counters and histograms."""
+        return [each for each in self.registry.collect() if each.type in ("counter", "histogram")]
+
+    def text(self, more: Iterable[Metric] = ()) -> bytes:
+        """Everything, as Prometheus reads it, with ``totals`` of other processes added."""
+        families = {each.name: each for each in self.registry.collect()}
+        for each in more:
+            _add(families[each.name], each)
+        return generate_latest(cast(CollectorRegistry, _Families(families.values())))
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Take what the worker says of itself."""
@@ -173,6 +183,32 @@ class Metrics:
             self.real_time_factor.observe(timings.real_time_factor)
         for kind, rows in vars(done.usage).items():
             self.rows.labels(kind).inc(rows)
+
+
+@dataclass
+class _Families:
+    """What ``generate_latest`` asks of a registry."""
+
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def _add(total: Metric, more: Metric) -> None:
+    """Add the samples of one family to those of the same one."""
+    places = {_key(sample): place for place, sample in enumerate(total.samples)}
+    for sample in more.samples:
+        place = places.get(_key(sample))
+        if place is None:
+            total.samples.append(sample)
+        elif not sample.name.endswith("_created"):
+            value = total.samples[place].value + sample.value
+            total.samples[place] = sample._replace(value=value)
+
+
+def _key(sample: Sample) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return sample.name, tuple(sorted(sample.labels.items()))
 
 
 class SessionMetrics(SessionObserver):

@@ -12,8 +12,11 @@ whether a client is still there while nothing is read from it.
 
 import asyncio
 import select
+import socket
+import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -24,6 +27,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from mosstalk.server.admission import DRAINING, Refusal
+from mosstalk.server.ipc import hand_over, taken_over
 from mosstalk.server.limits import ConnectionLimiter, TokenBucket
 
 _RETRY_S = 5
@@ -103,6 +107,7 @@ _FRAGMENT = 256
 _AGAIN_S = 0.25
 """How often one that takes long with a large message is held against who waits for its place."""
 _POLICY = 1008
+_NUMBER = struct.Struct("!Q")
 _GOODBYE_S = 1.0
 """How long a client that is sent away may take to read why."""
 
@@ -119,6 +124,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._limiter = cast(ServerConfig, config).limiter
         limits = self._limiter.limits
         self._unread = bytearray()
+        self._request = b""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when the connection is over."""
         self.hears: Callable[[str | bytes], bool] | None = None
         """Hears a message at once, or returns False: it must wait, and those that follow it."""
         self._taken = False
@@ -136,6 +144,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Keep what has come, and parse as much of it as may be."""
         if self._sent_away:
             return
+        self._request = self._request or data
         self._unread += data
         if self._parsing is None:
             self._parse()
@@ -193,6 +202,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.send_ping(b"")
         self.transport.write(b"".join(self.conn.data_to_send()))
         return False
+
+    def give_away(self, carrier: socket.socket, number: int) -> None:
+        """Hand a connection that was not answered yet over to another process, with its request.
+
+        There ``take_over`` goes on with it, under this number.
+
+        Raises:
+            OSError: that process takes none.
+        """
+        self.transport.pause_reading()
+        note = _NUMBER.pack(number) + self._request
+        try:
+            hand_over(carrier, self.transport.get_extra_info("socket"), note)
+        except OSError:
+            self.transport.resume_reading()
+            raise
+        self.handshake_complete = self._sent_away = True  # as far as this process is concerned
+        self.transport.close()
 
     def shutdown(self) -> None:
         """End as the server does; who has not been let in yet is told when to come back."""
@@ -262,6 +289,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """It is over."""
         self._forget()
         super().connection_lost(exc)
+        self.on_lost()
 
     @property
     def _free(self) -> bool:
@@ -379,3 +407,20 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Say what websockets has against a request that h11 let through: its headers' size."""
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.close()
+
+
+async def take_over(
+    carrier: socket.socket, server: uvicorn.Server, on_lost: Callable[[int], None]
+) -> None:
+    """Go on with a connection that ``give_away`` has given; ``on_lost`` tells when it is over."""
+    connection, note = taken_over(carrier)
+    (number,), request = _NUMBER.unpack_from(note), note[_NUMBER.size :]
+    protocol = WebSocketProtocol(server.config, server.server_state, {})
+    protocol.on_lost = partial(on_lost, number)
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+    except OSError:  # it has gone meanwhile
+        connection.close()
+        on_lost(number)
+    else:
+        protocol.data_received(request)

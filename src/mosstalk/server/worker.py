@@ -1,11 +1,11 @@
-"""The process with the models: sessions on one side, the link to the front on the other."""
+"""The process with the models: sessions on one side, the links to the fronts on the other."""
 
 import asyncio
 import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from mosstalk.conversation import Conversation
@@ -17,7 +17,7 @@ from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel, loop_factory, resident_bytes, trim_memory_forever
 from mosstalk.server.loading import Loaded, load
-from mosstalk.session.commands import Command
+from mosstalk.session.commands import Close, Command, SessionSettings
 from mosstalk.session.events import Closed
 from mosstalk.session.session import Session
 
@@ -25,13 +25,16 @@ _LOG = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 
 
-def run(end: socket.socket) -> int:
-    """Do what comes over the link until it is closed; the exit code."""
+def run(end: socket.socket, carrier: socket.socket) -> int:
+    """Do what comes over the link to the first front until it is closed; the exit code.
+
+    Ends of links to more fronts come over ``carrier``.
+    """
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(end))
+        return runner.run(_serve(end, carrier))
 
 
-async def _serve(end: socket.socket) -> int:
+async def _serve(end: socket.socket, carrier: socket.socket) -> int:
     channel = await Channel.over(end)
     messages = aiter(channel)
     options = await anext(messages, None)
@@ -39,8 +42,9 @@ async def _serve(end: socket.socket) -> int:
         return 0
     options.log.install("worker")
     worker = Worker(channel, options)
+    asyncio.get_running_loop().add_reader(carrier, worker.take_link, carrier)
     working = asyncio.create_task(worker.run())
-    reading = asyncio.create_task(worker.handle(messages))
+    reading = asyncio.create_task(worker.first.handle(messages))
     await asyncio.wait((working, reading), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         return working.result()
@@ -50,34 +54,16 @@ async def _serve(end: socket.socket) -> int:
     return 0
 
 
-class Worker:
-    """Loads, says when it is ready, and lends its sessions to the front."""
+class Link:
+    """A front and the sessions that it has in this worker."""
 
-    def __init__(self, channel: Channel, options: ipc.WorkerOptions) -> None:
-        self._channel, self._options = channel, options
-        self._loaded: Loaded | None = None
-        self._probe = _EngineProbe()
-        self._loop_cpu_s = 0.0
-        self._begun_s = time.monotonic()
+    def __init__(self, channel: Channel, opened: Callable[[SessionSettings], Awaitable[Session]]):
+        self.channel, self._opened = channel, opened
+        self.tasks: set[asyncio.Task[None]] = set()
+        """One for each session, until its last event is sent."""
         self._sessions: dict[int, Session] = {}
         self._early: dict[int, list[Command]] = {}
         """What was told to sessions that are still being opened."""
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> int:
-        """Load, warm up, and watch the engine until it ends; the exit code."""
-        beside = (asyncio.create_task(self._beat()), asyncio.create_task(trim_memory_forever()))
-        try:
-            return await self._work()
-        except MosstalkError as error:
-            await self._channel.send(ipc.Failed(str(error), by_input=True))
-        except Exception as error:
-            _LOG.exception("the worker failed")
-            await self._channel.send(ipc.Failed(f"{type(error).__name__}: {error}"))
-        finally:
-            for task in beside:
-                task.cancel()
-        return 1
 
     async def handle(self, messages: AsyncIterator[Any]) -> None:
         """Do what the front says until it says ``Stop`` or is gone."""
@@ -89,21 +75,117 @@ class Worker:
             elif isinstance(message, ipc.Open):
                 self._early[message.number] = []
                 task = asyncio.create_task(self._converse(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+
+    def close(self) -> None:
+        """The front is gone: close its sessions."""
+        for number in (*self._sessions, *self._early):
+            self._tell(number, Close())
+        self.channel.close()
+
+    def done(self) -> dict[int, int]:
+        """How many commands each session has carried out or refused."""
+        return {number: session.commands_done for number, session in self._sessions.items()}
+
+    async def _converse(self, asked: ipc.Open) -> None:
+        """One session, from its opening to its last event."""
+        number = asked.number
+        try:
+            session = await self._opened(asked.settings)
+        except MosstalkError as error:
+            self._early.pop(number)
+            await self.channel.send(ipc.Refused.of(number, error))
+            return
+        self._sessions[number] = session
+        for command in self._early.pop(number):
+            session.do(command)
+        async for event in session:
+            rows = None
+            if isinstance(event, Closed):
+                self._sessions.pop(number)
+                rows = session.conversation_rows() if asked.rows else None
+            await self.channel.send(ipc.SessionEvent(number, event, rows))
+
+    def _tell(self, number: int, command: Command) -> None:
+        if number in self._sessions:
+            self._sessions[number].do(command)
+        elif number in self._early:
+            self._early[number].append(command)
+
+
+class Worker:
+    """Loads, says when it is ready, and lends its sessions to the fronts.
+
+    ``first`` is the link to the front that started it, which alone hears how things are.
+    """
+
+    def __init__(self, channel: Channel, options: ipc.WorkerOptions) -> None:
+        self.first = Link(channel, self._open)
+        self._links = {self.first}
+        self._options = options
+        self._loaded: Loaded | None = None
+        self._ready: ipc.WorkerInfo | None = None
+        self._probe = _EngineProbe()
+        self._loop_cpu_s = 0.0
+        self._begun_s = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Load, warm up, and watch the engine until it ends; the exit code."""
+        beside = (asyncio.create_task(self._beat()), asyncio.create_task(trim_memory_forever()))
+        try:
+            return await self._work()
+        except MosstalkError as error:
+            await self._tell_all(ipc.Failed(str(error), by_input=True))
+        except Exception as error:
+            _LOG.exception("the worker failed")
+            await self._tell_all(ipc.Failed(f"{type(error).__name__}: {error}"))
+        finally:
+            for task in beside:
+                task.cancel()
+        return 1
+
+    def take_link(self, carrier: socket.socket) -> None:
+        """Another front is there: serve it until it is gone."""
+        end, _ = ipc.taken_over(carrier)
+        task = asyncio.create_task(self._serve_link(end))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
         """Close every session and end the threads."""
         if self._loaded:
             await self._loaded.host.stop()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._channel.close()
+        await self._sessions_over()
+        for link in self._links:
+            link.channel.close()
+
+    async def _serve_link(self, end: socket.socket) -> None:
+        link = Link(await Channel.over(end), self._open)
+        self._links.add(link)
+        if self._ready:
+            link.channel.post(self._ready)
+        try:
+            await link.handle(aiter(link.channel))
+        finally:
+            self._links.discard(link)
+            link.close()
+
+    async def _sessions_over(self) -> None:
+        """Wait until every session has ended and its last event is sent."""
+        tasks = [task for link in self._links for task in link.tasks]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_all(self, message: ipc.ToFront) -> None:
+        for link in list(self._links):
+            await link.channel.send(message)
 
     async def _work(self) -> int:
         loop = asyncio.get_running_loop()
 
         def tell(what: str, done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._channel.post, ipc.Loading(what, done, total))
+            loop.call_soon_threadsafe(self.first.channel.post, ipc.Loading(what, done, total))
 
         loaded = await asyncio.to_thread(load, self._options, tell)
         host = loaded.host
@@ -116,50 +198,26 @@ class Worker:
         self._spent()
         expect_no_more()
         _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
-        self._channel.post(loaded.info(time.monotonic() - begun_s))
+        self._ready = loaded.info(time.monotonic() - begun_s)
+        await self._tell_all(self._ready)
         with lasting_objects_spared():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
         failure = host.engine.failure
         _LOG.error("the engine has ended", exc_info=failure)
-        await asyncio.gather(*self._tasks)
-        await self._channel.send(ipc.Failed(f"the engine has ended: {type(failure).__name__}"))
+        await self._sessions_over()
+        await self._tell_all(ipc.Failed(f"the engine has ended: {type(failure).__name__}"))
         return 1
 
-    async def _converse(self, asked: ipc.Open) -> None:
-        """One session, from its opening to its last event."""
-        number = asked.number
-        try:
-            session = await self._opened(asked)
-        except MosstalkError as error:
-            self._early.pop(number)
-            await self._channel.send(ipc.Refused.of(number, error))
-            return
-        self._sessions[number] = session
-        for command in self._early.pop(number):
-            session.do(command)
-        async for event in session:
-            rows = None
-            if isinstance(event, Closed):
-                self._sessions.pop(number)
-                rows = session.conversation_rows() if asked.rows else None
-            await self._channel.send(ipc.SessionEvent(number, event, rows))
-
-    async def _opened(self, asked: ipc.Open) -> Session:
+    async def _open(self, settings: SessionSettings) -> Session:
         if not self._loaded:
             raise EngineStoppedError("the models are still being loaded")
         try:
-            return await self._loaded.host.open(asked.settings)
+            return await self._loaded.host.open(settings)
         except MosstalkError:
             raise
         except Exception as error:  # a fault of this one: the others go on
             _LOG.exception("a session could not be opened")
             raise EngineStoppedError(f"{type(error).__name__} at the opening") from error
-
-    def _tell(self, number: int, command: Command) -> None:
-        if number in self._sessions:
-            self._sessions[number].do(command)
-        elif number in self._early:
-            self._early[number].append(command)
 
     async def _beat(self) -> None:
         """Say that this loop and the engine's thread live, and how things are."""
@@ -167,7 +225,9 @@ class Worker:
             loaded = self._loaded
             if loaded:
                 self._probe.look(loaded.host.engine)
-            await self._channel.send(self._heartbeat(loaded))
+            await self.first.channel.send(self._heartbeat(loaded))
+            for link in self._links - {self.first}:
+                link.channel.post(ipc.Heartbeat(resident_bytes(), done=link.done()))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self, loaded: Loaded | None) -> ipc.Heartbeat:
@@ -179,7 +239,7 @@ class Worker:
             **vars(loaded.host.figures),
             steps_s=loaded.steps.taken_s(),
             busy=self._spent(),
-            done={number: session.commands_done for number, session in self._sessions.items()},
+            done=self.first.done(),
         )
 
     def _spent(self) -> dict[BusyPart, Busy]:
