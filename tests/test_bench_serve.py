@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import QUESTION, Run, refused
+from server_rig import QUICK, serving
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
@@ -106,6 +107,25 @@ def test_a_server_that_keeps_within_its_bounds_has_served() -> None:
     page = page_of({"device": "x", "weights": "none"}, [crowd], asked)
     assert page.count("<polyline") == 4
     assert "it gives no /metrics" in page
+
+
+def test_a_long_past_is_typed_and_counted_before_the_first_turn(cache_folder: Path) -> None:
+    asked = Load((1,), replace(SHORT, history_words=300), 2, 0, Bounds(10_000))
+    with serving(*QUICK, "--model", "synthetic", cache=cache_folder) as server:
+        target = Target(server.socket, {})
+        crowd, without = measured(target, asked), measured(target, load())
+    assert not crowd.failures + without.failures
+    longer, shorter = crowd.quantiles("input_tokens"), without.quantiles("input_tokens")
+    assert longer
+    assert shorter
+    assert min(longer) >= 300 + min(shorter)
+    (table, *_) = tables_of([crowd], asked)
+    assert "before them 300 words" in " ".join(table.as_text().split())
+    factors = crowd.quantiles("real_time_factor")
+    assert factors
+    for turn in crowd.turns:
+        assert turn.real_time_factor
+        assert turn.real_time_factor >= (turn.commit_to_audio_ms or 0) / turn.audio_ms
 
 
 @alone

@@ -10,8 +10,9 @@ import base64
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,6 +34,9 @@ _ANSWER_S = 60.0
 """A turn without any event of its answer for so long has failed."""
 _JITTER_DB = 3.0
 _NOISE = 1e-4
+_HISTORY = ("we", "talked", "for", "a", "while", "about", "the", "weather")
+_MOST_WORDS = 4_000
+"""Of one item: servers bound an item's text."""
 _TOKENS_PER_S = 12.5
 """Rows of MOSS-Speech, one audio token each, for a second of sound."""
 
@@ -49,6 +53,7 @@ class Pattern:
         pause_s: from the end of the answer's sound to the next turn.
         frame_ms: length of a frame of the microphone.
         hands_free: whether the server finds where turns end; else the client commits.
+        history_words: words that are typed into the conversation before its first turn.
     """
 
     heard_s: float = 4.0
@@ -56,6 +61,7 @@ class Pattern:
     pause_s: float = 0.5
     frame_ms: int = 20
     hands_free: bool = False
+    history_words: int = 0
 
     @property
     def turn_s(self) -> float:
@@ -103,6 +109,8 @@ class Turn:
         decision_to_audio_ms: hands-free, from ``input_audio_buffer.committed`` to first audio.
         first_delta_ms: length of the first ``output_audio.delta``.
         audio_ms: length of all sound.
+        real_time_factor: from commit, or last word, to the last sound, over the sound's length.
+        input_tokens: rows of the conversation that the answer followed, if the server tells.
         gaps_ms: time between deltas that follow one another.
         underruns_ms: each silence of a player that buffers nothing.
     """
@@ -115,6 +123,8 @@ class Turn:
     decision_to_audio_ms: float | None = None
     first_delta_ms: float | None = None
     audio_ms: float = 0.0
+    real_time_factor: float | None = None
+    input_tokens: float | None = None
     gaps_ms: list[float] = field(default_factory=list)
     underruns_ms: list[float] = field(default_factory=list)
 
@@ -148,6 +158,9 @@ class _Answer:
             self.owed -= 1
             if turn.status == _NO_ANSWER:
                 turn.status = _status(event["response"]) if turn.audio_ms else "no sound"
+            turn.input_tokens = (event["response"].get("usage") or {}).get("input_tokens")
+            if turn.audio_ms:
+                turn.real_time_factor = 1000 * (self._came_s - self.asked_s) / turn.audio_ms
             self._count_first(self._came_s)  # of an answer shorter than a hop
             return self.owed <= 0 and now_s >= self.asked_s
         return False
@@ -208,6 +221,8 @@ class Client:
             await self._wait("session.created")
             await self._socket.send(json.dumps(self._settings()))
             await self._wait("session.updated")
+            for item in self._history():
+                await self._socket.send(json.dumps(item))
         except InvalidStatus as error:
             return f"status {error.response.status_code}"
         except (OSError, TimeoutError, WebSocketException) as error:
@@ -249,6 +264,15 @@ class Client:
             "max_output_tokens": tokens,
         }
         return {"type": "session.update", "session": session}
+
+    def _history(self) -> Iterator[dict[str, Any]]:
+        """Typed turns of so many words in all."""
+        words = list(islice(cycle(_HISTORY), self._pattern.history_words))
+        for start in range(0, len(words), _MOST_WORDS):
+            text = " ".join(words[start : start + _MOST_WORDS])
+            content = [{"type": "input_text", "text": text}]
+            item = {"type": "message", "role": "user", "content": content}
+            yield {"type": "conversation.item.create", "item": item}
 
     async def _turn(self, turn: Turn, at_s: float) -> float:
         """Speak, and listen to the answer; when the next turn begins."""

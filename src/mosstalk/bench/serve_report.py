@@ -17,8 +17,10 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
         f"{' / '.join(f'p{each}' for each in QUANTILES)}, at the client. A user says "
         f"{pattern.heard_s:g} s, is answered for up to {pattern.spoken_s:g} s and pauses "
         f"{pattern.pause_s:g} s, in frames of {pattern.frame_ms} ms; first turns begin uniformly "
-        f"over {pattern.turn_s:g} s, seed {load.seed}. First audio: {FIRST_AUDIO_MS:g} ms of sound "
+        f"over {pattern.turn_s:g} s, seed {load.seed}; before them {pattern.history_words} words "
+        f"are typed into each conversation. First audio: {FIRST_AUDIO_MS:g} ms of sound "
         "have come, as much as a first hop of 5 codes gives, or the whole of a shorter answer. "
+        "Real-time factor: from there to the last sound, over the sound's length. "
         "Gap: from one delta to the next. Underrun: a player that starts at the first delta, "
         "without a buffer, falls silent. Lag: how much too late a client itself sent a frame."
     )
@@ -64,7 +66,9 @@ def _client_figures(crowd: Crowd, pattern: Pattern) -> dict[str, str]:
     }
     return {
         "turns": str(len(crowd.turns)),
+        "input tokens of an answer": _joined(crowd.quantiles("input_tokens"), 0),
         **{label: _joined(crowd.quantiles(name), 0) for label, name in timed.items()},
+        "real-time factor": _joined(crowd.quantiles("real_time_factor"), 2),
         "turns with underruns": str(crowd.broken),
         "failed turns": str(len(crowd.failures)),
         "refused": str(len(crowd.refusals)),

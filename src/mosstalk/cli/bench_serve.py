@@ -58,6 +58,13 @@ class BenchServe(WritesPage):
     hands_free: bool = option(
         False, "Let the server find where turns end. Default: clients commit."
     )
+    history: int = option(
+        0,
+        "Words typed into each conversation before its first turn, about a token each: what a "
+        "long conversation costs.",
+        metavar="WORDS",
+        min=0,
+    )
     speech: Path | None = option(
         None,
         "What users say: a sound file with speech, longer than a turn. Default: sentences "
@@ -91,7 +98,9 @@ class BenchServe(WritesPage):
 
         load = Load(
             tuple(numbers("--at", self.at)),
-            Pattern(self.heard, self.spoken, self.pause, self.frame_ms, self.hands_free),
+            Pattern(
+                self.heard, self.spoken, self.pause, self.frame_ms, self.hands_free, self.history
+            ),
             self.turns,
             self.seed,
             Bounds(self.most_first_audio_ms),
