@@ -13,10 +13,11 @@ import math
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 from prometheus_client import Metric
 
@@ -270,25 +271,52 @@ async def _serve(control: socket.socket, link: socket.socket, carrier: socket.so
         return 0
     begin.options.log.install(begin.name)
     context = ServerContext(begin.options)
-    server = make_server(context)
     await context.engine.attach(link)
     if context.transcriber:
         await context.transcriber.start()
-    tasks = {asyncio.create_task(trim_memory_forever())}
-
-    def take() -> None:
-        on_lost = lambda number: channel.post(Left(number))  # noqa: E731
-        tasks.add(asyncio.create_task(take_over(carrier, server, on_lost)))
-
-    asyncio.get_running_loop().add_reader(carrier, take)
-    async for message in messages:
-        if isinstance(message, ipc.Stop):
-            break
-        if isinstance(message, Drain):
-            tasks.add(asyncio.create_task(context.drain(message.most_s)))
-        elif isinstance(message, Count):
-            channel.post(Counted(context.metrics.totals(), context.unsent_s))
+    front = _Front(channel, context)
+    asyncio.get_running_loop().add_reader(carrier, front.take, carrier)
+    await front.handle(messages)
     await context.engine.stop()
     if context.recorder:
         context.recorder.stop()
     return 0
+
+
+class _Front:
+    """Speaks with the clients that it is given."""
+
+    def __init__(self, channel: Channel, context: ServerContext) -> None:
+        self._channel, self._context = channel, context
+        self._server = make_server(context)
+        self._tasks = set[asyncio.Task[None]]()
+        self._begin(trim_memory_forever())
+
+    async def handle(self, messages: AsyncIterator[Any]) -> None:
+        """Do what the first front says until it says ``Stop`` or is gone."""
+        context = self._context
+        async for message in messages:
+            if isinstance(message, ipc.Stop):
+                return
+            if isinstance(message, Drain):
+                self._begin(context.drain(message.most_s))
+            elif isinstance(message, Count):
+                self._channel.post(Counted(context.metrics.totals(), context.unsent_s))
+
+    def take(self, carrier: socket.socket) -> None:
+        """A connection is handed over."""
+        self._begin(self._talk(*ipc.taken_over(carrier)))
+
+    async def _talk(self, connection: socket.socket, note: bytes) -> None:
+        # The first front may have heard a moment earlier that the worker is ready.
+        engine = self._context.engine
+        await asyncio.wait((engine.ready, engine.dead), return_when=asyncio.FIRST_COMPLETED)
+        await take_over(connection, note, self._server, self._lost)
+
+    def _lost(self, number: int) -> None:
+        self._channel.post(Left(number))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -27,7 +27,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from mosstalk.server.admission import DRAINING, Refusal
-from mosstalk.server.ipc import hand_over, taken_over
+from mosstalk.server.ipc import hand_over
 from mosstalk.server.limits import ConnectionLimiter, TokenBucket
 
 _RETRY_S = 5
@@ -410,10 +410,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 async def take_over(
-    carrier: socket.socket, server: uvicorn.Server, on_lost: Callable[[int], None]
+    connection: socket.socket, note: bytes, server: uvicorn.Server, on_lost: Callable[[int], None]
 ) -> None:
     """Go on with a connection that ``give_away`` has given; ``on_lost`` tells when it is over."""
-    connection, note = taken_over(carrier)
     (number,), request = _NUMBER.unpack_from(note), note[_NUMBER.size :]
     protocol = WebSocketProtocol(server.config, server.server_state, {})
     protocol.on_lost = partial(on_lost, number)
