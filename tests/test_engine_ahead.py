@@ -1,6 +1,7 @@
 """Rows read before any reply asks for them: the same replies, less left to read, nobody hurt."""
 
 import asyncio
+import itertools
 import math
 from random import Random
 
@@ -22,7 +23,7 @@ from engine_rig import (
 )
 
 from mosstalk.conversation import Conversation, Row
-from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit
+from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, ReplyStream
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.engine.sequence import Part, Sequence
 from mosstalk.errors import EngineInputError
@@ -274,3 +275,59 @@ def test_who_comes_back_with_work_that_can_wait_lets_others_in() -> None:
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert order == [2.0, 3.0]
+
+
+def test_who_asks_for_turns_in_a_row_has_them_and_then_waits_like_others() -> None:
+    gate, order = DeadlineLock(), list[float]()
+
+    async def main() -> None:
+        assert gate.enter(lambda: 5.0, turns=2)
+        gate.expect(5.0, turns=2)
+        waiting = [entering(gate, order, due_s) for due_s in (1.0, 2.0)]
+        while gate.queue < len(waiting):
+            await asyncio.sleep(0)
+        gate.leave()
+        assert gate.queue == len(waiting), "all are kept out, however urgent"
+        assert gate.enter(lambda: 5.0, timeout_s=0.0, turns=2)
+        gate.expect(5.0, turns=2)
+        gate.leave()  # it has had them, and now the others are more urgent
+        await waiting[0]
+        assert order == [1.0]
+        assert gate.queue == 1, "after somebody else's turn the same holds again"
+        assert gate.enter(lambda: 5.0, timeout_s=0.0, turns=2)
+        gate.expect(math.inf)
+        gate.leave()
+        await waiting[1]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert order == [1.0, 2.0]
+
+
+def test_replies_that_are_due_soon_have_steps_in_a_row_however_urgent_others_are() -> None:
+    core, gate, seen = engine_core(wild_model()), DeadlineLock(), list[int]()
+    params = ReplyParams(GREEDY, Limits(30, min_new_rows=40), first_due_s=0.0)
+
+    async def main() -> None:
+        async with AsyncEngine(core, gate) as engine:
+            edit = Edit(0, ((7, IDS.audio_pad),))
+            stream = await engine.submit(cached_of(engine), params, edit=edit)
+            rows = stream.request.reply.rows
+
+            def other() -> None:
+                while len(rows) < LONG.limits.max_new_rows:
+                    with gate.turn(lambda: -1.0):
+                        seen.append(len(rows))
+
+            await asyncio.gather(asyncio.to_thread(other), drained(stream))
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    under_way = [count for count in seen if 0 < count < LONG.limits.max_new_rows]
+    between = [later - earlier for earlier, later in itertools.pairwise(under_way)]
+    assert len(between) > 1
+    assert min(between) >= 3, "steps between two of its turns"
+
+
+async def drained(stream: ReplyStream) -> None:
+    """Read a reply to its end."""
+    async for _ in stream:
+        pass

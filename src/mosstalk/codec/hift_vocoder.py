@@ -30,7 +30,7 @@ from mosstalk.runtime.device import pick_dtype
 from mosstalk.runtime.device_inputs import DeviceInputs
 from mosstalk.runtime.graphs import DECODING, Graphs
 
-BUCKETS = (1, 2, 4, 8, 16, 32)
+BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 """Batch sizes that are captured; a batch in between runs as the next larger one."""
 _HOP_FRAMES = 20
 _CODE_FRAMES = 4

@@ -95,6 +95,10 @@ def _codes(heard_ms: float) -> int:
 
 _T = TypeVar("_T")
 _PATIENCE_S = 0.002
+_STEPS_IN_A_ROW, _SOON_S = 3, 0.3
+"""A run of hops takes as long as several steps. With a run between any two steps whoever waits for
+a first sound waits for a run a row: so there are so many steps in a row while a row is due so soon.
+"""
 
 
 @dataclass(frozen=True)
@@ -293,13 +297,18 @@ class AsyncEngine:
         if not lock:
             return self.core.step()
         due_s, asked_s = self.core.due_s, time.perf_counter()
-        if not lock.enter(lambda: due_s, _PATIENCE_S):
+        if not lock.enter(lambda: due_s, _PATIENCE_S, self._turns(due_s)):
             return []
         try:
             return self.core.step(time.perf_counter() - asked_s)
         finally:
-            lock.expect(self.core.due_s)
+            due_s = self.core.due_s
+            lock.expect(due_s, self._turns(due_s))
             lock.leave()
+
+    def _turns(self, due_s: float) -> int:
+        """How many steps in a row to ask for where the next row is due then."""
+        return _STEPS_IN_A_ROW if due_s < self.core.clock() + _SOON_S else 0
 
     def _do_jobs(self) -> bool:
         """Do what was asked, waiting for it if there is nothing else; whether to go on."""

@@ -27,7 +27,19 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-_NOBODY = 0, math.inf
+@dataclass(frozen=True)
+class _Claim:
+    """A thread that waits or comes back, when its work is due, and how many turns it has in a row.
+
+    An object of its own: two alike are two.
+    """
+
+    due_s: Callable[[], float]
+    thread: int
+    turns: int
+
+
+_NOBODY = _Claim(lambda: math.inf, 0, 0)
 
 
 class DeadlineLock:
@@ -36,48 +48,55 @@ class DeadlineLock:
     Side by side on one processor, or behind one interpreter lock, work that could wait makes
     work that cannot take twice as long. A thread whose work goes on in short turns says by
     ``expect`` that it is coming back: else whoever waits, however patiently, would enter between
-    any two of them.
+    any two of them. Where others' turns are long, it may ask for several ``turns`` in a row.
     """
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._waiting: list[Callable[[], float]] = []
-        """When the work of each who waits is due, who has waited for longest first."""
+        self._waiting: list[_Claim] = []
+        """Who has waited for longest first."""
         self._inside = False
+        self._row = 0, 0
+        """The thread that was inside last, and how many turns in a row it has had."""
         self._expected = _NOBODY
-        """The thread that is coming back, and when its work is due."""
 
     @property
     def queue(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    def enter(self, due_s: Callable[[], float], timeout_s: float | None = None) -> bool:
+    def enter(
+        self, due_s: Callable[[], float], timeout_s: float | None = None, turns: int = 0
+    ) -> bool:
         """Wait for one's turn; False if it did not come within ``timeout_s``.
 
-        ``due_s`` may change meanwhile, where more urgent work comes in; any thread calls it.
+        ``due_s`` may change meanwhile, where more urgent work comes in; any thread calls it. Who
+        has had fewer than ``turns`` since somebody else's last goes first, whatever is due.
         """
+        me = _Claim(due_s, get_ident(), turns)
         with self._changed:
-            expected = self._expected[0] == get_ident()
+            expected = self._expected.thread == me.thread
             if expected:  # here it is, perhaps with other work than it was expected with
                 self._expected = _NOBODY
                 self._changed.notify_all()
-            self._waiting.append(due_s)
-            come = self._changed.wait_for(lambda: self._is_next(due_s), timeout_s)
-            self._waiting.remove(due_s)
-            self._inside = self._inside or come
-            if not come:
-                self._expected = (get_ident(), due_s()) if expected else self._expected
+            self._waiting.append(me)
+            come = self._changed.wait_for(lambda: self._is_next(me), timeout_s)
+            self._waiting.remove(me)
+            if come:
+                self._inside, self._row = True, (me.thread, self._had(me.thread) + 1)
+            else:
+                self._expected = self._claim(due_s(), turns) if expected else self._expected
                 self._changed.notify_all()
             return come
 
-    def expect(self, due_s: float) -> None:
+    def expect(self, due_s: float, turns: int = 0) -> None:
         """From now on keep out others whose work is due later than this thread's; infinity: none.
 
+        While it has had fewer than ``turns`` since somebody else's last, all others are kept out.
         One thread alone may be expected.
         """
         with self._changed:
-            self._expected = get_ident(), due_s
+            self._expected = self._claim(due_s, turns)
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -95,10 +114,20 @@ class DeadlineLock:
         finally:
             self.leave()
 
-    def _is_next(self, me: Callable[[], float]) -> bool:
-        if self._inside or me is not min(self._waiting, key=lambda due_s: due_s()):
+    def _claim(self, due_s: float, turns: int) -> _Claim:
+        return _Claim(lambda: due_s, get_ident(), turns)
+
+    def _had(self, thread: int) -> int:
+        """Turns of a thread since somebody else's last."""
+        return self._row[1] if self._row[0] == thread else 0
+
+    def _order(self, claim: _Claim) -> float:
+        return -math.inf if self._had(claim.thread) < claim.turns else claim.due_s()
+
+    def _is_next(self, me: _Claim) -> bool:
+        if self._inside or me is not min(self._waiting, key=self._order):
             return False
-        return me() <= self._expected[1]
+        return self._order(me) <= self._order(self._expected)
 
 
 # Threads that compute for many askers: jobs one by one, calls many in a run.
