@@ -308,7 +308,7 @@ def test_replies_that_are_due_soon_have_steps_in_a_row_however_urgent_others_are
     params = ReplyParams(GREEDY, Limits(30, min_new_rows=40), first_due_s=0.0)
 
     async def main() -> None:
-        async with AsyncEngine(core, gate) as engine:
+        async with AsyncEngine(core, gate, steps_in_a_row=3) as engine:
             edit = Edit(0, ((7, IDS.audio_pad),))
             stream = await engine.submit(cached_of(engine), params, edit=edit)
             rows = stream.request.reply.rows

@@ -94,11 +94,7 @@ def _codes(heard_ms: float) -> int:
 
 
 _T = TypeVar("_T")
-_PATIENCE_S = 0.002
-_STEPS_IN_A_ROW, _SOON_S = 3, 0.3
-"""A run of hops takes as long as several steps. With a run between any two steps whoever waits for
-a first sound waits for a run a row: so there are so many steps in a row while a row is due so soon.
-"""
+_PATIENCE_S, _SOON_S = 0.002, 0.3
 
 
 @dataclass(frozen=True)
@@ -168,8 +164,15 @@ class AsyncEngine:
     steps only when nobody else who uses it has more urgent work.
     """
 
-    def __init__(self, core: EngineCore, deadline_lock: DeadlineLock | None = None) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        deadline_lock: DeadlineLock | None = None,
+        steps_in_a_row: int = 0,
+    ) -> None:
+        """While a row is due within 0.3 s, ``steps_in_a_row`` come between two turns of others."""
         self.core = core
+        self._steps_in_a_row = steps_in_a_row
         self._deadline_lock = deadline_lock
         self.failure: Exception | None = None
         """What stopped the thread, if anything did: a supervisor should look at it."""
@@ -308,7 +311,7 @@ class AsyncEngine:
 
     def _turns(self, due_s: float) -> int:
         """How many steps in a row to ask for where the next row is due then."""
-        return _STEPS_IN_A_ROW if due_s < self.core.clock() + _SOON_S else 0
+        return self._steps_in_a_row if due_s < self.core.clock() + _SOON_S else 0
 
     def _do_jobs(self) -> bool:
         """Do what was asked, waiting for it if there is nothing else; whether to go on."""

@@ -27,12 +27,9 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Claim:
-    """A thread that waits or comes back, when its work is due, and how many turns it has in a row.
-
-    An object of its own: two alike are two.
-    """
+    """A thread that waits or comes back: when its work is due, and turns in a row that it asks."""
 
     due_s: Callable[[], float]
     thread: int

@@ -40,6 +40,9 @@ _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30
 _WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
 """The first reply on a GPU."""
+_STEPS_IN_A_ROW = 3
+"""On a GPU, where a run of hops takes as long as several steps. With a run between any two steps
+whoever waits for a first sound waits for a run a row."""
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -98,7 +101,8 @@ class Host:
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
         self._deadline_lock = DeadlineLock() if self.options.in_turn else None
-        self.engine = AsyncEngine(core, self._deadline_lock)
+        on_gpu = pipeline.model.device.type == "cuda"
+        self.engine = AsyncEngine(core, self._deadline_lock, _STEPS_IN_A_ROW if on_gpu else 0)
         self.pipeline, self._detector, self.clock = pipeline, detector, clock
         self.long_work = asyncio.Lock()
         self._voices: dict[str, Voice] = {}
