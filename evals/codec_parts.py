@@ -42,7 +42,7 @@ PUSH_SAMPLES = 5 * INPUT_SAMPLES_PER_CODE
 WITHIN_S = (0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 30.0)
 """Seconds into a turn by which repairs are counted."""
 CONTEXTS_S = (0.4, 0.8, 1.2, 1.6, 2.0, 3.2, 4.8, 8.0)
-STEPS = (2, 3, 4, 5, 6, 8)
+STEPS, _MOST_STEPS = (2, 3, 4, 5, 6, 8), 10
 _MINUTES = 30.0
 _REPLIES, _OF_A_REPLY = 6, 4
 """Replies, and sentences of each, which is then some 11 s long."""
@@ -365,9 +365,8 @@ def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dic
     spoken, full = [(voice, codes) for codes in replies], FlowOptions()
     ways = {context_s: replace(full, context_s=context_s) for context_s in CONTEXTS_S}
     contexts = flow_curve(codec.flow, spoken, ways, full)
-    fewer = [steps for steps in STEPS if steps < codec.flow.config.n_timesteps]
-    ways = {float(steps): replace(full, steps=steps) for steps in fewer}
-    steps = flow_curve(codec.flow, spoken, ways, full)
+    ways = {float(steps): replace(full, steps=steps) for steps in STEPS}
+    steps = flow_curve(codec.flow, spoken, ways, replace(full, steps=_MOST_STEPS))
     note = (
         f"Relative error of the mel, its mean taken out, over {len(replies)} replies of "
         f"{min(map(len, replies)) / 12.5:.1f} to {max(map(len, replies)) / 12.5:.1f} s: "

@@ -51,6 +51,7 @@ FLOW = FlowConfig(
     estimator_mid_blocks=1,
     estimator_transformer_blocks=1,
     vocab_size=CODES,
+    n_timesteps=5,
 )
 
 HIFT = HiftConfig(base_channels=128, f0_channels=96)
