@@ -12,6 +12,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import BaseModel, TypeAdapter
 from session_rig import BY_HAND, host
 
+from mosstalk import Pipeline
 from mosstalk.audio.sound import Samples
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
 from mosstalk.server.realtime.server_events import SERVER_EVENT
@@ -159,9 +160,11 @@ def caller(**more: Any) -> Caller:
 
 
 @asynccontextmanager
-async def call(*, hands_free: bool = False, **more: Any) -> AsyncIterator[Caller]:
-    """A client of a real session of the pocket model."""
-    async with host(hands_free=hands_free) as house:
+async def call(
+    *, hands_free: bool = False, pipeline: Pipeline | None = None, **more: Any
+) -> AsyncIterator[Caller]:
+    """A client of a real session of the pocket model, unless another is given."""
+    async with host(hands_free=hands_free, pipeline=pipeline) as house:
         options: Wire = {"model": "moss", "voices": house.voice_names, "defaults": BY_HAND} | more
         protocol = RealtimeProtocol(ServedModel(**options))
         async with await house.open(protocol.settings) as session:

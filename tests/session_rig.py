@@ -77,13 +77,15 @@ def host(
     sessions: int = 8,
     clock: Callable[[], float] | None = None,
     engine: EngineOptions | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Host:
-    """A host of the pocket model whose new blocks are NaN."""
+    """A host of the pocket model, unless another is given, whose new blocks are NaN."""
+    pipeline = pipeline or pocket()
     options = HostOptions(sessions, engine=engine or EngineOptions(blocks, poison=True))
     heard = detector() if hands_free else None
     if clock:
-        return Host(pocket(), options, detector=heard, clock=clock)
-    return Host(pocket(), options, detector=heard)
+        return Host(pipeline, options, detector=heard, clock=clock)
+    return Host(pipeline, options, detector=heard)
 
 
 @dataclass

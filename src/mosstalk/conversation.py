@@ -154,11 +154,15 @@ class Conversation:
     may hold it. ``open_reply`` puts the reply prefix there, the model may append to it, and
     ``close_reply`` turns what was generated into history: rows whose K and V exist already are
     kept as they are wherever the embedding allows it, so a new turn prefills only what is new.
+
+    ``writes_first`` is for checkpoints that write a spoken reply before they speak it: the prefix
+    leaves it to the model to open speech, and a cut takes as much of the text as of the speech.
     """
 
-    def __init__(self, ids: SpecialIds, encode: Encode) -> None:
+    def __init__(self, ids: SpecialIds, encode: Encode, *, writes_first: bool = False) -> None:
         self.ids = ids
         self.encode = encode
+        self.writes_first = writes_first
         self.rows: list[Row] = []
         self._last: tuple[int, Reply] | None = None
         self._before_reply: tuple[int, tuple[int, Reply] | None] | None = None
@@ -196,11 +200,14 @@ class Conversation:
         self.rows[start:] = rows
 
     def open_reply(self, speech: bool) -> None:
-        """Append the reply prefix; for speech it ends with the segment's own opening row."""
+        """Append the reply prefix.
+
+        For speech it ends with the segment's own opening row, unless the model writes first.
+        """
         self._require(open_reply=False)
         self._before_reply, self._last = (len(self.rows), self._last), None
         self.rows += self._opening("assistant")
-        if speech:
+        if speech and not self.writes_first:
             self.rows.append((self.ids.sosp, self.ids.audio_pad))
         self._prompt_rows = len(self.rows)
 
@@ -241,7 +248,8 @@ class Conversation:
 
     def _close(self, prompt: int, reply: Reply, heard_codes: int | None) -> int:
         ids = self.ids
-        rows, mode = cut_reply(reply, heard_codes, ids, self.rows[prompt - 1])
+        prefix, written = self.rows[prompt - 1], self.writes_first
+        rows, mode = cut_reply(reply, heard_codes, ids, prefix, writes_first=written)
         history = [_as_history(row, ids) for row in rows]
         if not history or history[-1][0] != ids.im_end:
             if mode is Mode.AUDIO:
@@ -249,7 +257,7 @@ class Conversation:
             history.append((ids.im_end, ids.audio_pad))
         self.rows[prompt:] = history + self._text("\n")
         # The last row drawn was never read by the model: it has no K and V.
-        return prompt + min(len(rows), max(len(reply.rows) - 1, 0))
+        return prompt + min(common_rows(rows, reply.rows), max(len(reply.rows) - 1, 0))
 
     def _opening(self, role: str) -> list[Row]:
         return [(self.ids.im_start, self.ids.audio_pad), *self._text(f"{role}\n")]
@@ -267,12 +275,18 @@ class Conversation:
 
 
 def cut_reply(
-    reply: Reply, heard_codes: int | None, ids: SpecialIds, prefix_row: Row
+    reply: Reply,
+    heard_codes: int | None,
+    ids: SpecialIds,
+    prefix_row: Row,
+    *,
+    writes_first: bool = False,
 ) -> tuple[list[Row], Mode]:
     """Return the rows up to code ``heard_codes`` and the mode in which a next row would be.
 
     ``prefix_row`` is the row before the reply. Rows after the last code heard go; a cut at
-    or past the last code keeps the reply whole.
+    or past the last code keeps the reply whole. With ``writes_first`` the text before the first
+    code is what the codes say, and the same share of it stays, rounded up to whole ids.
     """
     rows, modes = reply.rows, reply.modes
     spoken = [
@@ -281,7 +295,10 @@ def cut_reply(
         if mode is Mode.AUDIO and audio != ids.eosp
     ]
     if heard_codes is not None and heard_codes < len(spoken):
-        return rows[: spoken[heard_codes]], Mode.AUDIO
+        # Before the first code stands the row that opens speech, and before that the text.
+        text = max(spoken[0] - 1, 0) if writes_first else 0
+        kept = -(-text * heard_codes // len(spoken))
+        return rows[:kept] + rows[text : spoken[heard_codes]], Mode.AUDIO
     if not rows:
         return [], next_mode(start_mode(prefix_row, ids), prefix_row, ids)
     return rows, next_mode(modes[-1], rows[-1], ids)
@@ -293,3 +310,17 @@ def _as_history(row: Row, ids: SpecialIds) -> Row:
     if text == ids.endoftext:
         text = ids.im_end
     return (text, audio if text == ids.modality_pad else ids.audio_pad)
+
+
+_STRIDE = 256
+
+
+def common_rows(some: list[Row], others: list[Row]) -> int:
+    """How many leading rows are the same."""
+    most, start = min(len(some), len(others)), 0
+    while start < most and some[start : start + _STRIDE] == others[start : start + _STRIDE]:
+        start += _STRIDE
+    start = min(start, most)
+    while start < most and some[start] == others[start]:
+        start += 1
+    return start

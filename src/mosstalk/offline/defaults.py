@@ -7,6 +7,11 @@ An object ``mosstalk`` in it may say otherwise for a task::
 
     {"temperature": 0.6, "mosstalk": {"transcribe": {"do_sample": false}}}
 
+For ``chat`` it may also say that the model writes a spoken reply before it speaks it, in the same
+reply, so that speech is not opened for it::
+
+    {"mosstalk": {"chat": {"writes_first": true}}}
+
 For ``speak`` it may also hold what ``TextRules`` says of the text that is read aloud::
 
     {"mosstalk": {"speak": {"max_chars": 90, "languages": ["en"], "normalize": true}}}
@@ -74,11 +79,13 @@ class Choices:
 class Defaults:
     """What a checkpoint chose, by the name of a task.
 
-    ``text``: what it asks of text that it reads aloud.
+    ``text``: what it asks of text that it reads aloud. ``writes_first``: in a chat it writes a
+    spoken reply before it speaks it.
     """
 
     tasks: Mapping[str, Choices] = field(default_factory=dict)
     text: TextRules = field(default_factory=TextRules)
+    writes_first: bool = False
 
     def of(self, task: str) -> Choices:
         """The choices for one of ``TASKS``."""
@@ -102,10 +109,11 @@ def read_defaults(folder: Path) -> Defaults:
     readers = {task: Reader(own.get(task, dict, {}), f"{own.where}.{task}") for task in TASKS}
     _refuse_unknown(own, TASKS)
     text, tasks = _text_rules(readers["speak"]), {}
+    writes_first: bool = readers["chat"].get("writes_first", bool, False)
     for task, each in readers.items():
         tasks[task] = _choices(common | _values(each), each.where)
         _refuse_unknown(each, (*_KINDS, *sorted(each.used - set(_KINDS))))
-    return Defaults(tasks, text)
+    return Defaults(tasks, text, writes_first)
 
 
 def _text_rules(reader: Reader) -> TextRules:

@@ -255,6 +255,7 @@ class Chat:
         """
         chosen = self.pipeline.defaults.of(task)
         timings, self._timings = self._timings, TurnTimings(self.pipeline.codec.device)
+        self.conversation.writes_first = task == "chat" and self.pipeline.defaults.writes_first
         self.conversation.open_reply(speech)
         ask = ReplyParams(
             options or chosen.options(), limits or chosen.limits(), script, whole_rows=True

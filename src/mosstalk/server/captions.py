@@ -204,7 +204,7 @@ class Captions(SessionObserver):
         if item.item_id not in self._sounds:
             return False
         pcm = bytes(self._sounds.pop(item.item_id))
-        if item.status is not events.ItemStatus.COMPLETED:
+        if item.status is not events.ItemStatus.COMPLETED or item.text_is_spoken:
             return False
         self._held_item = item.item_id
         self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._release)

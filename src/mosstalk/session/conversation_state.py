@@ -53,7 +53,10 @@ class ConversationState:
         self.listener = Listener(host.encoder_worker, settings, on_codes)
         self.playback = PlaybackClock(lambda: self.clock / INPUT_RATE, host.clock)
         self.history = History()
-        self.prompts = PromptBuilder(host.pipeline.ids, host.pipeline.tokenizer.encode)
+        pipeline = host.pipeline
+        self.prompts = PromptBuilder(
+            pipeline.ids, pipeline.tokenizer.encode, writes_first=pipeline.defaults.writes_first
+        )
         self.conversation = self.new_conversation()
         self.prefill_due_s: float | None = None
         """When, on the loop's clock, the engine is to read items ahead; None: it knows of all."""
@@ -77,7 +80,10 @@ class ConversationState:
     def new_conversation(self) -> EngineConversation:
         """Another conversation in the engine."""
         pipeline = self.host.pipeline
-        return EngineConversation(self.host.engine, pipeline.ids, pipeline.tokenizer.encode)
+        return EngineConversation(
+            self.host.engine, pipeline.ids, pipeline.tokenizer.encode,
+            pipeline.defaults.writes_first,
+        )  # fmt: skip
 
     def silence(self) -> None:
         """What was sent and not played by now will not be."""

@@ -85,8 +85,9 @@ class CloseReason(StrEnum):
 class Item:
     """A turn of the conversation as it stands: who said it, and its text or length.
 
-    ``text`` is what was typed or what the model wrote: never a transcript. ``audio_ms`` is how
-    long its sound lasts, None where it has none. ``response_id`` is set for what a response made.
+    ``text`` is what was typed or what the model wrote: never a transcript that others made.
+    ``text_is_spoken``: the model wrote it first and then spoke it. ``audio_ms`` is how long its
+    sound lasts, None where it has none. ``response_id`` is set for what a response made.
     """
 
     item_id: str
@@ -95,6 +96,7 @@ class Item:
     audio_ms: int | None = None
     status: ItemStatus = ItemStatus.COMPLETED
     response_id: str | None = None
+    text_is_spoken: bool = False
 
 
 @dataclass(frozen=True)
@@ -321,11 +323,15 @@ class AudioDelta(Event):
 
 @dataclass(frozen=True)
 class TextDelta(Event):
-    """Text of a response as it is written; never half a character."""
+    """Text of a response as it is written; never half a character.
+
+    ``spoken``: it is what the response's sound is going to say.
+    """
 
     response_id: str
     item_id: str
     text: str
+    spoken: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from mosstalk.constants import CODE_MS
 from mosstalk.conversation import (
     Conversation,
     Encode,
+    Mode,
     Reply,
     Row,
     Segment,
@@ -14,6 +15,7 @@ from mosstalk.conversation import (
     SpeechSegment,
     TextSegment,
     Turn,
+    common_rows,
     cut_reply,
 )
 from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, ReplyStream
@@ -23,14 +25,17 @@ from mosstalk.session.commands import ROOT
 from mosstalk.session.events import ErrorCode, Item, ItemStatus
 
 ROLES = ("user", "system", "assistant")
-_STRIDE = 256
 
 
 class PromptBuilder:
-    """Writes turns as rows, each by itself: what came before changes no row of a turn."""
+    """Writes turns as rows, each by itself: what came before changes no row of a turn.
 
-    def __init__(self, ids: SpecialIds, encode: Encode) -> None:
+    ``writes_first``: see ``Conversation``.
+    """
+
+    def __init__(self, ids: SpecialIds, encode: Encode, *, writes_first: bool = False) -> None:
         self.ids = ids
+        self.writes_first = writes_first
         self._encode = encode
         self._empty_turn = self.turn("user", SpeechSegment(()))
         # Without codes the turn ends with eosp, im_end and the newline.
@@ -59,7 +64,7 @@ class PromptBuilder:
 
     def reply(self, reply: Reply, *, speech: bool, heard_codes: int | None) -> list[Row]:
         """Rows of a generated reply as history, cut after ``heard_codes``."""
-        conversation = Conversation(self.ids, self._encode)
+        conversation = Conversation(self.ids, self._encode, writes_first=self.writes_first)
         conversation.open_reply(speech)
         conversation.close_reply(reply, heard_codes)
         return conversation.rows
@@ -67,8 +72,9 @@ class PromptBuilder:
     def text_ids(self, reply: Reply, heard_codes: int | None) -> list[int]:
         """Text ids of a reply that its history holds."""
         prefix = (self.ids.im_end, self.ids.audio_pad)
-        rows, _ = cut_reply(reply, heard_codes, self.ids, prefix)
-        return Reply(rows, reply.modes[: len(rows)]).text_ids(self.ids)
+        rows, _ = cut_reply(reply, heard_codes, self.ids, prefix, writes_first=self.writes_first)
+        # Rows of speech hold no text id that counts.
+        return Reply(rows, [Mode.TEXT] * len(rows)).text_ids(self.ids)
 
 
 @dataclass(eq=False)
@@ -84,14 +90,16 @@ class Entry:
     response_id: str | None = None
     reply: Reply | None = None
     speech: bool = False
+    text_is_spoken: bool = False
     heard_codes: int | None = None
 
     @property
     def item(self) -> Item:
         """What is told of it."""
         return Item(
-            self.item_id, self.role, self.text, self.audio_ms, self.status, self.response_id
-        )
+            self.item_id, self.role, self.text, self.audio_ms, self.status, self.response_id,
+            self.text_is_spoken,
+        )  # fmt: skip
 
     def cut(self, codes: int) -> None:
         """Keep what was heard of a reply: ``codes``, or less if less was kept before."""
@@ -222,13 +230,15 @@ class EngineConversation:
     engine: AsyncEngine
     ids: SpecialIds
     encode: Encode
+    writes_first: bool = False
     _cached: CachedConversation = field(init=False)
     _system: list[Row] = field(default_factory=list)
     _history_rows: int = 0
     _after: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._cached = self.engine.open(Conversation(self.ids, self.encode))
+        conversation = Conversation(self.ids, self.encode, writes_first=self.writes_first)
+        self._cached = self.engine.open(conversation)
 
     async def update(self, system: list[Row], history: History, live: list[Row]) -> None:
         """Make these rows the conversation's, one after the other; what is new is read ahead."""
@@ -269,14 +279,3 @@ class EngineConversation:
         same = common_rows(after, rows)
         nothing = same == len(rows) == len(after)
         return None if nothing else Edit(start + same, tuple(rows[same:]))
-
-
-def common_rows(some: list[Row], others: list[Row]) -> int:
-    """How many leading rows are the same."""
-    most, start = min(len(some), len(others)), 0
-    while start < most and some[start : start + _STRIDE] == others[start : start + _STRIDE]:
-        start += _STRIDE
-    start = min(start, most)
-    while start < most and some[start] == others[start]:
-        start += 1
-    return start

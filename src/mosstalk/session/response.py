@@ -149,13 +149,17 @@ class Response:
     """Rows of the reply that were followed: the engine may be further."""
     _codes: _CodeQueue = field(default_factory=_CodeQueue)
     _task: asyncio.Task[None] | None = None
+    _first_text_s: float | None = None
     _first_s: float | None = None
+    """When the first sound was sent, and below the last."""
     _last_s: float | None = None
 
     def __post_init__(self) -> None:
+        spoken = self.reply is ReplyMode.AUDIO
         self.entry = Entry(
             events.new_id("item"), "assistant", status=events.ItemStatus.IN_PROGRESS,
-            response_id=self.response_id, speech=self.reply is ReplyMode.AUDIO,
+            response_id=self.response_id, speech=spoken,
+            text_is_spoken=spoken and self.state.prompts.writes_first,
         )  # fmt: skip
 
     async def submit(
@@ -205,20 +209,21 @@ class Response:
     def timings(self) -> events.Timings:
         """Where the time went until now."""
         now_s, spoken, waited = self.state.host.clock(), self.entry.speech, self.vad_wait_ms
-        first = None if self._first_s is None else 1000 * (self._first_s - self.committed_s)
+        first = self._since_commit_ms(self._first_s)
         audio_s = self.sent_samples / OUTPUT_RATE
         until_s = self._last_s if spoken and self._last_s is not None else now_s
         return events.Timings(
-            commit_to_first_audio_ms=first if spoken else None,
-            commit_to_first_text_ms=None if spoken else first,
-            speech_to_first_audio_ms=(
-                first + waited if spoken and first is not None and waited is not None else None
-            ),
+            commit_to_first_audio_ms=first,
+            commit_to_first_text_ms=self._since_commit_ms(self._first_text_s),
+            speech_to_first_audio_ms=(None if first is None or waited is None else first + waited),
             vad_wait_ms=waited,
             total_ms=1000 * (now_s - self.committed_s),
             audio_s=audio_s,
             real_time_factor=(until_s - self.committed_s) / audio_s if audio_s else None,
         )
+
+    def _since_commit_ms(self, at_s: float | None) -> float | None:
+        return None if at_s is None else 1000 * (at_s - self.committed_s)
 
     async def _run(self) -> None:
         """Read rows and make sound at once; whatever fails is this response's outcome."""
@@ -292,20 +297,18 @@ class Response:
 
     def _send_text(self, text: str) -> None:
         if text and not self.outcome:
-            self._note_time()
+            if self._first_text_s is None:
+                self._first_text_s = self.state.host.clock()
             ids = self.response_id, self.entry.item_id
-            self.state.emit(events.TextDelta(*ids, text))
+            self.state.emit(events.TextDelta(*ids, text, self.entry.text_is_spoken))
 
     def _send_audio(self, samples: Samples) -> None:
         """Pass sound on; the listener hears it from now on."""
         if len(samples) and not self.outcome:
-            self._note_time()
+            self._last_s = self.state.host.clock()
+            self._first_s = self._last_s if self._first_s is None else self._first_s
             state, ids = self.state, (self.response_id, self.entry.item_id)
             start, self.sent_samples = self.sent_samples, self.sent_samples + len(samples)
             state.emit(events.AudioDelta(*ids, start, pcm_of(samples)))
             at_s = state.playback.sent(self.entry.item_id, len(samples) / OUTPUT_RATE)
             state.listener.played(samples, at_s)
-
-    def _note_time(self) -> None:
-        self._last_s = self.state.host.clock()
-        self._first_s = self._last_s if self._first_s is None else self._first_s

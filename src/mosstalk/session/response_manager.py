@@ -20,6 +20,8 @@ from mosstalk.session.response import Outcome, Response
 MOST_OUT_OF_BAND = 4
 """Responses outside the conversation that a session may have at a time."""
 _COME_BACK_S = 1.0
+_MOST_WRITTEN = 256
+"""Rows for what is written before it is spoken, beside those for the speech."""
 
 
 class ResponseManager:
@@ -233,7 +235,8 @@ class ResponseManager:
         if most is not None:
             bounds.append(Limits(most).max_new_rows)
         if reply is ReplyMode.AUDIO:
-            bounds.append(_codes(settings.limits.longest_s))
+            written = _MOST_WRITTEN if state.prompts.writes_first else 0
+            bounds.append(_codes(settings.limits.longest_s) + written)
         room = state.context_rows - prompt_rows - state.prompts.prefix_rows
         if room < min(bounds):
             return max(1, room), Reason.CONTEXT

@@ -136,8 +136,9 @@ def shown_item(item: events.Item) -> told.Message:
     """A session's item that no client has made: speech of the user, or a reply."""
     content: list[told.Content] = []
     if item.audio_ms is not None:
-        content.append(told.AudioContent(type=_own(item.role, "audio"), transcript=None))
-    if item.text:
+        said = item.text if item.text_is_spoken else None
+        content.append(told.AudioContent(type=_own(item.role, "audio"), transcript=said))
+    if item.text and not item.text_is_spoken:
         content.append(told.TextContent(type=_own(item.role, "text"), text=item.text))
     return told.Message(id=item.item_id, status=item.status.value, role=item.role, content=content)
 

@@ -188,7 +188,7 @@ class ActiveResponse:
             )
 
     def text(self, text: str) -> Iterator[told.Event]:
-        """More text. Beside sound it is a part of its own: it is no transcript."""
+        """More text that nobody speaks. Beside sound it is a part of its own."""
         part = next((part for part in self.parts if not part.spoken), None)
         if part is None:
             yield self._open(spoken=False)
@@ -196,11 +196,11 @@ class ActiveResponse:
         part.written += text
         yield told.Delta(type="response.output_text.delta", **self._where(part), delta=text)
 
-    def transcript(self, text: str) -> told.Delta:
-        """What someone has written down of the sound so far unwritten."""
+    def transcript(self, text: str) -> Iterator[told.Event]:
+        """More of what the sound says: from the model, or what someone has written down of it."""
         part = self._spoken()
         part.written += text
-        return told.Delta(
+        yield told.Delta(
             type="response.output_audio_transcript.delta", **self._where(part), delta=text
         )
 

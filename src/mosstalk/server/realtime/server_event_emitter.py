@@ -181,7 +181,7 @@ class ServerEventEmitter:
         if listed:
             listed.item = transcribed(listed.item, transcript.text or None)
         if response:
-            state.tell(response.transcript(transcript.text))
+            state.tell(*response.transcript(transcript.text))
         elif listed and isinstance(listed.item, told.Message) and listed.item.role == "user":
             state.tell(_transcription(transcript))
 
@@ -192,7 +192,9 @@ class ServerEventEmitter:
     ) -> None:
         state = self._state
         if isinstance(event, events.TextDelta):
-            state.tell(*state.responses[event.response_id].text(event.text))
+            response = state.responses[event.response_id]
+            add = response.transcript if event.spoken else response.text
+            state.tell(*add(event.text))
             return
         if isinstance(event, events.ResponseDone):
             done = state.responses.pop(event.response_id).done(event)
