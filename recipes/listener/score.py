@@ -30,9 +30,10 @@ from mosstalk.config import SpeechTokenizerConfig
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.models.features import whisper_log_mel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from mosstalk.models.weights import from_int8, to_int8
 from mosstalk.synthesis.sizes import PREPROCESSOR, PUBLISHED_CODEC
 from recipes.listener.segments import SEGMENT, alone, load_clips
-from recipes.listener.student import Student, from_int8, to_int8
+from recipes.listener.student import Student
 from recipes.listener.texts import BENCH, read_lines
 from recipes.listener.train import Features, Judge, resume_student
 from recipes.listener.whisper import SIZES, Teacher, load_whisper, unpack

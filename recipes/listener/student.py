@@ -23,33 +23,6 @@ STYLE = 256
 MEL_BINS = 80
 _SILENCE_SHARE = 0.1
 """Share of the codes without speech that move the codebook."""
-_SCALE = "|scale"
-_SMALLEST = 2.0**-24
-"""The smallest float16 above 0, so that outputs that are all 0 stay so."""
-
-
-def to_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices (n, ...) in int8, a float16 scale (n, 1, ...) beside each; vectors as they are."""
-    stored = {}
-    for name, value in weights.items():
-        stored[name] = value
-        if value.ndim >= 2:
-            scale = value.abs().amax(tuple(range(1, value.ndim)), keepdim=True).half()
-            stored[name + _SCALE] = scale = scale.clamp_min(_SMALLEST)
-            steps = (value.float() / scale.float() * 127).round()
-            stored[name] = steps.clamp(-127, 127).to(torch.int8)
-    return stored
-
-
-def from_int8(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """float32 weights of what ``to_int8`` made; those that have no scale beside them are kept."""
-    return {
-        name: value.float() / 127 * stored[name + _SCALE].float()
-        if name + _SCALE in stored
-        else value.float()
-        for name, value in stored.items()
-        if not name.endswith(_SCALE)
-    }
 
 
 class Reader(nn.Module):

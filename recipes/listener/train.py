@@ -18,8 +18,9 @@ from torch import Tensor
 
 from evals.words import error_rate
 from mosstalk.models.features import vocoder_mel, whisper_log_mel
+from mosstalk.models.weights import from_int8, to_int8
 from recipes.listener.segments import Clips, Maker, Segments, alone
-from recipes.listener.student import Encoding, Student, from_int8, to_int8
+from recipes.listener.student import Encoding, Student
 from recipes.listener.whisper import Decoder, Teacher
 from recipes.pocket.augment import augment
 from recipes.pocket.quantizer import perplexity

@@ -24,7 +24,13 @@ _DTYPE_NAMES = {
     "F16": "float16",
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
+    "I8": "int8",
 }
+_SCALE = "|scale"
+"""After the name of a matrix in 8 bits: its scales."""
+_SMALLEST = 2.0**-24
+"""The smallest float16 above 0, so that outputs that are all 0 stay so."""
+_STEPS, _MATRIX = 127, 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def open_safetensors(path: Path) -> Store:
     with _readable(path):
         handle = safe_open(path, framework="pt")
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
-        return {
+        return _widened({
             name: StoredTensor(
                 tuple(part.get_shape()),
                 str(path),
@@ -71,7 +77,7 @@ def open_safetensors(path: Path) -> Store:
                 partial(_slice, part),
             )
             for name, part in slices.items()
-        }
+        })  # fmt: skip
 
 
 def open_sharded(folder: Path) -> Store:
@@ -95,6 +101,55 @@ def open_sharded(folder: Path) -> Store:
     if lost:
         raise CheckpointError(f"{folder}: {_some(lost)} not in the shards the index names")
     return store
+
+
+def to_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices (n, ...) in int8, a float16 scale (n, 1, ...) beside each; vectors as they are.
+
+    Whoever opens a file of these finds float16 under the old names: half of the bytes on disk,
+    and nothing else to know.
+    """
+    stored = {}
+    for name, value in weights.items():
+        stored[name] = value
+        if value.ndim >= _MATRIX:
+            scale = value.abs().amax(tuple(range(1, value.ndim)), keepdim=True).half()
+            stored[name + _SCALE] = scale = scale.clamp_min(_SMALLEST)
+            steps = (value.float() / scale.float() * _STEPS).round()
+            stored[name] = steps.clamp(-_STEPS, _STEPS).to(torch.int8)
+    return stored
+
+
+def from_int8(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """float32 weights of what ``to_int8`` made; those that have no scale beside them are kept."""
+    return {
+        name: _wide(value, stored[name + _SCALE]) if name + _SCALE in stored else value.float()
+        for name, value in stored.items()
+        if not name.endswith(_SCALE)
+    }
+
+
+def _wide(value: Tensor, scale: Tensor) -> Tensor:
+    return value.float() / _STEPS * scale.float()
+
+
+def _widened(store: Store) -> Store:
+    """The tensors of a file, those that ``to_int8`` made small in float16 again."""
+    return {
+        name: _as_float16(stored, store[name + _SCALE]) if name + _SCALE in store else stored
+        for name, stored in store.items()
+        if not (name.endswith(_SCALE) and name.removesuffix(_SCALE) in store)
+    }
+
+
+def _as_float16(stored: StoredTensor, scale: StoredTensor) -> StoredTensor:
+    return StoredTensor(
+        stored.shape,
+        stored.where,
+        lambda: _wide(stored.load(), scale.load()).half(),
+        "float16",
+        lambda start, end: _wide(stored.rows(start, end), scale.rows(start, end)).half(),
+    )
 
 
 def _itself(value: Tensor) -> Tensor:
@@ -136,7 +191,7 @@ def open_pickled(path: Path, part: str | None = None) -> Store:
             raise CheckpointError(f"{path}: {name!r} is no tensor; this is no plain state dict")
         dtype = str(value.dtype).removeprefix("torch.")
         store[name] = StoredTensor(tuple(value.shape), str(path), partial(_itself, value), dtype)
-    return store
+    return _widened(store)
 
 
 @contextmanager
