@@ -16,7 +16,7 @@ from conftest import run
 from engine_rig import engine_core, wild_model
 from session_rig import QUESTION, SENTENCE, pocket, speech
 
-from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment
+from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment, common_rows
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
 from mosstalk.runtime.sharing import BatchWorker
@@ -37,7 +37,6 @@ from mosstalk.session.history import (
     Entry,
     History,
     PromptBuilder,
-    common_rows,
 )
 from mosstalk.session.response import LONGEST_PERIOD, Detokenizer, RepetitionDetector
 from mosstalk.session.session import Timeouts
