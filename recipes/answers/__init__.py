@@ -1,0 +1,1 @@
+"""What a small model that answers questions learns from: facts, wordings, dialogues."""
