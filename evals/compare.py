@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from evals import intervals
-from evals.intervals import Estimate
+from evals.intervals import Estimate, percent, points
 from evals.quality import FORMAT
-from evals.quality_page import percent, points
 from evals.words import word_errors
 from mosstalk.errors import BenchError
 from mosstalk.files import read_json

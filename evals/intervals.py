@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evals.words import Errors
+from mosstalk.reporting.tables import NONE, figure
 
 DRAWS = 2000
 SEED = 0
@@ -88,3 +89,28 @@ def spread(values: Sequence[float]) -> Spread:
     array = np.asarray(values, np.float64)
     figures = (array.mean(), np.median(array), array.min(), array.max())
     return Spread(len(array), *map(float, figures))
+
+
+def percent(rate: Estimate | None) -> str:
+    """A rate, a fraction, in percent, with the ends of its interval."""
+    return _with_ends(rate, 100, 1, signed=False)
+
+
+def points(rate: Estimate | None) -> str:
+    """A difference of rates in points of percent, with its sign and its interval."""
+    return _with_ends(rate, 100, 1, signed=True)
+
+
+def score(score: Estimate | None, *, signed: bool = False) -> str:
+    """A score, or a difference of two with its sign, with the ends of its interval."""
+    return _with_ends(score, 1, 2, signed=signed)
+
+
+def _with_ends(estimate: Estimate | None, unit: int, digits: int, *, signed: bool) -> str:
+    if estimate is None:
+        return NONE
+    value, low, high = (
+        figure(each, digits, unit, signed=signed)
+        for each in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} [{low}, {high}]"

@@ -158,13 +158,19 @@ class SpeechRow:
 class Panel:
     """The judges that are installed; ``skipped`` names the others and how to get them.
 
+    ``words_only`` leaves out those of phonemes and naturalness.
+
     Raises:
         BenchError: the judge of words is not installed; nothing is worth measuring without.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, words_only: bool = False) -> None:
         self.skipped: list[str] = []
         self.whisper = WhisperJudge()
+        self.phonemes: PhonemeJudge | None = None
+        self.naturalness: NaturalnessJudge | None = None
+        if words_only:
+            return
         self.phonemes = self._optional("phoneme error rate", PhonemeJudge)
         self.naturalness = self._optional("naturalness", NaturalnessJudge)
 

@@ -6,12 +6,16 @@ so that a judge that is deaf or forgiving shows.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from evals import intervals
+from evals.answers import Answers, Asker, answers_headline
 from evals.intervals import Estimate, Spread, spread
 from evals.judges import Panel, SpeechRow, Verdict, naturalness_difference, speech_row
+from evals.kokoro_voices import AMERICAN, BRITISH
+from evals.questions import Question
 from evals.readings import (
     LISTENED,
     TEACHER,
@@ -22,6 +26,7 @@ from evals.readings import (
     librivox_clips,
     noise_like,
     read_aloud,
+    read_naturally,
     read_recordings,
     telephone_prompts,
 )
@@ -36,6 +41,7 @@ from evals.takes import (
     write_down,
 )
 from evals.words import Errors, word_errors
+from mosstalk.audio.sound import Samples
 from mosstalk.errors import BenchError, MosstalkError
 from mosstalk.progress import Progress
 
@@ -45,6 +51,10 @@ _LENGTHS = ((1, 8), (9, 14), (15, 23), (24, 28), (29, 33))
 """Words of sentences that are counted together, from and to."""
 _Counted: TypeAlias = tuple[str, Errors]
 _UNSEEN_GROUP = f"unseen synthetic voice, {UNSEEN.name}"
+_NATURAL_GROUPS = {
+    f"held-out natural voices, {where}": voices
+    for where, voices in (("American", AMERICAN), ("British", BRITISH))
+}
 FORMAT = "mosstalk-quality-1"
 
 
@@ -118,12 +128,21 @@ class Quality:
     streaming: StreamingRow | None = None
     speed: SpeedRow | None = None
     skipped: list[str] = field(default_factory=list)
+    answers: Answers | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     long_verdicts: list[Verdict] = field(default_factory=list)
+    answer_sounds: list[Samples] = field(default_factory=list)
 
     @property
     def headline(self) -> str:
-        """Words wrong in what the checkpoint reads aloud, short and long; empty without it."""
+        """Words wrong in what the checkpoint reads aloud, short and long, and questions that it
+        answers right; empty without both.
+        """
+        asked = answers_headline(self.answers) if self.answers else ""
+        return "; ".join(filter(None, [self._read_aloud, asked]))
+
+    @property
+    def _read_aloud(self) -> str:
         parts = [
             f"{100 * row.words.value:.1f} % "
             f"[{100 * row.words.low:.1f}, {100 * row.words.high:.1f}] of "
@@ -189,6 +208,13 @@ class QualityBench:
             self._read_long(way, self.long_sentences)
         self.quality.lengths = lengths_of(self.quality)
         self._listen(way, teacher)
+        return self.quality
+
+    def measure_answers(self, way: Way, questions: Sequence[Question]) -> Quality:
+        """Ask a checkpoint questions, typed and spoken, and judge what it writes and says."""
+        asker = Asker(way, self.panel.whisper, self.tell)
+        self.quality.answers, self.quality.answer_sounds = asker.ask(questions)
+        self.quality.skipped += asker.skipped
         return self.quality
 
     def _read_long(self, way: Way, sentences: Sequence[str]) -> None:
@@ -261,6 +287,10 @@ class QualityBench:
         sentences = self.sentences
         makers: Iterable[tuple[str, Callable[[], Reading]]] = (
             (_UNSEEN_GROUP, lambda: read_aloud(UNSEEN, sentences).called(_UNSEEN_GROUP)),
+            *(
+                (name, partial(read_naturally, name, voices, sentences))
+                for name, voices in _NATURAL_GROUPS.items()
+            ),
             ("people: assets/", asset_recordings),
             ("people: LibriVox clips", librivox_clips),
             ("people: telephone prompts", lambda: telephone_prompts(len(sentences))),
@@ -368,8 +398,9 @@ def _seams(sounds: Sequence[Any], seams: Sequence[Sequence[int]]) -> Spread:
 
 def document_of(quality: Quality) -> dict[str, Any]:
     """The document as plain values; rates are fractions, intervals have ``low`` and ``high``."""
-    rows = asdict(replace(quality, verdicts=[], long_verdicts=[]))
-    del rows["verdicts"], rows["long_verdicts"]
+    rows = asdict(replace(quality, verdicts=[], long_verdicts=[], answer_sounds=[]))
+    for name in ("verdicts", "long_verdicts", "answer_sounds"):
+        del rows[name]
     return {
         "format": FORMAT,
         **rows,

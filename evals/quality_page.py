@@ -1,27 +1,18 @@
 """What the quality bench found: tables for the terminal, and one page with examples to hear."""
 
-import base64
-import io
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from html import escape
 
-import numpy as np
-import numpy.typing as npt
-import soundfile
-import torch
-
+from evals.answers import answers_html, answers_tables
 from evals.artefacts import KINDS, find_artefacts
-from evals.intervals import Estimate, Spread
+from evals.intervals import Spread, percent, points, score
 from evals.judges import SpeechRow, Verdict
+from evals.media import picture, player
 from evals.quality import TEACHER_NAME, LengthRow, Quality, SpeedRow, StreamingRow, TranscriptRow
 from evals.sound_scores import CodecRow
 from evals.takes import READ_ALOUD, RESYNTHESISED, STREAMED
 from evals.words import Pair, compared
-from mosstalk.audio.sound import Samples, resample
-from mosstalk.constants import INPUT_RATE, MEL_FRAME_SAMPLES, OUTPUT_RATE
-from mosstalk.models.features import vocoder_mel
+from mosstalk.audio.sound import Samples
 from mosstalk.reporting.html import page, skipped_html, table_html
 from mosstalk.reporting.tables import NONE, Table, figure
 
@@ -30,15 +21,6 @@ SHOWN = (TEACHER_NAME, RESYNTHESISED, STREAMED, READ_ALOUD)
 EXAMPLES = 10
 WRITTEN = 5
 _LABELS = ("weights", "replies", "sentences", "machine")
-_SHORTEST_PICTURE = 4 * MEL_FRAME_SAMPLES
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PALETTE_TYPE = 3
-_ANCHORS = bytes.fromhex("000004 3b0f70 8c2981 de4968 fe9f6d fcfdbf")
-"""Colours from quiet to loud, evenly spaced: dark violet over red to pale yellow."""
-_COLOURS = 64
-_RANGE_DB = 70.0
-_DB_PER_NAT = 20 / np.log(10)
-_SCALE = 2
 
 
 def tables_of(quality: Quality) -> list[Table]:
@@ -52,6 +34,7 @@ def tables_of(quality: Quality) -> list[Table]:
         *([_streaming(quality.streaming)] if quality.streaming else ()),
         *([_speed(quality.speed)] if quality.speed else ()),
         _artefacts(quality.speech),
+        *(answers_tables(quality.answers) if quality.answers else ()),
     )
     return [table for table in tables if table.rows]
 
@@ -96,8 +79,8 @@ def _naturalness(speech: Sequence[SpeechRow]) -> Table:
         ("", "n", "score", "over teacher"),
         [
             (
-                *(row.name, str(row.n), _score(row.naturalness)),
-                _score(row.naturalness_over_teacher, signed=True),
+                *(row.name, str(row.n), score(row.naturalness)),
+                score(row.naturalness_over_teacher, signed=True),
             )
             for row in speech
             if row.naturalness
@@ -147,7 +130,7 @@ def _streaming(row: StreamingRow) -> Table:
         ("", "mean", "worst"),
         (
             ("WER, points", points(row.words), NONE),
-            ("naturalness", _score(row.naturalness, signed=True), NONE),
+            ("naturalness", score(row.naturalness, signed=True), NONE),
             ("LSD from one another, dB", *_cells(row.lsd_db, "mean", "highest", 1)),
             (f"seam jump, {row.seams.n} seams", *_cells(row.seams, "mean", "highest", 2)),
             ("same places, at once", *_cells(row.same_places, "mean", "highest", 2)),
@@ -177,30 +160,6 @@ def _artefacts(speech: Sequence[SpeechRow]) -> Table:
     )
 
 
-def percent(rate: Estimate | None) -> str:
-    """A rate, a fraction, in percent, with the ends of its interval."""
-    return _with_ends(rate, 100, 1, signed=False)
-
-
-def points(rate: Estimate | None) -> str:
-    """A difference of rates in points of percent, with its sign and its interval."""
-    return _with_ends(rate, 100, 1, signed=True)
-
-
-def _score(score: Estimate | None, *, signed: bool = False) -> str:
-    return _with_ends(score, 1, 2, signed=signed)
-
-
-def _with_ends(estimate: Estimate | None, unit: int, digits: int, *, signed: bool) -> str:
-    if estimate is None:
-        return NONE
-    value, low, high = (
-        figure(each, digits, unit, signed=signed)
-        for each in (estimate.value, estimate.low, estimate.high)
-    )
-    return f"{value} [{low}, {high}]"
-
-
 def _cells(values: Spread | None, first: str, second: str, digits: int) -> tuple[str, str]:
     return figure(getattr(values, first, None), digits), figure(
         getattr(values, second, None), digits
@@ -218,6 +177,7 @@ def quality_page(quality: Quality) -> str:
         skipped_html(quality.skipped),
         *_examples(quality),
         *_written(quality),
+        *(answers_html(quality.answers, quality.answer_sounds) if quality.answers else ()),
     )
 
 
@@ -227,6 +187,8 @@ def _examples(quality: Quality) -> Iterator[str]:
         shown = [named[name] for name in SHOWN if name in named]
     else:
         shown = list(named.values())
+    if not shown:
+        return
     places, worst = pick_examples(shown[-1])
     yield "<h2>Examples</h2>"
     yield (
@@ -279,7 +241,7 @@ def _take(verdict: Verdict, place: int, teacher: Samples, longest: int) -> str:
         for fault in find_artefacts(samples, teacher)
     )
     return (
-        f"<div><h4>{escape(name)}</h4>\n{_player(samples)}\n{_picture(samples, name, longest)}"
+        f"<div><h4>{escape(name)}</h4>\n{player(samples)}\n{picture(samples, name, longest)}"
         f"<p>{marked(pairs)}</p>{faults}</div>"
     )
 
@@ -294,73 +256,3 @@ def marked(pairs: list[Pair]) -> str:
         words += [f"<del>{escape(pair.reference)}</del>"] if pair.reference else []
         words += [f"<ins>{escape(pair.hypothesis)}</ins>"] if pair.hypothesis else []
     return " ".join(words)
-
-
-def _player(samples: Samples) -> str:
-    if not len(samples):
-        return '<p class="fault">no sound</p>'
-    kind, content = encode_sound(samples)
-    return f'<audio controls preload="metadata" src="{_data(kind, content)}"></audio>'
-
-
-def encode_sound(samples: Samples) -> tuple[str, bytes]:
-    """Sound (n,) at 24 kHz as a small file with its media type: mp3, or wav where it cannot be."""
-    file = io.BytesIO()
-    if "MP3" in soundfile.available_formats():
-        soundfile.write(file, samples, OUTPUT_RATE, format="MP3")
-        return "audio/mpeg", file.getvalue()
-    smaller = resample(samples, OUTPUT_RATE, INPUT_RATE)
-    soundfile.write(file, smaller, INPUT_RATE, format="WAV", subtype="PCM_16")
-    return "audio/wav", file.getvalue()
-
-
-def _picture(samples: Samples, name: str, longest: int) -> str:
-    """The spectrogram; a second is as wide in all pictures of one sentence."""
-    if len(samples) < _SHORTEST_PICTURE:
-        return ""
-    source = _data("image/png", spectrogram_png(samples))
-    width = f"width: {len(samples) / longest:.1%}"
-    return f'<img src="{source}" style="{width}" alt="mel spectrogram, {escape(name)}">\n'
-
-
-def _data(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def spectrogram_png(samples: Samples) -> bytes:
-    """Mel spectrogram of sound (n,) at 24 kHz as a PNG: 20 ms and one of 80 bands are 2 pixels.
-
-    0 to 8 kHz from the bottom up; colours span the 70 dB below the loudest.
-    """
-    mel = vocoder_mel(torch.from_numpy(samples)).numpy().T[::-1] * _DB_PER_NAT
-    level = np.clip((mel - mel.max()) / _RANGE_DB + 1, 0, 1)
-    pixels = np.round(level * (_COLOURS - 1)).astype(np.uint8)
-    return encode_png(pixels.repeat(_SCALE, 0).repeat(_SCALE, 1), _palette())
-
-
-def encode_png(pixels: npt.NDArray[np.uint8], palette: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG (ISO/IEC 15948) of palette indices (height, width); ``palette`` is (colours, 3)."""
-    height, width = pixels.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, _PALETTE_TYPE, 0, 0, 0)
-    rows = np.pad(pixels, ((0, 0), (1, 0)))  # each row begins with its filter: none
-    return b"".join(
-        (
-            _SIGNATURE,
-            _chunk(b"IHDR", header),
-            _chunk(b"PLTE", palette.astype(np.uint8).tobytes()),
-            _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)),
-            _chunk(b"IEND", b""),
-        )
-    )
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    checksum = zlib.crc32(kind + content)
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
-
-
-def _palette() -> npt.NDArray[np.uint8]:
-    anchors = np.frombuffer(_ANCHORS, np.uint8).reshape(-1, 3).astype(np.float64)
-    at = np.linspace(0, len(anchors) - 1, _COLOURS)
-    channels = [np.interp(at, np.arange(len(anchors)), anchors[:, place]) for place in range(3)]
-    return np.stack(channels, axis=1).round().astype(np.uint8)

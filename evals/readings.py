@@ -2,7 +2,7 @@
 
 The programs are festival (https://www.cstr.ed.ac.uk/projects/festival), flite
 (http://www.festvox.org/flite) and espeak-ng (https://github.com/espeak-ng/espeak-ng), from Debian
-packages of these names, run as real processes.
+packages of these names, run as real processes; and Kokoro, run by ``evals.kokoro_voices``.
 """
 
 import gzip
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from evals import kokoro_voices
 from evals.extras import extra
 from evals.words import normalised
 from mosstalk.audio.sound import Samples, read_audio, resample
@@ -36,6 +37,7 @@ _PROMPT_TEXTS = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
 _FEWEST_WORDS, _MOST_WORDS = 4, 16
 _SENTENCE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
 _PATIENCE_S = 600
+_KOKORO = "kokoro"
 _Wavs = list[Path]
 _T = TypeVar("_T")
 
@@ -218,15 +220,23 @@ class SyntheticVoice:
     @property
     def install(self) -> str:
         """What brings the voice to a Debian machine."""
-        return f"apt install {self.packages}"
+        return self.packages if self.program == _KOKORO else f"apt install {self.packages}"
 
 
 def _festival(name: str, known_as: str, package: str) -> SyntheticVoice:
     return SyntheticVoice(name, "festival", known_as, f"festival {package}")
 
 
-TEACHER = _festival("festival-slt-hts", "cmu_us_slt_arctic_hts", "festvox-us-slt-hts")
-"""The voice that mosstalk-pocket learned to speak with."""
+def _kokoro(name: str) -> SyntheticVoice:
+    return SyntheticVoice(f"kokoro-{name}", _KOKORO, name, kokoro_voices.INSTALL)
+
+
+SLT_HTS = _festival("festival-slt-hts", "cmu_us_slt_arctic_hts", "festvox-us-slt-hts")
+NATURAL = {voice.name: voice for voice in map(_kokoro, kokoro_voices.NAMES)}
+"""Kokoro's best voice, and those that no training of mosstalk-pocket hears."""
+TEACHER = SLT_HTS
+"""The voice that mosstalk-pocket learned to speak with; Kokoro's best is
+``NATURAL["kokoro-af_heart"]``."""
 UNSEEN = _festival("festival-ked", "ked_diphone", "festvox-kdlpc16k")
 """A voice that no training of mosstalk-pocket hears."""
 LISTENED = (
@@ -239,14 +249,26 @@ LISTENED = (
     SyntheticVoice("espeak-gb", "espeak-ng", "en-gb", "espeak-ng"),
 )
 """Voices that mosstalk-pocket learned to understand, at other speeds and pitches too."""
-VOICES = {voice.name: voice for voice in (TEACHER, *LISTENED, UNSEEN)}
+VOICES = {voice.name: voice for voice in (SLT_HTS, *LISTENED, UNSEEN)}
+"""Of Debian's programs."""
 
 
 def find_synthetic_voice(name: str) -> SyntheticVoice:
     """The voice called ``name``; raise OptionError naming those there are."""
-    if name not in VOICES:
-        raise OptionError(f"unknown synthetic voice {name!r}; choose from {', '.join(VOICES)}")
-    return VOICES[name]
+    known = VOICES | NATURAL
+    if name not in known:
+        raise OptionError(f"unknown synthetic voice {name!r}; choose from {', '.join(known)}")
+    return known[name]
+
+
+def read_naturally(name: str, voices: Sequence[str], sentences: Sequence[str]) -> Reading:
+    """Kokoro's ``voices`` take turns; sounds are float32 at 24 kHz.
+
+    Raises:
+        BenchError: Kokoro is not installed, or a sentence is too long for it.
+    """
+    sounds = kokoro_voices.read_in_turn(voices, sentences)
+    return Reading(name, tuple(sentences), tuple(sounds))
 
 
 def read_aloud(voice: SyntheticVoice, sentences: Sequence[str]) -> Reading:
@@ -255,6 +277,8 @@ def read_aloud(voice: SyntheticVoice, sentences: Sequence[str]) -> Reading:
     Raises:
         BenchError: the program or its voice is not installed, or it did not read a sentence.
     """
+    if voice.program == _KOKORO:
+        return read_naturally(voice.name, (voice.known_as,), sentences)
     if shutil.which(voice.program) is None:
         raise BenchError(f"{voice.program} is not installed; {voice.install}")
     with tempfile.TemporaryDirectory(prefix="mosstalk-voices-") as folder:

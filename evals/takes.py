@@ -22,7 +22,7 @@ RESYNTHESISED = "resynthesised"
 STREAMED = "streamed"
 """Resynthesised hop by hop."""
 _Hops = list[Samples]
-_SCRIPTS = {"speak": "speech:25", "transcribe": "text:8"}
+_SCRIPTS = {"speak": "speech:25", "transcribe": "text:8", "chat": "speech:25"}
 """Replies of random weights, which never end by themselves."""
 
 
@@ -52,7 +52,7 @@ class Way:
         """How replies end, for whoever reads the figures."""
         if not self.scripted:
             return "replies end by themselves"
-        scripts = " and ".join(_SCRIPTS.values())
+        scripts = " and ".join(dict.fromkeys(_SCRIPTS.values()))
         return f"scripted {scripts}: mode changes and length forced"
 
     def drawing(self, task: str) -> str:
@@ -167,3 +167,21 @@ def write_down(way: Way, reading: Reading, tell: Progress) -> list[str]:
             pass
         texts.append(answer.text)
     return texts
+
+
+def reply_to(way: Way, turns: Sequence[str | Samples]) -> tuple[str, Samples]:
+    """What the checkpoint writes and says (n,) at 24 kHz in reply to the last of ``turns``.
+
+    A turn is text or speech (n,), float at 16 kHz; each is answered in speech before the next.
+    """
+    chat = way.pipeline.chat(voice=way.voice)
+    text, hops = "", _Hops()
+    for turn in turns:
+        if isinstance(turn, str):
+            chat.read(turn)
+        else:
+            chat.hear(turn)
+        answer = chat.answer(options=way.options("chat"), script=way.script("chat"))
+        hops = list(answer)
+        text = answer.text
+    return text.strip(), np.concatenate(hops) if hops else np.zeros(0, np.float32)

@@ -16,6 +16,7 @@ from conftest import QUESTION
 
 from evals.intervals import rate
 from evals.judges import Verdict, speech_row
+from evals.media import encode_sound, spectrogram_png
 from evals.quality import (
     TEACHER_LONG,
     Quality,
@@ -24,14 +25,7 @@ from evals.quality import (
     document_of,
     lengths_of,
 )
-from evals.quality_page import (
-    encode_sound,
-    marked,
-    pick_examples,
-    quality_page,
-    spectrogram_png,
-    tables_of,
-)
+from evals.quality_page import marked, pick_examples, quality_page, tables_of
 from evals.readings import Reading, noise_like
 from evals.takes import READ_ALOUD, READ_ALOUD_LONG
 from evals.words import align, word_errors

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
+from evals.kokoro_voices import HELD_OUT
+from evals.phonetics import Phonetics
 from evals.words import error_rate
 from mosstalk.audio.sound import read_audio
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
@@ -36,9 +38,9 @@ from recipes.listener.score import (
     of_codes,
 )
 from recipes.listener.segments import Clips, Maker, load_clips
-from recipes.listener.speak import HELD_OUT, batches, heard_at_16k, reader_of
+from recipes.listener.speak import batches, heard_at_16k, reader_of
 from recipes.listener.student import Student
-from recipes.listener.texts import Line, Phonetics, read_lines, write_lines
+from recipes.listener.texts import Line, read_lines, write_lines
 from recipes.listener.train import Judge, keep_tokenizer, resume_student, save_student
 from recipes.listener.whisper import (
     END,

@@ -8,18 +8,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evals.kokoro_voices import HELD_OUT
 from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
 from recipes.listener.texts import Line
 
-HELD_OUT = ("af_nova", "am_michael", "bf_emma", "bm_george")
-"""No clip to learn from is of these voices, alone or in a blend."""
 _ALONE = 0.4
 """Share of the clips in one voice; the others are blends of two."""
 _FOREIGN_SHARE = 0.35
@@ -75,8 +75,12 @@ def heard_at_16k(sound: Tensor) -> Tensor:
     """Sound (B, n) at 24 kHz, n a multiple of 3, as int16 at 16 kHz."""
     size = sound.shape[1] * INPUT_RATE // RATE
     spectrum = torch.fft.rfft(sound)[:, : size // 2 + 1]
-    low = torch.fft.irfft(spectrum, size) * (size / sound.shape[1])
-    return (low.clamp(-1, 1) * 32767).round().to(torch.int16)
+    return as_int16(torch.fft.irfft(spectrum, size) * (size / sound.shape[1]))
+
+
+def as_int16(sound: Tensor) -> Tensor:
+    """Floats of at most 1 in int16."""
+    return (sound.clamp(-1, 1) * 32767).round().to(torch.int16)
 
 
 def batches(clips: list[tuple[int, Clip]]) -> Iterator[list[tuple[int, Clip]]]:
@@ -91,11 +95,20 @@ def batches(clips: list[tuple[int, Clip]]) -> Iterator[list[tuple[int, Clip]]]:
             del some[-count:]
 
 
+class Reading(NamedTuple):
+    """How a clip was read: sound in int16 at 16 and at 24 kHz, and each symbol's frames of 25 ms.
+
+    Of the symbols the first and the last are pads.
+    """
+
+    heard: NDArray[np.int16]
+    spoken: NDArray[np.int16]
+    frames: NDArray[np.int64]
+
+
 @torch.inference_mode()
-def spoken(
-    kokoro: Kokoro, clips: list[tuple[int, Clip]]
-) -> Iterator[tuple[int, NDArray[np.int16]]]:
-    """(number, sound at 16 kHz) of all clips; those of like duration are made together."""
+def spoken(kokoro: Kokoro, clips: list[tuple[int, Clip]]) -> Iterator[tuple[int, Reading]]:
+    """(number, reading) of all clips; those of like duration are made together."""
     for group in batches(clips):
         frames, prosody, text = kokoro.durations([clip for _, clip in group])
         styles = torch.stack([clip.style for _, clip in group]).to(frames.device)
@@ -108,10 +121,17 @@ def spoken(
             last = (padded > 0).sum(1, keepdim=True) - 1
             padded = padded.scatter_add(1, last, (longest - sums[rows][:, None]).to(frames.device))
             made = kokoro.sound(padded, prosody[rows_there], text[rows_there], styles[rows_there])
-            sound = heard_at_16k(made).cpu().numpy()
+            heard, own = heard_at_16k(made).cpu().numpy(), as_int16(made).cpu().numpy()
             for row, place in enumerate(rows.tolist()):
-                samples = int(sums[place]) * FRAME_SAMPLES * INPUT_RATE // RATE
-                yield group[place][0], sound[row, :samples].copy()
+                samples, clip = int(sums[place]) * FRAME_SAMPLES, group[place][1]
+                yield (
+                    group[place][0],
+                    Reading(
+                        heard[row, : samples * INPUT_RATE // RATE].copy(),
+                        own[row, :samples].copy(),
+                        frames[place, : len(clip.symbols) + 2].cpu().numpy(),
+                    ),
+                )
 
 
 def speak_all(
@@ -145,7 +165,7 @@ def speak_all(
             clips.append((number, clip))
     made: dict[int, NDArray[np.int16]] = {}
     samples = 0
-    for number, sound in spoken(kokoro, clips):
+    for number, (sound, _, _) in spoken(kokoro, clips):
         if len(sound) <= _LONGEST_S * INPUT_RATE and np.abs(sound).max() > _SILENT:
             made[number] = sound
             samples += len(sound)

@@ -5,84 +5,39 @@ the package ``chatterbot-corpus`` (BSD), joined now and then up to 30 words. esp
 sounds; Kokoro was trained on a like alphabet.
 """
 
-import ctypes
 import json
 import lzma
 import random
 import re
 from collections.abc import Iterable, Iterator
-from ctypes.util import find_library
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
+from evals.phonetics import ACCENTS, Phonetics
 from recipes.pocket.corpus import Sources, load_sources, normalised, sentences
 from recipes.pocket.corpus import texts as pocket_texts
 
 BENCH = Path(__file__).parents[2] / "src/mosstalk/reporting/sentences.txt"
-ACCENTS = {"a": b"en-us", "b": b"en"}
-"""espeak-ng's voice for American and for British English, by the first letter of Kokoro's."""
 _BRITISH_SHARE = 0.3
 _SMALL_TALK_SHARE = 0.06
+_TEACHER_SHARE = 0.4
+"""Of general texts those that the teacher reads."""
+TEACHER_KIND, TEACHER_ACCENT = "teacher", "a"
+"""``Line.kind`` and accent of what the teacher reads."""
 _JOINED_SHARE = 0.25
 _MOST_WORDS = 30
-_MARKS = re.compile(r"([,.?!;:]+)")
-_LETTERS = (("ʲ", "j"), ("r", "ɹ"), ("x", "k"), ("ɬ", "l"), ("\u0361", ""), ("_", ""))
 _SPEAKABLE = re.compile(r"[A-Za-z][A-Za-z' ,-]*[.?!]?")
-_RETRIEVE, _UTF8, _IPA = 1, 1, 2
 
 
 @dataclass(frozen=True)
 class Line:
-    """One text to read: ``sounds`` as the ``accent`` has them; ``kind`` train or bench."""
+    """One text to read: ``sounds`` as the ``accent`` has them; ``kind`` train, bench or teacher."""
 
     text: str
     accent: str
     sounds: str
     kind: str
-
-
-class Phonetics:
-    """espeak-ng's own reading of English, through its library.
-
-    Raises:
-        FileNotFoundError: the library is not installed (Debian: ``libespeak-ng1``).
-    """
-
-    def __init__(self) -> None:
-        name = find_library("espeak-ng")
-        if name is None:
-            raise FileNotFoundError("espeak-ng is not installed: apt install espeak-ng")
-        self._library = ctypes.CDLL(name)
-        self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
-        self._library.espeak_Initialize(_RETRIEVE, 0, None, 0)
-        self._accent = ""
-
-    def sounds(self, text: str, accent: str) -> str:
-        """The sounds of ``text``, its punctuation kept where it was."""
-        if accent != self._accent:
-            if self._library.espeak_SetVoiceByName(ACCENTS[accent]):
-                raise FileNotFoundError(f"espeak-ng has no voice {ACCENTS[accent].decode()}")
-            self._accent = accent
-        parts = _MARKS.split(text)
-        spoken = [
-            part if place % 2 else self._of(part)
-            for place, part in enumerate(parts)
-            if part.strip()
-        ]
-        joined = " ".join(spoken)
-        joined = re.sub(r" +([,.?!;:])", r"\1", joined)
-        for old, new in _LETTERS:
-            joined = joined.replace(old, new)
-        return joined.strip()
-
-    def _of(self, text: str) -> str:
-        place = ctypes.c_char_p(text.encode())
-        pointer = ctypes.pointer(place)
-        found = []
-        while place.value is not None:
-            found.append(self._library.espeak_TextToPhonemes(pointer, _UTF8, _IPA).decode())
-        return " ".join(piece.strip() for piece in found)
 
 
 def small_talk(folder: Path) -> list[str]:
@@ -114,13 +69,37 @@ def make_lines(wordnet: Path, talk: Path, count: int, seed: int) -> list[Line]:
     sources, phonetics = load_sources(wordnet), Phonetics()
     draw, lines = random.Random(seed), []
     for _, text in zip(range(count), drawn(sources, small_talk(talk), seed), strict=False):
-        accent = "b" if draw.random() < _BRITISH_SHARE else "a"
-        lines.append((text, accent, "train"))
+        lines.append((text, _accent(draw), "train"))
     bench = BENCH.read_text(encoding="utf-8").splitlines()
     lines += [(text, accent, "bench") for accent in ACCENTS for text in bench if text.strip()]
     lines.sort(key=lambda line: line[1])
     made = [Line(text, accent, phonetics.sounds(text, accent), k) for text, accent, k in lines]
     return sorted(made, key=lambda line: normalised(line.text)[::-1])
+
+
+def talk_lines(
+    asked: Iterable[str], answers: Iterable[str], general: Iterable[str], seed: int, times: int = 1
+) -> list[Line]:
+    """What a small model that answers learns from: every answer is read by the teacher, every
+    question ``times`` by others, and of ``general`` texts each by one or the other.
+    """
+    draw, phonetics = random.Random(seed), Phonetics()
+    drawn = [(text, TEACHER_ACCENT, TEACHER_KIND) for text in answers]
+    for text in (text for text in asked for _ in range(times)):
+        drawn.append((text, _accent(draw), "train"))
+    for text in general:
+        if draw.random() < _TEACHER_SHARE:
+            drawn.append((text, TEACHER_ACCENT, TEACHER_KIND))
+        else:
+            drawn.append((text, _accent(draw), "train"))
+    drawn.sort(key=lambda line: line[1])  # espeak-ng changes its accent once
+    return [
+        Line(text, accent, phonetics.sounds(text, accent), kind) for text, accent, kind in drawn
+    ]
+
+
+def _accent(draw: random.Random) -> str:
+    return "b" if draw.random() < _BRITISH_SHARE else "a"
 
 
 def write_lines(lines: Iterable[Line], path: Path) -> None:
