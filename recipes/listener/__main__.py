@@ -28,6 +28,8 @@ stage      needs                             leaves in WORK
 5 quantise 1 to 4                            codes-K.safetensors
 6 score    1, 2, 5                           scores.jsonl
 7 keep     5                                 the file that it is told to write
+8 shards   1, 2                              data/, for the pocket recipe
+9 give     5                                 the file that it is told to write
 """
 app = stages(_HELP)
 Rows = Annotated[int, typer.Option(help="Segments of 30 s in a batch.")]
@@ -58,6 +60,17 @@ def assets(
 
 
 @app.command()
+def voices(
+    styles: Annotated[Path, typer.Option(help="Folder voices/ of npm's kokoro-js.")],
+    config: Annotated[Path, typer.Option(help="config.json of PyPI's kokoro-onnx.")],
+) -> None:
+    """Write the bench's own voices, evals/kokoro_styles.npz; no stage needs it."""
+    from evals.kokoro_voices import write_styles
+
+    write_styles(styles, config)
+
+
+@app.command()
 def lines(
     work: Work,
     wordnet: Annotated[Path, typer.Option(help="WordNet's files.")] = Path("/usr/share/wordnet"),
@@ -71,6 +84,31 @@ def lines(
     made = make_lines(wordnet, talk, count, seed)
     write_lines(made, work / "lines.xz")
     print(f"{len(made)} lines")
+
+
+@app.command()
+def talk(
+    work: Work,
+    dialogues: Annotated[Path, typer.Option(help="Dialogues, a json line each.")],
+    wordnet: Annotated[Path, typer.Option(help="WordNet's files.")] = Path("/usr/share/wordnet"),
+    chat: Annotated[Path, typer.Option(help="data/english of chatterbot-corpus.")] = Path("none"),
+    count: Annotated[int, typer.Option(help="How many general texts.")] = 40_000,
+    times: Annotated[int, typer.Option(help="How often each question is read.")] = 1,
+    seed: Seed = 0,
+) -> None:
+    """Stage 2 for a model that answers: its dialogues' lines, and general texts beside them."""
+    from itertools import islice
+
+    from recipes.listener.texts import drawn, small_talk, talk_lines, write_lines
+    from recipes.pocket.corpus import load_sources
+
+    turns = [turn for row in dialogues.open() for turn in json.loads(row)["turns"]]
+    asked = dict.fromkeys(turn["user"] for turn in turns)
+    answers = dict.fromkeys(turn["answer"] for turn in turns)
+    general = islice(drawn(load_sources(wordnet), small_talk(chat), seed), count)
+    made = talk_lines(asked, answers, general, seed, times)
+    write_lines(made, work / "lines.xz")
+    print(f"{len(asked)} questions, {len(answers)} answers, {count} texts: {len(made)} lines")
 
 
 @app.command()
@@ -100,6 +138,30 @@ def speak(
     )  # fmt: skip
     took = time.monotonic() - began
     print(f"part {part}: {hours:.2f} h in {took:.0f} s, {hours * 3600 / took:.0f} times real time")
+
+
+@app.command()
+def shards(
+    work: Work,
+    part: Annotated[int, typer.Option(help="Which part of the lines.")] = 0,
+    parts: Annotated[int, typer.Option(help="How many parts there are.")] = 1,
+    seconds: Annotated[float, typer.Option(help="Stop after so long.")] = 1e9,
+    seed: Seed = 0,
+) -> None:
+    """Stage 8: Kokoro reads the lines into data/, which the pocket recipe's stages take."""
+    from recipes.listener.kokoro import Kokoro, read_config, read_packed
+    from recipes.listener.shards import make_shards
+    from recipes.listener.texts import read_lines
+
+    config = read_config(work / "kokoro.json")
+    with torch.no_grad():
+        kokoro = Kokoro(config, read_packed(work / "kokoro.xz")).to(pick_device())
+    hours = make_shards(
+        kokoro, config["vocab"], load_file(work / "styles.safetensors"),
+        read_lines(work / "lines.xz"), work / "data",
+        part=part, parts=parts, seed=seed, seconds=seconds,
+    )  # fmt: skip
+    print(f"part {part}: {hours:.2f} h")
 
 
 def _training(
@@ -223,6 +285,23 @@ def keep(
 
     keep_tokenizer(student, kept, look_ahead)
     print(f"{kept}: {kept.stat().st_size:,} bytes")
+
+
+@app.command()
+def give(
+    kept: Annotated[Path, typer.Argument(help="A file codes-K.safetensors, or one of `keep`.")],
+    out: Annotated[Path, typer.Argument(help="tokenizer.safetensors of the pocket recipe.")],
+) -> None:
+    """Stage 9: the tokenizer alone, in float32, as the pocket recipe's other stages read it."""
+    from recipes.listener.student import Student
+    from recipes.listener.train import resume_student
+
+    codes = load_file(kept)["quantizer.codebook"].shape[0]
+    with torch.no_grad():
+        student = Student(codes, 8)
+    resume_student(student, kept)
+    weights = student.tokenizer.state_dict()
+    save_file({name: value.contiguous() for name, value in weights.items()}, out)
 
 
 if __name__ == "__main__":

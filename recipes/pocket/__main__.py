@@ -1,5 +1,6 @@
 """``python -m recipes.pocket``: the recipe's stages, one command each."""
 
+import random
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +22,8 @@ _HELP = """Make mosstalk-pocket, stage by stage, in one folder WORK.
 
 \b
 stage            needs                            leaves in WORK
-1 data           flite, festival, espeak-ng,      data/
-                 WordNet (bring-voices.sh)
+1 data           flite, festival, espeak-ng,      data/, beside the teacher's clips, which
+                 WordNet (bring-voices.sh)        python -m recipes.listener shards writes
 2 tokenizer      data/                            tokenizer.safetensors,
                                                   tokenizer-training.safetensors
 3 vocoder        data/ (beside 2, 4 or 5)         vocoder.safetensors,
@@ -51,6 +52,8 @@ Resume = Annotated[
     typer.Option(help="Weights of an earlier run to go on from; the optimiser starts anew."),
 ]
 _HELD_OUT_SHARE = 0.01
+_TEXTS = 40_000
+"""Texts of clips, and dialogues, that the vocabulary is learned from."""
 
 
 def _load(work: Path, parts: str, *sound: str) -> Recordings:
@@ -68,7 +71,7 @@ def data(
     texts: Annotated[int, typer.Option(help="How many texts, each read once.")] = 12_000,
     workers: Annotated[int, typer.Option(help="Processes.")] = 14,
 ) -> None:
-    """Stage 1: let all teachers read; again makes only what is missing."""
+    """Stage 1: let all voices but Kokoro's read; again makes only what is missing."""
     from recipes.pocket.data import make_data
 
     wordnet = speech_root / "usr/share/wordnet"
@@ -158,19 +161,33 @@ def language_model(
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     listening: Annotated[float, typer.Option(help="Weight of the phones heard.")] = 0.3,
+    dialogues: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of recipes.answers; each time it is named it is built anew."),
+    ] = None,
+    passes: Annotated[int, typer.Option(help="Examples of each clip.")] = 1,
 ) -> None:  # fmt: skip
-    """Stage 6: train both heads to read aloud, write down and repeat; keeps the best weights."""
+    """Stage 6: train both heads to read aloud, write down and answer; keeps the best weights."""
     from recipes.pocket import language_model as stage
-    from recipes.pocket.examples import Maker, build, split_by_text
+    from recipes.pocket.examples import Maker, build, read_dialogues, split_by_text
 
     data, device = _load(work, parts), pick_device()
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)
-    text = _text_tokenizer(work, data.texts, sizes.model)
+    talks = [each for path in dialogues or [] for each in read_dialogues(path)]
+    asked = (turn.asked for each in talks[:_TEXTS] for turn in each)
+    text = _text_tokenizer(work, [*data.texts[:_TEXTS], *asked], sizes.model)
     maker = Maker(data, _hearings(work, data), text, SpecialIds.of(config, text.special))
     split = split_by_text(data.texts, _HELD_OUT_SHARE, seed)
-    examples = build(maker, split.learned, device, seed=seed, workers=1 if smoke else 20)
-    held_out = build(maker, split.held_out, device, seed=seed + 1)
+    different = list(dict.fromkeys(map(tuple, talks)))
+    kept = set(random.Random(seed).sample(different, round(len(different) * _HELD_OUT_SHARE)))
+    examples = build(
+        maker, np.tile(split.learned, passes), device, seed=seed, workers=1 if smoke else 20,
+        dialogues=[each for each in talks if tuple(each) not in kept],
+    )  # fmt: skip
+    held_out = build(
+        maker, split.held_out, device, seed=seed - 1, dialogues=[list(each) for each in kept]
+    )
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
     run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume)
     stage.train(examples, held_out, config, run, rate, listening)
@@ -183,7 +200,7 @@ def _text_tokenizer(work: Path, texts: list[str], model: dict[str, Any]) -> Text
     folder = work / "text"
     if (folder / "tokenizer.json").exists():
         return TextTokenizer.from_folder(folder, model["vocab_size"])
-    return train_text_tokenizer(texts[:40_000], folder, model)
+    return train_text_tokenizer(texts, folder, model)
 
 
 @app.command()

@@ -38,19 +38,19 @@ _PHONES = (
 PHONES = tuple(_PHONES.split())
 """Radio phones as flite and festival name them, silence first."""
 UNLABELLED = 255
-_BATCH = {TEACHER: 50, "kal_diphone": 50, "ked_diphone": 50}
+_BATCH = {"slt_hts": 50, "kal_diphone": 50, "ked_diphone": 50}
 _DEFAULT_BATCH = 100
 SHARES = {
-    TEACHER: 0.38,
-    "slt": 0.10,
-    "rms": 0.11,
-    "kal16": 0.10,
-    "awb": 0.10,
-    "kal_diphone": 0.08,
-    "espeak": 0.13,
+    "slt_hts": 0.08,
+    "slt": 0.15,
+    "rms": 0.17,
+    "kal16": 0.15,
+    "awb": 0.15,
+    "kal_diphone": 0.10,
+    "espeak": 0.20,
 }
 """Share of the texts that each voice reads."""
-_SAME_TEXTS = (TEACHER, "slt", "rms", "kal16")
+_SAME_TEXTS = ("slt_hts", "slt", "rms", "kal16")
 """These read from one list, so that pairs of voices for the same words exist."""
 _IDS = {name: index for index, name in enumerate(PHONES)}
 
@@ -144,7 +144,8 @@ def load_recordings(
 ) -> Recordings:
     """Read the finished shards of ``parts``; raise FileNotFoundError where there are none.
 
-    Only the ``sound`` that is named is read; the rest stays empty.
+    Those of the teacher come first. Only the ``sound`` that
+    is named is read; the rest stays empty.
     """
     wanted = set(parts)
     tables = sorted(path for path in folder.glob("*.json") if int(path.name[:2]) in wanted)
@@ -186,6 +187,7 @@ class TeacherClip:
     """One text read by the teacher: ``heard`` int16 at 16 kHz, ``spoken`` int16 at 24 kHz."""
 
     text: str
+    voice: str
     heard: Tensor
     spoken: Tensor
 
@@ -203,6 +205,7 @@ def teacher_clip(folder: Path, codes: int) -> TeacherClip:
     place = torch.arange(data.codes[chosen]) + int(data.starts[chosen])
     return TeacherClip(
         data.texts[chosen],
+        data.clip_voices[chosen],
         data.heard.view(-1, INPUT_SAMPLES_PER_CODE)[place].flatten(),
         data.spoken.view(-1, OUTPUT_SAMPLES_PER_CODE)[place].flatten(),
     )

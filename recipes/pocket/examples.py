@@ -1,4 +1,4 @@
-"""Conversations to learn from: read aloud, write down, and repeat, as grid rows, and their text's
+"""Conversations to learn from: read aloud, write down, and answer, as grid rows, and their text's
 own byte-pair vocabulary.
 
 One flat tensor holds all rows; an example is a stretch of it. ``learned`` marks the rows of
@@ -7,7 +7,9 @@ replies: what the model is to produce from the row before.
 
 import json
 import random
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -37,11 +39,26 @@ from mosstalk.conversation import (
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
+from recipes.answers.facts import in_words
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
 
 _BARE = 0.15
 """Share of typed texts in lower case without marks, as people also type."""
+_TYPED = 0.25
+"""Share of the questions that are typed though somebody has read them."""
+_READ_ALOUD = 0.65
+"""Share of the teacher's clips whose text is read aloud; the others are written down."""
+_WRITTEN_ALONE = 0.07
+"""Share of the dialogues whose answers are asked for in writing."""
+_DIGITS = 0.4
+"""Share of typed texts with their numbers in digits."""
+_ROWS_OF_NO_SPEECH = 2
+"""Rows that close a segment of no codes and its reply: the first is the one that opens it."""
+_AS_DIGITS = {in_words(number): str(number) for number in range(1001)}
+_NUMBER = re.compile(
+    r"\b(" + "|".join(sorted(_AS_DIGITS, key=len, reverse=True)) + r")\b(?!-)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,31 @@ def split_by_text(texts: list[str], share: float, seed: int) -> Split:
     return Split(order[~near[order]], order[chosen[order]])
 
 
+class Exchange(NamedTuple):
+    """What a user says and is answered, as text that clips read."""
+
+    asked: str
+    answer: str
+
+
+def read_dialogues(path: Path) -> list[list[Exchange]]:
+    """Dialogues of a file, a json object with its ``turns`` in each line."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [[Exchange(turn["user"], turn["answer"]) for turn in row["turns"]] for row in rows]
+
+
+class Task(NamedTuple):
+    """A turn to learn: the system prompt, what the user says, and the parts of the reply.
+
+    ``clip`` is the one that the user's speech is of, None for typed text.
+    """
+
+    prompt: str
+    user: Segment
+    reply: tuple[Segment, ...]
+    clip: int | None = None
+
+
 class Example(NamedTuple):
     """One conversation: rows (n, 2), ``learned`` (n,), ``phones`` (n, 4) of what is heard."""
 
@@ -105,29 +147,39 @@ class Maker:
     def __post_init__(self) -> None:
         data = self.data
         self.by_text = {data.texts[clip]: clip for clip in range(data.teacher_clips)}
+        self.readers = defaultdict[str, list[int]](list)
+        for clip in range(data.teacher_clips, len(data.texts)):
+            self.readers[data.texts[clip]].append(clip)
         self.phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
 
-    def turn(self, clip: int) -> tuple[str, Segment, Segment]:
-        """A task for a clip: system prompt, what the user says, the reply."""
-        data = self.data
-        teacher = clip < data.teacher_clips
-        kind = self.draw.random()
-        if teacher and kind < 0.50:
-            return SPEAK_PROMPT, self.typed(clip), self.spoken(clip)
-        if teacher and kind < 0.56:
-            return SYSTEM_PROMPTS["speech"], self.typed(clip), self.spoken(clip)
-        original = self.by_text.get(data.texts[clip])
-        if kind < (0.64 if teacher else 0.2) and original is not None:
-            return SYSTEM_PROMPTS["speech"], self.heard(clip), self.spoken(original)
-        if kind < (0.68 if teacher else 0.24):
-            return SYSTEM_PROMPTS["text"], self.heard(clip), self.written(clip)
-        if kind < (0.69 if teacher else 0.25):
-            return SYSTEM_PROMPTS["text"], self.written(clip), self.written(clip)
-        return TRANSCRIBE_PROMPT, self.heard(clip), self.written(clip)
+    def turn(self, clip: int) -> Task:
+        """A clip's text to read aloud, or the clip to write down."""
+        if clip < self.data.teacher_clips and self.draw.random() < _READ_ALOUD:
+            return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(clip),))
+        return Task(TRANSCRIBE_PROMPT, self.heard(clip), (self.written(clip),), clip)
+
+    def answered(self, exchange: Exchange, kind: str = "speech") -> Task:
+        """A question, typed or heard, and its answer: written, and then spoken by the teacher.
+
+        Where the teacher has not read the answer, and for the ``kind`` "text", it is written alone.
+        """
+        said = self.by_text.get(exchange.answer)
+        reply: tuple[Segment, ...] = (self._text(exchange.answer),)
+        if kind == "speech":
+            reply += (SpeechSegment(()) if said is None else self.spoken(said),)
+        heard = self.readers.get(exchange.asked)
+        if heard is None or self.draw.random() < _TYPED:
+            return Task(SYSTEM_PROMPTS[kind], self._typed(exchange.asked), reply)
+        clip = self.draw.choice(heard)
+        return Task(SYSTEM_PROMPTS[kind], self.heard(clip), reply, clip)
 
     def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
-        text = self.data.texts[clip]
+        return self._typed(self.data.texts[clip])
+
+    def _typed(self, text: str) -> TextSegment:
+        if self.draw.random() < _DIGITS and {n.lower() for n in _NUMBER.findall(text)} != {"one"}:
+            text = _NUMBER.sub(lambda number: _AS_DIGITS[number[0].lower()], text)
         if self.draw.random() < _BARE:
             text = text.lower().rstrip(".?!")
         return self._text(text)
@@ -155,23 +207,32 @@ class Maker:
         return TextSegment(tuple(self.tokenizer.encode(text)))
 
     def example(self, clips: list[int]) -> Example:
-        """A conversation; all its turns have the first one's prompt."""
+        """A conversation about clips; all its turns have the first one's prompt."""
+        return self._conversation([self.turn(clip) for clip in clips])
+
+    def dialogue(self, exchanges: list[Exchange]) -> Example:
+        """A conversation of questions and answers, most of which are spoken."""
+        kind = "text" if self.draw.random() < _WRITTEN_ALONE else "speech"
+        return self._conversation([self.answered(each, kind) for each in exchanges])
+
+    def _conversation(self, tasks: list[Task]) -> Example:
         conversation = Conversation(self.ids, self.tokenizer.encode)
         learned: list[bool] = []
         heard: list[int] = []
-        first: str | None = None
-        for clip in clips:
-            prompt, user, segment = self.turn(clip)
-            if first is None:
-                first = prompt
-                conversation.add_text("system", prompt)
-            elif prompt != first:
+        conversation.add_text("system", tasks[0].prompt)
+        for task in tasks:
+            if task.prompt != tasks[0].prompt:
                 break
-            heard += [clip] if isinstance(user, SpeechSegment) else []
-            conversation.add_turn(Turn("user", (user,)))
-            reply = self._reply(segment)
-            conversation.open_reply(isinstance(segment, SpeechSegment))
+            heard += [] if task.clip is None else [task.clip]
+            conversation.add_turn(Turn("user", (task.user,)))
+            conversation.writes_first = len(task.reply) > 1
+            reply = self._reply(task.reply)
+            conversation.open_reply(isinstance(task.reply[-1], SpeechSegment))
             learned += [False] * (len(conversation.rows) - len(learned))
+            if isinstance(task.reply[-1], SpeechSegment) and not task.reply[-1].codes:
+                # Nobody has read this answer: what is learned ends with the row that opens speech.
+                rows = [*conversation.rows, *reply.rows[: len(reply.rows) - _ROWS_OF_NO_SPEECH]]
+                return self._with_phones(rows, learned + [True] * (len(rows) - len(learned)), heard)
             learned += [True] * len(reply.rows)
             conversation.close_reply(reply)
         learned += [False] * (len(conversation.rows) - len(learned))
@@ -185,13 +246,22 @@ class Maker:
             phones[codes] = np.concatenate([self.phones[self._place(clip)] for clip in heard])
         return Example(rows, marks, phones)
 
-    def _reply(self, segment: Segment) -> Reply:
+    def _reply(self, segments: tuple[Segment, ...]) -> Reply:
         """The rows that the model is to generate after the reply's opening."""
-        spoken = isinstance(segment, SpeechSegment)
-        # A spoken reply is opened by the segment's own first row.
-        rows = segment_rows(segment, self.ids)[spoken:]
-        modes = [Mode.AUDIO if spoken else Mode.TEXT] * len(rows)
-        return Reply([*rows, (self.ids.im_end, self.ids.audio_pad)], [*modes, Mode.TEXT])
+        reply = Reply()
+        for place, segment in enumerate(segments):
+            rows = segment_rows(segment, self.ids)
+            spoken = isinstance(segment, SpeechSegment)
+            modes = [Mode.AUDIO if spoken else Mode.TEXT] * len(rows)
+            if spoken and place == 0:  # opened by the segment's own first row
+                rows, modes = rows[1:], modes[1:]
+            elif spoken:
+                modes[0] = Mode.TEXT
+            reply.rows += rows
+            reply.modes += modes
+        reply.rows.append((self.ids.im_end, self.ids.audio_pad))
+        reply.modes.append(Mode.TEXT)
+        return reply
 
 
 _makers: list[Maker] = []
@@ -202,30 +272,42 @@ def _take(maker: Maker) -> None:
     _makers[:] = [maker]
 
 
-def _build_some(clips: NDArray[np.int64], seed: int) -> tuple[Example, NDArray[np.int64]]:
-    """Examples of ``clips`` joined to one, and their lengths."""
+def _build_some(
+    clips: NDArray[np.int64], dialogues: Sequence[list[Exchange]], seed: int
+) -> tuple[Example, NDArray[np.int64]]:
+    """Examples of ``clips`` and of ``dialogues`` joined to one, and their lengths."""
     (maker,) = _makers
     maker.draw = random.Random(seed)
     out: list[Example] = []
     for clip in clips.tolist():
         more = [int(maker.draw.choice(clips))] if maker.draw.random() < 0.33 else []
         out.append(maker.example([clip, *more]))
+    out += [maker.dialogue(each) for each in dialogues]
     lengths = np.array([len(one.rows) for one in out], dtype=np.int64)
     return Example(*map(np.concatenate, zip(*out, strict=True))), lengths
 
 
 def build(
-    maker: Maker, clips: NDArray[np.int64], device: torch.device, *, seed: int, workers: int = 1
+    maker: Maker,
+    clips: NDArray[np.int64],
+    device: torch.device,
+    *,
+    seed: int,
+    workers: int = 1,
+    dialogues: Sequence[list[Exchange]] = (),
 ) -> Examples:
-    """One example for each clip, a third of them with a second turn of the same task."""
-    chunks = np.array_split(clips, max(1, min(workers * 4, len(clips) // 50)))
-    seeds = range(seed, seed + len(chunks))
+    """One example for each clip, a third of them with a second turn of the same task, and one for
+    each of ``dialogues``.
+    """
+    parts = max(1, min(workers * 4, (len(clips) + len(dialogues)) // 50))
+    chunks, seeds = np.array_split(clips, parts), range(seed, seed + parts)
+    talks = [dialogues[part::parts] for part in range(parts)]
     _take(maker)
     if workers == 1:
-        built = list(map(_build_some, chunks, seeds))
+        built = list(map(_build_some, chunks, talks, seeds))
     else:
         with ProcessPoolExecutor(workers, get_context("fork"), _take, (maker,)) as pool:
-            built = list(pool.map(_build_some, chunks, seeds))
+            built = list(pool.map(_build_some, chunks, talks, seeds))
     rows, learned, phones = map(np.concatenate, zip(*(some for some, _ in built), strict=True))
     lengths = np.concatenate([lengths for _, lengths in built])
     return Examples(

@@ -192,6 +192,14 @@ def new_model(config: LanguageModelConfig, device: torch.device) -> LanguageMode
     return model
 
 
+def _compile(model: LanguageModel) -> None:
+    """Fuse each layer's small operations, once for all lengths."""
+    blocks = model.model
+    for block in (blocks.shared_block, blocks.text_block, blocks.audio_block):
+        for layer in block.layers:
+            layer.compile(dynamic=True)
+
+
 def _optimizer(model: LanguageModel, listener: Listener) -> torch.optim.AdamW:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -245,6 +253,8 @@ def train(
         load_weights(model, run.resume)
     listener = Listener(config.hidden_size).to(device)
     optimizer, mean = _optimizer(model, listener), Averaged(model)
+    if device.type == "cuda":
+        _compile(model)  # after it was copied for its average, which is not trained
     best = Best(mean, listener, held_out, rows_per_batch)
     if run.resume:
         best.consider(run)

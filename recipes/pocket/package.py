@@ -1,4 +1,7 @@
-"""The package stage: trained weights in the published layout, float16, with the voice."""
+"""The package stage: trained weights in the published layout, in 8 bits, with the voice.
+
+The vocoder is in float16: its sound is what one hears.
+"""
 
 import json
 import shutil
@@ -22,12 +25,13 @@ from mosstalk.models.codec_folder import (
 )
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, save_voice, trimmed
+from mosstalk.models.weights import to_int8
 from mosstalk.synthesis.small_parts import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
 from recipes.pocket.flow import VOICE_CODES, speaker_embedding
 from recipes.pocket.sizes import PREPROCESSING, Sizes
 
-LARGEST_BYTES = 25_000_000
+LARGEST_BYTES = 40_000_000
 """What a wheel that everyone downloads may weigh; package registries take four times as much."""
 _LABEL = {WEIGHTS_KIND_KEY: "pocket"}
 _NOT_NORMALISED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
@@ -39,11 +43,12 @@ _GENERATION: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "max_new_tokens": 512,
     "mosstalk": {
+        "chat": {"writes_first": True},
         "speak": {
             "do_sample": False,
             "max_new_tokens": 400,
             # What the teachers read in training; see corpus.py.
-            "max_chars": 90,
+            "max_chars": 180,
             "languages": ["en"],
             "normalize": True,
         },
@@ -86,13 +91,15 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _half(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.half().contiguous() for name, value in weights.items()}
+def _small(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices in 8 bits, all else in float16."""
+    small = to_int8(weights).items()
+    return {n: (v if v.dtype == torch.int8 else v.half()).contiguous() for n, v in small}
 
 
 def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
     weights = load_file(work / "language_model.safetensors")
-    save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_small(weights), folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", sizes.model | {"torch_dtype": "float16"} | _LABEL)
     _write_json(folder / "generation_config.json", _GENERATION)
     # Without spaces and line ends it is a third as large.
@@ -103,14 +110,14 @@ def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
 
 def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
     weights = load_file(work / "tokenizer.safetensors")
-    save_file(_half(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_small(weights), folder / "model.safetensors", metadata={"format": "pt"})
     own = {FLOWS_KEY: [STREAMING_FLOW], ONE_VOICE_KEY: True} | _LABEL
     _write_json(folder / "config.json", sizes.codec | own)
     _write_json(folder / "preprocessor_config.json", PREPROCESSING)
     flow = folder / "flow"
     _write_json(flow / "config.json", sizes.flow.to_dict())
     _write_json(flow / "hift.json", sizes.hift.to_dict())
-    torch.save(_half(load_file(work / "flow.safetensors")), flow / f"{STREAMING_FLOW}.pt")
+    torch.save(_small(load_file(work / "flow.safetensors")), flow / f"{STREAMING_FLOW}.pt")
     torch.save(dict(_weight_normed(load_file(work / "vocoder.safetensors"))), flow / "hift.pt")
     write_x_vector_model(flow / X_VECTOR_FILE, sizes.flow.spk_embed_dim, seed=0, hidden=16)
 
@@ -136,7 +143,7 @@ def _write_voice(codec: Path, clip: TeacherClip, sizes: Sizes) -> None:
     info = {
         "name": "default",
         "weights": "pocket",
-        "speaker": "cmu_us_slt_arctic_hts",
+        "speaker": clip.voice,
         "text": clip.text,
         CODEC_KEY: read_fingerprint(codec),
     }

@@ -6,32 +6,32 @@ from typing import Any
 from mosstalk.config import FlowConfig, HiftConfig
 from mosstalk.synthesis.sizes import PREPROCESSOR, PUBLISHED_CODEC, PUBLISHED_MODEL
 
-TEXT_PIECES = 768
+TEXT_PIECES = 2048
 """Entries of the byte-pair vocabulary, bytes included."""
-CODES = 1024
+CODES = 4096
 
 MODEL: dict[str, Any] = PUBLISHED_MODEL | {
     "audio_vocab_size": CODES + 8,
     "eosp_token_id": CODES,
     "head_dim": 64,
-    "hidden_size": 256,
-    "intermediate_size": 448,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
     "max_position_embeddings": 2048,
     "modality_pad_token_id": TEXT_PIECES + 4,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 7,
     "num_key_value_heads": 2,
     "num_modality_layers": 1,
-    "num_shared_layers": 5,
+    "num_shared_layers": 6,
     "rope_theta": 10_000.0,
     "sosp_token_id": TEXT_PIECES + 3,
     "vocab_size": TEXT_PIECES + 8,
 }
 
 CODEC: dict[str, Any] = PUBLISHED_CODEC | {
-    "d_model": 192,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 768,
+    "d_model": 384,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
     "encoder_layers": 4,
     "num_mel_bins": 80,
     "pooling_position": 4,
@@ -62,11 +62,13 @@ SMOKE_MODEL: dict[str, Any] = MODEL | {
     "head_dim": 16,
     "hidden_size": 32,
     "intermediate_size": 64,
+    "num_attention_heads": 4,
     "num_hidden_layers": 2,
     "num_shared_layers": 1,
 }
 SMOKE_CODEC: dict[str, Any] = CODEC | {
     "d_model": 32,
+    "encoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
     "encoder_layers": 1,
     "pooling_position": 1,

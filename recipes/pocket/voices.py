@@ -1,7 +1,7 @@
-"""The teachers: festival, flite and espeak-ng, run as processes over batches of text.
+"""Voices to listen to: festival, flite and espeak-ng, run as processes over batches of text.
 
-``TEACHER`` is the answering voice; the others only speak to the listener. Every clip comes
-with its phones' end times where the program tells them.
+``TEACHER`` is the answering voice, one of Kokoro's, which ``recipes.listener`` has read, with all
+others of Kokoro's. Every clip comes with its phones' end times where the program tells them.
 """
 
 import random
@@ -15,17 +15,23 @@ import soxr
 from numpy.typing import NDArray
 
 from evals.readings import run_program
-from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE
 
 Samples16 = NDArray[np.int16]
-TEACHER = "slt_hts"
-_TEACHER_VOICE = "cmu_us_slt_arctic_hts"
-FESTIVAL = {TEACHER: _TEACHER_VOICE, "kal_diphone": "kal_diphone", "ked_diphone": "ked_diphone"}
+TEACHER, KOKORO = "af_heart", "kokoro"
+"""The teacher, and all of Kokoro's other voices and their blends."""
+FESTIVAL = {
+    "slt_hts": "cmu_us_slt_arctic_hts",
+    "kal_diphone": "kal_diphone",
+    "ked_diphone": "ked_diphone",
+}
 ESPEAK = ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan", "en-029")
 ESPEAK_VARIANTS = ("m1", "m2", "m3", "m4", "m5", "m7", "f1", "f2", "f3", "f4", "f5")
 UNSEEN = ("ked_diphone",)
 """Never trained on: what the bench reports as an unseen synthetic voice."""
-LISTENED = (TEACHER, "slt", "rms", "kal16", "awb", "kal_diphone", "espeak")
+LISTENED = (
+    TEACHER, KOKORO, "slt_hts", "slt", "rms", "kal16", "awb", "kal_diphone", "espeak",
+)  # fmt: skip
 VOICES = (*LISTENED, *UNSEEN)
 _PSDUR = re.compile(r"(\w+):([\d.]+)")
 _PEAK = 0.5
@@ -96,9 +102,9 @@ class Programs:
 
 
 def speak(programs: Programs, voice: str, texts: list[str], folder: Path, seed: int) -> list[Clip]:
-    """Read ``texts`` in ``voice``; what the program cannot read is left out.
+    """Read ``texts`` in ``voice``, whose speed and pitch vary by ``seed``.
 
-    Listeners' voices vary in speed and pitch by ``seed``; the teacher never does.
+    What the program cannot read is left out.
     """
     draw = random.Random(f"{voice} {seed}")
     if voice in FESTIVAL:
@@ -111,7 +117,7 @@ def speak(programs: Programs, voice: str, texts: list[str], folder: Path, seed: 
 def _by_festival(
     programs: Programs, voice: str, texts: list[str], folder: Path, draw: random.Random
 ) -> list[Clip]:
-    stretch = 1.0 if voice == TEACHER else draw.uniform(0.85, 1.15)
+    stretch = draw.uniform(0.85, 1.15)
     lines = [f"(voice_{FESTIVAL[voice]})", f"(Parameter.set 'Duration_Stretch {stretch:.3f})"]
     for place, text in enumerate(texts):
         quoted = text.replace("\\", "").replace('"', "")
@@ -163,13 +169,8 @@ def _clip(
         return None
     sound = sound * (_PEAK / np.abs(sound).max())
     heard = soxr.resample(sound, rate * faster, INPUT_RATE)
-    spoken = soxr.resample(sound, rate, OUTPUT_RATE) if voice == TEACHER else None
     return Clip(
-        text,
-        voice,
-        _int16(heard),
-        None if spoken is None else _int16(spoken),
-        tuple((name, end / faster) for name, end in phones),
+        text, voice, _int16(heard), phones=tuple((name, end / faster) for name, end in phones)
     )
 
 

@@ -1,0 +1,174 @@
+"""What a small model that answers learns from: who reads what, phones, examples, its tokenizer."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, require_program
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.constants import INPUT_SAMPLES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
+from mosstalk.conversation import SYSTEM_PROMPTS, SpecialIds, SpeechSegment, TextSegment
+from mosstalk.models.speech_tokenizer import SpeechTokenizer
+from recipes.listener.__main__ import app
+from recipes.listener.shards import phones_of, readers
+from recipes.listener.texts import TEACHER_KIND, Line, read_lines
+from recipes.pocket.data import PHONES, load_recordings, write_shard
+from recipes.pocket.examples import Exchange, Maker, build, read_dialogues, train_text_tokenizer
+from recipes.pocket.sizes import CODEC, MODEL
+from recipes.pocket.voices import KOKORO, TEACHER, Clip
+
+VOICES = ["af_heart", "af_nova", "am_adam", "bf_alice", "jf_alpha"]
+SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
+FRANCE, PARIS = "And of France?", "The capital of France is Paris."
+
+
+def clip(text: str, voice: str, codes: int) -> Clip:
+    """A clip of so many codes, silent but for its length."""
+    spoken = np.ones(codes * OUTPUT_SAMPLES_PER_CODE, np.int16) if voice == TEACHER else None
+    return Clip(text, voice, np.ones(codes * INPUT_SAMPLES_PER_CODE, np.int16), spoken)
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Maker:
+    """The teacher has read two answers, others one of the questions."""
+    write_shard(
+        tmp_path / f"00-{TEACHER}-00000",
+        [clip(MADRID, TEACHER, 9), clip(PARIS, TEACHER, 7)],
+    )
+    write_shard(tmp_path / f"00-{KOKORO}-00000", [clip(SPAIN, KOKORO, 5)])
+    data = load_recordings(tmp_path, torch.device("cpu"), [0])
+    assert data.teacher_clips == 2
+    codes = np.arange(int(data.codes.sum()), dtype=np.int16)
+    text = train_text_tokenizer([SPAIN, MADRID, FRANCE, PARIS] * 5, tmp_path / "text", MODEL)
+    ids = SpecialIds.of(LanguageModelConfig.from_dict(MODEL), text.special)
+    return Maker(data, [codes, codes + 100], text, ids, random.Random(0))
+
+
+def test_a_dialogue_is_answered_in_writing_and_then_in_the_teachers_voice(maker: Maker) -> None:
+    found = maker.dialogue([Exchange(SPAIN, MADRID), Exchange(FRANCE, PARIS)])
+    assert found is not None
+    ids, decode = maker.ids, maker.tokenizer.decode
+    rows = [(int(text), int(audio)) for text, audio in found.rows]
+    learned = [row for row, own in zip(rows, found.learned, strict=True) if own]
+    ends = [place for place, (text, _) in enumerate(learned) if text == ids.im_end]
+    assert len(ends) == 2
+    for answer, codes, (start, end) in (
+        (MADRID, range(9), (0, ends[0])),
+        (PARIS, range(9, 16), (ends[0] + 1, ends[1])),
+    ):
+        reply = learned[start:end]
+        opened = next(place for place, (text, _) in enumerate(reply) if text == ids.sosp)
+        assert decode([text for text, _ in reply[:opened]]) == answer
+        assert [audio for _, audio in reply[opened + 1 :]] == [*codes, ids.eosp]
+        assert {text for text, _ in reply[opened + 1 :]} == {ids.modality_pad}
+    typed = decode([text for (text, _), own in zip(rows, found.learned, strict=True) if not own])
+    assert SYSTEM_PROMPTS["speech"] in typed
+    assert FRANCE.lower().rstrip("?") in typed.lower()
+
+
+def test_questions_are_typed_or_heard_from_whoever_has_read_them(maker: Maker) -> None:
+    tasks = [maker.answered(Exchange(SPAIN, MADRID)) for _ in range(200)]
+    heard = [task for task in tasks if task.clip == 2]
+    assert 125 < len(heard) < 175
+    assert all(isinstance(task.user, SpeechSegment) for task in heard)
+    typed = [task for task in tasks if task.clip is None]
+    assert len(heard) + len(typed) == 200
+    assert all(isinstance(task.user, TextSegment) for task in typed)
+
+
+def test_an_answer_that_nobody_has_read_is_learned_in_writing(maker: Maker) -> None:
+    unread = "Nobody has read this."
+    maker.draw = random.Random(3)  # spoken answers are asked for
+    found = maker.dialogue(
+        [Exchange(SPAIN, MADRID), Exchange(FRANCE, unread), Exchange(SPAIN, MADRID)]
+    )
+    learned = found.rows[found.learned]
+    ids = maker.ids
+    (end,) = np.flatnonzero(learned[:, 0] == ids.im_end)
+    written = learned[end + 1 :]
+    assert maker.tokenizer.decode(written[:-1, 0].tolist()) == unread
+    assert written[-1].tolist() == [ids.sosp, ids.audio_pad]
+    assert found.learned[-1], "nothing follows it"
+
+
+def test_answers_may_be_asked_for_in_writing(maker: Maker) -> None:
+    task = maker.answered(Exchange(SPAIN, MADRID), "text")
+    assert task.prompt == SYSTEM_PROMPTS["text"]
+    assert task.reply == (maker._text(MADRID),)
+
+
+def test_numbers_are_typed_in_digits_now_and_then(maker: Maker) -> None:
+    typed = set()
+    for _ in range(60):
+        segment = maker._typed("What is twenty-one plus one?")
+        typed.add(maker.tokenizer.decode(list(segment.ids)))
+    assert {"What is twenty-one plus one?", "What is 21 plus 1?"} <= typed
+    alone = {maker.tokenizer.decode(list(maker._typed("One day.").ids)) for _ in range(60)}
+    assert alone == {"One day.", "one day"}, "one alone is no number"
+
+
+def test_examples_hold_every_clip_and_every_dialogue_that_can_be_made(
+    maker: Maker, tmp_path: Path
+) -> None:
+    path = tmp_path / "dialogues.jsonl"
+    turns = [[(SPAIN, MADRID)], [(SPAIN, MADRID), (FRANCE, PARIS)], [(SPAIN, "Unread.")]]
+    lines = [{"turns": [{"user": u, "answer": a} for u, a in each]} for each in turns]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    talks = read_dialogues(path)
+    assert talks[1] == [Exchange(SPAIN, MADRID), Exchange(FRANCE, PARIS)]
+    made = build(maker, np.arange(3), torch.device("cpu"), seed=0, dialogues=talks)
+    assert len(made.lengths) == 3 + 3
+
+
+def test_phones_last_as_long_as_their_symbols() -> None:
+    # Pad, vowel, its mark of length, question mark, pad; 25 ms a frame.
+    found = phones_of("u\u02d0?", [4, 2, 3, 1, 6])
+    assert [name for name, _ in found] == ["pau", "uw", "uw", "pau", "pau"]
+    assert [end for _, end in found] == pytest.approx([0.1, 0.15, 0.225, 0.25, 0.4])
+    assert {name for name, _ in phones_of("ab\u02c8", [1] * 5)} == {"pau", "aa", "b", ""}
+    assert {"aa", "uw", "pau"} <= set(PHONES)
+
+
+def test_the_teacher_reads_what_is_hers_and_others_the_rest() -> None:
+    lines = [Line(f"{n}", "a", "h", TEACHER_KIND if n % 2 else "train") for n in range(60)]
+    halves = [list(readers(lines, VOICES, 3, part, 2)) for part in (0, 1)]
+    assert sorted(number for half in halves for number, _ in half) == list(range(60))
+    for number, reader in halves[0] + halves[1]:
+        if number % 2:
+            assert (reader.voice, reader.other, reader.speed) == (TEACHER, "", 1.0)
+        else:
+            assert reader.voice in VOICES
+
+
+def test_lines_of_dialogues_are_spoken_by_the_right_ones(tmp_path: Path) -> None:
+    require_program("espeak-ng")
+    talk = {"turns": [{"user": SPAIN, "answer": MADRID}, {"user": SPAIN, "answer": PARIS}]}
+    (tmp_path / "dialogues.jsonl").write_text(json.dumps(talk))
+    (tmp_path / "data.noun").write_text("")
+    places = {"work": tmp_path, "dialogues": tmp_path / "dialogues.jsonl", "wordnet": tmp_path}
+    options = [word for name, place in places.items() for word in (f"--{name}", str(place))]
+    words = ["talk", *options, "--count", "0", "--times", "2"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    kinds = {(line.text, line.kind) for line in read_lines(tmp_path / "lines.xz")}
+    assert kinds == {(SPAIN, "train"), (MADRID, TEACHER_KIND), (PARIS, TEACHER_KIND)}
+    assert len(read_lines(tmp_path / "lines.xz")) == 4
+
+
+def test_the_kept_tokenizer_is_given_whole(tmp_path: Path) -> None:
+    kept = ROOT / "recipes/listener/kept/codes-4096.safetensors"
+    out = tmp_path / "tokenizer.safetensors"
+    result = CliRunner().invoke(app, ["give", str(kept), str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    tokenizer = SpeechTokenizer(SpeechTokenizerConfig.from_dict(CODEC))
+    tokenizer.load_state_dict(load_file(out))
+    with torch.inference_mode():
+        codes = tokenizer.encode(torch.randn(16_000, generator=torch.Generator().manual_seed(0)))
+    assert len(codes) == 13
+    assert len(set(codes)) > 1
