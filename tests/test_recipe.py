@@ -20,6 +20,7 @@ from mosstalk import Pipeline
 from mosstalk.codec.speech_decoder import decode_offline
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
+from mosstalk.models.weights import from_int8
 from recipes.pocket.__main__ import SHIPPED, app
 from recipes.pocket.curves import LOGS, PANELS, draw, keep_logs, of_held_out, read_log, thinned
 from recipes.pocket.data import (
@@ -154,15 +155,22 @@ def test_the_chain_ends_in_a_model_that_loads_and_speaks(work: Path, tmp_path: P
 
 
 @trained
-def test_a_package_has_the_trained_weights_in_half_precision(work: Path, tmp_path: Path) -> None:
+def test_a_package_has_the_trained_weights_in_eight_bits(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")
     package(work, tmp_path, SMOKE_SIZES)
 
     for part, stage in (("codec", "tokenizer"), ("model", "language_model")):
         trained = load_file(work / f"{stage}.safetensors")
-        shipped = load_file(tmp_path / part / "model.safetensors")
+        shipped = from_int8(load_file(tmp_path / part / "model.safetensors"))
         assert trained.keys() == shipped.keys()
-        assert all(value.half().equal(shipped[name]) for name, value in trained.items())
+        for name, value in trained.items():
+            if value.ndim < 2:
+                assert shipped[name].equal(value.half().float())
+                continue
+            # Half a step of 127 up to the largest of each row, and the scale's own rounding.
+            largest = value.float().abs().amax(tuple(range(1, value.ndim)), keepdim=True)
+            bound = largest * (0.5 / 127 + 2**-10) + 1e-7
+            assert bool(((shipped[name] - value.float()).abs() <= bound).all()), name
 
 
 @trained
@@ -310,7 +318,7 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_the_data_stage_lets_every_teacher_read(tmp_path: Path) -> None:
+def test_the_data_stage_lets_every_voice_read(tmp_path: Path) -> None:
     for program in ("festival", "flite", "espeak-ng"):
         require_program(program)
     if not Path("/usr/share/wordnet/data.noun").exists():
@@ -324,7 +332,8 @@ def test_the_data_stage_lets_every_teacher_read(tmp_path: Path) -> None:
     assert set(found.clip_voices) == set(SHARES)
     assert f"{len(found.texts)} clips" in printed
     assert found.heard.shape[0] == 1280 * found.codes.sum()
-    assert found.spoken.shape[0] == 1920 * found.teacher_codes
-    told = found.labels.view(-1, 4)[: found.teacher_codes] != UNLABELLED
-    assert float(told.float().mean()) > 0.99
+    assert found.teacher_clips == 0, "the teacher is read by recipes.listener"
+    told = found.labels.view(-1, 4) != UNLABELLED
+    codes = np.repeat(found.clip_voices, found.codes)
+    assert float(told[torch.from_numpy(codes != "espeak")].float().mean()) > 0.99
     assert {path: path.stat().st_mtime_ns for path in tables} == tables
