@@ -20,7 +20,7 @@ WEIGHTS = {
     "capital": 8, "country": 4, "continent": 4, "currency": 4, "language": 4, "gloss": 16,
     "spelling": 5, "repeat.say": 4, "repeat.read": 3, "opposite": 4, "plural": 4, "colour": 3,
     "day.later": 2, "clock.after": 3, "clock.before": 3, "counting.up": 2, "counting.down": 2,
-    "unit": 3, "animal.young": 1.5, "name": 1.5, "unknown": 14,
+    "unit": 3, "animal.young": 1.5, "name": 1.5, "unknown": 22,
 }  # fmt: skip
 """How often each kind is asked; those that are not named once."""
 _SECOND_TURN = 0.35

@@ -7,6 +7,7 @@ listened to. How long each symbol was spoken tells the phones, which no aligner 
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
+from recipes.listener.segments import STRETCH, STRETCHED_SHARE
 from recipes.listener.speak import Reader, Reading, reader_of, spoken, style_of
 from recipes.listener.texts import TEACHER_KIND, Line
 from recipes.pocket.data import write_shard
@@ -88,9 +90,14 @@ def make_shards(
         line = lines[number]
         voice = TEACHER if line.kind == TEACHER_KIND else KOKORO
         if _went_well(reading):
-            own = reading.spoken if voice == TEACHER else None
-            phones = phones_of(known[number], reading.frames.tolist())
-            waiting[voice].append(Read(line.text, voice, reading.heard, own, phones))
+            read = Read(
+                line.text,
+                voice,
+                reading.heard,
+                reading.spoken if voice == TEACHER else None,
+                phones_of(known[number], reading.frames.tolist()),
+            )
+            waiting[voice].append(read if voice == TEACHER else stretched(read, seed, number))
             samples += len(reading.heard)
         if len(waiting[voice]) == _SHARD_CLIPS:
             write_shard(folder / f"{part:02}-{voice}-{count:05}", waiting[voice])
@@ -104,6 +111,18 @@ def make_shards(
             write_shard(folder / f"{part:02}-{voice}-{count:05}", rest)
             count += 1
     return samples / INPUT_RATE / 3600
+
+
+def stretched(clip: Read, seed: int, number: int) -> Read:
+    """Half of the clips faster or slower, by the line's number: other pitches, other throats."""
+    draw = random.Random(f"{seed}/{number}/throat")
+    if draw.random() >= STRETCHED_SHARE:
+        return clip
+    factor = draw.uniform(*STRETCH)
+    places = np.arange(0, len(clip.heard) - 1, factor)
+    heard = np.interp(places, np.arange(len(clip.heard)), clip.heard).astype(np.int16)
+    phones = tuple((name, end / factor) for name, end in clip.phones)
+    return replace(clip, heard=heard, phones=phones)
 
 
 def _went_well(reading: Reading) -> bool:

@@ -98,7 +98,7 @@ def tokenizer(
 def vocoder(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
-    mels: Annotated[bool, typer.Option("--mels", help="Hear the flow's mels (predict).")] = False,
+    mels: Annotated[bool, typer.Option("--mels", help="Hear predict's mels too.")] = False,
 ) -> None:  # fmt: skip
     """Stage 3: train HiFT on the teacher's sound; needs no other stage.
 
@@ -147,12 +147,12 @@ def flow(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
 ) -> None:  # fmt: skip
-    """Stage 5: train the flow decoder on the teacher's codes."""
+    """Stage 5: train the flow decoder on the teacher's codes, heard clean: replies are of such."""
     from recipes.pocket import flow as stage
 
     run = Run("flow", work, Budget(steps, minutes), 300, smoke, seed, resume)
     data = _load(work, parts, "spoken")
-    stage.train(data, _hearings(work, data)[:2], run)
+    stage.train(data, _hearings(work, data)[:1], run)
 
 
 @app.command()

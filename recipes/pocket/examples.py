@@ -47,7 +47,7 @@ _BARE = 0.15
 """Share of typed texts in lower case without marks, as people also type."""
 _TYPED = 0.25
 """Share of the questions that are typed though somebody has read them."""
-_READ_ALOUD = 0.65
+_READ_ALOUD = 0.85
 """Share of the teacher's clips whose text is read aloud; the others are written down."""
 _WRITTEN_ALONE = 0.07
 """Share of the dialogues whose answers are asked for in writing."""

@@ -161,12 +161,17 @@ def validate(flow: FlowDecoder, source: FlowData) -> dict[str, float]:
 # The teacher's mels as the trained flow makes them: what the vocoder will hear in use.
 #
 # A vocoder that has heard only true mels blurs what a flow makes; training it further on these
-# closes the gap (as fine-tuning on predicted features does in Shen et al. 2018).
+# closes the gap (as fine-tuning on predicted features does in Shen et al. 2018). But a flow draws
+# some mel that fits the codes, not the recording's, and a vocoder that is to make the recording of
+# it learns to blur. So most of them begin part of the way from noise to the recording's own mel (as
+# in Meng et al. 2022, SDEdit): they have a flow's flaws, and the recording's course.
 
 
 VOICE_CODES = 40
 """Of the teacher's first clip, as the voice that ships."""
 _COMPARED_CLIPS = 50
+_FIRST_STEPS = 4
+"""The Euler steps to begin with are drawn below this."""
 
 
 def load_flow(path: Path, sizes: Sizes) -> FlowDecoder:
@@ -187,12 +192,14 @@ def predict_mels(flow: FlowDecoder, data: Recordings, codes: Tensor) -> Tensor:
     out = torch.empty(
         (data.teacher_codes * ratio, flow.config.mel_bins), dtype=torch.float16, device=codes.device
     )
-    wave = data.spoken[: prompt_codes * OUTPUT_SAMPLES_PER_CODE].float() / 32768
-    prompt = (codes[:prompt_codes], vocoder_mel(wave))
+    size, draw = OUTPUT_SAMPLES_PER_CODE, np.random.default_rng(0)
+    prompt = (codes[:prompt_codes], vocoder_mel(data.spoken[: prompt_codes * size].float() / 32768))
     for clips in length_batches(data.codes[: data.teacher_clips], _CODES_PER_BATCH):
         starts, counts = data.starts[clips], data.codes[clips]
         places, _ = side_by_side(starts, counts, codes.device)
-        mels = decode(flow, codes[places], prompt).half()
+        own = vocoder_mel(padded_sound(data.spoken, starts * size, counts * size))
+        first = int(draw.integers(min(_FIRST_STEPS, flow.config.n_timesteps)))
+        mels = decode(flow, codes[places], prompt, own, first).half()
         for mel, start, count in zip(mels, starts.tolist(), counts.tolist(), strict=True):
             out[start * ratio : (start + count) * ratio] = mel[: count * ratio]
     return out
@@ -205,8 +212,18 @@ def mean_distance(mels: Tensor, data: Recordings) -> float:
     return float((mels[: own.shape[0]].float() - own).abs().mean())
 
 
-def decode(flow: FlowDecoder, codes: Tensor, prompt: tuple[Tensor, Tensor]) -> Tensor:
-    """Mel (B, 4T, 80) of codes (B, T), block-masked, after one prompt of codes and mel."""
+def decode(
+    flow: FlowDecoder,
+    codes: Tensor,
+    prompt: tuple[Tensor, Tensor],
+    own: Tensor | None = None,
+    first: int = 0,
+) -> Tensor:
+    """Mel (B, 4T, 80) of codes (B, T), block-masked, after one prompt of codes and mel.
+
+    ``first``: the Euler step to begin with, where ``own`` (B, 4T, 80) is given at what lies there
+    between noise and it.
+    """
     config = flow.config
     rows, prompt_frames = codes.shape[0], prompt[1].shape[0]
     whole = torch.cat([prompt[0].expand(rows, -1), codes], dim=1)
@@ -219,5 +236,8 @@ def decode(flow: FlowDecoder, codes: Tensor, prompt: tuple[Tensor, Tensor]) -> T
     speaker = flow.spk_embed_affine_layer(F.normalize(embedding[None], dim=1)).expand(rows, -1)
     noise = fixed_noise(mu.shape[2], config.mel_bins).to(mu).expand(rows, -1, -1)
     block = config.chunk_size * config.token_mel_ratio
-    mels = flow.decoder(noise, mu, speaker, condition, block)
+    if own is not None:
+        target = torch.cat([prompt[1].expand(rows, -1, -1), own], dim=1).transpose(1, 2)
+        noise = noise.lerp(target.to(noise), float(flow.decoder.times(noise.device)[first]))
+    mels = flow.decoder(noise, mu, speaker, condition, block, first)
     return mels[:, :, prompt_frames:].transpose(1, 2)

@@ -119,6 +119,8 @@ _CONTEXT_FRAMES = 2
 """Frames around a crop that its mel's windows reach into."""
 _HELD_OUT_EVERY = 50
 _PERTURBED_SHARE = 0.3
+_TRUE_SHARE = 0.5
+"""Of the crops those with the recording's own mel where a flow's are there."""
 _LOUDEST_MEL_NOISE = 0.2
 
 
@@ -134,7 +136,8 @@ class Crops:
 class Cropper:
     """Cuts batches from recordings; one recording in fifty is held out from ``draw``.
 
-    ``mels`` (total frames, 80) stand for the recordings' own where they are given.
+    ``mels`` (total frames, 80) stand for the recordings' own in half of the crops to learn from,
+    and in all that validate.
     """
 
     def __init__(self, data: Spoken, frames: int, mels: Tensor | None = None) -> None:
@@ -157,7 +160,8 @@ class Cropper:
         """``count`` crops, every place of the training recordings as likely as another."""
         place = torch.randint(self._places, (count,), device=self.waves.device)
         recording = torch.searchsorted(self._ends, place, right=True)
-        return self._cut(self._bases[recording] + place, self.frames)
+        true = torch.rand(count, 1, 1, device=self.waves.device) < _TRUE_SHARE
+        return self._cut(self._bases[recording] + place, self.frames, true)
 
     def validation(self, count: int, frames: int) -> Crops:
         """The middles of the first ``count`` recordings held out that are long enough."""
@@ -178,8 +182,11 @@ class Cropper:
         start = int(self._starts[index]) * MEL_FRAME_SAMPLES
         return self.waves[start : start + frames * MEL_FRAME_SAMPLES].float() / 32768
 
-    def _cut(self, first: Tensor, frames: int) -> Crops:
-        """Crops of ``frames`` frames from ``first`` (B,), counted over all recordings."""
+    def _cut(self, first: Tensor, frames: int, true: Tensor | None = None) -> Crops:
+        """Crops of ``frames`` frames from ``first`` (B,), counted over all recordings.
+
+        ``true`` (B, 1, 1): whose mel is the recording's own even where there are others.
+        """
         around = torch.arange(-_CONTEXT_FRAMES, frames + _CONTEXT_FRAMES, device=first.device)
         inner = slice(_CONTEXT_FRAMES, _CONTEXT_FRAMES + frames)
         rows = self.waves.view(-1, MEL_FRAME_SAMPLES)[first[:, None] + around]
@@ -189,6 +196,8 @@ class Cropper:
             mel = vocoder_mel(wave.flatten(1))[:, inner]
         else:
             mel = self.mels[places].float()
+            if true is not None:
+                mel = torch.where(true, vocoder_mel(wave.flatten(1))[:, inner], mel)
         return Crops(wave[:, inner].flatten(1), mel.mT.contiguous(), self.f0[places])
 
 

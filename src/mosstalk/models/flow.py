@@ -57,9 +57,17 @@ class ConditionalFlow(nn.Module):
         return 1 - torch.cos(u * 0.5 * torch.pi)
 
     def forward(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, block: int | None
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        speaker: Tensor,
+        condition: Tensor,
+        block: int | None,
+        first: int = 0,
     ) -> Tensor:
         """Integrate from ``noise`` (B, 80, T) to mels (B, 80, T) over ``times``.
+
+        ``first``: the Euler step to begin with; ``noise`` is then what has come of it by that time.
 
         Each step's velocity is (1 + g) conditioned - g unconditioned, where unconditioned
         has mu, speaker and condition at zero.
@@ -69,7 +77,7 @@ class ConditionalFlow(nn.Module):
             torch.cat([value, torch.zeros_like(value)]) for value in (mu, speaker, condition)
         )
         x = noise
-        for now, then in pairwise(self.times(noise.device)):
+        for now, then in pairwise(self.times(noise.device)[first:]):
             both = torch.cat([x, x])
             velocity = self.estimator(both, mu, now.expand(2 * rows), speaker, condition, block)
             guided = (1 + guidance) * velocity[:rows] - guidance * velocity[rows:]
