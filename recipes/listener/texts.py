@@ -21,7 +21,7 @@ from recipes.pocket.corpus import texts as pocket_texts
 BENCH = Path(__file__).parents[2] / "src/mosstalk/reporting/sentences.txt"
 _BRITISH_SHARE = 0.3
 _SMALL_TALK_SHARE = 0.06
-_TEACHER_SHARE = 0.75
+_TEACHER_SHARE = 0.84
 """Of general texts those that the teacher reads."""
 TEACHER_KIND, TEACHER_ACCENT = "teacher", "a"
 """``Line.kind`` and accent of what the teacher reads."""
