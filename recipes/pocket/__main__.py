@@ -37,6 +37,8 @@ stage            needs                            leaves in WORK
                                                   --mels and --resume
 8 package        all of these                     nothing: fills src/mosstalk/pocket
 9 curves         the stages' STAGE.jsonl          nothing: fills docs/img
+10 keep          data/, codes/                    nothing: writes both without sound to a file
+11 unkeep        that file                        data/ without sound, codes/: enough for 6
 
 Stages 2 to 7 use the first GPU where there is one and --smoke makes them small enough for
 a CPU. Parts of the data may be encoded one by one, as they are made, with the same number of
@@ -253,12 +255,40 @@ def curves(
         print(path)
 
 
+@app.command()
+def keep(
+    work: Work,
+    out: Annotated[Path, typer.Option(help="The file to write, e.g. kept.xz.")],
+    parts: Parts = "0",
+    hearings: Annotated[
+        int | None, typer.Option(min=1, help="Keep the first so many; else all.")
+    ] = None,
+) -> None:
+    """Stage 10: codes, labels and texts of encoded parts as one small file, without sound."""
+    from recipes.pocket.keep import keep as write_kept
+
+    size = write_kept(work, map(int, parts.split(",")), out, hearings)
+    print(f"{out}: {size:,} bytes")
+
+
+@app.command()
+def unkeep(
+    work: Work, kept: Annotated[Path, typer.Argument(help="A file that keep wrote.")]
+) -> None:
+    """Stage 11: the same codes, labels and texts in a folder again, to the bit."""
+    from recipes.pocket.keep import unkeep as write_shards
+
+    shards = write_shards(work, kept)
+    print(f"wrote {len(shards)} shards, {sum(shards.values()) * 0.08 / 3600:.1f} h")
+
+
 def main() -> None:
     """Run the command line."""
+    from recipes.pocket.keep import KeptError
     from recipes.pocket.package import PackageError
     from recipes.pocket.voices import ProgramError
 
-    run_stages(app, PackageError, ProgramError)
+    run_stages(app, KeptError, PackageError, ProgramError)
 
 
 if __name__ == "__main__":
