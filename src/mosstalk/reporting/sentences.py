@@ -8,7 +8,7 @@ HELD_OUT = Path(__file__).with_name("sentences.txt")
 """A hundred everyday sentences of 5 to 14 words, written for this bench; no training of ours
 reads them."""
 HELD_OUT_LONG = Path(__file__).with_name("long_sentences.txt")
-"""Two dozen of 24 to 32 words: mosstalk-pocket reads each as one reply, and hardly more at once."""
+"""Two dozen of 24 to 32 words: more than mosstalk-pocket reads as one reply."""
 
 
 def read_sentences(path: Path = HELD_OUT) -> tuple[str, ...]:
