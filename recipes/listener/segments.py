@@ -15,9 +15,9 @@ from recipes.listener.whisper import END, NO_TIMES, START
 
 SEGMENT = 30 * INPUT_RATE
 CODES = SEGMENT // INPUT_SAMPLES_PER_CODE
-STRETCH = (0.88, 1.14)
-"""Sound is played faster or slower by this at most: other pitches, other throats."""
-STRETCHED_SHARE = 0.5
+_STRETCH = (0.88, 1.14)
+"""Sound is played faster or slower by this at most."""
+_STRETCHED_SHARE = 0.5
 _ALONE_SHARE = 0.35
 _MOST_TEXT = 200
 
@@ -89,8 +89,7 @@ class Maker:
         packed = torch.zeros(rows, SEGMENT, device=device)
         stretch, plans, texts = [], [], []
         for row in range(rows):
-            stretched = self._draw.random() < STRETCHED_SHARE
-            factor = self._draw.uniform(*STRETCH) if stretched else 1.0
+            factor = drawn_stretch(self._draw)
             plan, text = self._plan(int(SEGMENT * min(1.0, factor)))
             for clip, begin in plan:
                 start, length = self._clips.starts[clip], self._clips.lengths[clip]
@@ -138,6 +137,11 @@ class Maker:
                 if factor == 1.0:
                     clips[row, first:last] = clip
         return speech, clips
+
+
+def drawn_stretch(draw: random.Random) -> float:
+    """How many times as fast a clip is played: other pitches, other throats; 1 for half of them."""
+    return draw.uniform(*_STRETCH) if draw.random() < _STRETCHED_SHARE else 1.0
 
 
 def _stretched(sound: Tensor, factor: Tensor) -> Tensor:

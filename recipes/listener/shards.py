@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
-from recipes.listener.segments import STRETCH, STRETCHED_SHARE
+from recipes.listener.segments import drawn_stretch
 from recipes.listener.speak import Reader, Reading, reader_of, spoken, style_of
 from recipes.listener.texts import TEACHER_KIND, Line
 from recipes.pocket.data import write_shard
@@ -114,11 +114,10 @@ def make_shards(
 
 
 def stretched(clip: Read, seed: int, number: int) -> Read:
-    """Half of the clips faster or slower, by the line's number: other pitches, other throats."""
-    draw = random.Random(f"{seed}/{number}/throat")
-    if draw.random() >= STRETCHED_SHARE:
+    """The clip faster, slower or as it is, by the line's number; its phones move along."""
+    factor = drawn_stretch(random.Random(f"{seed}/{number}/throat"))
+    if factor == 1.0:
         return clip
-    factor = draw.uniform(*STRETCH)
     places = np.arange(0, len(clip.heard) - 1, factor)
     heard = np.interp(places, np.arange(len(clip.heard)), clip.heard).astype(np.int16)
     phones = tuple((name, end / factor) for name, end in clip.phones)

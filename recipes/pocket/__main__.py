@@ -10,6 +10,7 @@ import torch
 import typer
 
 from mosstalk.config import LanguageModelConfig
+from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import SpecialIds
 from mosstalk.models.text_tokenizer import TextTokenizer
 from recipes.pocket.curves import LOGS
@@ -60,9 +61,13 @@ _TEXTS = 40_000
 
 def _load(work: Path, parts: str, *sound: str) -> Recordings:
     data = load_recordings(work / "data", pick_device(), map(int, parts.split(",")), sound=sound)
-    hours = data.codes.sum() * 0.08 / 3600
+    hours = _hours(int(data.codes.sum()))
     print(f"loaded {len(data.codes)} clips, {hours:.1f} h, {data.teacher_clips} of the teacher's")
     return data
+
+
+def _hours(codes: int) -> float:
+    return codes * INPUT_SAMPLES_PER_CODE / INPUT_RATE / 3600
 
 
 @app.command()
@@ -279,7 +284,7 @@ def unkeep(
     from recipes.pocket.keep import unkeep as write_shards
 
     shards = write_shards(work, kept)
-    print(f"wrote {len(shards)} shards, {sum(shards.values()) * 0.08 / 3600:.1f} h")
+    print(f"wrote {len(shards)} shards, {_hours(sum(shards.values())):.1f} h")
 
 
 def main() -> None:

@@ -221,8 +221,8 @@ def decode(
 ) -> Tensor:
     """Mel (B, 4T, 80) of codes (B, T), block-masked, after one prompt of codes and mel.
 
-    ``first``: the Euler step to begin with, where ``own`` (B, 4T, 80) is given at what lies there
-    between noise and it.
+    Euler's steps begin with ``first``: where ``own`` (B, 4T, 80) is given, part of the way from the
+    noise to it, else from the noise.
     """
     config = flow.config
     rows, prompt_frames = codes.shape[0], prompt[1].shape[0]

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.files import write_whole
 from recipes.pocket.data import codes_of, load_recordings
 
 _Array = NDArray[Any]
@@ -54,7 +55,9 @@ def keep(work: Path, parts: Iterable[int], out: Path, hearings: int | None = Non
     file = io.BytesIO()
     np.savez(file, labels=np.concatenate(labels), **arrays)
     out.parent.mkdir(parents=True, exist_ok=True)
-    return out.write_bytes(lzma.compress(file.getvalue(), preset=6))
+    kept = lzma.compress(file.getvalue(), preset=6)
+    write_whole(out, kept)
+    return len(kept)
 
 
 def unkeep(work: Path, kept: Path) -> dict[str, int]:

@@ -174,7 +174,8 @@ class Cropper:
             int(self._starts[index]) + (int(self._lengths[index]) - frames) // 2
             for index in chosen[:count]
         ]
-        return self._cut(torch.tensor(firsts, device=self.waves.device), frames)
+        first = torch.tensor(firsts, device=self.waves.device)
+        return self._cut(first, frames, torch.tensor(False, device=first.device))
 
     def recording(self, index: int, longest_frames: int) -> Tensor:
         """Sound (480 frames,) float of a recording's beginning."""
@@ -182,22 +183,20 @@ class Cropper:
         start = int(self._starts[index]) * MEL_FRAME_SAMPLES
         return self.waves[start : start + frames * MEL_FRAME_SAMPLES].float() / 32768
 
-    def _cut(self, first: Tensor, frames: int, true: Tensor | None = None) -> Crops:
+    def _cut(self, first: Tensor, frames: int, true: Tensor) -> Crops:
         """Crops of ``frames`` frames from ``first`` (B,), counted over all recordings.
 
-        ``true`` (B, 1, 1): whose mel is the recording's own even where there are others.
+        ``true`` bool (B, 1, 1), or one for all: whose mel is the recording's own even where there
+        are others.
         """
         around = torch.arange(-_CONTEXT_FRAMES, frames + _CONTEXT_FRAMES, device=first.device)
         inner = slice(_CONTEXT_FRAMES, _CONTEXT_FRAMES + frames)
         rows = self.waves.view(-1, MEL_FRAME_SAMPLES)[first[:, None] + around]
         wave = rows.float() / 32768
         places = first[:, None] + around[inner]
-        if self.mels is None:
-            mel = vocoder_mel(wave.flatten(1))[:, inner]
-        else:
-            mel = self.mels[places].float()
-            if true is not None:
-                mel = torch.where(true, vocoder_mel(wave.flatten(1))[:, inner], mel)
+        mel = vocoder_mel(wave.flatten(1))[:, inner]
+        if self.mels is not None:
+            mel = torch.where(true, mel, self.mels[places].float())
         return Crops(wave[:, inner].flatten(1), mel.mT.contiguous(), self.f0[places])
 
 
