@@ -136,6 +136,23 @@ def test_a_batch_of_predicted_mels_is_what_decoding_gives() -> None:
         torch.testing.assert_close(mel.T, alone, atol=1e-4, rtol=1e-4)
 
 
+def test_mels_that_begin_nearer_to_the_recordings_end_nearer_to_them() -> None:
+    torch.manual_seed(0)
+    flow = fresh(FlowDecoder(SMOKE_SIZES.flow)).eval()
+    codes = torch.randint(SMOKE_SIZES.flow.vocab_size, (3, 12))
+    prompt = (torch.randint(SMOKE_SIZES.flow.vocab_size, (10,)), torch.randn(40, 80))
+    own = 5 * torch.randn(3, 48, 80)
+
+    with torch.inference_mode():
+        from_noise = decode(flow, codes, prompt)
+        mels = [decode(flow, codes, prompt, own, first) for first in range(5)]
+
+    torch.testing.assert_close(mels[0], from_noise)
+    errors = [float((mel - own).square().mean()) for mel in mels]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[4] < errors[0] / 2
+
+
 @trained
 def test_the_chain_ends_in_a_model_that_loads_and_speaks(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")

@@ -270,6 +270,21 @@ def test_slips_touch_replies_alone_and_as_often_as_they_should() -> None:
     assert int(read[..., 1][changed[..., 1]].max()) < CONFIG.eosp_token_id
 
 
+def test_some_of_what_is_heard_slips_and_nothing_of_what_a_user_writes() -> None:
+    one = conversation()
+    batch = Batch(*(part.repeat(300, *[1] * (part.ndim - 1)) for part in astuple(one)))
+    heard = replace(batch, learned=torch.zeros_like(batch.learned))
+
+    read = with_slips(CONFIG, heard, SLIPS)
+
+    changed = read != heard.rows
+    codes = (heard.rows[..., 0] == PAD) & (heard.rows[..., 1] < CONFIG.eosp_token_id)
+    assert bool(codes.any())
+    assert float(changed[..., 1][codes].float().mean()) == pytest.approx(0.08, abs=0.02)
+    assert not bool(changed[..., 0].any())
+    assert not bool(changed[..., 1][~codes].any())
+
+
 def test_marks_within_replies_never_slip() -> None:
     batch = conversation()
     batch.rows[0, 29, 1] = CONFIG.eosp_token_id

@@ -16,7 +16,7 @@ from mosstalk.constants import INPUT_SAMPLES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import SYSTEM_PROMPTS, SpecialIds, SpeechSegment, TextSegment
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.listener.__main__ import app
-from recipes.listener.shards import phones_of, readers
+from recipes.listener.shards import phones_of, readers, stretched
 from recipes.listener.texts import TEACHER_KIND, Line, read_lines
 from recipes.pocket.data import PHONES, load_recordings, write_shard
 from recipes.pocket.examples import Exchange, Maker, build, read_dialogues, train_text_tokenizer
@@ -133,6 +133,25 @@ def test_phones_last_as_long_as_their_symbols() -> None:
     assert [end for _, end in found] == pytest.approx([0.1, 0.15, 0.225, 0.25, 0.4])
     assert {name for name, _ in phones_of("ab\u02c8", [1] * 5)} == {"pau", "aa", "b", ""}
     assert {"aa", "uw", "pau"} <= set(PHONES)
+
+
+def test_half_of_the_clips_are_played_at_another_speed_and_their_phones_with_them() -> None:
+    tone = (10_000 * np.sin(np.arange(16_000) * (2 * np.pi * 200 / 16_000))).astype(np.int16)
+    clip = Clip("A.", KOKORO, tone, phones=(("aa", 0.4), ("pau", 1.0)))
+
+    made = [stretched(clip, 0, number) for number in range(200)]
+
+    others = [one for one in made if one is not clip]
+    assert 70 <= len(others) <= 130
+    factors = np.array([len(tone) / len(one.heard) for one in others])
+    assert 0.875 < factors.min() < 0.9
+    assert 1.12 < factors.max() < 1.145
+    for one, factor in zip(others, factors, strict=True):
+        assert [end * factor for _, end in one.phones] == pytest.approx([0.4, 1.0], rel=1e-3)
+        crossings = int((np.diff(np.signbit(one.heard)) != 0).sum())
+        assert crossings == pytest.approx(400, abs=3)  # as many periods, in another time
+    number = next(number for number, one in enumerate(made) if one is not clip)
+    assert np.array_equal(stretched(clip, 0, number).heard, made[number].heard)
 
 
 def test_the_teacher_reads_what_is_hers_and_others_the_rest() -> None:

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mosstalk.config import HiftConfig
+from mosstalk.constants import MEL_FRAME_SAMPLES
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.hift import HiftVocoder
 from recipes.pocket import vocoder
@@ -288,6 +289,20 @@ def find(whole: Tensor, part: Tensor) -> int:
     matches = (starts == part).all(dim=1).nonzero()[:, 0]
     assert len(matches) == 1
     return int(matches[0]) * FRAME
+
+
+def test_half_of_the_crops_have_the_recordings_own_mel_and_validation_has_none(
+    clips: Spoken,
+) -> None:
+    torch.manual_seed(0)
+    other = torch.full((clips.waves.shape[0] // MEL_FRAME_SAMPLES, 80), 99.0)
+    cropper = Cropper(clips, 16, other)
+
+    given = (cropper.draw(400).mel == 99.0).flatten(1)
+
+    assert torch.equal(given.all(1), given.any(1))
+    assert float(given[:, 0].float().mean()) == pytest.approx(0.5, abs=0.1)
+    assert bool((cropper.validation(4, 16).mel == 99.0).all())
 
 
 def test_recordings_held_out_are_never_drawn() -> None:
