@@ -54,7 +54,7 @@ FLOW = FlowConfig(
     n_timesteps=5,
 )
 
-HIFT = HiftConfig(base_channels=128, f0_channels=96)
+HIFT = HiftConfig(base_channels=256, f0_channels=96)
 
 PREPROCESSING: dict[str, Any] = PREPROCESSOR | {"feature_size": CODEC["num_mel_bins"]}
 

@@ -6,6 +6,7 @@ it from pitch found in the recordings. Writes ``vocoder.safetensors`` (averaged 
 """
 
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import soundfile
@@ -19,9 +20,11 @@ from mosstalk.models.hift import HiftVocoder
 from mosstalk.numerics.rng import normal
 from recipes.pocket.data import Spoken
 from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_loss
+from recipes.pocket.recorded import Recorded
 from recipes.pocket.sizes import HIFT, SMOKE_HIFT
-from recipes.pocket.training import Averaged, Budget, Run, adamw, fresh, load_weights, save_weights
+from recipes.pocket.training import Averaged, Budget, Run, adamw, load_weights, save_weights
 from recipes.pocket.vocoder_crops import Cropper, Crops, perturbed
+from recipes.pocket.vocoder_network import initial_vocoder, load_vocoder
 
 STFT_SIZES = (512, 1024, 2048)
 """FFT sizes of the spectral loss (Yamamoto et al. 2020, Parallel WaveGAN)."""
@@ -89,11 +92,6 @@ _MEL_WEIGHT, _STFT_WEIGHT, _SCORE_WEIGHT, _FEATURES_WEIGHT = 15.0, 1.0, 2.0, 6.0
 _SAVE_EVERY_S = 60.0
 _STEEPEST = 100.0
 """Norm to which gradients are cut."""
-_MEL_CENTRE, _MEL_SPREAD = -6.0, 2.5
-_QUIET_LOG_MAGNITUDE = -4.0
-_CALM = 0.1
-_SOURCE_WEIGHT = 0.5
-_PITCH_CENTRE_HZ, _PITCH_SPREAD_HZ = 100.0, 50.0
 _VALIDATION_CROPS, _VALIDATION_FRAMES = 16, 150
 _SAMPLES, _LONGEST_SAMPLE_FRAMES = 3, 500
 
@@ -110,13 +108,13 @@ class Plan:
     rate: float = 5e-4
     critic_rate: float = 2e-4
     pitch_rate: float = 1e-3
-    critics_from: float = 0.25
+    critics_from: float = 0.1
     """Share of the budget after which the discriminators join."""
-    own_pitch_from: float = 0.1
+    own_pitch_from: float = 0.05
     """Share of the budget after which the source follows the predicted pitch."""
 
 
-POCKET = Plan(HIFT, 32, 48, 32)
+POCKET = Plan(HIFT, 32, 32, 32)
 SMOKE = Plan(SMOKE_HIFT, 10, 4, 4)
 _SMOKE_STEPS, _SMOKE_MINUTES = 12, 0.15
 
@@ -148,35 +146,6 @@ def train(data: Spoken, run: Run, mels: Tensor | None = None) -> Path:
     return folder / WEIGHTS_FILE
 
 
-def initial_vocoder(config: HiftConfig) -> HiftVocoder:
-    """A vocoder to train from: torch's weights, scaled for what goes in and comes out.
-
-    Mels are centred by the first layers, sound begins quiet and smooth, pitch begins between
-    speech and none.
-    """
-    vocoder = HiftVocoder(config)
-    fresh(vocoder)
-    with torch.no_grad():
-        _centre_input(vocoder.conv_pre)
-        _centre_input(vocoder.f0_predictor.condnet[0])
-        vocoder.f0_predictor.classifier.weight *= _PITCH_SPREAD_HZ
-        vocoder.f0_predictor.classifier.bias.fill_(_PITCH_CENTRE_HZ)
-        vocoder.m_source.l_linear.weight.fill_(_SOURCE_WEIGHT)
-        vocoder.m_source.l_linear.bias.zero_()
-        vocoder.conv_post.weight *= _CALM
-        assert vocoder.conv_post.bias is not None
-        vocoder.conv_post.bias.zero_()[: config.istft_n_fft // 2 + 1] = _QUIET_LOG_MAGNITUDE
-    return vocoder
-
-
-def _centre_input(layer: nn.Module) -> None:
-    """Change a convolution so that it does to a mel what it did to a centred one."""
-    assert isinstance(layer, nn.Conv1d)
-    assert layer.bias is not None
-    layer.weight /= _MEL_SPREAD
-    layer.bias -= _MEL_CENTRE * layer.weight.sum(dim=(1, 2))
-
-
 def speak(vocoder: HiftVocoder, mel: Tensor, f0: Tensor) -> Tensor:
     """Sound (B, N) of mels (B, 80, T) at pitch ``f0`` (B, T).
 
@@ -202,7 +171,7 @@ class Trainer:
         self.critics = Discriminators(plan.critic_width).to(device)
         self.seasoned = False
         if resume:
-            load_weights(self.vocoder, resume)
+            load_vocoder(self.vocoder, resume)
             beside = resume.with_name(CRITICS_FILE)
             self.seasoned = beside.exists()
             if self.seasoned:
@@ -250,24 +219,34 @@ class Trainer:
 
         ``progress`` is the share of the budget used: it says which losses there are.
         """
-        mel = perturbed(crops.mel)
-        found = self.vocoder.f0_predictor(mel)
         own = progress >= self.plan.own_pitch_from
-        made = speak(self.vocoder, mel, found if own else crops.f0)
-        losses = self.spectral(made, crops.wave) | {"f0": _distance(found, crops.f0)}
+        judged = self.seasoned or progress >= self.plan.critics_from
+        losses = self._gradients(own, judged)(perturbed(crops.mel), crops.wave, crops.f0)
+        if judged and not _descend(self._critics):
+            self.skipped += 1
+        return losses, _descend(self._others, self._pitch)
+
+    @cache  # noqa: B019 - one of each kind for the trainer's life
+    def _gradients(self, own: bool, judged: bool) -> Recorded:
+        """What fills the gradients of all: ``own`` is whose pitch the source has."""
+        parameters = [*self.vocoder.parameters(), *self.critics.parameters()]
+        return Recorded(partial(self._losses, own, judged), parameters)
+
+    def _losses(
+        self, own: bool, judged: bool, mel: Tensor, wave: Tensor, f0: Tensor
+    ) -> dict[str, Tensor]:
+        found = self.vocoder.f0_predictor(mel)
+        made = speak(self.vocoder, mel, found if own else f0)
+        losses = self.spectral(made, wave) | {"f0": _distance(found, f0)}
         total = _MEL_WEIGHT * losses["mel"] + _STFT_WEIGHT * losses["stft"] + losses["f0"]
-        if self.seasoned or progress >= self.plan.critics_from:
-            losses["critics"] = self._teach_critics(made.detach(), crops.wave)
-            told = vocoder_loss(self._features(made, crops.wave, learning=False))
+        if judged:
+            losses["critics"] = critic_loss(self._features(made.detach(), wave, learning=True))
+            losses["critics"].backward()
+            told = vocoder_loss(self._features(made, wave, learning=False))
             losses |= {"score": told.score, "features": told.features}
             total = total + _SCORE_WEIGHT * told.score + _FEATURES_WEIGHT * told.features
-        return losses, _descend(total, self._others, self._pitch)
-
-    def _teach_critics(self, made: Tensor, real: Tensor) -> Tensor:
-        loss = critic_loss(self._features(made, real, learning=True))
-        if not _descend(loss, self._critics):
-            self.skipped += 1
-        return loss
+        total.backward()
+        return losses
 
     def _features(
         self, made: Tensor, real: Tensor, *, learning: bool
@@ -286,11 +265,8 @@ class Trainer:
         save_weights(self.critics, run.folder / CRITICS_FILE, {"step": run.step})
 
 
-def _descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> bool:
-    """Step every optimizer down ``loss``; touch nothing and return False if it is not finite."""
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    loss.backward()
+def _descend(*optimizers: torch.optim.Optimizer) -> bool:
+    """Step every optimizer; touch nothing and return False if a gradient is not finite."""
     norms = [
         nn.utils.clip_grad_norm_(group["params"], _STEEPEST)
         for optimizer in optimizers

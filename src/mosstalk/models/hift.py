@@ -221,13 +221,14 @@ class HiftVocoder(nn.Module):
         config = self.config
         log_magnitude, phase = x.chunk(2, dim=1)
         magnitude, angle = log_magnitude.exp().clamp_max(MAGNITUDE_LIMIT), phase.sin()
-        wave = torch.istft(
-            torch.complex(magnitude * angle.cos(), magnitude * angle.sin()),
-            config.istft_n_fft,
-            config.istft_hop,
-            window=_window(config, x.device),
-        )
+        wave = self.inverse_stft(torch.complex(magnitude * angle.cos(), magnitude * angle.sin()))
         return wave.clamp(-config.audio_limit, config.audio_limit)
+
+    def inverse_stft(self, spectrum: Tensor) -> Tensor:
+        """Sound (B, hop (frames - 1)) of spectra (B, n_fft // 2 + 1, frames), complex."""
+        config = self.config
+        window = _window(config, spectrum.device)
+        return torch.istft(spectrum, config.istft_n_fft, config.istft_hop, window=window)
 
 
 def _source_down(spectrum: int, width: int, stride: int) -> nn.Conv1d:
