@@ -51,6 +51,11 @@ _READ_ALOUD = 0.85
 """Share of the teacher's clips whose text is read aloud; the others are written down."""
 _WRITTEN_ALONE = 0.07
 """Share of the dialogues whose answers are asked for in writing."""
+_INSTRUCTED = 0.25
+"""Share of the dialogues with instructions of a client's own, which ask for nothing new."""
+_REPLACED = 0.3
+"""Share of those that have no other prompt."""
+_INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text().splitlines()
 _DIGITS = 0.4
 """Share of typed texts with their numbers in digits."""
 _ROWS_OF_NO_SPEECH = 2
@@ -158,20 +163,22 @@ class Maker:
             return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(clip),))
         return Task(TRANSCRIBE_PROMPT, self.heard(clip), (self.written(clip),), clip)
 
-    def answered(self, exchange: Exchange, kind: str = "speech") -> Task:
+    def answered(self, exchange: Exchange, kind: str = "speech", prompt: str | None = None) -> Task:
         """A question, typed or heard, and its answer: written, and then spoken by the teacher.
 
         Where the teacher has not read the answer, and for the ``kind`` "text", it is written alone.
+        The ``prompt`` is that of its kind if None.
         """
+        prompt = SYSTEM_PROMPTS[kind] if prompt is None else prompt
         said = self.by_text.get(exchange.answer)
         reply: tuple[Segment, ...] = (self._text(exchange.answer),)
         if kind == "speech":
             reply += (SpeechSegment(()) if said is None else self.spoken(said),)
         heard = self.readers.get(exchange.asked)
         if heard is None or self.draw.random() < _TYPED:
-            return Task(SYSTEM_PROMPTS[kind], self._typed(exchange.asked), reply)
+            return Task(prompt, self._typed(exchange.asked), reply)
         clip = self.draw.choice(heard)
-        return Task(SYSTEM_PROMPTS[kind], self.heard(clip), reply, clip)
+        return Task(prompt, self.heard(clip), reply, clip)
 
     def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
@@ -213,7 +220,20 @@ class Maker:
     def dialogue(self, exchanges: list[Exchange]) -> Example:
         """A conversation of questions and answers, most of which are spoken."""
         kind = "text" if self.draw.random() < _WRITTEN_ALONE else "speech"
-        return self._conversation([self.answered(each, kind) for each in exchanges])
+        prompt = self._prompt(kind)
+        return self._conversation([self.answered(each, kind, prompt) for each in exchanges])
+
+    def _prompt(self, kind: str) -> str:
+        """The prompt of a ``kind`` of reply, now and then with a client's own instructions.
+
+        They follow it; now and then they stand in the place of that for speech.
+        """
+        own = SYSTEM_PROMPTS[kind]
+        if self.draw.random() >= _INSTRUCTED:
+            return own
+        instructions = self.draw.choice(_INSTRUCTIONS)
+        replaced = kind == "speech" and self.draw.random() < _REPLACED
+        return instructions if replaced else f"{own} {instructions}"
 
     def _conversation(self, tasks: list[Task]) -> Example:
         conversation = Conversation(self.ids, self.tokenizer.encode)

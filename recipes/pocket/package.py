@@ -1,7 +1,4 @@
-"""The package stage: trained weights in the published layout, in 8 bits, with the voice.
-
-The vocoder is in float16: its sound is what one hears.
-"""
+"""The package stage: trained weights in the published layout, in 8 bits, with the voice."""
 
 import json
 import shutil
@@ -118,7 +115,8 @@ def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
     _write_json(flow / "config.json", sizes.flow.to_dict())
     _write_json(flow / "hift.json", sizes.hift.to_dict())
     torch.save(_small(load_file(work / "flow.safetensors")), flow / f"{STREAMING_FLOW}.pt")
-    torch.save(dict(_weight_normed(load_file(work / "vocoder.safetensors"))), flow / "hift.pt")
+    vocoder = load_file(work / "vocoder.safetensors")
+    torch.save(_small(dict(_weight_normed(vocoder))), flow / "hift.pt")
     write_x_vector_model(flow / X_VECTOR_FILE, sizes.flow.spk_embed_dim, seed=0, hidden=16)
 
 
