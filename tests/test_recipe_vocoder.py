@@ -25,6 +25,7 @@ from recipes.pocket.discriminators import Discriminators, critic_loss, vocoder_l
 from recipes.pocket.training import Budget, Run, load_weights
 from recipes.pocket.vocoder import SpectralLoss
 from recipes.pocket.vocoder_crops import Cropper, perturbed, pitch
+from recipes.pocket.vocoder_network import initial_vocoder
 
 RATE = 24_000
 FRAME = 480
@@ -81,7 +82,7 @@ def spoken(folder: Path) -> list[Tensor]:
 @lru_cache
 def small_vocoder() -> HiftVocoder:
     torch.manual_seed(0)
-    return vocoder.initial_vocoder(SMALL)
+    return initial_vocoder(SMALL)
 
 
 # Pitch.
@@ -180,7 +181,7 @@ def test_a_batch_of_mels_is_the_mels_of_its_members() -> None:
 
 def test_losses_reach_every_parameter() -> None:
     torch.manual_seed(0)
-    model, critics = vocoder.initial_vocoder(SMALL), Discriminators(4)
+    model, critics = initial_vocoder(SMALL), Discriminators(4)
     real = torch.stack([tone(200.0, 0.4), hiss(0.4)])
     mel = vocoder_mel(real).mT
     found = model.f0_predictor(mel)
@@ -210,7 +211,7 @@ def test_centred_inputs_are_the_same_convolution() -> None:
     torch.manual_seed(0)
     plain = HiftVocoder(SMALL).conv_pre
     torch.manual_seed(0)
-    centred = vocoder.initial_vocoder(SMALL).conv_pre
+    centred = initial_vocoder(SMALL).conv_pre
     mel = torch.randn(1, 80, 20) * 2.5 - 6
 
     inner = slice(3, -3)  # away from the padding
