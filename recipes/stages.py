@@ -8,7 +8,7 @@ import torch
 import typer
 
 Work = Annotated[Path, typer.Option(help="Folder of all stages' files.")]
-Minutes = Annotated[float, typer.Option(help="Train for at most this long.")]
+Minutes = Annotated[float, typer.Option(help="Train for at most this long, loading included.")]
 Steps = Annotated[int, typer.Option(help="Train for at most this many steps.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same draws.")]
 NO_LIMIT = 10_000_000

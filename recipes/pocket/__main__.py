@@ -40,6 +40,8 @@ stage            needs                            leaves in WORK
 9 curves         the stages' STAGE.jsonl          nothing: fills docs/img
 10 keep          data/, codes/                    nothing: writes both without sound to a file
 11 unkeep        that file                        data/ without sound, codes/: enough for 6
+12 whole         what recipes.listener's shards   package/, and what all stages leave: runs shards
+                 needs, a tokenizer, dialogues    and 4 to 8 on all cards, ended by the clock
 
 Stages 2 to 7 use the first GPU where there is one and --smoke makes them small enough for
 a CPU. Parts of the data may be encoded one by one, as they are made, with the same number of
@@ -178,6 +180,7 @@ def language_model(
     from recipes.pocket import language_model as stage
     from recipes.pocket.examples import Maker, build, read_dialogues, split_by_text
 
+    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume)
     data, device = _load(work, parts), pick_device()
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)
@@ -196,7 +199,6 @@ def language_model(
         maker, split.held_out, device, seed=seed - 1, dialogues=[list(each) for each in kept]
     )
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
-    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume)
     stage.train(examples, held_out, config, run, rate, listening)
 
 
@@ -234,7 +236,7 @@ def package(
     out: Annotated[Path, typer.Option(help="Folder that gets model/ and codec/.")] = SHIPPED,
     smoke: Smoke = False,
 ) -> None:
-    """Stage 8: write the weights as they ship; refuses more than 25,000,000 bytes."""
+    """Stage 8: write the weights as they ship; refuses more than 40,000,000 bytes."""
     from recipes.pocket.package import package as write
 
     if smoke and out.resolve() == SHIPPED:
@@ -287,13 +289,34 @@ def unkeep(
     print(f"wrote {len(shards)} shards, {_hours(sum(shards.values())):.1f} h")
 
 
+@app.command()
+def whole(
+    work: Work,
+    kept: Annotated[Path, typer.Option(help="A tokenizer that recipes.listener kept.")],
+    dialogues: Annotated[
+        list[Path], typer.Option(help="A file of recipes.answers; may be named again.")
+    ],
+    minutes: Annotated[float, typer.Option(help="All of it ends after so long.")] = 28,
+    cards: Annotated[int, typer.Option(help="GPUs to use.")] = max(1, torch.cuda.device_count()),
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of earlier weights to go on from.")
+    ] = None,
+    smoke: Smoke = False,
+) -> None:
+    """Stage 12: all stages at once. A second call leaves out what has ended well."""
+    from recipes.pocket.whole import Runner, Whole
+
+    Runner(Whole(work, kept, dialogues, cards, resume, smoke), minutes).run()
+
+
 def main() -> None:
     """Run the command line."""
     from recipes.pocket.keep import KeptError
     from recipes.pocket.package import PackageError
     from recipes.pocket.voices import ProgramError
+    from recipes.pocket.whole import WholeError
 
-    run_stages(app, KeptError, PackageError, ProgramError)
+    run_stages(app, KeptError, PackageError, ProgramError, WholeError)
 
 
 if __name__ == "__main__":

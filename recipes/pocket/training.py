@@ -33,6 +33,8 @@ class Budget:
 class Run:
     """One stage's training run: iterate over ``steps`` and ``learn`` or ``record`` losses.
 
+    Its minutes begin when it is made: what is loaded after that counts too.
+
     ``resume``: weights of an earlier run to begin from; ``smoke``: tiny sizes. The learning rate
     follows the larger of the shares of steps and of minutes used, so a run that is cut short by the
     clock still ends with a small one.
@@ -94,7 +96,7 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """Step numbers until the budget is used up, with a line of progress now and then."""
-        self._started, last = time.monotonic(), 0.0
+        last = self.elapsed_s
         while self.progress < 1:
             yield self.step
             self.step += 1

@@ -116,7 +116,7 @@ class Plan:
 
 POCKET = Plan(HIFT, 32, 32, 32)
 SMOKE = Plan(SMOKE_HIFT, 10, 4, 4)
-_SMOKE_STEPS, _SMOKE_MINUTES = 12, 0.15
+_SMOKE_STEPS, _SMOKE_MINUTES = 12, 2.0
 
 
 def train(data: Spoken, run: Run, mels: Tensor | None = None) -> Path:

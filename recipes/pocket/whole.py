@@ -1,0 +1,199 @@
+"""The whole training by one command: all stages on the cards there are, ended by the clock.
+
+Each stage is a process of its own. It begins when the stages before it have ended and the files
+that it reads are there. One that ended well leaves a mark, so that another call goes on from there.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARKS = "whole"
+"""Folder in WORK of each stage's log and mark."""
+_ROOT = Path(__file__).parents[2]
+_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.2, 0.56, 0.97
+"""Shares of the time at which reading, the flow, and all training ends."""
+_READERS = 3
+"""Processes that read at once on one card: alone, one leaves it idle half of the time."""
+_LOOK_EVERY_S, _TELL_EVERY_S = 0.5, 30.0
+_LEAST_MINUTES = 0.1
+_TAIL_LINES = 12
+
+
+class WholeError(RuntimeError):
+    """A stage failed, or waits for a file that nothing makes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage: ``python -m`` ``argv`` on ``card``, after other jobs, once ``files`` are there.
+
+    ``until`` is the share of the whole time at which it ends; None if it ends by itself.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    card: int = 0
+    after: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A training in ``work`` on ``cards`` cards, to begin from a ``kept`` tokenizer.
+
+    ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights.
+    """
+
+    work: Path
+    kept: Path
+    dialogues: Sequence[Path]
+    cards: int = 1
+    resume: Path | None = None
+    smoke: bool = False
+
+    def jobs(self) -> list[Job]:
+        """Readers, encoders, then the language model beside flow and vocoder, then the package."""
+        readers = _READERS * self.cards
+        made = [self._reader(part, readers) for part in range(readers)]
+        tokenizer = str(self.work / "tokenizer.safetensors")
+        give = ("recipes.listener", "give", str(self.kept), tokenizer)
+        made.append(Job("give", give, files=(self.kept,)))
+        read = tuple(job.name for job in made)
+        encoded = tuple(f"encode-{card}" for card in range(self.cards))
+        for card, name in enumerate(encoded):
+            argv = self._stage("encode", range(card, readers, self.cards), "--hearings", "4")
+            made.append(Job(name, argv, card, read))
+        parts, talks = range(readers), [t for p in self.dialogues for t in ("--dialogues", str(p))]
+        return [
+            *made,
+            Job(
+                "language-model",
+                self._stage("language-model", parts, "--passes", "2", *talks),
+                self.cards - 1, encoded, tuple(self.dialogues), _TRAIN_UNTIL,
+            ),
+            Job("flow", self._stage("flow", parts), 0, encoded, (), _FLOW_UNTIL),
+            Job("predict", self._stage("predict", parts), 0, ("flow",)),
+            Job("vocoder", self._stage("vocoder", parts, "--mels"), 0, ("predict",), (),
+                _TRAIN_UNTIL),
+            Job("package", self._stage("package", None, "--out", str(self.work / "package")), 0,
+                ("vocoder", "language-model")),
+        ]  # fmt: skip
+
+    def _reader(self, part: int, parts: int) -> Job:
+        argv = ("recipes.listener", "shards", "--work", str(self.work))
+        argv += ("--part", str(part), "--parts", str(parts))
+        name = f"read-{part}"
+        return Job(name, argv, part % self.cards, (), (self.work / "lines.xz",), _READ_UNTIL)
+
+    def _stage(self, stage: str, parts: range | None, *options: str) -> tuple[str, ...]:
+        argv = ["recipes.pocket", stage, "--work", str(self.work), *options]
+        argv += [] if parts is None else ["--parts", ",".join(map(str, parts))]
+        return (*argv, "--smoke") if self.smoke else tuple(argv)
+
+    def earlier(self, stage: str) -> Path | None:
+        """Weights to go on from: what a call before left in ``work``, else those of ``resume``."""
+        name = f"{stage.replace('-', '_')}.safetensors"
+        folders = [self.work, *([self.resume] if self.resume else [])]
+        return next((folder / name for folder in folders if (folder / name).exists()), None)
+
+
+@dataclass
+class Runner:
+    """Runs the jobs of ``whole`` until all have ended, within ``minutes``."""
+
+    whole: Whole
+    minutes: float
+    _began: float = field(default_factory=time.monotonic)
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run every job that has no mark; raise WholeError where one fails or can never begin."""
+        (self.whole.work / MARKS).mkdir(parents=True, exist_ok=True)
+        jobs, told, failed = self.whole.jobs(), 0.0, list[str]()
+        while waiting := [job for job in jobs if not self._mark(job).exists()]:
+            failed += self._ended(jobs)
+            for job in waiting:
+                if job.name not in self._running and job.name not in failed and self._ready(job):
+                    self._start(job)
+            if not self._running:
+                self._tell_why(jobs, failed)
+                return
+            if time.monotonic() - told > _TELL_EVERY_S:
+                told = time.monotonic()
+                self._tell()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _mark(self, job: Job) -> Path:
+        return self.whole.work / MARKS / f"{job.name}.done"
+
+    def _log(self, name: str) -> Path:
+        return self.whole.work / MARKS / f"{name}.log"
+
+    def _ready(self, job: Job) -> bool:
+        marks = [self.whole.work / MARKS / f"{name}.done" for name in job.after]
+        return all(path.exists() for path in (*marks, *job.files))
+
+    def _start(self, job: Job) -> None:
+        argv = [sys.executable, "-m", *job.argv, *self._limits(job)]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(job.card)}
+        with self._log(job.name).open("ab") as log:
+            self._running[job.name] = subprocess.Popen(
+                argv, cwd=_ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        self._say(f"{job.name} begins: {' '.join(argv[2:])}")
+
+    def _limits(self, job: Job) -> list[str]:
+        if job.until is None:
+            return []
+        left = max(_LEAST_MINUTES, job.until * self.minutes - self._elapsed_s / 60)
+        if job.name.startswith("read-"):
+            return ["--seconds", f"{60 * left:.1f}"]
+        weights = self.whole.earlier(job.name)
+        resume = [] if weights is None else ["--resume", str(weights)]
+        return ["--minutes", f"{left:.3f}", *resume]
+
+    def _ended(self, jobs: list[Job]) -> list[str]:
+        """Forget who has ended, and mark whoever ended well; return the names of the others."""
+        failed = []
+        for job in jobs:
+            status = self._running[job.name].poll() if job.name in self._running else None
+            if status is None:
+                continue
+            del self._running[job.name]
+            self._say(f"{job.name} has ended, status {status}")
+            if status:
+                failed.append(job.name)
+            else:
+                self._mark(job).touch()
+        return failed
+
+    def _tell_why(self, jobs: list[Job], failed: list[str]) -> None:
+        """Raise for what is left, if anything is."""
+        left = [job for job in jobs if not self._mark(job).exists()]
+        if failed:
+            tails = [self._log(name).read_text(errors="replace").splitlines() for name in failed]
+            told = [f"{n}: {line}" for n, t in zip(failed, tails, strict=True)
+                    for line in t[-_TAIL_LINES:]]  # fmt: skip
+            raise WholeError("\n".join([f"failed: {', '.join(failed)}", *told]))
+        missing = [path for job in left for path in job.files if not path.exists()]
+        if missing:
+            raise WholeError(f"{missing[0]}: no stage makes this file, and one waits for it")
+
+    def _tell(self) -> None:
+        for name in self._running:
+            lines = self._log(name).read_text(errors="replace").splitlines()
+            if lines:
+                self._say(f"{name}: {lines[-1][:150]}")
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _say(self, text: str) -> None:
+        print(f"{self._elapsed_s:6.0f} s  {text}", flush=True)

@@ -1,0 +1,105 @@
+"""The whole training by one command: what begins when, and what a second call leaves out."""
+
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from test_recipe import recipe, trained, write_data
+
+from recipes.pocket.whole import MARKS, Job, Runner, Whole, WholeError
+
+
+def whole(work: Path, cards: int = 1) -> Whole:
+    return Whole(work, work / "kept.safetensors", [work / "talks.jsonl"], cards, smoke=True)
+
+
+def mark(work: Path, *names: str) -> None:
+    (work / MARKS).mkdir(exist_ok=True)
+    for name in names:
+        (work / MARKS / f"{name}.done").touch()
+
+
+def test_jobs_stand_after_all_that_they_wait_for_and_every_card_has_some() -> None:
+    jobs = whole(Path("work"), cards=2).jobs()
+
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    for place, job in enumerate(jobs):
+        assert set(job.after) <= set(names[:place])
+    assert {job.card for job in jobs} == {0, 1}
+
+
+def test_every_part_that_is_read_is_encoded_once_and_learned_from() -> None:
+    jobs = whole(Path("work"), cards=2).jobs()
+
+    def parts(prefix: str) -> list[int]:
+        argvs = [job.argv for job in jobs if job.name.startswith(prefix)]
+        return sorted(int(n) for a in argvs for n in a[a.index("--parts") + 1].split(","))
+
+    readers = [job.argv for job in jobs if job.name.startswith("read-")]
+    read = sorted(int(argv[argv.index("--part") + 1]) for argv in readers)
+    assert read == parts("encode") == parts("language-model") == parts("flow") == list(range(6))
+
+
+def test_a_file_that_nothing_makes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WholeError, match=r"lines\.xz: no stage makes"):
+        Runner(whole(tmp_path), 1.0).run()
+
+
+def test_a_job_that_fails_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    mark(tmp_path, "read-0", "read-1", "read-2")
+    (tmp_path / "kept.safetensors").write_bytes(b"no weights")
+
+    with pytest.raises(WholeError) as raised:
+        Runner(whole(tmp_path), 1.0).run()
+
+    assert str(raised.value).startswith("failed: give")
+    assert "give: " in str(raised.value)
+
+
+def test_training_ends_at_its_share_of_the_time_that_is_left(tmp_path: Path) -> None:
+    runner = Runner(whole(tmp_path), 10.0, time.monotonic() - 60)
+
+    option, left, *rest = runner._limits(Job("flow", (), until=0.5))
+    reader, seconds = runner._limits(Job("read-0", (), until=0.2))
+
+    assert (option, reader, rest) == ("--minutes", "--seconds", [])
+    assert 3.9 < float(left) <= 4.0
+    assert 59 < float(seconds) <= 60
+
+
+def test_a_second_call_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> None:
+    for folder in ("old", "work"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "old" / "flow.safetensors").touch()
+    (tmp_path / "old" / "vocoder.safetensors").touch()
+    (tmp_path / "work" / "flow.safetensors").touch()
+    training = Whole(tmp_path / "work", tmp_path, [], resume=tmp_path / "old")
+
+    assert training.earlier("flow") == tmp_path / "work" / "flow.safetensors"
+    assert training.earlier("vocoder") == tmp_path / "old" / "vocoder.safetensors"
+    assert training.earlier("language-model") is None
+
+
+@trained
+def test_from_clips_to_a_package_and_again_only_what_is_missing(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    write_data(work / "data")
+    for part in (1, 2):
+        for path in list((work / "data").glob("00-*")):
+            path.with_name(f"{part:02}{path.name[2:]}").write_bytes(path.read_bytes())
+    recipe("tokenizer", "--work", work, "--smoke", "--minutes", "5", "--steps", "4")
+    (work / "talks.jsonl").write_text('{"turns": [{"user": "Hello.", "answer": "Hi."}]}\n' * 60)
+    mark(work, "read-0", "read-1", "read-2", "give")
+    options = ("whole", "--work", work, "--kept", work, "--smoke", "--cards", "1")
+    options += ("--dialogues", work / "talks.jsonl", "--minutes", "0.4")
+
+    said = recipe(*options)
+
+    assert "language-model has ended, status 0" in said
+    assert load_file(work / "package" / "model" / "model.safetensors")
+    (work / MARKS / "package.done").unlink()
+    again = recipe(*options)
+    assert "package has ended, status 0" in again
+    assert "language-model" not in again
