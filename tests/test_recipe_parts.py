@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
-from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.constants import (
+    INPUT_SAMPLES_PER_CODE,
+    MEL_FRAMES_PER_CODE,
+    OUTPUT_SAMPLES_PER_CODE,
+)
+from mosstalk.models.features import vocoder_mel
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.language_model import LanguageModel
 from recipes.pocket import flow, language_model
@@ -28,7 +33,15 @@ from recipes.pocket.corpus import (
     sentences,
     texts,
 )
-from recipes.pocket.data import PHONES, UNLABELLED, frame_labels, length_batches
+from recipes.pocket.data import (
+    PHONES,
+    UNLABELLED,
+    Recordings,
+    frame_labels,
+    length_batches,
+    load_recordings,
+    write_shard,
+)
 from recipes.pocket.examples import Examples, split_by_text
 from recipes.pocket.language_model import (
     SLIPS,
@@ -39,8 +52,10 @@ from recipes.pocket.language_model import (
     with_slips,
 )
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
+from recipes.pocket.recorded import Recorded
 from recipes.pocket.sizes import SMOKE_FLOW, SMOKE_MODEL
 from recipes.pocket.training import Averaged, Budget, Run, fresh
+from recipes.pocket.voices import TEACHER, Clip
 
 CONFIG = LanguageModelConfig.from_dict(SMOKE_MODEL)
 PAD = CONFIG.modality_pad_token_id
@@ -353,16 +368,15 @@ def test_phones_are_told_from_one_row_after_their_code(
     assert float(losses(model, listener, silent)["phones"]) == 0.0
 
 
-def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Listener) -> None:
-    batch = conversation()
+def flat(batch: Batch) -> Examples:
+    """The two conversations of a batch, one after another."""
     phones = torch.where(batch.phones < 0, UNLABELLED, batch.phones).to(torch.uint8)
-    examples = Examples(
-        batch.rows.flatten(0, 1),
-        batch.learned.flatten(),
-        phones.flatten(0, 1),
-        np.array([0, 40]),
-        np.array([40, 40]),
-    )
+    rows, learned = batch.rows.flatten(0, 1), batch.learned.flatten()
+    return Examples(rows, learned, phones.flatten(0, 1), np.array([0, 40]), np.array([40, 40]))
+
+
+def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Listener) -> None:
+    examples = flat(conversation())
     mean = Averaged(language_model.new_model(CONFIG, torch.device("cpu")))
     best = language_model.Best(mean, listener, examples, rows=3_000)
     run = Run("language_model", tmp_path, Budget(10, 1.0))
@@ -379,23 +393,126 @@ def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Li
     assert [line.rsplit('"kept": ')[1] for line in log] == ["1.0}", "0.0}"]
 
 
-# The flow's loss.
+# The flow's windows and loss.
 
 
-def test_frames_past_a_clips_end_do_not_count_in_the_flows_loss() -> None:
+def recordings(folder: Path, codes: tuple[int, ...]) -> Recordings:
+    """Clips of the teacher's, of so many codes each, whose samples tell their places."""
+    draw = np.random.default_rng(0)
+    clips = [
+        Clip(
+            f"Text {number}.",
+            TEACHER,
+            np.zeros(count * INPUT_SAMPLES_PER_CODE, np.int16),
+            draw.integers(-9000, 9000, count * OUTPUT_SAMPLES_PER_CODE).astype(np.int16),
+            (),
+        )
+        for number, count in enumerate(codes)
+    ]
+    write_shard(folder / f"00-{TEACHER}-00000", clips)
+    return load_recordings(folder, torch.device("cpu"), [0])
+
+
+def test_a_window_of_the_flows_has_the_mel_of_its_codes_and_none_is_held_out(
+    tmp_path: Path,
+) -> None:
+    data = recordings(tmp_path, (20, 30, 40))
+    source = flow.FlowData(data, np.arange(90, dtype=np.int16))
+    whole = vocoder_mel(data.spoken.float() / 32768)
+
+    torch.manual_seed(0)
+    codes, mel = source.draw(50, 12)
+
+    assert codes.shape == (50, 12)
+    assert int(codes.min()) > 20  # the first clip is held out
+    for row, frames in zip(codes, mel, strict=True):
+        first = int(row[0])
+        assert row.tolist() == list(range(first, first + 12))
+        torch.testing.assert_close(frames, whole[4 * first : 4 * first + 48])
+    assert list(source.held_out) == [0]
+    codes, mel = source.clip(1)
+    assert codes.tolist() == list(range(20, 50))
+    assert mel.shape == (120, 80)
+
+
+def test_the_flow_learns_from_every_frame_that_is_not_its_prompt() -> None:
     torch.manual_seed(0)
     decoder = fresh(FlowDecoder(SMOKE_FLOW)).eval()
     codes = torch.randint(SMOKE_FLOW.vocab_size, (2, 20))
-    mel = torch.randn(2, 20 * MEL_FRAMES_PER_CODE, SMOKE_FLOW.mel_bins)
-    inside = torch.ones(2, 80, dtype=torch.bool)
-    inside[1, 60:] = False
+    mel = torch.randn(2, 20 * MEL_FRAMES_PER_CODE, SMOKE_FLOW.mel_bins, requires_grad=True)
+    speaker = flow.speaker_embedding(SMOKE_FLOW.spk_embed_dim)
 
-    def loss(target: Tensor) -> Tensor:
-        torch.manual_seed(7)
-        return flow.losses(decoder, flow.Batch(codes, target, inside), masked=False)["mu"]
+    flow.losses(decoder, codes, mel, speaker, masked=True)["flow"].backward()
 
-    beyond, within = mel.clone(), mel.clone()
-    beyond[1, 60:] += 5
-    within[1, 59] += 5
-    assert torch.equal(loss(mel), loss(beyond))
-    assert not torch.equal(loss(mel), loss(within))
+    assert mel.grad is not None
+    assert bool((mel.grad.abs().sum(-1)[:, -1] > 0).all())
+
+
+# Steps that a card records.
+
+
+def test_a_plain_step_has_the_gradients_of_its_own_inputs_alone() -> None:
+    layer = torch.nn.Linear(3, 1)
+    recorded = Recorded(lambda x, *, twice: told(layer, x, twice), layer.parameters())
+    first, second = torch.randn(4, 3), torch.randn(4, 3)
+
+    recorded(first, twice=True)
+    losses = recorded(second, twice=False)
+
+    assert not losses["loss"].requires_grad
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad[0], second.mean(0))
+
+
+def told(layer: torch.nn.Linear, x: Tensor, twice: bool) -> dict[str, Tensor]:
+    loss = layer(x).mean() * (2 if twice else 1)
+    loss.backward()
+    return {"loss": loss}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [(4, 9), (4, 9, 4)])
+def test_recorded_steps_of_several_shapes_are_the_plain_ones(rows: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 1).cuda()
+    recorded = Recorded(lambda x, *, twice: told(layer, x, twice), layer.parameters())
+    for count in rows:
+        for twice in (False, True):
+            x = torch.randn(count, 3, device="cuda")
+            loss = recorded(x, twice=twice)["loss"]
+            found = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+            layer.zero_grad()
+            wanted = told(layer, x, twice)["loss"]
+            torch.testing.assert_close(loss, wanted.detach())
+            for mine, parameter in zip(found, layer.parameters(), strict=True):
+                torch.testing.assert_close(mine, parameter.grad)
+
+
+# Groups of few shapes.
+
+
+def test_every_example_is_in_one_group_whose_rows_hold_it() -> None:
+    draw = np.random.default_rng(3)
+    lengths = draw.integers(20, 700, 500)
+
+    found = language_model.groups(lengths, 4_000, draw)
+
+    chosen = np.concatenate([group.chosen for group in found])
+    assert sorted(chosen[chosen >= 0]) == list(range(500))
+    for group in found:
+        there = group.chosen[group.chosen >= 0]
+        assert lengths[there].max() <= group.width
+        assert len(group.chosen) == max(1, 4_000 // group.width)
+    assert len({(len(group.chosen), group.width) for group in found}) <= 12
+
+
+def test_an_empty_place_of_a_group_teaches_nothing() -> None:
+    examples = flat(conversation())
+
+    batch = language_model.gather(examples, np.array([1, -1, 0]), 48)
+
+    assert batch.rows.shape == (3, 48, 2)
+    assert torch.equal(batch.rows[[2, 0], :40], conversation().rows)
+    assert not bool(batch.learned[1].any())
+    assert not bool(batch.learned[:, 40:].any())
+    assert bool((batch.phones[1] == -100).all())

@@ -82,6 +82,16 @@ def test_a_second_call_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> 
     assert training.earlier("language-model") is None
 
 
+def test_training_that_fails_is_tried_once_more_without_graphs(tmp_path: Path) -> None:
+    mark(tmp_path, *(job.name for job in whole(tmp_path).jobs() if job.name != "flow"))
+
+    with pytest.raises(WholeError, match=r"failed: flow"):
+        Runner(whole(tmp_path), 1.0).run()  # there are no clips
+
+    log = (tmp_path / MARKS / "flow.log").read_text()
+    assert log.count("no finished shards") == 2
+
+
 @trained
 def test_from_clips_to_a_package_and_again_only_what_is_missing(tmp_path: Path) -> None:
     work = tmp_path / "work"
@@ -92,11 +102,14 @@ def test_from_clips_to_a_package_and_again_only_what_is_missing(tmp_path: Path) 
     recipe("tokenizer", "--work", work, "--smoke", "--minutes", "5", "--steps", "4")
     (work / "talks.jsonl").write_text('{"turns": [{"user": "Hello.", "answer": "Hi."}]}\n' * 60)
     mark(work, "read-0", "read-1", "read-2", "give")
-    options = ("whole", "--work", work, "--kept", work, "--smoke", "--cards", "1")
-    options += ("--dialogues", work / "talks.jsonl", "--minutes", "0.4")
+    talks = ("--dialogues", work / "talks.jsonl", "--minutes", "0.4")
+    options = ("whole", "--work", work, "--kept", work, "--smoke", "--cards", "1", *talks)
 
     said = recipe(*options)
 
+    begun = [line.split()[2] for line in said.splitlines() if " begins: " in line]
+    trained_once = ["encode-0", "flow", "language-model", "package", "predict", "vocoder"]
+    assert sorted(begun) == trained_once
     assert "language-model has ended, status 0" in said
     assert load_file(work / "package" / "model" / "model.safetensors")
     (work / MARKS / "package.done").unlink()

@@ -56,6 +56,9 @@ Resume = Annotated[
     Path | None,
     typer.Option(help="Weights of an earlier run to go on from; the optimiser starts anew."),
 ]
+Plain = Annotated[
+    bool, typer.Option("--plain", help="Record no steps as CUDA graphs: slower, needs less memory.")
+]
 _HELD_OUT_SHARE = 0.01
 _TEXTS = 40_000
 """Texts of clips, and dialogues, that the vocabulary is learned from."""
@@ -107,6 +110,7 @@ def tokenizer(
 def vocoder(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    plain: Plain = False,
     mels: Annotated[bool, typer.Option("--mels", help="Hear predict's mels too.")] = False,
 ) -> None:  # fmt: skip
     """Stage 3: train HiFT on the teacher's sound; needs no other stage.
@@ -115,7 +119,7 @@ def vocoder(
     """
     from recipes.pocket import vocoder as stage
 
-    run = Run("vocoder", work, Budget(steps, minutes), 200, smoke, seed, resume)
+    run = Run("vocoder", work, Budget(steps, minutes), 200, smoke, seed, resume, plain)
     data = _load(work, parts, "spoken").spoken_clips()
     predicted = torch.from_numpy(np.load(_mels_file(work, parts))) if mels else None
     stage.train(data, run, None if predicted is None else predicted.to(data.waves.device))
@@ -154,20 +158,21 @@ def _hearings(work: Path, data: Recordings) -> list[np.ndarray[Any, np.dtype[np.
 @app.command()
 def flow(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
-    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    seed: Seed = 0, resume: Resume = None, smoke: Smoke = False, plain: Plain = False,
 ) -> None:  # fmt: skip
     """Stage 5: train the flow decoder on the teacher's codes, heard clean: replies are of such."""
     from recipes.pocket import flow as stage
 
-    run = Run("flow", work, Budget(steps, minutes), 300, smoke, seed, resume)
+    run = Run("flow", work, Budget(steps, minutes), 300, smoke, seed, resume, plain)
     data = _load(work, parts, "spoken")
-    stage.train(data, _hearings(work, data)[:1], run)
+    stage.train(data, _hearings(work, data)[0], run)
 
 
 @app.command()
 def language_model(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    plain: Plain = False,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     listening: Annotated[float, typer.Option(help="Weight of the phones heard.")] = 0.3,
     dialogues: Annotated[
@@ -180,7 +185,7 @@ def language_model(
     from recipes.pocket import language_model as stage
     from recipes.pocket.examples import Maker, build, read_dialogues, split_by_text
 
-    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume)
+    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume, plain)
     data, device = _load(work, parts), pick_device()
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)

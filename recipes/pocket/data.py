@@ -106,13 +106,16 @@ class Recordings:
 
 
 def side_by_side(
-    starts: NDArray[np.int64], lengths: NDArray[np.int64], device: torch.device
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    device: torch.device,
+    width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Places (B, longest) of stretches of a flat tensor, and whether each is inside its own.
+    """Places (B, width) of stretches of a flat tensor, and whether each is inside its own.
 
-    Past a stretch's end the place is 0.
+    Past a stretch's end the place is 0. The longest is the ``width`` where none is given.
     """
-    offsets = torch.arange(int(lengths.max()), device=device)
+    offsets = torch.arange(width or int(lengths.max()), device=device)
     inside = offsets < torch.as_tensor(lengths, device=device)[:, None]
     places = torch.as_tensor(starts, device=device)[:, None] + offsets
     return torch.where(inside, places, 0), inside

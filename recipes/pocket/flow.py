@@ -6,7 +6,7 @@ half of the rows. A small extra loss pulls mu towards the mel itself.
 """
 
 import math
-from dataclasses import dataclass
+import random
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from mosstalk.models.features import vocoder_mel
 from mosstalk.models.flow import FlowDecoder, fixed_noise
 from mosstalk.models.voices import Voice
 from recipes.pocket.data import Recordings, length_batches, padded_sound, side_by_side
+from recipes.pocket.recorded import Recorded
 from recipes.pocket.sizes import FLOW, SMOKE_FLOW, Sizes
 from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, save_weights
 
@@ -29,52 +30,54 @@ _DROPPED = 0.2
 _MASKED = 0.75
 _PROMPTED = 0.5
 _MU_WEIGHT = 0.1
+_WINDOW, _LONG_WINDOW, _SMOKE_WINDOW = (64, 96), (24, 256), (4, 30)
+"""Rows of a batch and the codes in each."""
+_LONG_SHARE = 0.25
+_HELD_OUT_EVERY = 50
+_VALIDATE_EVERY, _VALIDATED_CLIPS, _VALIDATED_FROM = 2000, 8, 15
+"""Steps between two validations; clips in each, of more codes than that."""
 _CODES_PER_BATCH = 6_000
-_SMOKE_CODES_PER_BATCH = 200
+"""When mels are predicted."""
+_PER_CODE = OUTPUT_SAMPLES_PER_CODE
 _MU_SCALE = 4.0
 """mu is pulled to mel / 4: of the size that the estimator's other inputs have."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Clips of like length: codes (B, T), mel (B, 4T, 80), inside (B, 4T) True within a clip."""
-
-    codes: Tensor
-    mel: Tensor
-    inside: Tensor
-
-
 class FlowData:
-    """The teacher's clips with their codes, several hearings of each."""
+    """Windows of the teacher's clips, one after another as in ``data``, with ``codes`` of them.
 
-    def __init__(
-        self, data: Recordings, hearings: list[NDArray[np.int16]], codes_per_batch: int, seed: int
-    ) -> None:
-        self.data = data
-        end = data.teacher_codes
-        self.hearings = torch.stack(
-            [torch.from_numpy(codes[:end].astype(np.int64)) for codes in hearings]
-        ).to(data.spoken.device)
-        counts = data.codes[: data.teacher_clips]
-        self.groups = list(length_batches(counts, codes_per_batch))
-        held = max(1, len(self.groups) // 50)
-        self._draw = np.random.default_rng(seed)
-        self._draw.shuffle(self.groups)
-        self.held_out, self.groups = self.groups[:held], self.groups[held:]
+    The first clips are held out: one in fifty.
+    """
 
-    def random(self) -> Batch:
-        """A random group, each time one hearing of it."""
-        group = self.groups[int(self._draw.integers(len(self.groups)))]
-        return self.batch(group, int(self._draw.integers(self.hearings.shape[0])))
+    def __init__(self, data: Recordings, codes: NDArray[np.int16]) -> None:
+        self.data, self.codes = data, torch.from_numpy(codes.astype(np.int64))
+        self.codes = self.codes[: data.teacher_codes].to(data.spoken.device)
+        held = max(1, data.teacher_clips // _HELD_OUT_EVERY)
+        long = np.flatnonzero(data.codes[:held] > _VALIDATED_FROM)
+        self.held_out = long[:: max(1, len(long) // _VALIDATED_CLIPS)][:_VALIDATED_CLIPS]
+        self.first = int(data.codes[:held].sum()) if held < data.teacher_clips else 0
 
-    def batch(self, clips: NDArray[np.int64], hearing: int) -> Batch:
-        """Codes and clean mel of clips, zeros past each one's end."""
-        data, per_code = self.data, OUTPUT_SAMPLES_PER_CODE
-        starts, counts = data.starts[clips], data.codes[clips]
-        places, inside = side_by_side(starts, counts, data.spoken.device)
-        wave = padded_sound(data.spoken, starts * per_code, counts * per_code)
-        frames = inside.repeat_interleave(MEL_FRAMES_PER_CODE, dim=1)
-        return Batch(self.hearings[hearing][places], vocoder_mel(wave), frames)
+    def draw(self, count: int, size: int) -> tuple[Tensor, Tensor]:
+        """``count`` windows of ``size`` codes anywhere: codes (B, size), mel (B, 4 size, 80).
+
+        Windows are shorter where the clips together are.
+        """
+        device, end = self.codes.device, self.codes.shape[0]
+        size = min(size, end - self.first - 2)
+        start = torch.randint(self.first + 1, end - size, (count, 1), device=device)
+        return self.codes[start + torch.arange(size, device=device)], self._mel(start, size)
+
+    def clip(self, number: int) -> tuple[Tensor, Tensor]:
+        """Codes (n,) of a clip and its mel (4n, 80)."""
+        start, count = int(self.data.starts[number]), int(self.data.codes[number])
+        wave = self.data.spoken[start * _PER_CODE : (start + count) * _PER_CODE]
+        return self.codes[start : start + count], vocoder_mel(wave.float() / 32768)
+
+    def _mel(self, start: Tensor, size: int) -> Tensor:
+        """Of windows from ``start`` (B, 1); a code around them is what their ends reach into."""
+        around = torch.arange(-1, size + 1, device=start.device)
+        wave = self.data.spoken.view(-1, _PER_CODE)[start + around].flatten(1)
+        return vocoder_mel(wave.float() / 32768)[:, MEL_FRAMES_PER_CODE:-MEL_FRAMES_PER_CODE]
 
 
 def speaker_embedding(size: int) -> Tensor:
@@ -82,20 +85,24 @@ def speaker_embedding(size: int) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(24))
 
 
-def losses(flow: FlowDecoder, batch: Batch, *, masked: bool) -> dict[str, Tensor]:
-    """Flow-matching loss over the frames that are not prompt, and mu's distance from the mel."""
+def losses(
+    flow: FlowDecoder, codes: Tensor, mel: Tensor, speaker: Tensor, *, masked: bool
+) -> dict[str, Tensor]:
+    """Flow-matching loss over the frames that are not prompt, and mu's distance from the mel.
+
+    ``codes`` (B, T), ``mel`` (B, 4T, 80), ``speaker`` (x-vector's size,).
+    """
     config = flow.config
-    rows, frames = batch.mel.shape[:2]
-    device = batch.mel.device
+    rows, frames = mel.shape[:2]
+    device = mel.device
     block = config.chunk_size if masked else None
-    speaker = speaker_embedding(config.spk_embed_dim).to(device).expand(rows, -1)
-    speaker = flow.spk_embed_affine_layer(F.normalize(speaker, dim=1))
-    mu = flow.encoder_proj(flow.encoder(flow.input_embedding(batch.codes), None, block))
+    speaker = flow.spk_embed_affine_layer(F.normalize(speaker[None], dim=1)).expand(rows, -1)
+    mu = flow.encoder_proj(flow.encoder(flow.input_embedding(codes), None, block))
     prompted = torch.rand(rows, 1, device=device) < _PROMPTED
     prompt = (torch.rand(rows, 1, device=device) * 0.6 * frames).long() * prompted
     known = torch.arange(frames, device=device) < prompt
-    target = batch.mel.transpose(1, 2)
-    condition = torch.where(known[:, None], target, 0.0)
+    target = mel.transpose(1, 2)
+    condition = target.masked_fill(~known[:, None], 0.0)
     kept = (torch.rand(rows, 1, 1, device=device) >= _DROPPED).to(mu.dtype)
     u = torch.rand(rows, 1, 1, device=device)
     t = 1 - torch.cos(u * 0.5 * math.pi)
@@ -105,17 +112,18 @@ def losses(flow: FlowDecoder, batch: Batch, *, masked: bool) -> dict[str, Tensor
         x, mu.transpose(1, 2) * kept, t[:, 0, 0], speaker * kept[:, 0], condition * kept,
         block and block * config.token_mel_ratio,
     )  # fmt: skip
-    counted = (batch.inside & ~known)[:, None].float()
+    counted = ~known[:, None]
     error = (velocity.float() - (target - noise)).square() * counted
     flow_loss = error.sum() / (counted.sum() * config.mel_bins)
-    inside = batch.inside[..., None].float()
-    pull = ((mu.float() - batch.mel / _MU_SCALE).abs() * inside).sum()
-    mu_loss = pull / (inside.sum() * config.mel_bins)
+    mu_loss = (mu.float() - mel / _MU_SCALE).abs().mean()
     return {"loss": flow_loss + _MU_WEIGHT * mu_loss, "flow": flow_loss, "mu": mu_loss}
 
 
-def train(data: Recordings, hearings: list[NDArray[np.int16]], run: Run) -> FlowDecoder:
-    """Train on the teacher's clips, writing ``flow.safetensors``; return the average."""
+def train(data: Recordings, codes: NDArray[np.int16], run: Run) -> FlowDecoder:
+    """Train on the teacher's clips, writing ``flow.safetensors``; return the average.
+
+    ``codes`` are of all clips, heard clean.
+    """
     device, path = data.spoken.device, run.folder / "flow.safetensors"
     torch.manual_seed(run.seed)
     config: FlowConfig = SMOKE_FLOW if run.smoke else FLOW
@@ -123,15 +131,22 @@ def train(data: Recordings, hearings: list[NDArray[np.int16]], run: Run) -> Flow
     if run.resume:
         load_weights(flow, run.resume)
     optimizer = adamw(list(flow.parameters()), _PEAK_RATE)
-    mean = Averaged(flow)
-    codes = _SMOKE_CODES_PER_BATCH if run.smoke else _CODES_PER_BATCH
-    source = FlowData(data, hearings, codes, run.seed)
-    for step in run.steps():
-        masked = bool(torch.rand(()) < _MASKED)
+    mean, source = Averaged(flow), FlowData(data, codes)
+    speaker, draw = speaker_embedding(config.spk_embed_dim).to(device), random.Random(run.seed)
+
+    def gradients(codes: Tensor, mel: Tensor, *, masked: bool) -> dict[str, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts = losses(flow, source.random(), masked=masked)
-        run.learn(parts, optimizer, _PEAK_RATE, mean, flow)
-        if step % 1000 == 999:
+            parts = losses(flow, codes, mel, speaker, masked=masked)
+        parts["loss"].backward()
+        return parts
+
+    recorded = Recorded(gradients, flow.parameters(), plain=run.plain)
+    for step in run.steps():
+        window = _LONG_WINDOW if draw.random() < _LONG_SHARE else _WINDOW
+        rows, size = _SMOKE_WINDOW if run.smoke else window
+        parts = recorded(*source.draw(rows, size), masked=draw.random() < _MASKED)
+        run.follow(parts, optimizer, _PEAK_RATE, mean, flow)
+        if step % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             run.log(**validate(mean.module, source))
             save_weights(mean.module, path, {"step": step})
     run.log(**validate(mean.module, source))
@@ -143,16 +158,13 @@ def train(data: Recordings, hearings: list[NDArray[np.int16]], run: Run) -> Flow
 def validate(flow: FlowDecoder, source: FlowData) -> dict[str, float]:
     """Mel error of streamed decoding of held-out clips, in natural log of magnitude."""
     errors, of_mu = [], []
-    for clips in source.held_out[:2]:
-        batch = source.batch(clips[:4], 0)
-        for codes, mel in zip(batch.codes, batch.mel, strict=True):
-            voice = Voice(codes[:10], mel[:40], speaker_embedding(flow.config.spk_embed_dim))
-            if codes.shape[0] <= 15:
-                continue
-            made = flow.decode(voice, codes[10:], final=True, masked=True)
-            errors.append(float((made.T - mel[40:]).abs().mean()))
-            mean = flow.mean(codes, final=True, masked=True)[0]
-            of_mu.append(float((mean * _MU_SCALE - mel).abs().mean()))
+    for number in source.held_out:
+        codes, mel = source.clip(number)
+        voice = Voice(codes[:10], mel[:40], speaker_embedding(flow.config.spk_embed_dim))
+        made = flow.decode(voice, codes[10:], final=True, masked=True)
+        errors.append(float((made.T - mel[40:]).abs().mean()))
+        mean = flow.mean(codes, final=True, masked=True)[0]
+        of_mu.append(float((mean * _MU_SCALE - mel).abs().mean()))
     if not errors:
         return {}
     return {"mel_error": float(np.mean(errors)), "mu_error": float(np.mean(of_mu))}

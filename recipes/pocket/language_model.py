@@ -23,11 +23,15 @@ from mosstalk.models.language_model import KVCache, LanguageModel
 from mosstalk.numerics.rope import rotary_tables
 from recipes.pocket.data import PHONES, UNLABELLED, side_by_side
 from recipes.pocket.examples import Examples
+from recipes.pocket.recorded import Recorded
 from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, save_weights
 
 PEAK_RATE = 2e-3
 _ROWS_PER_BATCH = 48_000
-_VALIDATE_EVERY = 500
+_WIDTHS = (48, 64, 80, 104, 128, 160, 208, 256, 336, 416, 512, 704, 1024, 2048)
+"""Rows that an example is padded to, so that a card records few shapes."""
+_VALIDATE_EVERY, _VALIDATED = 1000, 12
+"""Steps between two validations, and the groups of held-out examples in each."""
 _WEIGHT_DECAY = 0.05
 _SMOOTHING = 0.05
 _LISTENING_DEPTH = 0.6
@@ -71,11 +75,13 @@ class Batch:
     phones: Tensor
 
 
-def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
-    """Examples ``chosen``, padded on the right by the last row of the whole tensor."""
-    places, inside = side_by_side(
-        examples.starts[chosen], examples.lengths[chosen], examples.rows.device
-    )
+def gather(examples: Examples, chosen: NDArray[np.int64], width: int) -> Batch:
+    """Examples ``chosen`` in ``width`` rows each, padded by the first row of the whole tensor.
+
+    In the place of a number below 0 nothing is learned.
+    """
+    lengths = np.where(chosen < 0, 0, examples.lengths[chosen])
+    places, inside = side_by_side(examples.starts[chosen], lengths, examples.rows.device, width)
     phones = examples.phones[places].long()
     told = inside[..., None] & (phones != UNLABELLED)
     return Batch(
@@ -85,18 +91,28 @@ def gather(examples: Examples, chosen: NDArray[np.int64]) -> Batch:
     )
 
 
-def groups(
-    lengths: NDArray[np.int64], rows: int, draw: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """All examples in shuffled groups of like length, at most ``rows`` rows each."""
-    order = np.argsort(lengths + draw.random(len(lengths)) * 6)
-    out, start = list[NDArray[np.int64]](), 0
-    for end in range(1, len(order) + 1):
-        if end == len(order) or (end + 1 - start) * (lengths[order[end]] + 6) > rows:
-            out.append(order[start:end])
-            start = end
-    draw.shuffle(out)
-    return out
+class Group(NamedTuple):
+    """Numbers of examples, -1 in empty places, and the rows that each gets."""
+
+    chosen: NDArray[np.int64]
+    width: int
+
+
+def groups(lengths: NDArray[np.int64], rows: int, draw: np.random.Generator) -> list[Group]:
+    """All examples in shuffled groups of like length, of at most ``rows`` rows.
+
+    There are few shapes of groups: ``_WIDTHS``, each with as many examples as fit.
+    """
+    widths = np.array(_WIDTHS)
+    places = np.searchsorted(widths, lengths)
+    out: list[Group] = []
+    for place in np.unique(places):
+        width = int(widths[place])
+        count = max(1, rows // width)
+        members = draw.permutation(np.flatnonzero(places == place))
+        members = np.pad(members, (0, -len(members) % count), constant_values=-1)
+        out += [Group(some, width) for some in members.reshape(-1, count)]
+    return [out[number] for number in draw.permutation(len(out))]
 
 
 def with_slips(config: LanguageModelConfig, batch: Batch, slips: Slips) -> Tensor:
@@ -126,7 +142,7 @@ class Listener(nn.Module):
         self.phones = nn.Linear(width, MEL_FRAMES_PER_CODE * len(PHONES))
 
     def forward(self, middle: Tensor) -> Tensor:
-        """(n, width) to logits (n, 4, phones)."""
+        """(..., width) to logits (..., 4, phones)."""
         return self.phones(self.norm(middle)).unflatten(-1, (MEL_FRAMES_PER_CODE, -1))
 
 
@@ -157,17 +173,17 @@ def losses(
     text_target, audio_target = batch.rows[:, 1:].unbind(-1)
     learned = batch.learned[:, 1:]
     spoken = learned & (text_target == model.config.modality_pad_token_id)
-    written = learned & ~spoken
-    text = blocks.text_norm(blocks.text_block(hidden, tables, None, cache))[written]
-    audio = blocks.audio_norm(blocks.audio_block(hidden, tables, None, cache))[spoken]
-    phones = batch.phones[:, :-2]
-    heard = (phones >= 0).any(-1)
+    # Of every row both heads tell something: which rows count is known to the card alone.
+    text = blocks.text_norm(blocks.text_block(hidden, tables, None, cache))
+    audio = blocks.audio_norm(blocks.audio_block(hidden, tables, None, cache))
     smoothing = _SMOOTHING if model.training else 0.0
-    of_text, right_text = _entropy(model.text_lm_head(text), text_target[written], smoothing)
-    of_audio, right_audio = _entropy(model.audio_lm_head(audio), audio_target[spoken], smoothing)
-    of_phones, right_phones = _entropy(
-        listener(middle[:, 1:][heard]).flatten(0, 1), phones[heard].flatten()
+    of_text, right_text = _entropy(
+        model.text_lm_head(text), text_target.masked_fill(~learned | spoken, -100), smoothing
     )
+    of_audio, right_audio = _entropy(
+        model.audio_lm_head(audio), audio_target.masked_fill(~spoken, -100), smoothing
+    )
+    of_phones, right_phones = _entropy(listener(middle[:, 1:]), batch.phones[:, :-2])
     return {
         "loss": of_text + of_audio,
         "text": of_text,
@@ -180,7 +196,11 @@ def losses(
 
 
 def _entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and share of right guesses; zero where a batch has no such row."""
+    """Mean cross-entropy and share of right guesses where ``target`` is not -100; else zero.
+
+    ``logits`` (..., classes), ``target`` (...).
+    """
+    logits, target = logits.flatten(0, -2), target.flatten()
     count = (target >= 0).sum().clamp_min(1)
     entropy = F.cross_entropy(logits.float(), target, reduction="sum", label_smoothing=smoothing)
     return entropy / count, (logits.argmax(-1) == target).sum() / count
@@ -264,15 +284,20 @@ def train(
     best = Best(mean, listener, held_out, rows_per_batch)
     if run.resume:
         best.consider(run)
-    draw = np.random.default_rng(run.seed)
-    waiting: list[NDArray[np.int64]] = []
+
+    def gradients(rows: Tensor, learned: Tensor, phones: Tensor) -> dict[str, Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts = losses(model, listener, Batch(rows, learned, phones), SLIPS)
+        (parts["loss"] + listening * parts["phones"]).backward()
+        return parts
+
+    recorded = Recorded(gradients, [*model.parameters(), *listener.parameters()], plain=run.plain)
+    draw, waiting = np.random.default_rng(run.seed), list[Group]()
     for step in run.steps():
         waiting = waiting or groups(examples.lengths, rows_per_batch, draw)
-        batch = gather(examples, waiting.pop())
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            parts = losses(model, listener, batch, SLIPS)
-        loss = parts["loss"] + listening * parts["phones"]
-        run.learn(parts, optimizer, peak_rate, mean, model, loss)
+        batch = gather(examples, *waiting.pop())
+        parts = recorded(batch.rows, batch.learned, batch.phones)
+        run.follow(parts, optimizer, peak_rate, mean, model)
         if step % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             best.consider(run)
     best.consider(run)
@@ -287,7 +312,7 @@ def validate(
     """Losses on held-out clips, without slips."""
     model.eval()
     order = groups(held_out.lengths, rows_per_batch, np.random.default_rng(0))
-    found = [losses(model, listener, gather(held_out, group)) for group in order[:8]]
+    found = [losses(model, listener, gather(held_out, *group)) for group in order[:_VALIDATED]]
     model.train()
     return {
         f"held_out_{name}": float(sum(f[name] for f in found)) / len(found) for name in found[0]

@@ -35,9 +35,9 @@ class Run:
 
     Its minutes begin when it is made: what is loaded after that counts too.
 
-    ``resume``: weights of an earlier run to begin from; ``smoke``: tiny sizes. The learning rate
-    follows the larger of the shares of steps and of minutes used, so a run that is cut short by the
-    clock still ends with a small one.
+    ``resume``: weights of an earlier run to begin from; ``smoke``: tiny sizes; ``plain``: record no
+    steps as CUDA graphs. The learning rate follows the larger of the shares of steps and of minutes
+    used, so a run that is cut short by the clock still ends with a small one.
     """
 
     stage: str
@@ -47,6 +47,7 @@ class Run:
     smoke: bool = False
     seed: int = 0
     resume: Path | None = None
+    plain: bool = False
     log_every_s: float = 10.0
     step: int = 0
     _started: float = field(default_factory=time.monotonic)
@@ -77,14 +78,23 @@ class Run:
 
     def learn(
         self, losses: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, peak: float,
-        mean: "Averaged[M]", module: M, loss: Tensor | None = None,
+        mean: "Averaged[M]", module: M,
     ) -> None:  # fmt: skip
-        """One step of ``module`` down ``loss``, by default that of ``losses``, which are logged.
+        """One step of ``module`` down ``losses["loss"]``, and what ``follow`` does."""
+        optimizer.zero_grad(set_to_none=True)
+        losses["loss"].backward()
+        self.follow(losses, optimizer, peak, mean, module)
 
-        The rate is this step's, and the new weights count in ``mean``.
+    def follow(
+        self, losses: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, peak: float,
+        mean: "Averaged[M]", module: M,
+    ) -> None:  # fmt: skip
+        """One step of ``module`` along its gradients.
+
+        The rate is this step's, the new weights count in ``mean``, and ``losses`` are logged.
         """
         self.set_rate(optimizer, peak)
-        descend(losses["loss"] if loss is None else loss, optimizer, module.parameters())
+        step_along(optimizer, module.parameters())
         mean.update(module)
         self.record(**losses)
 
@@ -139,9 +149,14 @@ def adamw(
 def descend(
     loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
 ) -> None:
-    """One step down ``loss``; the gradient of ``parameters`` is cut to a norm of 1."""
+    """One step down ``loss``, as ``step_along`` takes it."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
+    step_along(optimizer, parameters)
+
+
+def step_along(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """One step along the gradients of ``parameters``, which are cut to a norm of 1."""
     nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
 

@@ -6,7 +6,6 @@ it from pitch found in the recordings. Writes ``vocoder.safetensors`` (averaged 
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 
 import soundfile
@@ -130,7 +129,7 @@ def train(data: Spoken, run: Run, mels: Tensor | None = None) -> Path:
     torch.backends.cudnn.benchmark = True
     plan, folder = SMOKE if run.smoke else POCKET, run.folder
     cropper = Cropper(data, plan.crop_frames, mels)
-    trainer = Trainer(plan, cropper, data.waves.device, run.resume)
+    trainer = Trainer(plan, cropper, data.waves.device, run.resume, plain=run.plain)
     if run.smoke:
         steps, minutes = min(run.budget.steps, _SMOKE_STEPS), run.budget.minutes
         run.budget = Budget(steps, min(minutes, _SMOKE_MINUTES))
@@ -164,7 +163,13 @@ class Trainer:
     """The vocoder, its average, its discriminators and their optimisers."""
 
     def __init__(
-        self, plan: Plan, cropper: Cropper, device: torch.device, resume: Path | None = None
+        self,
+        plan: Plan,
+        cropper: Cropper,
+        device: torch.device,
+        resume: Path | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
         self.plan, self.cropper, self.device = plan, cropper, device
         self.vocoder = initial_vocoder(plan.config).to(device)
@@ -186,6 +191,9 @@ class Trainer:
             if not name.startswith("f0_predictor.")
         ]
         critics = list(self.critics.parameters())
+        self._gradients = Recorded(
+            self._losses, [*self.vocoder.parameters(), *critics], plain=plain
+        )
         self._pitch, self._others, self._critics = (
             adamw(parameters, betas=(0.8, 0.99)) for parameters in (pitch, others, critics)
         )
@@ -221,20 +229,15 @@ class Trainer:
         """
         own = progress >= self.plan.own_pitch_from
         judged = self.seasoned or progress >= self.plan.critics_from
-        losses = self._gradients(own, judged)(perturbed(crops.mel), crops.wave, crops.f0)
+        losses = self._gradients(perturbed(crops.mel), crops.wave, crops.f0, own=own, judged=judged)
         if judged and not _descend(self._critics):
             self.skipped += 1
         return losses, _descend(self._others, self._pitch)
 
-    @cache  # noqa: B019 - one of each kind for the trainer's life
-    def _gradients(self, own: bool, judged: bool) -> Recorded:
-        """What fills the gradients of all: ``own`` is whose pitch the source has."""
-        parameters = [*self.vocoder.parameters(), *self.critics.parameters()]
-        return Recorded(partial(self._losses, own, judged), parameters)
-
     def _losses(
-        self, own: bool, judged: bool, mel: Tensor, wave: Tensor, f0: Tensor
+        self, mel: Tensor, wave: Tensor, f0: Tensor, *, own: bool, judged: bool
     ) -> dict[str, Tensor]:
+        """Fill all gradients; ``own``: the source has the pitch that is found, not ``f0``."""
         found = self.vocoder.f0_predictor(mel)
         made = speak(self.vocoder, mel, found if own else f0)
         losses = self.spectral(made, wave) | {"f0": _distance(found, f0)}

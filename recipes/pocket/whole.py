@@ -15,10 +15,12 @@ from pathlib import Path
 MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
 _ROOT = Path(__file__).parents[2]
-_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.2, 0.56, 0.97
+_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.2, 0.5, 0.97
 """Shares of the time at which reading, the flow, and all training ends."""
 _READERS = 3
 """Processes that read at once on one card: alone, one leaves it idle half of the time."""
+_PASSES, _STEPS = "4", "24000"
+"""Of the language model: examples of each clip, and steps, after which it knows them by heart."""
 _LOOK_EVERY_S, _TELL_EVERY_S = 0.5, 30.0
 _LEAST_MINUTES = 0.1
 _TAIL_LINES = 12
@@ -74,7 +76,7 @@ class Whole:
             *made,
             Job(
                 "language-model",
-                self._stage("language-model", parts, "--passes", "2", *talks),
+                self._stage("language-model", parts, "--passes", _PASSES, "--steps", _STEPS, *talks),
                 self.cards - 1, encoded, tuple(self.dialogues), _TRAIN_UNTIL,
             ),
             Job("flow", self._stage("flow", parts), 0, encoded, (), _FLOW_UNTIL),
@@ -86,8 +88,8 @@ class Whole:
         ]  # fmt: skip
 
     def _reader(self, part: int, parts: int) -> Job:
-        argv = ("recipes.listener", "shards", "--work", str(self.work))
-        argv += ("--part", str(part), "--parts", str(parts))
+        on = ("--work", str(self.work), "--part", str(part), "--parts", str(parts))
+        argv = ("recipes.listener", "shards", *on)
         name = f"read-{part}"
         return Job(name, argv, part % self.cards, (), (self.work / "lines.xz",), _READ_UNTIL)
 
@@ -111,13 +113,19 @@ class Runner:
     minutes: float
     _began: float = field(default_factory=time.monotonic)
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _again: set[str] = field(default_factory=set)
+    """Training stages that failed, and run a second time without CUDA graphs."""
 
     def run(self) -> None:
-        """Run every job that has no mark; raise WholeError where one fails or can never begin."""
+        """Run every job that has no mark; raise WholeError where one fails or can never begin.
+
+        A training stage fails once it has failed twice.
+        """
         (self.whole.work / MARKS).mkdir(parents=True, exist_ok=True)
         jobs, told, failed = self.whole.jobs(), 0.0, list[str]()
-        while waiting := [job for job in jobs if not self._mark(job).exists()]:
+        while True:
             failed += self._ended(jobs)
+            waiting = [job for job in jobs if not self._mark(job).exists()]
             for job in waiting:
                 if job.name not in self._running and job.name not in failed and self._ready(job):
                     self._start(job)
@@ -155,8 +163,9 @@ class Runner:
         if job.name.startswith("read-"):
             return ["--seconds", f"{60 * left:.1f}"]
         weights = self.whole.earlier(job.name)
-        resume = [] if weights is None else ["--resume", str(weights)]
-        return ["--minutes", f"{left:.3f}", *resume]
+        more = [] if weights is None else ["--resume", str(weights)]
+        more += ["--plain"] if job.name in self._again else []
+        return ["--minutes", f"{left:.3f}", *more]
 
     def _ended(self, jobs: list[Job]) -> list[str]:
         """Forget who has ended, and mark whoever ended well; return the names of the others."""
@@ -167,10 +176,12 @@ class Runner:
                 continue
             del self._running[job.name]
             self._say(f"{job.name} has ended, status {status}")
-            if status:
+            if not status:
+                self._mark(job).touch()
+            elif job.until is None or job.name.startswith("read-") or job.name in self._again:
                 failed.append(job.name)
             else:
-                self._mark(job).touch()
+                self._again.add(job.name)
         return failed
 
     def _tell_why(self, jobs: list[Job], failed: list[str]) -> None:
