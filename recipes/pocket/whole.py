@@ -19,8 +19,8 @@ _READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.2, 0.5, 0.97
 """Shares of the time at which reading, the flow, and all training ends."""
 _READERS = 3
 """Processes that read at once on one card: alone, one leaves it idle half of the time."""
-_PASSES, _STEPS = "4", "24000"
-"""Of the language model: examples of each clip, and steps, after which it knows them by heart."""
+_LEARNING = ("--passes", "4", "--steps", "24000")
+"""The language model knows its examples by heart after more steps."""
 _LOOK_EVERY_S, _TELL_EVERY_S = 0.5, 30.0
 _LEAST_MINUTES = 0.1
 _TAIL_LINES = 12
@@ -76,7 +76,7 @@ class Whole:
             *made,
             Job(
                 "language-model",
-                self._stage("language-model", parts, "--passes", _PASSES, "--steps", _STEPS, *talks),
+                self._stage("language-model", parts, *_LEARNING, *talks),
                 self.cards - 1, encoded, tuple(self.dialogues), _TRAIN_UNTIL,
             ),
             Job("flow", self._stage("flow", parts), 0, encoded, (), _FLOW_UNTIL),
