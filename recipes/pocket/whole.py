@@ -15,7 +15,7 @@ from pathlib import Path
 MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
 _ROOT = Path(__file__).parents[2]
-_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.2, 0.5, 0.97
+_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.22, 0.52, 0.97
 """Shares of the time at which reading, the flow, and all training ends."""
 _READERS = 3
 """Processes that read at once on one card: alone, one leaves it idle half of the time."""
