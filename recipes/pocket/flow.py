@@ -34,9 +34,9 @@ _WINDOW, _LONG_WINDOW, _SMOKE_WINDOW = (64, 96), (24, 256), (4, 30)
 """Rows of a batch and the codes in each."""
 _LONG_SHARE = 0.25
 _HELD_OUT_EVERY = 50
-_VALIDATE_EVERY, _VALIDATED_CLIPS, _VALIDATED_FROM = 2000, 8, 15
+_VALIDATE_EVERY, _VALIDATED_CLIPS, _VALIDATED_FROM = 4000, 8, 15
 """Steps between two validations; clips in each, of more codes than that."""
-_CODES_PER_BATCH = 6_000
+_CODES_PER_BATCH = 24_000
 """When mels are predicted."""
 _PER_CODE = OUTPUT_SAMPLES_PER_CODE
 _MU_SCALE = 4.0
