@@ -44,6 +44,7 @@ class Recorded:
     ) -> None:
         self._function, self._parameters, self._plain = function, list(parameters), plain
         self._recordings: dict[object, _Recording] = {}
+        self._aside: torch.cuda.Stream | None = None
 
     def __call__(self, *inputs: Tensor, **flags: bool) -> Losses:
         """Losses of ``inputs``, whose gradients take the place of those that the parameters had."""
@@ -69,13 +70,15 @@ class Recorded:
 
     def _record(self, inputs: tuple[Tensor, ...], flags: dict[str, bool]) -> _Recording:
         inputs = tuple(value.clone() for value in inputs)
-        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        # One stream for all warm-ups: memory that was used on one is not used on another.
+        aside = self._aside = self._aside or torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UPS):
                 self._filled(inputs, flags)
         torch.cuda.current_stream().wait_stream(aside)
-        shared = next(iter(self._recordings.values()), None)
+        torch.cuda.empty_cache()
+        graph, shared = torch.cuda.CUDAGraph(), next(iter(self._recordings.values()), None)
         with torch.cuda.graph(graph, pool=shared.graph.pool() if shared else None):
             losses = self._filled(inputs, flags)
             told = torch.stack([value.detach().float() for value in losses.values()])
