@@ -77,7 +77,6 @@ class Recorded:
             for _ in range(_WARM_UPS):
                 self._filled(inputs, flags)
         torch.cuda.current_stream().wait_stream(aside)
-        torch.cuda.empty_cache()
         graph, shared = torch.cuda.CUDAGraph(), next(iter(self._recordings.values()), None)
         with torch.cuda.graph(graph, pool=shared.graph.pool() if shared else None):
             losses = self._filled(inputs, flags)
