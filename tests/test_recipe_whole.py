@@ -92,6 +92,17 @@ def test_training_that_fails_is_tried_once_more_without_graphs(tmp_path: Path) -
     assert log.count("no finished shards") == 2
 
 
+def test_a_reader_that_falls_leaves_what_it_has_read(tmp_path: Path) -> None:
+    (tmp_path / "lines.xz").write_bytes(b"no lines")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "00-kokoro-00000.json").touch()
+
+    with pytest.raises(WholeError, match=r"failed: read-[12], read-[12]\n"):
+        Runner(whole(tmp_path), 1.0).run()
+
+    assert (tmp_path / MARKS / "read-0.done").exists()
+
+
 @trained
 def test_from_clips_to_a_package_and_again_only_what_is_missing(tmp_path: Path) -> None:
     work = tmp_path / "work"

@@ -24,7 +24,8 @@ _ALONE = 0.4
 """Share of the clips in one voice; the others are blends of two."""
 _FOREIGN_SHARE = 0.35
 """Of the blends, how many have a voice of another language as their second."""
-_BATCH_SECONDS = 400.0
+_BATCH_SECONDS = 250.0
+"""Three processes with batches of 400 s filled a card of 80 GB."""
 _LOOKED_OVER = 4096
 _LENGTHS = 64
 _LONGEST_S = 26.0

@@ -176,13 +176,21 @@ class Runner:
                 continue
             del self._running[job.name]
             self._say(f"{job.name} has ended, status {status}")
-            if not status:
+            part = self._part_read(job)
+            if not status or (part is not None and any(part)):
+                # What a reader has read before it fell is whole.
                 self._mark(job).touch()
-            elif job.until is None or job.name.startswith("read-") or job.name in self._again:
+            elif job.until is None or part is not None or job.name in self._again:
                 failed.append(job.name)
             else:
                 self._again.add(job.name)
         return failed
+
+    def _part_read(self, job: Job) -> list[Path] | None:
+        """The finished shards of a reader's part; None for other jobs."""
+        if not job.name.startswith("read-"):
+            return None
+        return list((self.whole.work / "data").glob(f"{int(job.name[5:]):02}-*.json"))
 
     def _tell_why(self, jobs: list[Job], failed: list[str]) -> None:
         """Raise for what is left, if anything is."""
