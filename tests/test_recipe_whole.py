@@ -39,7 +39,8 @@ def test_every_part_that_is_read_is_encoded_once_and_learned_from() -> None:
 
     readers = [job.argv for job in jobs if job.name.startswith("read-")]
     read = sorted(int(argv[argv.index("--part") + 1]) for argv in readers)
-    assert read == parts("encode") == parts("language-model") == parts("flow") == list(range(6))
+    assert read == parts("encode") == parts("language-model") == list(range(6))
+    assert parts("flow") == parts("predict") == parts("vocoder") == [0, 2, 4]
 
 
 def test_a_file_that_nothing_makes_is_named(tmp_path: Path) -> None:
