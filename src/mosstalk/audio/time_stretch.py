@@ -30,8 +30,8 @@ class TimeStretch:
         self._reach = round(rate * _SEARCH_S)
         rising = np.hanning(2 * self._hop + 1)[: self._hop]
         self._rising, self._falling = rising, 1 - rising
-        self._came = self._gone = self._windows = 0
-        """Samples that came in and went out, and windows that were taken."""
+        self._came = self._windows = 0
+        """Samples that came in, and windows that were taken."""
         self._buffer = np.zeros(0)
         self._start = 0
         """Where the buffer begins in what came in, and below, what follows the latest window."""
@@ -41,29 +41,32 @@ class TimeStretch:
         """What can be said of samples (n,) and those before: (m,), perhaps none."""
         self._came += len(samples)
         self._buffer = np.concatenate((self._buffer, samples))
-        return self._stretched()
+        return self._stretched(int(self._came / self._speed))
 
     def finish(self) -> Samples:
         """The rest: in all as many samples went out as came in, over the speed."""
-        whole = round(self._came / self._speed)
-        hops = -(-(whole - self._gone) // self._hop)
-        silence = round((hops + 2) * self._hop * max(1.0, self._speed)) + 2 * self._reach
-        self._buffer = np.concatenate((self._buffer, np.zeros(silence + 2 * self._hop)))
-        return self._stretched(hops)[: whole - self._gone]
+        left = round(self._came / self._speed) - self._gone
+        hops = -(-left // self._hop)
+        silence = round((hops + 4) * self._hop * max(1.0, self._speed)) + 2 * self._reach
+        self._buffer = np.concatenate((self._buffer, np.zeros(silence)))
+        return self._stretched(self._gone + hops * self._hop)[:left]
 
-    def _stretched(self, most: int | None = None) -> Samples:
-        """All hops that there is enough of, or so many."""
-        hops = list[npt.NDArray[np.float64]]()
-        while (most is None or len(hops) < most) and self._needed <= len(self._buffer):
+    def _stretched(self, last: int) -> Samples:
+        """Hops that there is enough of, until so many samples went out."""
+        hops = [np.zeros(0)]
+        while self._gone + self._hop <= last and self._needed <= len(self._buffer):
             hops.append(self._hop_out())
-        if most is None:
-            self._gone += len(hops) * self._hop
-        return np.concatenate((np.zeros(0), *hops)).astype(np.float32)
+        return np.concatenate(hops).astype(np.float32)
+
+    @property
+    def _gone(self) -> int:
+        """Samples that went out."""
+        return self._windows * self._hop
 
     @property
     def _target(self) -> int:
         """Where the next window belongs in what came in."""
-        return round(self._windows * self._hop * self._speed)
+        return round(self._gone * self._speed)
 
     @property
     def _needed(self) -> int:

@@ -161,6 +161,8 @@ class SpeechReply(Response):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not speaking.done():
                 self._reason = "vanished" if leaving.done() else "drain"
+            elif speaking.exception():
+                self._reason = "fault"
         finally:
             for task in tasks:
                 task.cancel()
