@@ -185,7 +185,14 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "code", "param"}
         assert (error["type"], error["code"]) == ("invalid_request_error", code)
-        for served in ("/v1/realtime", "/v1/models", "/health", "/ready", "/metrics"):
+        for served in (
+            "/v1/realtime",
+            "/v1/audio/speech",
+            "/v1/models",
+            "/health",
+            "/ready",
+            "/metrics",
+        ):
             assert served in error["message"]
 
     strange = ("/v1/chat/completions", "/health/", "/v1/realtime/calls", "/none.js", "/%ff/..%2f")

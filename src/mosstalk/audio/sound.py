@@ -292,10 +292,7 @@ class WavStream:
 
     def __init__(self, stream: BinaryIO, rate: int) -> None:
         self._stream, self._rate = stream, rate
-        most = 2**31 - 2**12
-        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
-        data = struct.pack("<4sI", b"data", most)
-        stream.write(struct.pack("<4sI4s", b"RIFF", most + 36, b"WAVE") + form + data)
+        stream.write(wav_header(rate, 2**31 - 2**12))
 
     def write(self, samples: Samples) -> None:
         """Append mono samples (n,) in [-1, 1]; they are in the pipe when this returns."""
@@ -303,6 +300,17 @@ class WavStream:
         soundfile.write(pcm, samples, self._rate, "PCM_16", "LITTLE", format="RAW")
         self._stream.write(pcm.getvalue())
         self._stream.flush()
+
+
+WAV_UNKNOWN = 2**32 - 1
+"""The length in a wav's header that stands for none."""
+
+
+def wav_header(rate: int, size: int) -> bytes:
+    """The header of a wav with ``size`` bytes of mono int16."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+    riff = struct.pack("<4sI4s", b"RIFF", min(size + 36, WAV_UNKNOWN), b"WAVE")
+    return riff + form + struct.pack("<4sI", b"data", size)
 
 
 def output_format(path: Path, *, replace: bool = True) -> tuple[str, str]:

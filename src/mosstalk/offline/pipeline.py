@@ -47,6 +47,8 @@ from mosstalk.runtime.timing import TurnTimings
 OnStep = Callable[[Step], None]
 SPEAK_PROMPT = "Read the user's text aloud."
 TRANSCRIBE_PROMPT = "Write down what the user says."
+PROMPTS = {"speak": SPEAK_PROMPT, "transcribe": TRANSCRIBE_PROMPT}
+"""System prompts by the name of a task; a chat has those of ``SYSTEM_PROMPTS``."""
 _REPLIES = 4
 """Replies at once of one conversation: an abandoned one may not be gone yet."""
 _UNHEARD_CODES = 27

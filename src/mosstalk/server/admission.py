@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
@@ -27,12 +28,13 @@ from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
+from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.recording import Recorder
 from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.events import new_id
 
 if TYPE_CHECKING:
-    from mosstalk.server.connection import Connection
+    from mosstalk.server.connection import Client
     from mosstalk.server.front_process import FrontProcesses
 
 SUBPROTOCOL = "realtime"
@@ -152,21 +154,28 @@ LONGEST_NAMED = 200
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why somebody is not let in; ``retry_after_s`` None: coming back is of no use."""
+    """Why somebody is not let in, or a request not served.
+
+    ``retry_after_s`` None: coming back is of no use. ``param``: the field of the request that is
+    wrong.
+    """
 
     status: int
     reason: str
     message: str
     retry_after_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    param: str | None = None
 
     @classmethod
     def of(cls, error: MosstalkError) -> "Refusal":
-        """What an error at the opening of a session means to who asked."""
+        """What an error in a request, or at the opening of a session, means to who asked."""
         if isinstance(error, EngineFullError):
             return cls(503, "full", str(error), error.retry_after_s)
         if isinstance(error, EngineStoppedError):
             return cls(503, "dead", str(error), 10.0)
+        if isinstance(error, WireError):
+            return cls(400, error.code, str(error), param=error.param)
         return cls(400, "settings", str(error))
 
     def error(self) -> dict[str, object]:
@@ -175,7 +184,7 @@ class Refusal:
         error: dict[str, object] = {"type": kind, "code": self.reason, "message": self.message}
         if self.retry_after_s is not None:
             error["retry_after_s"] = self.retry_after_s
-        return error | {"param": None}
+        return error | {"param": self.param}
 
     def answer(self) -> JSONResponse:
         """The refusal as an HTTP response."""
@@ -275,7 +284,9 @@ class ServerContext:
         if options.transcriber:
             self.transcriber = Transcriber(options.transcriber, options.log)
         self.draining = False
-        self.connections: set[Connection] = set()
+        self.connections: set[Client] = set()
+        self.long_work = asyncio.Lock()
+        """Held by who has a thread spell a text: one at a time, as sockets need the processor."""
         self._opening = Counter[str]()
         """By key, how many were let in and wait for their session."""
         self._left = asyncio.Event()
@@ -327,7 +338,7 @@ class ServerContext:
             self._opening[key] -= 1
             self._left.set()
 
-    def leave(self, connection: "Connection | None" = None) -> None:
+    def leave(self, connection: "Client | None" = None) -> None:
         """A connection is over; None: one that another process has."""
         if connection:
             self.connections.discard(connection)
@@ -376,17 +387,17 @@ class ServerContext:
             f"--allowed-host {name}, or with keys",
         )
 
-    def refuse_stranger(self, socket: WebSocket) -> Refusal | None:
+    def refuse_stranger(self, asking: HTTPConnection) -> Refusal | None:
         """Whether origin and key are wrong."""
-        if not self._origins.admits(socket.headers):
-            origin = _printable(socket.headers["origin"])
+        if not self._origins.admits(asking.headers):
+            origin = _printable(asking.headers["origin"])
             return Refusal(
                 403,
                 "origin",
                 f"pages of {origin} may not connect; this server's owner may start it with "
                 f"--allow-origin {origin}",
             )
-        if self.keys.name_of(socket.headers, socket.scope["subprotocols"]) is None:
+        if self.keys.name_of(asking.headers, asking.scope.get("subprotocols", ())) is None:
             return NO_KEY
         return None
 

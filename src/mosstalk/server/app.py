@@ -1,4 +1,4 @@
-"""Routes: the Realtime WebSocket, models, health, metrics, the page; and how they are served."""
+"""Routes: Realtime by WebSocket, speech, models, health, metrics, the page; how they are served."""
 
 import hashlib
 import math
@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_li
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
+from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.speech import RefusedError, SpeechReply, read_body, speech_request
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
 BACKLOG = 128
@@ -48,12 +51,13 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 
 
 REALTIME = "/v1/realtime"
+SPEECH = "/v1/audio/speech"
 SERVED = (
-    f"served are WebSockets at {REALTIME}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
-    "/metrics and /, a page to talk with"
+    f"served are WebSockets at {REALTIME}, POST {SPEECH}, and GET /v1/models, /v1/models/NAME, "
+    "/health, /ready, /metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
-_METHODS = ("GET", "HEAD")
+_METHODS, _POSTED = ("GET", "HEAD"), ("POST",)
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
@@ -80,6 +84,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     }
     for name in pages.names:
         answers[f"/{name}"] = partial(pages.answer, name)
+    app.add_api_route(SPEECH, routes.speech, methods=list(_POSTED))
     for path, answer in answers.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
     return _Entrance(app, context)
@@ -112,8 +117,9 @@ async def _unknown_url(request: Request, _: Exception) -> Response:
 
 
 async def _unknown_method(request: Request, _: Exception) -> Response:
-    message = f"{request.url.path} takes {' and '.join(_METHODS)}, not {request.method}; {SERVED}"
-    allow = {"Allow": ", ".join(_METHODS)}
+    methods = _POSTED if request.url.path == SPEECH else _METHODS
+    message = f"{request.url.path} takes {' and '.join(methods)}, not {request.method}; {SERVED}"
+    allow = {"Allow": ", ".join(methods)}
     return Refusal(405, "method_not_supported", message, headers=allow).answer()
 
 
@@ -184,7 +190,7 @@ class Routes:
         if self._context.unavailable:
             return self._context.unavailable.answer()
         info = self._context.engine.ready.result()
-        body = {"status": "ready", "model": self._context.model, "worker": vars(info)}
+        body = {"status": "ready", "model": self._context.model, "worker": asdict(info)}
         return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
@@ -209,6 +215,22 @@ class Routes:
         if name != self._context.model:
             return Refusal(404, "model_not_found", f"there is no model {name!r} here").answer()
         return JSONResponse(self._model())
+
+    async def speech(self, request: Request) -> Response:
+        """A text read aloud."""
+        context = self._context
+        key = context.keys.name_of(request.headers) or ""
+        refusal = context.refuse_stranger(request) or context.refuse_now(key)
+        if refusal:
+            context.note_refusal(refusal)
+            return refusal.answer()
+        try:
+            asked = speech_request(await read_body(request, context.limits), context)
+        except WireError as error:
+            return Refusal.of(error).answer()
+        except RefusedError as error:
+            return error.refusal.answer()
+        return SpeechReply(context, key, asked)
 
     async def realtime_over_http(self) -> Response:
         """Not a conversation: that needs a WebSocket."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -125,6 +125,22 @@ _CLOSES = {
     DRAIN: (1012, "the server ends; connect again"),
 }
 _GONE = {1008: "flood", 1009: "too_big", 1002: "protocol", 1003: "protocol", 1007: "protocol"}
+
+
+class Client(Protocol):
+    """Somebody who has a session: a WebSocket's connection, or a text that is read over HTTP."""
+
+    key: str
+
+    @property
+    def unsent_s(self) -> float:
+        """Seconds of sound that wait for the client."""
+
+    def drain(self) -> None:
+        """End once what is being said has been said."""
+
+    def send_away(self) -> None:
+        """End now, because the server does."""
 
 
 class Connection:

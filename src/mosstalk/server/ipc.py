@@ -30,6 +30,7 @@ from typing import Any
 from mosstalk.conversation import Row
 from mosstalk.environment import environment_of_a_child, share_the_processor
 from mosstalk.errors import MosstalkError
+from mosstalk.offline.text_normalizer import TextRules
 from mosstalk.prepared.default_models import built_engine
 from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
@@ -217,7 +218,9 @@ class Loading:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Everything is loaded and warm: what there is."""
+    """Everything is loaded and warm: what there is; ``text`` is what the checkpoint asks of text
+    that it reads aloud.
+    """
 
     weights_kind: str
     model: str
@@ -229,6 +232,7 @@ class WorkerInfo:
     blocks: int
     block_rows: int
     warm_up_s: float
+    text: TextRules = field(default_factory=TextRules)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,7 @@ class Loaded:
             blocks=core.pool.size,
             block_rows=core.pool.rows,
             warm_up_s=warm_up_s,
+            text=self.host.pipeline.defaults.text,
         )
 
 

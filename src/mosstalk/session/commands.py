@@ -132,10 +132,12 @@ class SessionSettings:
     ``instructions`` None is the model's own prompt for the kind of reply, "" none at all.
     ``turn_detection`` None leaves the ends of turns to ``Commit``. Hands-free,
     ``create_response`` answers each turn at its end and ``interrupt_response`` lets speech end
-    the reply that is being made or played. ``echo_gate`` tells the assistant's own voice, come
-    back through the microphone, from the user's. Off for headsets, telephones and clients that
-    cancel echo themselves: where none comes back the gate can only be wrong. ``script`` forces a
-    reply's modes and length, for random weights, which never end one.
+    the reply that is being made or played. ``task`` is what replies are for, one of
+    ``offline.defaults.TASKS``: the checkpoint's choices and prompt for it hold where nothing else
+    was chosen. It stays as it is for the whole session. ``echo_gate`` tells the assistant's own
+    voice, come back through the microphone, from the user's. Off for headsets, telephones and
+    clients that cancel echo themselves: where none comes back the gate can only be wrong.
+    ``script`` forces a reply's modes and length, for random weights, which never end one.
     """
 
     input_rate: int = 24_000
@@ -152,6 +154,7 @@ class SessionSettings:
     durations: Durations = field(default_factory=Durations)
     context: Context = field(default_factory=Context)
     script: str | None = None
+    task: str = "chat"
 
     def __post_init__(self) -> None:
         """Raise OptionError for a rate that is not taken."""

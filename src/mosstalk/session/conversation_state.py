@@ -11,6 +11,7 @@ from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
 from mosstalk.conversation import Row, Segment, SpeechSegment
 from mosstalk.errors import ContextLengthError, SessionError
 from mosstalk.models.text_tokenizer import LONG_CHARS
+from mosstalk.offline.pipeline import PROMPTS
 from mosstalk.session.commands import (
     INSTRUCTIONS,
     ContextPolicy,
@@ -55,8 +56,9 @@ class ConversationState:
         self.history = History()
         pipeline = host.pipeline
         self.prompts = PromptBuilder(
-            pipeline.ids, pipeline.tokenizer.encode, writes_first=pipeline.defaults.writes_first
-        )
+            pipeline.ids, pipeline.tokenizer.encode,
+            writes_first=settings.task == "chat" and pipeline.defaults.writes_first,
+        )  # fmt: skip
         self.conversation = self.new_conversation()
         self.prefill_due_s: float | None = None
         """When, on the loop's clock, the engine is to read items ahead; None: it knows of all."""
@@ -82,7 +84,7 @@ class ConversationState:
         pipeline = self.host.pipeline
         return EngineConversation(
             self.host.engine, pipeline.ids, pipeline.tokenizer.encode,
-            pipeline.defaults.writes_first,
+            self.prompts.writes_first,
         )  # fmt: skip
 
     def silence(self) -> None:
@@ -93,7 +95,8 @@ class ConversationState:
 
     def system(self, reply: ReplyMode, instructions: str | None = None) -> list[Row]:
         """Rows of the system turn for a kind of reply, with other instructions if given."""
-        given = (instructions, self.settings.instructions, INSTRUCTIONS[reply])
+        usual = PROMPTS.get(self.settings.task, INSTRUCTIONS[reply])
+        given = (instructions, self.settings.instructions, usual)
         text = next(each for each in given if each is not None)
         if text and text not in self._systems:
             self._systems = {text: self.prompts.text("system", text)}

@@ -12,10 +12,10 @@ from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
-from mosstalk.errors import EngineFullError, EngineStoppedError, VoiceError
+from mosstalk.errors import EngineFullError, EngineStoppedError, OptionError, VoiceError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice, list_voices
-from mosstalk.offline.defaults import Choices
+from mosstalk.offline.defaults import TASKS, Choices
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.plan.crowd import heard_s
 from mosstalk.plan.sizes import heard_bytes
@@ -298,16 +298,18 @@ class Host:
             chosen.repetition_penalty,
             settings.limits.rows,
         )
-        return own.over(self.pipeline.defaults.of("chat"))
+        return own.over(self.pipeline.defaults.of(settings.task))
 
     async def require_usable(self, settings: SessionSettings) -> None:
         """Check what only the models can tell.
 
         Raises:
-            OptionError: sampling values mean nothing.
+            OptionError: sampling values mean nothing, or there is no such task.
             ScriptError: the script does not parse.
             VoiceError: the voice is unknown or does not fit.
         """
+        if settings.task not in TASKS:
+            raise OptionError(f"unknown task {settings.task!r}; there are: {', '.join(TASKS)}")
         self.choices(settings)
         if settings.script is not None:
             Script.parse(settings.script)

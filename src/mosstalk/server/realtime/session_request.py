@@ -91,7 +91,7 @@ def _reply(value: Any) -> ReplyMode | None:
     return ReplyMode.AUDIO if "audio" in value else ReplyMode.TEXT
 
 
-def _voice(value: Any) -> Any:
+def named_voice(value: Any) -> Any:
     if value is None or isinstance(value, dict):
         return value
     if isinstance(value, str):
@@ -109,7 +109,7 @@ class OutputRequest(ClientObject):
     """``response.audio.output``."""
 
     format: AudioFormat | None = None
-    voice: Annotated[Voice | None, BeforeValidator(_voice)] = None
+    voice: Annotated[Voice | None, BeforeValidator(named_voice)] = None
 
     @property
     def voice_name(self) -> str | None:
