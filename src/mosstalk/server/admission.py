@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError, OptionError
 from mosstalk.server.captions import Transcriber
+from mosstalk.server.certificate import Tls, is_address
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.limits import Limits
@@ -88,7 +89,7 @@ class Hosts:
         if not self.checked or not host or ANY in self.allowed:
             return True
         name = host_name(host)
-        return name == _LOCALHOST or name in self.allowed or _is_address(name)
+        return name == _LOCALHOST or name in self.allowed or is_address(name)
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,9 @@ def host_name(host: str) -> str:
         return ""
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens there."""
-    return host == _LOCALHOST or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+    return host == _LOCALHOST or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _shown(headers: Mapping[str, str], protocols: Sequence[str]) -> str | None:
@@ -243,6 +236,7 @@ class ServeOptions:
     record: Path | None = None
     transcriber: str | None = None
     front_processes: int | None = None
+    tls: Tls | None = None
     log: LogStyle = field(default_factory=LogStyle)
 
 
@@ -269,6 +263,7 @@ class ServerContext:
             options.worker, options.watchdog_s, metrics.on_heartbeat, on_loading
         )
         self.keys, self._origins = Keys(options.keys), Origins(options.origins)
+        self.tls = options.tls.context() if options.tls else None
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None
         self.transcriber: Transcriber | None = None

@@ -25,6 +25,7 @@ from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_li
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
+from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
 BACKLOG = 128
@@ -296,10 +297,11 @@ def make_server(context: ServerContext) -> uvicorn.Server:
     limiter.elsewhere = lambda: len(context.fronts.client_keys) if context.fronts else 0
     config = ServerConfig(
         limiter,
+        context.tls,
         make_app(context),
         log_config=None,
         access_log=False,
-        http=HttpProtocol,
+        http=TlsProtocol if context.tls else HttpProtocol,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         backlog=BACKLOG,
         timeout_keep_alive=math.ceil(limits.header_s),
