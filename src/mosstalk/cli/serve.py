@@ -174,6 +174,7 @@ class Serve:
             sets = {"origins": sorted(options.origins), "hosts": sorted(options.hosts)}
             # Of keys only how many there are.
             document = asdict(options) | sets | {"keys": len(options.keys)}
+            del document["secret"]
             print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
