@@ -69,22 +69,23 @@ def page(tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize(("scheme", "words"), [("http", ()), ("https", ("--tls-self-signed",))])
 def test_talk_serves_opens_the_page_and_ends_at_ctrl_c(
-    page: tuple[dict[str, str], Path], cache_folder: Path
+    page: tuple[dict[str, str], Path], cache_folder: Path, scheme: str, words: tuple[str, ...]
 ) -> None:
     environment, opened = page
-    address = f"http://localhost:{free_port()}/"
+    address = f"{scheme}://localhost:{free_port()}/"
     port = address.rpartition(":")[2].strip("/")
     talk = subprocess.Popen(
-        [*TALK, "--port", port, "--vad", "none"],
+        [*TALK, "--port", port, "--vad", "none", *words],
         env=command_environment(cache_folder) | environment | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert opened.read_text() == f"{address}\n"  # waits until the browser is called
-        assert httpx.get(f"{address}ready").status_code == 200
-        assert "<title>" in httpx.get(address).text
+        assert httpx.get(f"{address}ready", verify=False).status_code == 200
+        assert "<title>" in httpx.get(address, verify=False).text
         talk.send_signal(signal.SIGINT)
         printed, _ = talk.communicate(timeout=60)
     finally:

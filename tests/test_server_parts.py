@@ -19,10 +19,11 @@ from server_rig import full_pipe
 from mosstalk.environment import read_keys
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
-from mosstalk.server.admission import Hosts, Keys, Origins, is_loopback
+from mosstalk.server.admission import Hosts, Origins, is_loopback
 from mosstalk.server.connection import SendQueue, TooSlowError
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand
+from mosstalk.server.keys import EphemeralKeys, Grant, Keys
 from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
@@ -206,6 +207,36 @@ def test_a_file_without_a_key_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(text, encoding="utf-8")
     with pytest.raises(OptionError, match="holds no key; write one a line"):
         read_keys(tmp_path / "keys")
+
+
+def test_an_ephemeral_key_gives_what_it_was_made_for_until_it_expires() -> None:
+    keys, grant = (
+        EphemeralKeys(b"secret"),
+        Grant("key-2", {"instructions": "Höflich.", "tools": []}),
+    )
+    key = keys.make(grant, 1000)
+    assert re.fullmatch(r"ek_[\w-]+", key, re.ASCII), "a page shows it as a subprotocol"
+    assert keys.grant_of(key, 999.9) == grant
+    assert keys.grant_of(key, 1000.0) is None
+    assert EphemeralKeys(b"secret").grant_of(key, 0) == grant, "in every process of a server"
+    assert EphemeralKeys(b"another").grant_of(key, 0) is None
+
+
+def test_an_ephemeral_key_that_was_altered_anywhere_gives_nothing() -> None:
+    keys = EphemeralKeys(b"secret")
+    key = keys.make(Grant("key-1"), 1000)
+    for place in range(len("ek_"), len(key)):
+        for sign in ("A", "b", "0", "-", "=", "ä", "\udcff"):
+            if sign != key[place]:
+                assert keys.grant_of(key[:place] + sign + key[place + 1 :], 0) is None
+        assert keys.grant_of(key[:place], 0) is None
+    for more in ("=", "A", "\n"):
+        assert keys.grant_of(key + more, 0) is None
+
+
+def test_no_api_key_looks_like_one_that_the_server_makes() -> None:
+    with pytest.raises(OptionError, match="begins with ek_"):
+        Keys(["one", "ek_two"])
 
 
 def test_an_empty_key_lets_nobody_in() -> None:

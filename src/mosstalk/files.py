@@ -40,8 +40,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file that is there whole or not at all; what stood at ``path`` stays until then.
+
+    ``mode``: who may read and write it, less what this process gives nobody (umask).
 
     Raises:
         OutputError: the disk cannot take it.
@@ -50,6 +52,7 @@ def write_whole(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
+            part.touch(mode)
             part.write_bytes(content)
             part.replace(path)
         finally:

@@ -378,6 +378,21 @@ def test_over_plain_http_the_page_says_why_and_writes(private: Server) -> None:
         assert response["status"] == "completed"
 
 
+def test_by_https_a_page_from_another_machine_has_the_microphone(cache_folder: Path) -> None:
+    words = ("--tls-self-signed", "--allowed-host", "talk.test", "--seed", "1")
+    names = "--host-resolver-rules=MAP talk.test 127.0.0.1"
+    spoken = said(1.0, speech(QUESTION), 60.0)
+    with (
+        serving(*words, cache=cache_folder) as server,
+        browsing(spoken, names, ignore_https_errors=True) as browser,
+    ):
+        visitor = visit(browser, f"https://talk.test:{server.url.rpartition(':')[2]}")
+        start_hands_free(visitor)
+        visitor.told("started")
+        assert visitor.event("response.done")["response"]["status"] == "completed"
+        assert not visitor.complaints
+
+
 def test_a_server_that_ends_is_told_and_come_back_to(cache_folder: Path) -> None:
     with serving("--vad", "none", cache=cache_folder) as server, browsing(None) as browser:
         visitor = visit(browser, server.url)

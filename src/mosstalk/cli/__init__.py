@@ -10,7 +10,8 @@ from mosstalk.cli.chat import ChatCommand
 from mosstalk.cli.checks import Doctor, Verify
 from mosstalk.cli.command import add_command, add_moved
 from mosstalk.cli.plan import PlanMemory
-from mosstalk.cli.serve import Replay, Serve
+from mosstalk.cli.replay import Replay
+from mosstalk.cli.serve import Serve
 from mosstalk.cli.tasks import Speak, Transcribe
 from mosstalk.environment import share_the_processor
 

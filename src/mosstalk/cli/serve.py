@@ -1,4 +1,4 @@
-"""``mosstalk serve``: from options to a running server; ``mosstalk replay``: a session again."""
+"""``mosstalk serve``: from options to a running server."""
 
 import json
 import re
@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.cli import options as opt
-from mosstalk.cli.command import WritesDocument, fail
-from mosstalk.cli.options import argument, option
+from mosstalk.cli.command import fail
+from mosstalk.cli.options import option
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.server.admission import ServeOptions
+    from mosstalk.server.certificate import Tls
     from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.limits import Limits
-    from mosstalk.server.loading import Loaded
     from mosstalk.server.logs import LogStyle
-    from mosstalk.server.replay import Recorded, Replayed
     from mosstalk.session.commands import SessionSettings
 
 _GIB = 1 << 30
@@ -82,7 +81,8 @@ class Serve:
     front_processes: int | None = option(
         None,
         "Processes that speak with clients beside the one that lets them in; 0: it does that "
-        "too. Default: above 96 sessions one for each 96, with 4 processors for each, else 0.",
+        "too. Default: above 96 sessions one for each 96, with 4 processors for each, else 0. "
+        "With TLS always 0.",
         min=0,
     )
     echo_gate: bool = option(
@@ -127,6 +127,17 @@ class Serve:
         "Without keys, another name under which clients reach this server, e.g. "
         "talk.example.org; * for any. localhost and addresses need none.",
     )
+    tls_cert: Path | None = option(
+        None,
+        "Serve https and wss with this certificate in PEM, followed by those that vouch for it. "
+        "The names in it need no --allowed-host.",
+    )
+    tls_key: Path | None = option(None, "The certificate's key in PEM, not encrypted.")
+    tls_self_signed: bool = option(
+        False,
+        "Serve https and wss with a certificate that is made here for this machine's names and "
+        "addresses, and kept. Browsers warn of it once.",
+    )
     limit: list[str] | None = option(
         None,
         "A limit on connections, e.g. unsent_s=30 or per_key=4; may be repeated. "
@@ -163,6 +174,7 @@ class Serve:
             sets = {"origins": sorted(options.origins), "hosts": sorted(options.hosts)}
             # Of keys only how many there are.
             document = asdict(options) | sets | {"keys": len(options.keys)}
+            del document["secret"]
             print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
@@ -181,6 +193,7 @@ class Serve:
         from mosstalk.prepared.default_models import require_pair
         from mosstalk.server.admission import ServeOptions
         from mosstalk.server.captions import require_transcriber
+        from mosstalk.server.certificate import tls_of
         from mosstalk.server.logs import LogStyle
 
         require_pair(self.model, self.codec)
@@ -190,7 +203,13 @@ class Serve:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise OptionError(f"--{name.replace('_', '-')} must be above 0")
-        log = LogStyle(self.log_format, self.log_level.upper())
+        log, hosts = LogStyle(self.log_format, self.log_level.upper()), self._hosts()
+        tls = tls_of(self.tls_cert, self.tls_key, self.tls_self_signed, hosts)
+        if tls and self.front_processes:
+            raise OptionError(
+                "with TLS one process speaks with all clients: leave out --front-processes, or "
+                "put a proxy with the certificate before a server without TLS"
+            )
         return ServeOptions(
             host=self.host,
             port=self.port,
@@ -200,12 +219,13 @@ class Serve:
             defaults=self._defaults(),
             keys=self._keys(),
             origins=frozenset(origin.rstrip("/") for origin in self.allow_origin or ()),
-            hosts=self._hosts(),
+            hosts=hosts | tls.host_names if tls else hosts,
             drain_s=self.drain_timeout,
             watchdog_s=self.watchdog,
             record=self.record,
             transcriber=self.transcriber,
-            front_processes=self.front_processes,
+            front_processes=0 if tls else self.front_processes,
+            tls=tls,
             log=log,
         )
 
@@ -321,11 +341,12 @@ def _reports(options: "ServeOptions") -> "Reports":
     from mosstalk.server.admission import is_loopback
     from mosstalk.server.front import Reports
 
-    port, part, said_s = "", "", 0.0
+    page, part, said_s = "", "", 0.0
 
     def listening(url: str) -> None:
-        nonlocal port
-        port = url.rpartition(":")[2]
+        nonlocal page
+        host = options.tls.host if options.tls else "localhost"
+        page = f"{url.partition(':')[0]}://{host}:{url.rpartition(':')[2]}"
         _say(f"listening on {url}; loading the models")
 
     def loading(state: "Loading") -> None:
@@ -340,14 +361,10 @@ def _reports(options: "ServeOptions") -> "Reports":
 
     def ready(facts: "WorkerInfo") -> None:
         _say(f"ready: {facts.model} ({facts.weights_kind} weights) on {facts.device}")
-        _say(f"talk in a browser   http://localhost:{port}/")
-        _say(f"Realtime clients    ws://localhost:{port}/v1/realtime")
+        _say(f"talk in a browser   {page}/")
+        _say(f"Realtime clients    {page.replace('http', 'ws', 1)}/v1/realtime")
         if not is_loopback(options.host):
-            _say(
-                "From other machines a browser lends its microphone to https pages only: put a "
-                "proxy with a certificate before this, or forward the port: ssh -L "
-                f"{port}:localhost:{port} THIS-MACHINE"
-            )
+            _say_to_others(page.rpartition(":")[2], options.tls)
 
     def failed(failure: "Failed") -> None:
         print(f"error: {' '.join(failure.message.split())}", file=sys.stderr, flush=True)
@@ -355,76 +372,21 @@ def _reports(options: "ServeOptions") -> "Reports":
     return Reports(listening, loading, ready, failed)
 
 
+def _say_to_others(port: str, tls: "Tls | None") -> None:
+    """How people at other machines reach the page with a microphone."""
+    from mosstalk.server.certificate import own_addresses
+
+    if tls is None:
+        _say(
+            "From other machines a browser lends its microphone to https pages only: add "
+            "--tls-self-signed or a certificate (--tls-cert), or forward the port: ssh -L "
+            f"{port}:localhost:{port} THIS-MACHINE"
+        )
+    elif tls.self_signed:
+        for address in own_addresses():
+            _say(f"from other machines https://{address}:{port}/")
+        _say(f"Their browsers warn once that nobody vouches for the certificate {tls.certificate}.")
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Replay(WritesDocument):
-    """Give a recorded session's input to a fresh one, and say what is different.
-
-    mosstalk replay recordings/20260101T120000Z-sess_1 --live
-
-    Compared are the order of the events, the rows of the conversation, every
-    sample of the replies and their text; the times of each response stand
-    beside those recorded. Replies that were drawn greedily or from a seed
-    (serve --temperature 0, or --seed) are the same on the same machine.
-
-    Exit code 0: nothing differs, or replies were drawn at random. 1: it does.
-    """
-
-    folder: Path = argument("A session's folder, as serve --record makes them.", metavar="DIR")
-    model: opt.Model = None
-    codec: opt.Codec = None
-    device: opt.Device = "auto"
-    dtype: opt.ModelDtype = None
-    live: bool = option(
-        False, "At the pace of then, so that times can be compared. Default: at once."
-    )
-
-    def run(self) -> int:
-        """Replay, print what differs; the exit code.
-
-        Raises:
-            DetectorError: the recorded session had a detector of speech, and none is installed.
-        """
-        require_server("a replay")
-        import asyncio
-
-        from mosstalk.progress import loading
-        from mosstalk.server.ipc import BY_HAND, WorkerOptions
-        from mosstalk.server.loading import load
-        from mosstalk.server.replay import compare, read_recording
-        from mosstalk.vad.detectors import open_detector
-
-        with self.printing():
-            recorded = read_recording(self.folder)
-            worker = recorded.facts["worker"]
-            if worker["detector"]:
-                open_detector()  # refused here: without one the session would go another way
-            options = WorkerOptions(
-                self.model,
-                self.codec,
-                self.device,
-                self.dtype,
-                sessions=1,
-                detector="auto" if worker["detector"] else BY_HAND,
-            )
-            with loading() as (_, tell):
-                loaded = load(options, tell)
-            if loaded.name != worker["model"]:
-                print(f"recorded with {worker['model']}, replayed with {loaded.name}")
-            comparison = compare(recorded, asyncio.run(_played(loaded, recorded, self.live)))
-            if not self.live:
-                print("Times are those of a session that hears everything at once; see --live.")
-            print("\n".join(comparison.lines()))
-        self.deliver(comparison.as_dict())
-        return 0 if comparison.same or not comparison.drawn_alike else 1
-
-
-async def _played(loaded: "Loaded", recorded: "Recorded", live: bool) -> "Replayed":
-    from mosstalk.server.replay import play
-
-    async with loaded.host as host:
-        await host.warm_up()
-        return await play(host, recorded, live=live)

@@ -1,30 +1,30 @@
 """Who is let in, how those who are not are told, and what all who are in share."""
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import json
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
-from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError, OptionError
+from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.captions import Transcriber
+from mosstalk.server.certificate import Tls, is_address
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
+from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, shown_key
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
@@ -39,35 +39,8 @@ if TYPE_CHECKING:
 
 SUBPROTOCOL = "realtime"
 """What a browser offers, and what it is answered."""
-_KEY_PROTOCOL = "openai-insecure-api-key."
 _LOCALHOST = "localhost"
 ANY = "*"
-
-
-class Keys:
-    """API keys, kept as digests; without any, everybody may come in."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        """Take the keys; raise OptionError for an empty one, which everybody would have."""
-        given = list(keys)
-        if not all(key.strip() for key in given):
-            raise OptionError("an API key is empty; every client would have it")
-        self._digests = [_digest(key) for key in given]
-
-    def name_of(self, headers: Mapping[str, str], protocols: Sequence[str] = ()) -> str | None:
-        """A name for the key that was shown, fit for logs; None if there is no such key.
-
-        It is shown as ``Authorization: Bearer KEY``, or as browsers can, by the subprotocol
-        ``openai-insecure-api-key.KEY``. All keys are compared, whichever is right, in a time that
-        does not depend on it.
-        """
-        if not self._digests:
-            return "anyone"
-        if (key := _shown(headers, protocols)) is None:
-            return None
-        shown = _digest(key)
-        right = [hmac.compare_digest(shown, digest) for digest in self._digests]
-        return f"key-{right.index(True) + 1}" if any(right) else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +63,7 @@ class Hosts:
         if not self.checked or not host or ANY in self.allowed:
             return True
         name = host_name(host)
-        return name == _LOCALHOST or name in self.allowed or _is_address(name)
+        return name == _LOCALHOST or name in self.allowed or is_address(name)
 
 
 @dataclass(frozen=True)
@@ -99,10 +72,14 @@ class Origins:
 
     allowed: frozenset[str] = frozenset()
 
+    def admits_elsewhere(self, origin: str) -> bool:
+        """Whether pages of another origin may ask, and read the answer."""
+        return ANY in self.allowed or origin.rstrip("/") in self.allowed
+
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Whether a request may come from where it comes; programs that are no browser may."""
         origin = headers.get("origin")
-        if origin is None or ANY in self.allowed or origin.rstrip("/") in self.allowed:
+        if origin is None or self.admits_elsewhere(origin):
             return True
         _, scheme_ends, place = origin.partition("://")
         return bool(scheme_ends) and place.lower() == headers.get("host", "").lower()
@@ -116,31 +93,9 @@ def host_name(host: str) -> str:
         return ""
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens there."""
-    return host == _LOCALHOST or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _shown(headers: Mapping[str, str], protocols: Sequence[str]) -> str | None:
-    kind, _, key = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer" and key.strip():
-        return key.strip()
-    for protocol in protocols:
-        if protocol.startswith(_KEY_PROTOCOL):
-            return protocol.removeprefix(_KEY_PROTOCOL)
-    return None
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return host == _LOCALHOST or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 _LOG = logging.getLogger("mosstalk.server")
@@ -197,11 +152,13 @@ class Refusal:
 LOADING = Refusal(503, "loading", "the models are still being loaded", 5.0)
 DRAINING = Refusal(503, "draining", "the server is about to end", 5.0)
 DEAD = Refusal(503, "dead", "the engine has ended; the server is about to", 10.0)
-NO_KEY = Refusal(
+_BEARER = {"WWW-Authenticate": "Bearer"}
+NO_KEY = Refusal(401, "key", "show an API key: Authorization: Bearer KEY", headers=_BEARER)
+_EXPIRED = Refusal(
     401,
     "key",
-    "show an API key: Authorization: Bearer KEY",
-    headers={"WWW-Authenticate": "Bearer"},
+    "this key has expired, or this server has not made it since its start: ask for another",
+    headers=_BEARER,
 )
 
 
@@ -236,7 +193,10 @@ LEFT_S = 5.0
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """All that is chosen for a server; ``name`` None is what the worker calls the model."""
+    """All that is chosen for a server; ``name`` None is what the worker calls the model.
+
+    ``secret``: what ephemeral keys are signed with, which its processes share; b"" is a new one.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -252,6 +212,8 @@ class ServeOptions:
     record: Path | None = None
     transcriber: str | None = None
     front_processes: int | None = None
+    tls: Tls | None = None
+    secret: bytes = b""
     log: LogStyle = field(default_factory=LogStyle)
 
 
@@ -277,7 +239,10 @@ class ServerContext:
         self.engine = EngineClient(
             options.worker, options.watchdog_s, metrics.on_heartbeat, on_loading
         )
-        self.keys, self._origins = Keys(options.keys), Origins(options.origins)
+        self.secret = options.secret or token_bytes(32)
+        self.keys, self.ephemeral = Keys(options.keys), EphemeralKeys(self.secret)
+        self.origins = Origins(options.origins)
+        self.tls = options.tls.context() if options.tls else None
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None
         self.transcriber: Transcriber | None = None
@@ -387,19 +352,28 @@ class ServerContext:
             f"--allowed-host {name}, or with keys",
         )
 
-    def refuse_stranger(self, asking: HTTPConnection) -> Refusal | None:
-        """Whether origin and key are wrong."""
-        if not self._origins.admits(asking.headers):
-            origin = _printable(asking.headers["origin"])
-            return Refusal(
-                403,
-                "origin",
-                f"pages of {origin} may not connect; this server's owner may start it with "
-                f"--allow-origin {origin}",
-            )
-        if self.keys.name_of(asking.headers, asking.scope.get("subprotocols", ())) is None:
-            return NO_KEY
-        return None
+    def refuse_origin(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Whether the request comes from a page that may not ask."""
+        if self.origins.admits(headers):
+            return None
+        origin = _printable(headers["origin"])
+        return Refusal(
+            403,
+            "origin",
+            f"pages of {origin} may not connect; this server's owner may start it with "
+            f"--allow-origin {origin}",
+        )
+
+    def granted(self, socket: WebSocket) -> Grant | Refusal:
+        """What a client may by the key that it shows, or why nothing."""
+        headers, protocols = socket.headers, socket.scope["subprotocols"]
+        if refused := self.refuse_origin(headers):
+            return refused
+        shown = shown_key(headers, protocols)
+        if shown and shown.startswith(EPHEMERAL):
+            return self.ephemeral.grant_of(shown, time.time()) or _EXPIRED
+        name = self.keys.name_of(headers, protocols)
+        return Grant(name) if name else NO_KEY
 
     def refuse_now(self, key: str) -> Refusal | None:
         """Whether nobody is let in now, or nobody more with this key."""

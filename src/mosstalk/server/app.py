@@ -9,25 +9,29 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
-from mosstalk.server import admission
+from mosstalk.server import admission, cors
 from mosstalk.server.admission import NO_KEY, Refusal, ServerContext
+from mosstalk.server.client_secrets import client_secret
 from mosstalk.server.connection import Connection
 from mosstalk.server.engine_client import WorkerState
+from mosstalk.server.keys import Grant
 from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_limit
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.speech import RefusedError, SpeechReply, read_body, speech_request
+from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
 BACKLOG = 128
@@ -52,12 +56,13 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 
 REALTIME = "/v1/realtime"
 SPEECH = "/v1/audio/speech"
+CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 SERVED = (
-    f"served are WebSockets at {REALTIME}, POST {SPEECH}, and GET /v1/models, /v1/models/NAME, "
-    "/health, /ready, /metrics and /, a page to talk with"
+    f"served are WebSockets at {REALTIME}, POST {SPEECH}, POST {CLIENT_SECRETS}, and GET "
+    "/v1/models, /v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
-_METHODS, _POSTED = ("GET", "HEAD"), ("POST",)
+_METHODS = ("GET", "HEAD")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
@@ -84,9 +89,10 @@ def make_app(context: ServerContext) -> ASGIApp:
     }
     for name in pages.names:
         answers[f"/{name}"] = partial(pages.answer, name)
-    app.add_api_route(SPEECH, routes.speech, methods=list(_POSTED))
     for path, answer in answers.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
+    app.add_api_route(SPEECH, routes.speech, methods=["POST"])
+    app.add_api_route(CLIENT_SECRETS, routes.client_secret, methods=["POST"])
     return _Entrance(app, context)
 
 
@@ -97,13 +103,20 @@ class _Entrance:
         self._app, self._context = app, context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        more = [_NO_SNIFFING, *cors.headers_of(headers, self._context.origins)]
+
         async def send_marked(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                message = {**message, "headers": [*message.get("headers", ()), _NO_SNIFFING]}
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
-        refusal = self._context.refuse_name(Headers(scope=scope))
-        if refusal is None:
+        refusal = self._context.refuse_name(headers)
+        if refusal is None and scope.get("method") not in (None, *_METHODS):
+            refusal = self._context.refuse_origin(headers)
+        if refusal is None and cors.is_preflight(scope, headers, self._context.origins):
+            await cors.preflight(headers)(scope, receive, send_marked)
+        elif refusal is None:
             await self._app(scope, receive, send_marked)
         elif scope["type"] == "websocket":
             await self._context.refuse(WebSocket(scope, receive, send_marked), refusal)
@@ -116,8 +129,8 @@ async def _unknown_url(request: Request, _: Exception) -> Response:
     return _nothing_at(f"{request.method} {request.url.path}").answer()
 
 
-async def _unknown_method(request: Request, _: Exception) -> Response:
-    methods = _POSTED if request.url.path == SPEECH else _METHODS
+async def _unknown_method(request: Request, error: Exception) -> Response:
+    methods = sorted(cast(HTTPException, error).headers["Allow"].split(", "))  # type: ignore[index]
     message = f"{request.url.path} takes {' and '.join(methods)}, not {request.method}; {SERVED}"
     allow = {"Allow": ", ".join(methods)}
     return Refusal(405, "method_not_supported", message, headers=allow).answer()
@@ -219,9 +232,10 @@ class Routes:
     async def speech(self, request: Request) -> Response:
         """A text read aloud."""
         context = self._context
+        if refused := self._stranger(request):
+            return refused
         key = context.keys.name_of(request.headers) or ""
-        refusal = context.refuse_stranger(request) or context.refuse_now(key)
-        if refusal:
+        if refusal := context.refuse_now(key):
             context.note_refusal(refusal)
             return refusal.answer()
         try:
@@ -231,6 +245,23 @@ class Routes:
         except RefusedError as error:
             return error.refusal.answer()
         return SpeechReply(context, key, asked)
+
+    async def client_secret(self, request: Request) -> Response:
+        """An ephemeral key for a page, to whoever has a key that is none."""
+        context = self._context
+        if refused := self._stranger(request):
+            return refused
+        if context.unavailable:
+            return context.unavailable.answer()
+        maker = context.keys.name_of(request.headers) or ""
+        try:
+            raw = await read_body(request, context.limits)
+            made = client_secret(raw, maker, _served(context), context.ephemeral)
+        except WireError as error:
+            return Refusal.of(error).answer()
+        except RefusedError as error:
+            return error.refusal.answer()
+        return JSONResponse(made, headers={"Cache-Control": "no-store"})
 
     async def realtime_over_http(self) -> Response:
         """Not a conversation: that needs a WebSocket."""
@@ -244,9 +275,12 @@ class Routes:
     async def realtime(self, socket: WebSocket) -> None:
         """A conversation: let a client in or refuse it, and stay with it until it has gone."""
         context = self._context
-        key = context.keys.name_of(socket.headers, socket.scope["subprotocols"]) or ""
-        refusal = context.refuse_stranger(socket) or context.refuse_now(key)
-        if refusal:
+        grant = context.granted(socket)
+        if isinstance(grant, Refusal):
+            await context.refuse(socket, grant)
+            return
+        key = grant.name
+        if refusal := context.refuse_now(key):
             await context.refuse(socket, refusal)
         elif admission.asks_for_beta(socket):
             await context.refuse_beta(socket)
@@ -254,7 +288,7 @@ class Routes:
             return  # another process has it
         else:
             with context.opening(key):  # before anything is waited for, so that all are counted
-                connection = await _opened(socket, context, key)
+                connection = await _opened(socket, context, grant)
             if connection:
                 await connection.run(admission.subprotocol(socket))
 
@@ -274,17 +308,10 @@ class Routes:
         return own | {"created": self._started_s} | more
 
 
-async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connection | None:
+async def _opened(socket: WebSocket, context: ServerContext, grant: Grant) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
-    served = ServedModel(
-        context.model,
-        context.engine.ready.result().voices,
-        context.session_defaults,
-        context.limits,
-        socket.query_params.get("model"),
-        context.transcriber is not None,
-    )
-    protocol = RealtimeProtocol(served)
+    served = _served(context, socket.query_params.get("model"))
+    protocol = RealtimeProtocol(served, begins=grant.session)
     settings = context.fitted(protocol.settings)
     try:
         session = await context.engine.open(settings, rows=context.recorder is not None)
@@ -295,7 +322,19 @@ async def _opened(socket: WebSocket, context: ServerContext, key: str) -> Connec
         session.close()
         await context.refuse(socket, unavailable)
         return None
-    return Connection(socket, protocol, session, context, key)
+    return Connection(socket, protocol, session, context, grant.name)
+
+
+def _served(context: ServerContext, asked_model: str | None = None) -> ServedModel:
+    """What there is, once the worker is ready."""
+    return ServedModel(
+        context.model,
+        context.engine.ready.result().voices,
+        context.session_defaults,
+        context.limits,
+        asked_model,
+        context.transcriber is not None,
+    )
 
 
 _HEADER_BYTES = 16 << 10
@@ -318,10 +357,11 @@ def make_server(context: ServerContext) -> uvicorn.Server:
     limiter.elsewhere = lambda: len(context.fronts.client_keys) if context.fronts else 0
     config = ServerConfig(
         limiter,
+        context.tls,
         make_app(context),
         log_config=None,
         access_log=False,
-        http=HttpProtocol,
+        http=TlsProtocol if context.tls else HttpProtocol,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         backlog=BACKLOG,
         timeout_keep_alive=math.ceil(limits.header_s),

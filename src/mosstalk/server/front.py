@@ -104,7 +104,7 @@ class Front:
             if number := front_processes(self._options):
                 context.fronts = FrontProcesses(number, self._options, context)
                 context.fronts.start()
-            self._reports.listening(_url(self._listener))
+            self._reports.listening(_url(self._listener, "https" if context.tls else "http"))
             code = await self._until_the_end(context)
         finally:
             tidying.cancel()
@@ -148,9 +148,9 @@ class Front:
         return WORKER_DEAD
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _failure_of(engine: EngineClient) -> Failed:

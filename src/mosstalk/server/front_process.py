@@ -197,7 +197,7 @@ class FrontProcesses:
         self._context = context
         # The first front has counted keys: whoever gets there has been let in.
         limits = replace(options.limits, per_key=None)
-        options = replace(options, front_processes=0, limits=limits)
+        options = replace(options, front_processes=0, limits=limits, secret=context.secret)
         self._names = [f"front-{1 + index}" for index in range(number)]
         self._make = partial(FrontProcess, options=options, on_left=context.leave)
         self._fronts: dict[str, FrontProcess] = {}

@@ -12,6 +12,7 @@ from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
     from mosstalk.server.observers import Metrics
+    from mosstalk.server.tls import TlsProtocol
     from mosstalk.server.websocket import HttpProtocol, WebSocketProtocol
 
 try:
@@ -185,7 +186,7 @@ class ConnectionLimiter:
         self.limits, self._metrics = limits, metrics
         self.elsewhere: Callable[[], int] = lambda: 0
         """Connections that were handed over to other processes, and count all the same."""
-        self.between: dict[HttpProtocol, None] = {}
+        self.between: dict[HttpProtocol | TlsProtocol, None] = {}
         """Connections that have asked for nothing, or for nothing more, the oldest first."""
         self._large: set[WebSocketProtocol] = set()
         self._in_line: deque[WebSocketProtocol] = deque()

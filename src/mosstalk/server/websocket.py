@@ -13,10 +13,12 @@ whether a client is still there while nothing is read from it.
 import asyncio
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import uvicorn
@@ -35,11 +37,17 @@ _RETRY_S = 5
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's configuration, with what all connections share."""
+    """uvicorn's configuration, with what all connections share; ``tls`` None is without."""
 
-    def __init__(self, limiter: "ConnectionLimiter", *args: Any, **more: Any) -> None:
+    def __init__(
+        self,
+        limiter: "ConnectionLimiter",
+        tls: ssl.SSLContext | None,
+        *args: Any,
+        **more: Any,
+    ) -> None:
         super().__init__(*args, **more)
-        self.limiter = limiter
+        self.limiter, self.tls = limiter, tls
 
 
 class HttpProtocol(H11Protocol):
@@ -85,9 +93,14 @@ class HttpProtocol(H11Protocol):
 def _full() -> bytes:
     """The answer to one connection too many, before it has asked."""
     message = f"too many connections are open; come again in {_RETRY_S} s"
-    answer = Refusal(503, "connections", message, _RETRY_S).answer()
+    return unasked(Refusal(503, "connections", message, _RETRY_S))
+
+
+def unasked(refusal: Refusal) -> bytes:
+    """A refusal as bytes, for a connection of which no request was read."""
+    answer = refusal.answer()
     head = (
-        b"HTTP/1.1 503 Service Unavailable",
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}".encode(),
         *(b"%b: %b" % header for header in answer.raw_headers),
         b"X-Content-Type-Options: nosniff",
         b"Connection: close",

@@ -5,9 +5,10 @@ Synchronous and without sockets: whoever has the socket passes on what a ``Proto
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any, Literal
 
 from mosstalk.server.realtime import client_events as asked
@@ -79,9 +80,11 @@ class ProtocolState:
         waiting: the client's events that have not been heard yet, and errors told in their place.
     """
 
-    def __init__(self, served: ServedModel, now: Callable[[], float]) -> None:
+    def __init__(
+        self, served: ServedModel, now: Callable[[], float], begins: Mapping[str, Any]
+    ) -> None:
         self.served, self.now = served, now
-        self.session = self.planned = session_config({}, served)
+        self.session = self.planned = session_config({}, served).updated(dict(begins), served)
         self.session_id, self.expires_at = "", 0
         self.conversation_id = new_id("conv")
         self.items = ItemList(served.limits.kept_chars)
@@ -152,11 +155,17 @@ class ProtocolState:
 class RealtimeProtocol:
     """Makes no error of its own: what a client does wrong becomes an ``error`` event.
 
-    ``settings`` is what to open the session with, ``now`` the time of day in seconds since 1970.
+    ``settings`` is what to open the session with, ``now`` the time of day in seconds since 1970,
+    ``begins`` what the session begins with, as a ``session.update`` that can be served asks for it.
     """
 
-    def __init__(self, served: ServedModel, now: Callable[[], float] = time.time) -> None:
-        self._state = ProtocolState(served, now)
+    def __init__(
+        self,
+        served: ServedModel,
+        now: Callable[[], float] = time.time,
+        begins: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._state = ProtocolState(served, now, begins)
         self.settings: SessionSettings = self._state.session.settings
         self._handler = ClientEventHandler(self._state)
         self._emitter = ServerEventEmitter(self._state)

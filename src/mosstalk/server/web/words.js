@@ -39,7 +39,7 @@ export const HINT = {
 export const INSECURE =
   `This page came over plain http from another machine, and browsers give no microphone to such ` +
   `pages. On this machine type “ssh -L 8000:localhost:${location.port || 80} ` +
-  `${location.hostname}” and open http://localhost:8000, or put the server behind https. ` +
+  `${location.hostname}” and open http://localhost:8000, or start the server with --tls-self-signed. ` +
   `Until then you can write, and replies come as text.`;
 
 const WITHHELD = {
