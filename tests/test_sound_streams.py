@@ -32,7 +32,7 @@ def encoded(name: str, piece: int = 4800) -> list[bytes]:
 def decoded(name: str, file: bytes) -> Samples:
     """A file's samples."""
     if name == "pcm":
-        return np.frombuffer(file, "<i2") / np.float32(32768)
+        return np.frombuffer(file, "<i2").astype(np.float32) / np.float32(32768)
     if name == "flac":  # libsndfile reads none whose length is unknown
         count = len(PCM) // 2
         size = bytes((file[_TOTAL_AT] & 0xF0,)) + count.to_bytes(4, "big")

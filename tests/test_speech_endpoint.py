@@ -199,7 +199,7 @@ def test_who_takes_nothing_off_is_given_up(server: Server) -> None:
         server.await_nothing_held()
 
 
-WRONG = {
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "voice": ({"voice": "alloy"}, "invalid_value", "Supported values are: 'default'"),
     "no voice": ({"voice": None}, "missing_required_parameter", "There are: default"),
     "empty": ({"input": " \n"}, "invalid_value", "empty"),

@@ -182,6 +182,13 @@ class SpeechReply(Response):
         self._sent_away.set()
 
     async def _speak(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, as long as the client takes it off."""
+        try:
+            await self._answer(scope, receive, send)
+        except TimeoutError:
+            self._reason = "stalled"
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the sound, or with why there is none."""
         try:
             async for chunk in self._chunks():
@@ -189,13 +196,11 @@ class SpeechReply(Response):
             if not self._begun:
                 raise RefusedError(_SILENT)
             await self._send(send, self._done(), last=True)
-        except TimeoutError:
-            self._reason = "stalled"
         except RefusedError as error:
             await self._refuse(error.refusal, scope, receive, send)
 
     async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        if refusal.status >= 500:
+        if refusal.status >= 500 and self._session:
             self._reason = CloseReason.ERROR
             _LOG.warning("a text was not read to its end: %s", refusal.message)
         if not self._begun:

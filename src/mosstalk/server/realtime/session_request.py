@@ -92,6 +92,7 @@ def _reply(value: Any) -> ReplyMode | None:
 
 
 def named_voice(value: Any) -> Any:
+    """A field's check: a voice's name as the object that may stand in its place."""
     if value is None or isinstance(value, dict):
         return value
     if isinstance(value, str):
