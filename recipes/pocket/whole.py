@@ -4,13 +4,14 @@ Each stage is a process of its own. It begins when the stages before it have end
 that it reads are there. One that ended well leaves a mark, so that another call goes on from there.
 """
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from mosstalk.environment import environment_of_a_child
 
 MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
@@ -151,7 +152,7 @@ class Runner:
 
     def _start(self, job: Job) -> None:
         argv = [sys.executable, "-m", *job.argv, *self._limits(job)]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(job.card)}
+        environment = environment_of_a_child() | {"CUDA_VISIBLE_DEVICES": str(job.card)}
         with self._log(job.name).open("ab") as log:
             self._running[job.name] = subprocess.Popen(
                 argv, cwd=_ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
