@@ -125,6 +125,8 @@ class Refusal:
     @classmethod
     def of(cls, error: MosstalkError) -> "Refusal":
         """What an error in a request, or at the opening of a session, means to who asked."""
+        if isinstance(error, RefusedError):
+            return error.refusal
         if isinstance(error, EngineFullError):
             return cls(503, "full", str(error), error.retry_after_s)
         if isinstance(error, EngineStoppedError):
@@ -147,6 +149,14 @@ class Refusal:
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(math.ceil(self.retry_after_s))
         return JSONResponse({"error": self.error()}, self.status, headers)
+
+
+class RefusedError(MosstalkError):
+    """A request that is answered with ``refusal``; once sound was sent, it ends there."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 LOADING = Refusal(503, "loading", "the models are still being loaded", 5.0)

@@ -1,5 +1,6 @@
 """Routes: Realtime by WebSocket, speech, models, health, metrics, the page; how they are served."""
 
+import asyncio
 import hashlib
 import math
 import re
@@ -16,21 +17,22 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
 from mosstalk.server import admission, cors
-from mosstalk.server.admission import NO_KEY, Refusal, ServerContext
+from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerContext
 from mosstalk.server.client_secrets import client_secret
 from mosstalk.server.connection import Connection
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.keys import Grant
-from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, raise_file_limit
+from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, Limits, raise_file_limit
 from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.realtime.validation import WireError
-from mosstalk.server.speech import RefusedError, SpeechReply, read_body, speech_request
+from mosstalk.server.speech import SpeechReply, speech_request
 from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
@@ -239,11 +241,9 @@ class Routes:
             context.note_refusal(refusal)
             return refusal.answer()
         try:
-            asked = speech_request(await read_body(request, context.limits), context)
-        except WireError as error:
+            asked = speech_request(await _read_body(request, context.limits), context)
+        except (WireError, RefusedError) as error:
             return Refusal.of(error).answer()
-        except RefusedError as error:
-            return error.refusal.answer()
         return SpeechReply(context, key, asked)
 
     async def client_secret(self, request: Request) -> Response:
@@ -255,12 +255,10 @@ class Routes:
             return context.unavailable.answer()
         maker = context.keys.name_of(request.headers) or ""
         try:
-            raw = await read_body(request, context.limits)
+            raw = await _read_body(request, context.limits)
             made = client_secret(raw, maker, _served(context), context.ephemeral)
-        except WireError as error:
+        except (WireError, RefusedError) as error:
             return Refusal.of(error).answer()
-        except RefusedError as error:
-            return error.refusal.answer()
         return JSONResponse(made, headers={"Cache-Control": "no-store"})
 
     async def realtime_over_http(self) -> Response:
@@ -335,6 +333,26 @@ def _served(context: ServerContext, asked_model: str | None = None) -> ServedMod
         asked_model,
         context.transcriber is not None,
     )
+
+
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request, of limited size, in limited time.
+
+    Raises:
+        RefusedError: it is too long or too slow, or the client has gone.
+    """
+    body, most = bytearray(), limits.large_bytes
+    try:
+        async with asyncio.timeout(limits.header_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    message = f"the body is longer than {most} bytes; send less at a time"
+                    raise RefusedError(Refusal(413, "request_too_large", message))
+    except (TimeoutError, ClientDisconnect):
+        message = f"the request was not whole after {limits.header_s:g} s"
+        raise RefusedError(Refusal(408, "request_timeout", message)) from None
+    return bytes(body)
 
 
 _HEADER_BYTES = 16 << 10

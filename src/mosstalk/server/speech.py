@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,9 +24,14 @@ from mosstalk.audio.time_stretch import FASTEST, SLOWEST, TimeStretch
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError, TextError
 from mosstalk.offline.text_normalizer import TextRules, readable
-from mosstalk.server.admission import LEFT_S, LONGEST_NAMED, Refusal, ServerContext
+from mosstalk.server.admission import (
+    LEFT_S,
+    LONGEST_NAMED,
+    Refusal,
+    RefusedError,
+    ServerContext,
+)
 from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.limits import Limits
 from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.session_request import Voice, named_voice
 from mosstalk.server.realtime.validation import (
@@ -73,26 +77,6 @@ class SpeechRequest(ClientObject):
 _REQUEST = TypeAdapter(SpeechRequest)
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request, of limited size, in limited time.
-
-    Raises:
-        RefusedError: it is too long or too slow, or the client has gone.
-    """
-    body, most = bytearray(), limits.large_bytes
-    try:
-        async with asyncio.timeout(limits.header_s):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    message = f"the body is longer than {most} bytes; send less at a time"
-                    raise RefusedError(Refusal(413, "request_too_large", message))
-    except (TimeoutError, ClientDisconnect):
-        message = f"the request was not whole after {limits.header_s:g} s"
-        raise RefusedError(Refusal(408, "request_timeout", message)) from None
-    return bytes(body)
-
-
 def speech_request(body: bytes, context: ServerContext) -> SpeechRequest:
     """The request in a body.
 
@@ -114,14 +98,6 @@ def speech_request(body: bytes, context: ServerContext) -> SpeechRequest:
     if asked.voice_name not in voices:
         raise WireError("invalid_value", unknown_value(asked.voice_name, voices), "voice")
     return asked
-
-
-class RefusedError(Exception):
-    """A request that is answered with ``refusal``; once sound was sent, it ends there."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class SpeechReply(Response):
