@@ -63,7 +63,7 @@ def test_training_ends_at_its_share_of_the_time_that_is_left(tmp_path: Path) -> 
     runner = Runner(whole(tmp_path), 10.0, time.monotonic() - 60)
 
     option, left, *rest = runner._limits(Job("flow", (), until=0.5))
-    reader, seconds = runner._limits(Job("read-0", (), until=0.2))
+    reader, seconds = runner._limits(Job("read-0", (), until=0.2, part=0))
 
     assert (option, reader, rest) == ("--minutes", "--seconds", [])
     assert 3.9 < float(left) <= 4.0

@@ -19,9 +19,9 @@ _ROOT = Path(__file__).parents[2]
 _READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.22, 0.52, 0.97
 """Shares of the time at which reading, the flow, and all training ends."""
 _READERS = 3
-"""Processes that read at once on one card: alone, one leaves it idle half of the time."""
+"""Processes that read at once on one card."""
 _LEARNING = ("--passes", "4", "--steps", "24000")
-"""The language model knows its examples by heart after more steps."""
+"""Of the language model; no training has made so many steps yet."""
 _LOOK_EVERY_S, _TELL_EVERY_S = 0.5, 30.0
 _LEAST_MINUTES = 0.1
 _TAIL_LINES = 12
@@ -35,7 +35,8 @@ class WholeError(RuntimeError):
 class Job:
     """One stage: ``python -m`` ``argv`` on ``card``, after other jobs, once ``files`` are there.
 
-    ``until`` is the share of the whole time at which it ends; None if it ends by itself.
+    ``until`` is the share of the whole time at which it ends; None if it ends by itself. ``part``
+    is the one that a reader reads; None for other jobs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Job:
     after: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
     until: float | None = None
+    part: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,8 @@ class Whole:
 
     def _reader(self, part: int, parts: int) -> Job:
         on = ("--work", str(self.work), "--part", str(part), "--parts", str(parts))
-        argv = ("recipes.listener", "shards", *on)
-        name = f"read-{part}"
-        return Job(name, argv, part % self.cards, (), (self.work / "lines.xz",), _READ_UNTIL)
+        argv, lines = ("recipes.listener", "shards", *on), (self.work / "lines.xz",)
+        return Job(f"read-{part}", argv, part % self.cards, (), lines, _READ_UNTIL, part)
 
     def _stage(self, stage: str, parts: range | None, *options: str) -> tuple[str, ...]:
         argv = ["recipes.pocket", stage, "--work", str(self.work), *options]
@@ -128,7 +129,7 @@ class Runner:
         jobs, told, failed = self.whole.jobs(), 0.0, list[str]()
         while True:
             failed += self._ended(jobs)
-            waiting = [job for job in jobs if not self._mark(job).exists()]
+            waiting = [job for job in jobs if not self._mark(job.name).exists()]
             for job in waiting:
                 if job.name not in self._running and job.name not in failed and self._ready(job):
                     self._start(job)
@@ -140,15 +141,14 @@ class Runner:
                 self._tell()
             time.sleep(_LOOK_EVERY_S)
 
-    def _mark(self, job: Job) -> Path:
-        return self.whole.work / MARKS / f"{job.name}.done"
+    def _mark(self, name: str) -> Path:
+        return self.whole.work / MARKS / f"{name}.done"
 
     def _log(self, name: str) -> Path:
         return self.whole.work / MARKS / f"{name}.log"
 
     def _ready(self, job: Job) -> bool:
-        marks = [self.whole.work / MARKS / f"{name}.done" for name in job.after]
-        return all(path.exists() for path in (*marks, *job.files))
+        return all(path.exists() for path in (*map(self._mark, job.after), *job.files))
 
     def _start(self, job: Job) -> None:
         argv = [sys.executable, "-m", *job.argv, *self._limits(job)]
@@ -163,7 +163,7 @@ class Runner:
         if job.until is None:
             return []
         left = max(_LEAST_MINUTES, job.until * self.minutes - self._elapsed_s / 60)
-        if job.name.startswith("read-"):
+        if job.part is not None:
             return ["--seconds", f"{60 * left:.1f}"]
         weights = self.whole.earlier(job.name)
         more = [] if weights is None else ["--resume", str(weights)]
@@ -179,25 +179,22 @@ class Runner:
                 continue
             del self._running[job.name]
             self._say(f"{job.name} has ended, status {status}")
-            part = self._part_read(job)
-            if not status or (part is not None and any(part)):
-                # What a reader has read before it fell is whole.
-                self._mark(job).touch()
-            elif job.until is None or part is not None or job.name in self._again:
+            if not status or self._has_read(job):
+                self._mark(job.name).touch()
+            elif job.until is None or job.part is not None or job.name in self._again:
                 failed.append(job.name)
             else:
                 self._again.add(job.name)
         return failed
 
-    def _part_read(self, job: Job) -> list[Path] | None:
-        """The finished shards of a reader's part; None for other jobs."""
-        if not job.name.startswith("read-"):
-            return None
-        return list((self.whole.work / "data").glob(f"{int(job.name[5:]):02}-*.json"))
+    def _has_read(self, job: Job) -> bool:
+        """Whether there are shards of a reader: what it has read before it fell is whole."""
+        data = self.whole.work / "data"
+        return job.part is not None and any(data.glob(f"{job.part:02}-*.json"))
 
     def _tell_why(self, jobs: list[Job], failed: list[str]) -> None:
         """Raise for what is left, if anything is."""
-        left = [job for job in jobs if not self._mark(job).exists()]
+        left = [job for job in jobs if not self._mark(job.name).exists()]
         if failed:
             tails = [self._log(name).read_text(errors="replace").splitlines() for name in failed]
             told = [f"{n}: {line}" for n, t in zip(failed, tails, strict=True)
