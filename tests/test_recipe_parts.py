@@ -506,6 +506,14 @@ def test_every_example_is_in_one_group_whose_rows_hold_it() -> None:
     assert len({(len(group.chosen), group.width) for group in found}) <= 12
 
 
+def test_an_example_longer_than_the_model_has_places_is_in_no_group() -> None:
+    lengths = np.array([2048, 2049, 9000, 50])
+
+    found = language_model.groups(lengths, 4_000, np.random.default_rng(0))
+
+    assert sorted(int(n) for group in found for n in group.chosen if n >= 0) == [0, 3]
+
+
 def test_an_empty_place_of_a_group_teaches_nothing() -> None:
     examples = flat(conversation())
 

@@ -29,7 +29,7 @@ from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, s
 PEAK_RATE = 2e-3
 _ROWS_PER_BATCH = 48_000
 _WIDTHS = (48, 64, 80, 104, 128, 160, 208, 256, 336, 416, 512, 704, 1024, 2048)
-"""Rows that an example is padded to, so that a card records few shapes."""
+"""Rows that an example is padded to, so that a card records few shapes; a model has 2,048 places."""
 _VALIDATE_EVERY, _VALIDATED = 1000, 12
 """Steps between two validations, and the groups of held-out examples in each."""
 _WEIGHT_DECAY = 0.05
@@ -101,12 +101,13 @@ class Group(NamedTuple):
 def groups(lengths: NDArray[np.int64], rows: int, draw: np.random.Generator) -> list[Group]:
     """All examples in shuffled groups of like length, of at most ``rows`` rows.
 
-    There are few shapes of groups: ``_WIDTHS``, each with as many examples as fit.
+    There are few shapes of groups: ``_WIDTHS``, each with as many examples as fit. Examples that
+    are longer than all of them are left out.
     """
     widths = np.array(_WIDTHS)
     places = np.searchsorted(widths, lengths)
     out: list[Group] = []
-    for place in np.unique(places):
+    for place in np.unique(places[places < len(widths)]):
         width = int(widths[place])
         count = max(1, rows // width)
         members = draw.permutation(np.flatnonzero(places == place))
