@@ -29,7 +29,8 @@ from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, s
 PEAK_RATE = 2e-3
 _ROWS_PER_BATCH = 48_000
 _WIDTHS = (48, 64, 80, 104, 128, 160, 208, 256, 336, 416, 512, 704, 1024, 2048)
-"""Rows that an example is padded to, so that a card records few shapes; a model has 2,048 places."""
+"""Rows that an example is padded to, so that a card records few shapes; the model has places for no
+more than the last."""
 _VALIDATE_EVERY, _VALIDATED = 1000, 12
 """Steps between two validations, and the groups of held-out examples in each."""
 _WEIGHT_DECAY = 0.05
