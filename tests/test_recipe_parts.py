@@ -482,8 +482,8 @@ def test_recorded_steps_of_several_shapes_are_the_plain_ones(rows: tuple[int, ..
             loss = recorded(x, twice=twice)["loss"]
             found = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
             layer.zero_grad()
-            wanted = told(layer, x, twice)["loss"]
-            torch.testing.assert_close(loss, wanted.detach())
+            wanted = told(layer, x, twice)["loss"].detach()
+            torch.testing.assert_close(loss, wanted)
             for mine, parameter in zip(found, layer.parameters(), strict=True):
                 torch.testing.assert_close(mine, parameter.grad)
 

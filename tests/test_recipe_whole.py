@@ -40,7 +40,19 @@ def test_every_part_that_is_read_is_encoded_once_and_learned_from() -> None:
     readers = [job.argv for job in jobs if job.name.startswith("read-")]
     read = sorted(int(argv[argv.index("--part") + 1]) for argv in readers)
     assert read == parts("encode") == parts("language-model") == list(range(6))
-    assert parts("flow") == parts("predict") == parts("vocoder") == [0, 2, 4]
+    first = [job.part for job in jobs if job.part is not None and job.card == 0]
+    assert parts("flow") == parts("predict") == parts("vocoder") == first == [0, 2, 4]
+
+
+def test_flow_and_vocoder_wait_for_no_other_card() -> None:
+    jobs = {job.name: job for job in whole(Path("work"), cards=2).jobs()}
+
+    waited, begun = {"vocoder"}, set[str]()
+    while waited:
+        begun.add(name := waited.pop())
+        waited |= set(jobs[name].after) - begun
+    assert {jobs[name].card for name in begun} == {0}
+    assert "encode-1" in jobs["language-model"].after
 
 
 def test_a_file_that_nothing_makes_is_named(tmp_path: Path) -> None:

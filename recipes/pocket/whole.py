@@ -16,8 +16,13 @@ from mosstalk.environment import environment_of_a_child
 MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
 _ROOT = Path(__file__).parents[2]
-_READ_UNTIL, _FLOW_UNTIL, _TRAIN_UNTIL = 0.22, 0.52, 0.97
-"""Shares of the time at which reading, the flow, and all training ends."""
+_TRAIN_UNTIL = 0.97
+"""Share of the time at which all training ends."""
+_READ_UNTIL, _FLOW_UNTIL = 0.22, 0.52
+"""Shares at which reading and the flow end on a single card."""
+_FIRST_READ_UNTIL, _FIRST_FLOW_UNTIL, _OTHERS_READ_UNTIL = 0.15, 0.46, 0.35
+"""The same where there are others beside it: flow and vocoder need less data than the language
+model, and more steps."""
 _READERS = 3
 """Processes that read at once on one card."""
 _LEARNING = ("--passes", "4", "--steps", "24000")
@@ -63,20 +68,23 @@ class Whole:
     smoke: bool = False
 
     def jobs(self) -> list[Job]:
-        """Readers, encoders, then the language model beside flow and vocoder, then the package."""
-        readers = _READERS * self.cards
-        made = [self._reader(part, readers) for part in range(readers)]
+        """Readers, encoders, then the language model beside flow and vocoder, then the package.
+
+        Flow and vocoder learn from what the first card reads, and do not wait for the others.
+        """
+        parts, alone = range(_READERS * self.cards), self.cards == 1
+        made = [self._reader(part, len(parts)) for part in parts]
         tokenizer = str(self.work / "tokenizer.safetensors")
         give = ("recipes.listener", "give", str(self.kept), tokenizer)
-        made.append(Job("give", give, files=(self.kept,)))
-        read = tuple(job.name for job in made)
-        encoded = tuple(f"encode-{card}" for card in range(self.cards))
-        for card, name in enumerate(encoded):
-            argv = self._stage("encode", range(card, readers, self.cards), "--hearings", "4")
-            made.append(Job(name, argv, card, read))
-        parts, talks = range(readers), [t for p in self.dialogues for t in ("--dialogues", str(p))]
-        # Flow and vocoder learn from half of the teacher's clips, which load in half of the time.
-        half = range(0, readers, 2)
+        encoders = []
+        for card in range(self.cards):
+            argv = self._stage("encode", parts[card :: self.cards], "--hearings", "4")
+            after = ("give", *(reader.name for reader in made if reader.card == card))
+            encoders.append(Job(f"encode-{card}", argv, card, after))
+        made += [Job("give", give, files=(self.kept,)), *encoders]
+        encoded = tuple(job.name for job in encoders)
+        first = parts[:: self.cards]
+        talks = [text for path in self.dialogues for text in ("--dialogues", str(path))]
         return [
             *made,
             Job(
@@ -84,9 +92,10 @@ class Whole:
                 self._stage("language-model", parts, *_LEARNING, *talks),
                 self.cards - 1, encoded, tuple(self.dialogues), _TRAIN_UNTIL,
             ),
-            Job("flow", self._stage("flow", half), 0, encoded, (), _FLOW_UNTIL),
-            Job("predict", self._stage("predict", half), 0, ("flow",)),
-            Job("vocoder", self._stage("vocoder", half, "--mels"), 0, ("predict",), (),
+            Job("flow", self._stage("flow", first), 0, encoded[:1], (),
+                _FLOW_UNTIL if alone else _FIRST_FLOW_UNTIL),
+            Job("predict", self._stage("predict", first), 0, ("flow",)),
+            Job("vocoder", self._stage("vocoder", first, "--mels"), 0, ("predict",), (),
                 _TRAIN_UNTIL),
             Job("package", self._stage("package", None, "--out", str(self.work / "package")), 0,
                 ("vocoder", "language-model")),
@@ -95,7 +104,10 @@ class Whole:
     def _reader(self, part: int, parts: int) -> Job:
         on = ("--work", str(self.work), "--part", str(part), "--parts", str(parts))
         argv, lines = ("recipes.listener", "shards", *on), (self.work / "lines.xz",)
-        return Job(f"read-{part}", argv, part % self.cards, (), lines, _READ_UNTIL, part)
+        until = _READ_UNTIL if self.cards == 1 else _OTHERS_READ_UNTIL
+        if self.cards > 1 and part % self.cards == 0:
+            until = _FIRST_READ_UNTIL
+        return Job(f"read-{part}", argv, part % self.cards, (), lines, until, part)
 
     def _stage(self, stage: str, parts: range | None, *options: str) -> tuple[str, ...]:
         argv = ["recipes.pocket", stage, "--work", str(self.work), *options]
