@@ -44,7 +44,7 @@ setup-dev:
 setup-talk:
 	$(bootstrap) "$(EXTRAS),server,vad"
 
-demo: setup-talk ## set up, then read a sentence aloud and write it down
+demo: setup-talk ## set up, then ask the small model three questions
 	$(venv)/python scripts/demo.py demo-output
 
 talk: setup-talk ## start the server and open its page; OPTIONS="--port 9000" chooses as `mosstalk serve` does

@@ -17,7 +17,7 @@ from evals.judges import Panel, SpeechRow, Verdict, naturalness_difference, spee
 from evals.kokoro_voices import AMERICAN, BRITISH
 from evals.questions import Question
 from evals.readings import (
-    LISTENED,
+    OLDER,
     TEACHER,
     UNSEEN,
     Reading,
@@ -306,15 +306,15 @@ class QualityBench:
             yield read_recordings(self.people, f"people: {self.people.name}")
 
     def _other_voices(self, sentences: Sequence[str]) -> Iterator[Reading]:
-        """One reading in which the voices that were listened to in training take turns."""
+        """One reading in which the voices of older programs take turns."""
         parts = []
-        for place, voice in enumerate(LISTENED):
-            turn = sentences[place :: len(LISTENED)]
+        for place, voice in enumerate(OLDER):
+            turn = sentences[place :: len(OLDER)]
             part = self._read(voice, turn) if turn else None
             parts += [part] if part else []
         if parts:
             yield Reading(
-                f"{len(parts)} other training voices",
+                f"{len(parts)} voices of older programs",
                 tuple(text for part in parts for text in part.texts),
                 tuple(sound for part in parts for sound in part.sounds),
             )

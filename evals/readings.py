@@ -234,12 +234,11 @@ def _kokoro(name: str) -> SyntheticVoice:
 SLT_HTS = _festival("festival-slt-hts", "cmu_us_slt_arctic_hts", "festvox-us-slt-hts")
 NATURAL = {voice.name: voice for voice in map(_kokoro, kokoro_voices.NAMES)}
 """Kokoro's best voice, and those that no training of mosstalk-pocket hears."""
-TEACHER = SLT_HTS
-"""The voice that mosstalk-pocket learned to speak with; Kokoro's best is
-``NATURAL["kokoro-af_heart"]``."""
+TEACHER = NATURAL[f"{_KOKORO}-{kokoro_voices.BEST}"]
+"""The voice that mosstalk-pocket learned to speak with."""
 UNSEEN = _festival("festival-ked", "ked_diphone", "festvox-kdlpc16k")
 """A voice that no training of mosstalk-pocket hears."""
-LISTENED = (
+OLDER = (
     *(
         SyntheticVoice(f"flite-{name}", "flite", name, "flite")
         for name in ("slt", "rms", "awb", "kal16")
@@ -248,8 +247,8 @@ LISTENED = (
     SyntheticVoice("espeak-us", "espeak-ng", "en-us", "espeak-ng"),
     SyntheticVoice("espeak-gb", "espeak-ng", "en-gb", "espeak-ng"),
 )
-"""Voices that mosstalk-pocket learned to understand, at other speeds and pitches too."""
-VOICES = {voice.name: voice for voice in (SLT_HTS, *LISTENED, UNSEEN)}
+"""Voices of older programs, which the first mosstalk-pocket learned to understand."""
+VOICES = {voice.name: voice for voice in (SLT_HTS, *OLDER, UNSEEN)}
 """Of Debian's programs."""
 
 

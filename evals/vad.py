@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evals.intervals import Spread, spread
-from evals.readings import LISTENED, TEACHER, asset_recordings, at_hand, read_aloud, speakers
+from evals.readings import OLDER, TEACHER, asset_recordings, at_hand, read_aloud, speakers
 from evals.vad_clips import (
     CELL_SAMPLES,
     EARLY_S,
@@ -400,7 +400,7 @@ def measure_detectors(
         detectors, results.skipped = at_hand(partial(open_detector, kind) for kind in _KINDS)
     if not detectors:
         raise DetectorError(results.skipped[0])
-    readings, missing = speakers(clips, read_sentences()[:clips], LISTENED[:_VOICES])
+    readings, missing = speakers(clips, read_sentences()[:clips], OLDER[:_VOICES])
     results.skipped += missing
     if not readings:
         raise BenchError(f"there is no speech to find: {'; '.join(missing)}")

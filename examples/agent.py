@@ -2,7 +2,7 @@
 
     make talk                            # in another terminal
     .venv/bin/pip install openai
-    .venv/bin/python examples/agent.py assets/question.flac answer.wav
+    .venv/bin/python examples/agent.py assets/capital.flac answer.wav
 
 The client is OpenAI's own, unchanged; only the address is another. A sound file stands for the
 microphone and one for the loudspeaker, and the server hears by itself where the user's turn ends.

@@ -1,6 +1,6 @@
 """Ask a spoken question, get a spoken answer, and go on talking.
 
-    .venv/bin/python examples/ask.py assets/question.flac answer.wav
+    .venv/bin/python examples/ask.py assets/capital.flac answer.wav
 
 Without --model and --codec the model that ships answers. Random weights (--model synthetic) would
 never end by themselves: the length of their answers is forced here, and what is heard is noise.
@@ -35,7 +35,7 @@ def main() -> None:
     writer.close()
 
     # The conversation goes on: the answer is history now, and only new rows are read.
-    chat.read("And what about tomorrow?")
+    chat.read("And of Spain?")
     text_script = mosstalk.Script.parse("text:12") if random_weights else None
     second = chat.answer(speech=False, script=text_script)
     for _ in second:

@@ -1,50 +1,67 @@
-"""Show in half a minute what the model that ships can do: what `make demo` runs after its set-up.
+"""Ask the model that ships three questions: what `make demo` runs after its set-up.
 
     .venv/bin/python scripts/demo.py [FOLDER]
 
-It reads a sentence aloud into FOLDER (demo-output), and writes down what it hears there.
+The questions are recordings, and one conversation. The spoken answers go to FOLDER (demo-output).
 """
 
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SENTENCE = "Good morning. The train to the city leaves in ten minutes."
-END = """
-Listen to {spoken}. It says: {sentence}
-The model listened to it too, and wrote: {written}
+import mosstalk
 
-This model is small. It reads aloud, and it understands its own voice.
-It does not understand people yet, and it answers no questions.
+ROOT = Path(__file__).resolve().parent.parent
+QUESTIONS = {
+    "assets/capital.flac": "What is the capital of France?",
+    "assets/spain.flac": "And of Spain?",
+    "assets/sum.flac": "What is seven plus five?",
+}
+BEGIN = """
+The small model that comes with mosstalk hears three questions, one after the other.
+It answers each in speech, and writes its answer down."""
+TURN = """
+{number}. It hears:  {asked}  ({question})
+   It says:   {written}  ({answer})"""
+END = """
+Listen to the answers in {folder}/.
 
 Next: make talk
-A page opens in your browser. Type a sentence there, and hear it."""
+A page opens in your browser. Hold the button and ask, or type a question."""
 
 
-def main() -> int:
+def main() -> None:
     folder = ROOT / (sys.argv[1] if len(sys.argv) > 1 else "demo-output")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spoken.wav").unlink(missing_ok=True)  # of an earlier demo
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-    spoken, written = str(shown / "spoken.wav"), ""
-    for line in (["speak", SENTENCE, "--out", spoken], ["transcribe", spoken]):
-        print(f"\n$ .venv/bin/mosstalk {shlex.join(line)}", flush=True)
-        run = subprocess.run(
-            [sys.executable, "-m", "mosstalk.cli", *line],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        print(run.stdout, end="", flush=True)
-        if run.returncode:
-            return run.returncode
-        written = run.stdout.strip()
-    print(END.format(spoken=spoken, sentence=SENTENCE, written=written))
-    return 0
+    print(BEGIN, flush=True)
+    pipeline = mosstalk.Pipeline.load("pocket")
+    chat = pipeline.chat()
+    for number, (question, asked) in enumerate(QUESTIONS.items(), 1):
+        name = f"answer-{number}.wav"
+        chat.hear_file(ROOT / question)
+        written = answer(chat, folder / name) or written_down(pipeline, folder / name)
+        turn = {"number": number, "asked": asked, "question": question}
+        print(TURN.format(**turn, written=written, answer=shown / name), flush=True)
+    print(END.format(folder=shown))
+
+
+def answer(chat: mosstalk.Chat, path: Path) -> str:
+    """Have the conversation answered into ``path``; return what the model wrote, if it did."""
+    made = chat.answer()
+    writer = mosstalk.AudioWriter(path, rate=24_000)
+    for samples in made:
+        writer.write(samples)
+    writer.close()
+    return made.text.strip()
+
+
+def written_down(pipeline: mosstalk.Pipeline, path: Path) -> str:
+    """What the model hears in a recording."""
+    heard = mosstalk.transcribe(pipeline, mosstalk.read_audio(path, 16_000).samples)
+    for _ in heard:
+        pass
+    return heard.text.strip()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -127,7 +127,7 @@ async def _visit(state: Soak, random: Random, end_s: float) -> None:
     async with talker:
         if not hands_free:
             await talker.send(BY_HAND)
-        # In turn: the model repeats what it hears, and who speaks along with it is its echo.
+        # In turn: a model may repeat what it hears, and who speaks along with it is its echo.
         words = cycle([question(), sentence()])
         for _ in range(random.randint(1, 4)):
             if time.monotonic() > end_s:

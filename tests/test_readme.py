@@ -161,7 +161,7 @@ def test_every_command_runs_in_a_fresh_clone(clone: Path, environment: dict[str,
                 assert any(line.startswith("ready: ") for line in lines)
         else:
             run(command, clone, environment)
-    for sound in ("demo-output/spoken.wav", "morning.wav"):
+    for sound in ("demo-output/answer-3.wav", "morning.wav"):
         assert soundfile.info(clone / sound).duration > 0.5
 
 

@@ -180,8 +180,8 @@ def test_lines_of_dialogues_are_spoken_by_the_right_ones(tmp_path: Path) -> None
     assert len(read_lines(tmp_path / "lines.xz")) == 4
 
 
-def test_the_kept_tokenizer_is_given_whole(tmp_path: Path) -> None:
-    kept = ROOT / "recipes/listener/kept/codes-4096.safetensors"
+def test_the_tokenizer_that_ships_is_given_whole(tmp_path: Path) -> None:
+    kept = ROOT / "src/mosstalk/pocket/codec/model.safetensors"
     out = tmp_path / "tokenizer.safetensors"
     result = CliRunner().invoke(app, ["give", str(kept), str(out)], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -289,18 +289,25 @@ def keep(
 
 @app.command()
 def give(
-    kept: Annotated[Path, typer.Argument(help="A file codes-K.safetensors, or one of `keep`.")],
+    kept: Annotated[
+        Path,
+        typer.Argument(help="codes-K.safetensors, one of `keep`, or the tokenizer that ships."),
+    ],
     out: Annotated[Path, typer.Argument(help="tokenizer.safetensors of the pocket recipe.")],
 ) -> None:
     """Stage 9: the tokenizer alone, in float32, as the pocket recipe's other stages read it."""
+    from mosstalk.models.weights import from_int8
     from recipes.listener.student import Student
     from recipes.listener.train import resume_student
 
-    codes = load_file(kept)["quantizer.codebook"].shape[0]
-    with torch.no_grad():
-        student = Student(codes, 8)
-    resume_student(student, kept)
-    weights = student.tokenizer.state_dict()
+    stored = load_file(kept)
+    if "quantizer.codebook" in stored:
+        with torch.no_grad():
+            student = Student(stored["quantizer.codebook"].shape[0], 8)
+        resume_student(student, kept)
+        weights = student.tokenizer.state_dict()
+    else:
+        weights = from_int8(stored)
     save_file({name: value.contiguous() for name, value in weights.items()}, out)
 
 

@@ -297,7 +297,9 @@ def unkeep(
 @app.command()
 def whole(
     work: Work,
-    kept: Annotated[Path, typer.Option(help="A tokenizer that recipes.listener kept.")],
+    kept: Annotated[
+        Path, typer.Option(help="A tokenizer of recipes.listener, or the one that ships.")
+    ],
     dialogues: Annotated[
         list[Path], typer.Option(help="A file of recipes.answers; may be named again.")
     ],

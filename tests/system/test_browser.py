@@ -404,6 +404,27 @@ def test_a_server_that_ends_is_told_and_come_back_to(cache_folder: Path) -> None
         visitor.page.get_by_text("The server cannot be reached").wait_for()
 
 
+PAGE_LINES = "#log li[data-who=page]"
+
+
+def test_the_page_says_what_the_model_that_ships_can_be_asked(server: Server) -> None:
+    with browsing(said(60.0)) as browser:
+        visitor = start(visit(browser, server.url))
+        (greeting,) = visitor.page.locator(PAGE_LINES).all_inner_texts()
+        assert greeting.strip().startswith("Ask me for ")
+        visitor.require_no_complaints()
+
+
+def test_of_other_models_the_page_promises_nothing(cache_folder: Path) -> None:
+    words = ("--model", "synthetic", "--vad", "none")
+    with serving(*words, cache=cache_folder) as server, browsing(None) as browser:
+        visitor = visit(browser, server.url)
+        write(visitor, "Hello.")
+        visitor.event("response.done")
+        assert "synthetic weights" in visitor.page.locator("#model").inner_text()
+        assert not visitor.page.locator(PAGE_LINES).count()
+
+
 # What can be seen without a conversation.
 
 CONTROLS = {

@@ -53,7 +53,7 @@ def test_the_bench_tells_speech_from_random_weights(process: Run, tmp_path: Path
     assert wer["flite-slt"] < 0.3
     assert min(wer["noise alone"], wer["read aloud"], wer["resynthesised"]) > 0.8
     assert all(row["own"]["value"] > 0.8 > row["judge"]["value"] for row in found["transcripts"])
-    groups = {"teacher", "3 other training voices", "held-out natural voices, British"}
+    groups = {"teacher", "3 voices of older programs", "held-out natural voices, British"}
     assert groups <= {row["group"] for row in found["transcripts"]}
     assert found["streaming"]["seams"]["n"] > 10
     assert found["speed"]["first_audio_ms"]["n"] == 3

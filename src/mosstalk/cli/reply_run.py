@@ -42,8 +42,11 @@ NOTICES = {
     f"mosstalk: expect plain speech and mistakes. {_REAL}",
     ("pocket", "text"): "The weights are mosstalk-pocket's, a small model that ships with "
     f"mosstalk: expect plain words and mistakes. {_REAL}",
+    ("pocket", "chat"): "The weights are mosstalk-pocket's, a small model that ships with "
+    "mosstalk. Ask it for a capital, a sum, an opposite or a joke, in English; expect mistakes. "
+    f"{_REAL}",
 }
-"""What is said before anything else, by the kind of weights and of reply."""
+"""What is said before anything else, by the kind of weights and of task, else of reply."""
 DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
 """Scripts for random weights, by the kind of reply: they would never end one by themselves."""
 
@@ -112,7 +115,7 @@ class ReplyRun:
             asked.model, asked.codec, asked.device, asked.dtype, asked.sound_request()
         )
         kind = pipeline.model.config.weights_kind
-        self._notice = NOTICES.get((kind, reply), "")
+        self._notice = NOTICES.get((kind, task)) or NOTICES.get((kind, reply), "")
         choices = self.choices.over(pipeline.defaults.of(task))
         if self.script is None and kind == "synthetic":
             self.script = Script.parse(DEFAULT_SCRIPTS[reply])

@@ -9,7 +9,7 @@ import { Sound } from "./sound.js";
 import { Talk } from "./talk.js";
 import { drawWaves } from "./waves.js";
 import { key, Wire } from "./wire.js";
-import { CONNECTION, HINT, INSECURE, LOST, STATUS, withheld } from "./words.js";
+import { CONNECTION, GREETING, HINT, INSECURE, LOST, STATUS, withheld } from "./words.js";
 
 /** @param {string} id @returns {any} */
 const by = (id) => document.getElementById(id);
@@ -28,6 +28,8 @@ let started = false;
 /** The browser asks for the microphone, or opens it. */
 let asking = false;
 let sessions = 0;
+/** What the served model says of itself before anything else was said. */
+let greeting = "";
 /** Written before there was a session. */
 let unsent = "";
 
@@ -191,6 +193,7 @@ wire.addEventListener("models", ({ detail }) => {
   const [model] = detail.data ?? [];
   by("model").textContent = model ? model.id + (model.weights ? `, ${model.weights} weights` : "") : "";
   if (model?.voices) choices.offer(model.voices);
+  greeting = GREETING[model?.weights] ?? "";
 });
 sound.addEventListener("lost", () => {
   sound.stream = null;
@@ -203,6 +206,7 @@ talk.addEventListener("entry", ({ detail }) => log.put(detail));
 talk.addEventListener("turn", ({ detail }) => figures.put(detail.turn, sound.clock?.outputMs));
 talk.addEventListener("settled", ({ detail: { session, first } }) => {
   if (first && sessions++) log.say("A new session: the server knows nothing of what was said before.");
+  else if (first && greeting) log.say(greeting);
   const warnings = choices.show(session);
   if (!first && warnings.length) notice(`The server says: ${warnings.join("; ")}.`);
   if (first || !unsent) return;

@@ -22,6 +22,11 @@ export const STATUS = {
   },
 };
 
+/** What can be asked, by the kind of weights that the server says it has. */
+export const GREETING = {
+  pocket: "Ask me for a capital, a sum, an opposite or a joke, in English.",
+};
+
 /** What the page is without a session. */
 export const CONNECTION = {
   off: "Not connected.",
