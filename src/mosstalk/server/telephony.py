@@ -23,7 +23,7 @@ TWILIO = "/v1/telephony/twilio"
 _SAMPLES_PER_MS = 8
 _FORMAT = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
 _LONGEST_SID = 64
-_GRANT = Grant(
+GRANT = Grant(
     "twilio",
     {
         "type": "realtime",
@@ -31,6 +31,7 @@ _GRANT = Grant(
         "mosstalk": {"echo_gate": False},  # telephone networks cancel echo
     },
 )
+"""What every call may, and how its session begins."""
 _CLOSED = Refusal(
     403,
     "telephony",
@@ -59,7 +60,7 @@ def granted(socket: WebSocket, context: ServerContext) -> Grant | Refusal:
         )
     if context.unavailable is None and context.session_defaults.turn_detection is None:
         return _DEAF
-    return _GRANT
+    return GRANT
 
 
 class TwilioMessage(told.Event):
