@@ -5,19 +5,21 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import soundfile
 import soxr
-from conftest import require_package, run
+from conftest import ROOT, require_package, run
 from realtime_rig import response
-from server_rig import QUICK, RATE, Server, question, sentence, serving, silence
+from server_rig import QUICK, RATE, Server, question, serving, silence
 from typer.testing import CliRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -162,8 +164,8 @@ def server(cache_folder: Path, folder: Path) -> Iterator[Server]:
 def test_a_caller_is_answered_interrupts_and_is_cut_at_what_was_played(
     server: Server, folder: Path
 ) -> None:
-    phone, asked = Phone(server), mu_law(question() + silence(1.0))
-    interrupting, played = mu_law(sentence() + silence(1.0)), list[int]()
+    phone, played = Phone(server), list[int]()
+    asked = interrupting = mu_law(question() + silence(1.0))
 
     async def main() -> None:
         async with phone:
@@ -318,6 +320,24 @@ def test_the_token_is_not_printed_and_the_public_name_is_answered_under() -> Non
         TwilioAccount("")
 
 
+def test_the_page_connects_a_call_and_names_every_message() -> None:
+    page = (ROOT / "docs" / "telephony.md").read_text()
+    (twiml,) = re.findall(r"```xml\n(.+?)```", page, re.DOTALL)
+    (stream,) = ElementTree.fromstring(twiml.encode()).findall("./Connect/Stream")
+    public = re.findall(r"--public-url (\S+)", page)[0]
+    assert stream.get("url") == TwilioAccount(TOKEN, public).url_of(PATH, {})
+    parameters = {each.get("name", ""): each.get("value") for each in stream}
+    (command,) = begun(customParameters=parameters)[1].commands
+    assert isinstance(command, UpdateSettings)
+    assert command.settings.instructions == parameters["instructions"]
+    assert command.settings.voice == parameters["voice"]
+    said, told_by = page.split("| from Twilio |")[1].split("| to Twilio |")
+    for kind in ("connected", "start", "media", "mark", "dtmf", "stop"):
+        assert f"| `{kind}` |" in said
+    for kind in ("media", "mark", "clear"):
+        assert f"| `{kind}` |" in told_by
+
+
 # The translation, without a socket.
 
 
@@ -389,7 +409,17 @@ def test_what_is_no_message_of_a_call_changes_nothing() -> None:
     assert told(protocol, "dtmf", streamSid=SID, dtmf=dtmf) == ProtocolOutput()
     assert told(protocol, "mark", mark={"name": "another's"}) == ProtocolOutput()
     assert told(protocol, "start", streamSid="MZ2", start={"mediaFormat": FORMAT}).events == []
-    for raw in ("{", "[]", '{"event": "magic"}', '{"event": "media"}', "{}", b"\xff", "[" * 10_000):
+    long = json.dumps({"event": "connected", "protocol": "x" * (1 << 20)})
+    for raw in (
+        long,
+        "{",
+        "[]",
+        '{"event": "magic"}',
+        '{"event": "media"}',
+        "{}",
+        b"\xff",
+        "[" * 10_000,
+    ):
         output = protocol.from_client(raw)
         assert output.notes
         assert not output.commands
