@@ -133,6 +133,7 @@ class Phone:
             self.marks[name] = len(sound)
             item = name.partition(":")[0]
             self.sound[item] = self.sound.get(item, b"") + sound
+            assert name == f"{item}:{len(self.sound[item])}", "each reply counts from its beginning"
         return str(message["event"])
 
     async def hang_up(self) -> int:
@@ -246,7 +247,7 @@ def test_a_call_is_let_in_by_the_signature_of_its_public_address_alone(server: S
 
         return asyncio.run(main())
 
-    wrong = (
+    wrong: tuple[dict[str, str], ...] = (
         {},
         {"Authorization": "Bearer a-key"},
         signature(right, "another-token"),
@@ -382,6 +383,7 @@ def test_a_reply_that_is_whole_and_not_yet_played_is_taken_back_too() -> None:
         (cut,) = output.commands
         assert isinstance(cut, Truncate)
         assert (cut.item_id, cut.heard_ms) == ("item_r", heard_ms)
+        assert protocol.from_session(SpeechStarted("item_v", 0, clock=0)) == ProtocolOutput()
         for name in marks:  # thrown away by Twilio, which sends their marks back all the same
             told(protocol, "mark", streamSid=SID, mark={"name": name})
         assert protocol.from_session(SpeechStarted("item_v", 0, clock=0)) == ProtocolOutput()
@@ -392,6 +394,7 @@ def test_parameters_choose_instructions_and_voice() -> None:
     (command,) = output.commands
     assert isinstance(command, UpdateSettings)
     assert command.settings.instructions == "Be brief."
+    assert not command.settings.echo_gate, "and all else is as it was"
     assert command.settings.input_rate == 8_000, "the formats are those that the call began with"
     assert output.notes == ["the voice is unknown: the default one speaks"]
     assert begun(customParameters={})[1] == begun()[1] == ProtocolOutput()
