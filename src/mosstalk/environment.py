@@ -62,6 +62,11 @@ def api_keys() -> list[str] | None:
     return [key.strip() for key in chosen.split(",") if key.strip()]
 
 
+def twilio_auth_token() -> str | None:
+    """What Twilio signs calls with (``MOSSTALK_TWILIO_AUTH_TOKEN``); None if it is not set."""
+    return os.environ.get("MOSSTALK_TWILIO_AUTH_TOKEN")
+
+
 def stated_commit() -> str | None:
     """The commit that benchmarks name where there is no git (``MOSSTALK_COMMIT``)."""
     return os.environ.get("MOSSTALK_COMMIT") or None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mosstalk.server.certificate import Tls
     from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
+    from mosstalk.server.keys import TwilioAccount
     from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
     from mosstalk.session.commands import SessionSettings
@@ -127,6 +128,19 @@ class Serve:
         "Without keys, another name under which clients reach this server, e.g. "
         "talk.example.org; * for any. localhost and addresses need none.",
     )
+    twilio_auth_token: str | None = option(
+        None,
+        "Take telephone calls over Twilio Media Streams that this token of your account signs, at "
+        "/v1/telephony/twilio. Better in MOSSTALK_TWILIO_AUTH_TOKEN: others on this machine can "
+        "read a command line. Default: no calls are taken.",
+        metavar="TOKEN",
+    )
+    public_url: str | None = option(
+        None,
+        "Where Twilio reaches this server, e.g. https://talk.example.org, if a proxy is in "
+        "between. Its name needs no --allowed-host. Default: the name that a request carries.",
+        metavar="URL",
+    )
     tls_cert: Path | None = option(
         None,
         "Serve https and wss with this certificate in PEM, followed by those that vouch for it. "
@@ -174,6 +188,7 @@ class Serve:
             sets = {"origins": sorted(options.origins), "hosts": sorted(options.hosts)}
             # Of keys only how many there are.
             document = asdict(options) | sets | {"keys": len(options.keys)}
+            document["twilio"] = options.twilio and {"public_url": options.twilio.public_url}
             del document["secret"]
             print(json.dumps(document, indent=1, default=str))
             return 0
@@ -226,6 +241,7 @@ class Serve:
             transcriber=self.transcriber,
             front_processes=0 if tls else self.front_processes,
             tls=tls,
+            twilio=self._twilio(),
             log=log,
         )
 
@@ -292,8 +308,24 @@ class Serve:
             )
         return tuple(dict.fromkeys([*given, *filed, *(named or ())]))
 
+    def _twilio(self) -> "TwilioAccount | None":
+        from mosstalk.environment import twilio_auth_token
+        from mosstalk.server.keys import TwilioAccount
+
+        given = self.twilio_auth_token
+        token = twilio_auth_token() if given is None else given
+        if token is None:
+            if self.public_url is not None:
+                raise OptionError(
+                    "--public-url is for calls, and none are taken: set MOSSTALK_TWILIO_AUTH_TOKEN"
+                )
+            return None
+        if self.vad == "none":
+            raise OptionError("calls are hands-free: leave out --vad none, or the Twilio token")
+        return TwilioAccount(token, self.public_url)
+
     def _hosts(self) -> frozenset[str]:
-        """The names in ``--allowed-host``, and the one to listen on, if it is one."""
+        """The names in ``--allowed-host`` and ``--public-url``, and the one to listen on."""
         from mosstalk.server.admission import ANY, host_name
 
         for name in self.allowed_host or ():
@@ -302,7 +334,8 @@ class Serve:
                     f"--allowed-host {name}: give a name alone, as talk.example.org, or {ANY} "
                     "for any"
                 )
-        names = {host_name(name) for name in (*(self.allowed_host or ()), self.host)}
+        public = (self.public_url or "").partition("://")[2].partition("/")[0]
+        names = {host_name(name) for name in (*(self.allowed_host or ()), self.host, public)}
         return frozenset(names - {""})
 
 

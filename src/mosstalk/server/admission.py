@@ -24,7 +24,7 @@ from mosstalk.server.captions import Transcriber
 from mosstalk.server.certificate import Tls, is_address
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
-from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, shown_key
+from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, TwilioAccount, shown_key
 from mosstalk.server.limits import Limits
 from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
@@ -205,7 +205,8 @@ LEFT_S = 5.0
 class ServeOptions:
     """All that is chosen for a server; ``name`` None is what the worker calls the model.
 
-    ``secret``: what ephemeral keys are signed with, which its processes share; b"" is a new one.
+    ``twilio`` None takes no calls. ``secret``: what ephemeral keys are signed with, which its
+    processes share; b"" is a new one.
     """
 
     host: str = "127.0.0.1"
@@ -223,6 +224,7 @@ class ServeOptions:
     transcriber: str | None = None
     front_processes: int | None = None
     tls: Tls | None = None
+    twilio: TwilioAccount | None = None
     secret: bytes = b""
     log: LogStyle = field(default_factory=LogStyle)
 
@@ -251,7 +253,7 @@ class ServerContext:
         )
         self.secret = options.secret or token_bytes(32)
         self.keys, self.ephemeral = Keys(options.keys), EphemeralKeys(self.secret)
-        self.origins = Origins(options.origins)
+        self.origins, self.twilio = Origins(options.origins), options.twilio
         self.tls = options.tls.context() if options.tls else None
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None

@@ -1,4 +1,4 @@
-"""Routes: Realtime by WebSocket, speech, models, health, metrics, the page; how they are served."""
+"""Routes: Realtime and calls by WebSocket, speech, models, health, metrics, the page."""
 
 import asyncio
 import hashlib
@@ -33,6 +33,7 @@ from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.speech import SpeechReply, speech_request
+from mosstalk.server.telephony import TWILIO, TwilioProtocol, granted
 from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
@@ -60,8 +61,8 @@ REALTIME = "/v1/realtime"
 SPEECH = "/v1/audio/speech"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 SERVED = (
-    f"served are WebSockets at {REALTIME}, POST {SPEECH}, POST {CLIENT_SECRETS}, and GET "
-    "/v1/models, /v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
+    f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {CLIENT_SECRETS}, and "
+    "GET /v1/models, /v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
@@ -79,6 +80,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         exception_handlers={404: _unknown_url, 405: _unknown_method, 500: _fault},
     )
     app.add_api_websocket_route(REALTIME, routes.realtime)
+    app.add_api_websocket_route(TWILIO, routes.call)
     app.add_api_websocket_route("/{name:path}", routes.no_socket)
     answers: dict[str, Callable[..., Awaitable[Response]]] = {
         REALTIME: routes.realtime_over_http,
@@ -271,9 +273,18 @@ class Routes:
         await self._context.refuse(socket, _nothing_at(f"WebSocket {socket.url.path}"))
 
     async def realtime(self, socket: WebSocket) -> None:
-        """A conversation: let a client in or refuse it, and stay with it until it has gone."""
+        """A conversation with a client of the Realtime protocol."""
+        await self._talk(socket, self._context.granted(socket), RealtimeProtocol)
+
+    async def call(self, socket: WebSocket) -> None:
+        """A conversation with a caller, over Twilio Media Streams."""
+        await self._talk(socket, granted(socket, self._context), TwilioProtocol)
+
+    async def _talk(
+        self, socket: WebSocket, grant: Grant | Refusal, speaks: type[RealtimeProtocol]
+    ) -> None:
+        """Let a client in or refuse it, and stay with it until it has gone."""
         context = self._context
-        grant = context.granted(socket)
         if isinstance(grant, Refusal):
             await context.refuse(socket, grant)
             return
@@ -286,7 +297,7 @@ class Routes:
             return  # another process has it
         else:
             with context.opening(key):  # before anything is waited for, so that all are counted
-                connection = await _opened(socket, context, grant)
+                connection = await _opened(socket, context, grant, speaks)
             if connection:
                 await connection.run(admission.subprotocol(socket))
 
@@ -306,10 +317,12 @@ class Routes:
         return own | {"created": self._started_s} | more
 
 
-async def _opened(socket: WebSocket, context: ServerContext, grant: Grant) -> Connection | None:
+async def _opened(
+    socket: WebSocket, context: ServerContext, grant: Grant, speaks: type[RealtimeProtocol]
+) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
     served = _served(context, socket.query_params.get("model"))
-    protocol = RealtimeProtocol(served, begins=grant.session)
+    protocol = speaks(served, begins=grant.session)
     settings = context.fitted(protocol.settings)
     try:
         session = await context.engine.open(settings, rows=context.recorder is not None)

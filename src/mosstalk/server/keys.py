@@ -1,4 +1,4 @@
-"""Keys that clients show: those of the server's owner, and ephemeral ones for pages."""
+"""Keys that clients show: the owner's, ephemeral ones for pages, and signatures of calls."""
 
 import base64
 import hashlib
@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from mosstalk.errors import OptionError
 
@@ -122,3 +123,48 @@ _SIGNATURE = 2 * hashlib.sha256().digest_size
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+# Calls.
+
+
+@dataclass(frozen=True)
+class TwilioAccount:
+    """Whose calls are let in.
+
+    ``token`` is the account's auth token, which signs them. ``public_url`` is where Twilio reaches
+    this server, up to the path; None is the name that each request carries in ``Host``.
+    """
+
+    token: str = field(repr=False)
+    public_url: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for no token, and for an address that Twilio cannot call."""
+        if not self.token.strip():
+            raise OptionError(
+                "the Twilio auth token is empty; everybody could sign with it. Give "
+                "MOSSTALK_TWILIO_AUTH_TOKEN or --twilio-auth-token one, or leave both out"
+            )
+        if self.public_url is None:
+            return
+        parts = urlsplit(self.public_url)
+        if parts.scheme not in ("https", "wss") or not parts.hostname or parts.query:
+            raise OptionError(
+                f"--public-url {self.public_url}: give where this server is reached from outside, "
+                "as https://talk.example.org"
+            )
+
+    def url_of(self, path: str, headers: Mapping[str, str]) -> str:
+        """The URL that Twilio has called, given the path and query as they came: always wss."""
+        base = self.public_url or f"wss://{headers.get('host', '')}"
+        return f"wss://{base.partition('://')[2].rstrip('/')}{path}"
+
+    def has_signed(self, url: str, headers: Mapping[str, str]) -> bool:
+        """Whether ``X-Twilio-Signature`` is that of a URL: its HMAC-SHA1 by the token, in base64.
+
+        A WebSocket's request has no parameters beside those of the URL.
+        """
+        right = hmac.new(_bytes(self.token.strip()), _bytes(url), hashlib.sha1).digest()
+        shown = _bytes(headers.get("x-twilio-signature", ""))
+        return hmac.compare_digest(shown, base64.b64encode(right))
