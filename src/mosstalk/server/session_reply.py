@@ -147,6 +147,11 @@ class SessionReply(Response):
                 context.note_refusal(refusal)
             raise RefusedError(refusal) from None
 
+    @property
+    def has_session(self) -> bool:
+        """Whether the session was opened."""
+        return self._session is not None
+
     async def answers_to(self, *parts: str | commands.Sound) -> AsyncIterator[events.Event]:
         """What the open session tells of its response to a user's turn, until that is done.
 
