@@ -30,6 +30,7 @@ from session_rig import pocket
 from mosstalk.audio.sound import Samples, read_audio
 from mosstalk.offline.pieces import sound_pieces
 from mosstalk.offline.pipeline import transcribe
+from mosstalk.session.sound import samples_of
 
 URL = "/v1/audio/transcriptions"
 RATE = 16_000
@@ -132,7 +133,7 @@ def post(server: Server, file: bytes | None = b"", **more: Any) -> httpx.Respons
 
 
 def test_a_file_is_written_down_as_mosstalk_transcribe_does_it(server: Server) -> None:
-    samples = np.frombuffer(packed(voice(12))[44:], "<i2").astype(np.float32) / 32768
+    samples = samples_of(packed(voice(12))[44:])
     pieces, said = sound_pieces(samples, RATE), list[str]()
     assert len(pieces) == 2
     for piece in pieces:
@@ -267,7 +268,7 @@ NOT_HEARD: dict[str, tuple[bytes, str]] = {
     "damaged": (b"RIFF\xff\xff\xff\x7fWAVE" + bytes(400), "not a readable sound file"),
     "short": (packed(voice()[:1000]), "too short"),
     "channels": (packed(np.zeros((RATE, 3), np.float32)), "3 channels"),
-    "not a number": (packed(np.full(RATE, np.nan, np.float32), subtype="FLOAT"), "NaN"),
+    "not a number": (packed(np.full(RATE, np.nan).astype(np.float32), subtype="FLOAT"), "NaN"),
 }
 
 
