@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from mosstalk.audio.sound import Samples, read_audio
+from mosstalk.audio.sound import Samples, audio_blocks, read_audio
 from mosstalk.errors import AudioError, AudioWarning
 
 RATE = 16_000
@@ -226,3 +226,19 @@ def test_16_bit_samples_at_16_khz_are_read_exactly(
     soundfile.write(path, samples, RATE, subtype="PCM_16")
     heard = read_audio(path, RATE).samples
     np.testing.assert_array_equal(heard * 32768, samples.astype(np.float32))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(("suffix", "subtype"), [("wav", "PCM_24"), ("mp3", "MPEG_LAYER_III")])
+def test_blocks_are_the_samples_that_are_read_at_once(
+    tmp_path: Path, suffix: str, subtype: str, rate: int, channels: int
+) -> None:
+    path = written(
+        tmp_path / f"a.{suffix}", np.repeat(tone(rate)[:, None], channels, 1), rate, subtype
+    )
+    whole = read_audio(path, RATE).samples
+    blocks = list(audio_blocks(path.read_bytes(), RATE, 2 * SECONDS))
+    np.testing.assert_allclose(np.concatenate(blocks), whole, atol=1e-6)
+    with pytest.raises(AudioError, match="at most 0 s"):
+        next(audio_blocks(path.read_bytes(), RATE, SECONDS / 4))

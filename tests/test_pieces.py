@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosstalk.audio.sound import Samples
-from mosstalk.offline.pieces import sound_pieces, text_pieces
+from mosstalk.offline.pieces import cut_blocks, sound_pieces, text_pieces
 
 RATE = 1000
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u8d70\u5427\u3002"
@@ -108,3 +108,14 @@ def test_sound_that_fits_is_left_whole() -> None:
     samples = noise(30)
     (piece,) = sound_pieces(samples, RATE, 30)
     assert piece is samples
+
+
+@given(seconds=st.floats(0, 100), longest=st.floats(4, 30), block=st.floats(2, 50))
+def test_sound_that_comes_in_blocks_is_cut_where_the_whole_is(
+    seconds: float, longest: float, block: float
+) -> None:
+    samples, size = noise(seconds), int(block * RATE)
+    blocks = (samples[start : start + size] for start in range(0, len(samples), size))
+    pieces, whole = list(cut_blocks(blocks, RATE, longest)), sound_pieces(samples, RATE, longest)
+    assert list(map(len, pieces)) == list(map(len, whole))
+    assert np.array_equal(np.concatenate(pieces), samples)

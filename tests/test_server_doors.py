@@ -188,6 +188,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
         for served in (
             "/v1/realtime",
             "/v1/audio/speech",
+            "/v1/audio/transcriptions",
             "/v1/models",
             "/health",
             "/ready",

@@ -48,6 +48,9 @@ _UNKNOWN_FRAMES = 2**63 - 1
 _LAST_PAGE = 4
 """Flag of the last page of an Ogg stream (RFC 3533)."""
 _LONGEST_PAGE_BYTES = 65_307
+_CONTEXT = "do not fit into the model's context, which holds"
+_BOUND = "are longer than a file may be here:"
+"""Why sound is too long."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +105,45 @@ def read_audio(
     return Recording(resampled, rate, source_rate, channels)
 
 
+def audio_blocks(content: bytes, rate: int, longest_s: float) -> Iterator[Samples]:
+    """Decode a sound file's bytes to mono float samples (n,) at ``rate`` Hz, block by block.
+
+    No more than a block is held at a time. Joined, the blocks are the samples that ``read_audio``
+    reads, be they silent or none. A file that was cut short is read as far as it goes.
+
+    Raises:
+        AudioError: no wav, flac, ogg or mp3; damaged, of an impossible rate, not finite, longer
+            than ``longest_s``, or with more than two channels. What the header does not tell is
+            told once it is met.
+    """
+    path = Path("file")
+    _check_kind(content)
+    with _open(path, content) as (file, _):
+        if file.channels > MIXED_CHANNELS:
+            raise AudioError(f"{path}: has {file.channels} channels; send mono or stereo")
+        _check_header(path, file, None, longest_s, _BOUND)
+        stream = soxr.ResampleStream(file.samplerate, rate, 1, "float32", "VHQ")
+        for block in _mono_blocks(path, file, None, longest_s, _BOUND):
+            if np.abs(block).max() > _LOUDEST_PEAK:
+                raise AudioError(f"{path}: samples beyond {_LOUDEST_PEAK:.0e} are no sound")
+            yield np.asarray(stream.resample_chunk(block), np.float32)
+        yield np.asarray(stream.resample_chunk(np.zeros(0, np.float32), last=True), np.float32)
+
+
+def _check_kind(content: bytes) -> None:
+    """Refuse what is none of the kinds of file that are taken, before a decoder sees it."""
+    wave = content[:4] in (b"RIFF", b"RF64") and content[8:12] == b"WAVE"
+    frame = content[:1] == b"\xff" and content[1:2] >= b"\xe0"
+    if wave or frame or content[:4] in (b"fLaC", b"OggS") or content[:3] == b"ID3":
+        return
+    known = "it is empty" if not content else "it is none of these"
+    if content[:4] == b"\x1a\x45\xdf\xa3":
+        known = "this is webm"
+    elif content[4:8] == b"ftyp":
+        known = "this is mp4 or m4a"
+    raise AudioError(f"file: send wav, flac, ogg (Vorbis or Opus) or mp3; {known}")
+
+
 def resample(samples: Samples, source_rate: int, rate: int) -> Samples:
     """Band-limited resampling (soxr, very high quality) of (n,) samples."""
     if source_rate == rate:
@@ -135,7 +177,11 @@ def _open(
 
 
 def _check_header(
-    path: Path, file: soundfile.SoundFile, channel: int | None, longest_s: float
+    path: Path,
+    file: soundfile.SoundFile,
+    channel: int | None,
+    longest_s: float,
+    bound: str = _CONTEXT,
 ) -> None:
     if not LOWEST_RATE <= file.samplerate <= HIGHEST_RATE:
         raise AudioError(
@@ -150,19 +196,22 @@ def _check_header(
             f"{path}: has {channels} channels; say which one to hear with --channel 1..{channels}"
         )
     if file.frames < _UNKNOWN_FRAMES:
-        _check_length(path, file.frames / file.samplerate, longest_s)
+        _check_length(path, file.frames / file.samplerate, longest_s, bound)
 
 
-def _check_length(path: Path, seconds: float, longest_s: float) -> None:
+def _check_length(path: Path, seconds: float, longest_s: float, bound: str) -> None:
     if seconds > longest_s:
         raise AudioError(
-            f"{path}: {seconds:.0f} s of sound do not fit into the model's context, which holds "
-            f"at most {longest_s:.0f} s; cut the recording"
+            f"{path}: {seconds:.0f} s of sound {bound} at most {longest_s:.0f} s; cut the recording"
         )
 
 
 def _mono_blocks(
-    path: Path, file: soundfile.SoundFile, channel: int | None, longest_s: float
+    path: Path,
+    file: soundfile.SoundFile,
+    channel: int | None,
+    longest_s: float,
+    bound: str = _CONTEXT,
 ) -> Iterator[Samples]:
     """Decode block by block, so that a wrong header cannot make us read without end."""
     frames = 0
@@ -174,7 +223,7 @@ def _mono_blocks(
                 f"{path}: holds NaN or infinite samples (first at {at:.3f} s); export it again"
             )
         frames += len(block)
-        _check_length(path, frames / file.samplerate, longest_s)
+        _check_length(path, frames / file.samplerate, longest_s, bound)
         yield block.mean(axis=1) if channel is None else block[:, channel - 1].copy()
 
 

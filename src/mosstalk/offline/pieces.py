@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -136,6 +136,24 @@ def sound_pieces(samples: Samples, rate: int, longest_s: float = LONGEST_S) -> l
         pieces.append(samples[:place])
         samples = samples[place:]
     return [*pieces, samples]
+
+
+def cut_blocks(
+    blocks: Iterable[Samples], rate: int, longest_s: float = LONGEST_S
+) -> Iterator[Samples]:
+    """``sound_pieces`` of the sound that all blocks (n,) are together, each as soon as it is known.
+
+    Little more than a piece and a block is held at a time.
+    """
+    enough = int(longest_s * rate) + int(_SHORTEST_REST_S * rate)
+    kept = np.zeros(0, np.float32)
+    for block in blocks:
+        kept = np.concatenate([kept, block])
+        while len(kept) > enough:
+            piece = sound_pieces(kept, rate, longest_s)[0]
+            yield piece
+            kept = kept[len(piece) :]
+    yield from sound_pieces(kept, rate, longest_s)
 
 
 def _quietest(samples: Samples, rate: int, first: int, last: int) -> int:

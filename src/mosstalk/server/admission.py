@@ -25,7 +25,7 @@ from mosstalk.server.certificate import Tls, is_address
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, TwilioAccount, shown_key
-from mosstalk.server.limits import Limits
+from mosstalk.server.limits import Limits, Places
 from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
 from mosstalk.server.realtime.validation import WireError
@@ -263,7 +263,11 @@ class ServerContext:
         self.draining = False
         self.connections: set[Client] = set()
         self.long_work = asyncio.Lock()
-        """Held by who has a thread spell a text: one at a time, as sockets need the processor."""
+        """Held by who has a thread spell a text or decode a piece of a file: one at a time, as
+        sockets need the processor."""
+        self.uploads = Places(options.limits.uploads)
+        self.transcribing = asyncio.Lock()
+        """Held by who has a piece of a file written down by the transcriber, which talks need."""
         self._opening = Counter[str]()
         """By key, how many were let in and wait for their session."""
         self._left = asyncio.Event()

@@ -1,6 +1,5 @@
 """Routes: Realtime and calls by WebSocket, speech, models, health, metrics, the page."""
 
-import asyncio
 import hashlib
 import math
 import re
@@ -17,7 +16,6 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.errors import MosstalkError
@@ -35,6 +33,8 @@ from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.speech import SpeechReply, speech_request
 from mosstalk.server.telephony import TWILIO, TwilioProtocol, granted
 from mosstalk.server.tls import TlsProtocol
+from mosstalk.server.transcription import TranscriptionReply
+from mosstalk.server.uploads import read_body
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
 BACKLOG = 128
@@ -59,10 +59,12 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 
 REALTIME = "/v1/realtime"
 SPEECH = "/v1/audio/speech"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 SERVED = (
-    f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {CLIENT_SECRETS}, and "
-    "GET /v1/models, /v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
+    f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {TRANSCRIPTIONS}, "
+    f"POST {CLIENT_SECRETS}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
+    "/metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
@@ -96,6 +98,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     for path, answer in answers.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
     app.add_api_route(SPEECH, routes.speech, methods=["POST"])
+    app.add_api_route(TRANSCRIPTIONS, routes.transcription, methods=["POST"])
     app.add_api_route(CLIENT_SECRETS, routes.client_secret, methods=["POST"])
     return _Entrance(app, context)
 
@@ -243,10 +246,21 @@ class Routes:
             context.note_refusal(refusal)
             return refusal.answer()
         try:
-            asked = speech_request(await _read_body(request, context.limits), context)
+            asked = speech_request(await _read_json(request, context.limits), context)
         except (WireError, RefusedError) as error:
             return Refusal.of(error).answer()
         return SpeechReply(context, key, asked)
+
+    async def transcription(self, request: Request) -> Response:
+        """A file's speech written down."""
+        context = self._context
+        if refused := self._stranger(request):
+            return refused
+        key = context.keys.name_of(request.headers) or ""
+        if refusal := context.refuse_now(key):
+            context.note_refusal(refusal)
+            return refusal.answer()
+        return TranscriptionReply(context, key)
 
     async def client_secret(self, request: Request) -> Response:
         """An ephemeral key for a page, to whoever has a key that is none."""
@@ -257,7 +271,7 @@ class Routes:
             return context.unavailable.answer()
         maker = context.keys.name_of(request.headers) or ""
         try:
-            raw = await _read_body(request, context.limits)
+            raw = await _read_json(request, context.limits)
             made = client_secret(raw, maker, _served(context), context.ephemeral)
         except (WireError, RefusedError) as error:
             return Refusal.of(error).answer()
@@ -348,24 +362,8 @@ def _served(context: ServerContext, asked_model: str | None = None) -> ServedMod
     )
 
 
-async def _read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request, of limited size, in limited time.
-
-    Raises:
-        RefusedError: it is too long or too slow, or the client has gone.
-    """
-    body, most = bytearray(), limits.large_bytes
-    try:
-        async with asyncio.timeout(limits.header_s):
-            async for part in request.stream():
-                body += part
-                if len(body) > most:
-                    message = f"the body is longer than {most} bytes; send less at a time"
-                    raise RefusedError(Refusal(413, "request_too_large", message))
-    except (TimeoutError, ClientDisconnect):
-        message = f"the request was not whole after {limits.header_s:g} s"
-        raise RefusedError(Refusal(408, "request_timeout", message)) from None
-    return bytes(body)
+async def _read_json(request: Request, limits: Limits) -> bytes:
+    return await read_body(request, limits.large_bytes, limits.header_s)
 
 
 _HEADER_BYTES = 16 << 10

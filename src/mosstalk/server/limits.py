@@ -4,7 +4,8 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,11 @@ class Limits:
         connections: open at a time, of all clients together and WebSockets or not; one more takes
             the place of the oldest that waits idly, or is answered 503.
         header_s: how long the first or next request of a connection may take to arrive.
+        upload_bytes: longest body of a request that brings a file.
+        upload_s: how long such a body may take to arrive.
+        uploads: requests at a time whose body is longer than ``large_bytes``, from then until
+            they are answered, of all clients together; one more is answered 503.
+        upload_sound_s: longest sound in a file.
         ping_s, pong_s: how often a client is asked whether it is there, and how long for.
     """
 
@@ -92,6 +98,10 @@ class Limits:
     per_key: int | None = None
     connections: int = 512
     header_s: float = 10.0
+    upload_bytes: int = 25 * MIB
+    upload_s: float = 120.0
+    uploads: int = 16
+    upload_sound_s: float = 3600.0
     ping_s: float = 20.0
     pong_s: float = 20.0
 
@@ -115,6 +125,30 @@ class TokenBucket:
         self._left = min(self._most, self._left + filled) - amount
         self._then_s = now_s
         return max(0.0, -self._left / self._per_s)
+
+
+class Places:
+    """How many may do something at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[], bool]]:
+        """Within it the function that is given takes a place, and says whether it has one."""
+        taken = False
+
+        def take() -> bool:
+            nonlocal taken
+            if not taken and self._left > 0:
+                self._left -= 1
+                taken = True
+            return taken
+
+        try:
+            yield take
+        finally:
+            self._left += taken
 
 
 class ClientBudget:
