@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from evals.readings import (
-    LISTENED,
+    OLDER,
     TEACHER,
     UNSEEN,
     Reading,
@@ -73,7 +73,7 @@ class Pair:
 def training() -> list[Reading]:
     """Five synthetic voices, and a person's prompts but for the one in assets/."""
     sentences = read_sentences()
-    datasets = [read_aloud(voice, sentences[:70]) for voice in (TEACHER, *LISTENED)]
+    datasets = [read_aloud(voice, sentences[:70]) for voice in (TEACHER, *OLDER)]
     prompts = telephone_prompts(_PROMPTS)
     kept = [text for text in prompts.texts if "folder should i save" not in text.lower()]
     return [*datasets, prompts.only(kept)]
