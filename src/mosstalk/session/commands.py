@@ -71,8 +71,10 @@ class Sampling:
 class ReplyLimits:
     """How long a reply may be: ``longest_s`` of sound, ``rows`` in all; the lower one ends it.
 
-    ``rows`` None is the checkpoint's. ``repeating_s``: a reply whose codes go round in one short
-    cycle for longer has run away and is ended; None lets it.
+    A reply that is written before it is spoken has room for its text beside these seconds, and
+    speaks longer where the text leaves some of that. ``rows`` None is the checkpoint's.
+    ``repeating_s``: a reply whose codes go round in one short cycle for longer has run away and is
+    ended; None lets it.
     """
 
     longest_s: float = 60.0
