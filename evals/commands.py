@@ -51,8 +51,8 @@ class BenchQuality(WritesPage):
     those of --beside) and no voice at all (noise) score says what a
     checkpoint's figures are worth. No checkpoint is needed.
 
-    Needs the extra "quality", and festival with its voice slt_hts or
-    --recordings. What is missing is named and left out.
+    Needs the extra "quality" and espeak-ng, or --recordings. What is missing
+    is named and left out.
     """
 
     model: opt.Model = None
@@ -79,7 +79,7 @@ class BenchQuality(WritesPage):
     recordings: Path | None = option(
         None,
         "The teacher's recordings: sound files and a transcripts.txt (name, tab, words). "
-        "Default: festival reads the sentences on the spot.",
+        "Default: the teacher reads the sentences on the spot.",
         metavar="DIR",
     )
     people: Path | None = option(

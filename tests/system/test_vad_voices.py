@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Run, require_program
+from conftest import Run, require_package, require_program
 
-from evals.readings import TEACHER, VOICES, read_aloud
+from evals.readings import TEACHER, find_synthetic_voice, read_aloud
 from evals.vad import measure_barge_in, measure_found
 from evals.vad_clips import SETTINGS, Setting, clip_of
 from mosstalk.audio.sound import Samples
@@ -21,8 +21,12 @@ WORDS = ("No.", "Yes.", "Stop!", "Okay.", "Hi.", "Wait!")
 
 
 def sounds(name: str, sentences: tuple[str, ...] = SENTENCES) -> list[Samples]:
-    require_program(VOICES[name].program)
-    return list(read_aloud(VOICES[name], sentences).heard)
+    voice = find_synthetic_voice(name)
+    if voice.program == "kokoro":
+        require_package("onnxruntime", "quality")
+    else:
+        require_program(voice.program)
+    return list(read_aloud(voice, sentences).heard)
 
 
 @pytest.fixture(scope="module")
