@@ -433,7 +433,7 @@ def measure_detectors(
 def _both_sides(
     clips: int, sounds: list[Samples], results: DetectorResults
 ) -> tuple[list[Samples], list[Samples]]:
-    """Sounds of the assistant and of users; without festival one person plays the assistant."""
+    """Sounds of the assistant and of users; without Kokoro one person plays the assistant."""
     try:
         reading = read_aloud(TEACHER, read_sentences()[-clips:])
     except BenchError as error:

@@ -198,7 +198,7 @@ def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run) -> None:
 
 def small_form(mosstalk: Run, at: str, *words: str) -> Any:
     """The document of a run as short as can be, however busy this machine is."""
-    short = ("--turns", "1", "--heard", "0.5", "--spoken", "1", "--pause", "0", "--at", at)
+    short = ("--turns", "1", "--heard", "0.5", "--spoken", "2", "--pause", "0", "--at", at)
     given = ("--speech", QUESTION, "--most-first-audio-ms", "60000", *short, *words)
     outputs = ("--html", "crowd.html", "--json", "-")
     run = mosstalk("bench", "serve", *given, *outputs, "--", "--max-sessions=2")

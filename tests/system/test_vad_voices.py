@@ -82,16 +82,19 @@ def test_no_reply_ends_itself(
     assert row.interrupted <= 1
 
 
+# A user as loud as the echo is heard later over Kokoro's voice than over a synthesiser's of 2009.
 @pytest.mark.parametrize(
-    ("user_db", "soon", "late"), [(0, 0.5, 0.65), (5, 0.75, 0.9), (10, 0.85, 0.95)]
+    ("user_db", "soon", "late", "median_ms"),
+    [(0, 0.4, 0.6, 650), (5, 0.6, 0.85, 400), (10, 0.85, 0.95, 400)],
 )
-def test_a_user_ends_a_reply_within_half_a_second(
+def test_a_user_ends_a_reply_soon(
     silero: Detector,
     assistant: list[Samples],
     users: list[Samples],
     user_db: float,
     soon: float,
     late: float,
+    median_ms: float,
 ) -> None:
     setting = Setting(-12.0, user_db, replies=2)
     row = measure_barge_in(silero, setting, assistant, users, range(24))
@@ -100,12 +103,12 @@ def test_a_user_ends_a_reply_within_half_a_second(
     assert row.late is not None
     assert row.late >= late
     assert row.median_ms is not None
-    assert row.median_ms < 400
+    assert row.median_ms < median_ms
     assert row.interrupted <= 1
 
 
 def test_the_command_simulates_calls(process: Run, tmp_path: Path) -> None:
-    require_program("festival")
+    require_package("onnxruntime", "quality")
     run = process("bench", "vad", "--clips", "4", "--calls", "1", "--json", "all.json")
     assert run.returncode == 0, run.stderr
     assert "Interruptions, in simulated rooms" in run.stdout
