@@ -192,6 +192,26 @@ def test_a_package_has_the_trained_weights_in_eight_bits(work: Path, tmp_path: P
 
 
 @trained
+def test_trainings_go_on_from_a_package(work: Path, tmp_path: Path) -> None:
+    require_package("onnx", "voices")
+    package(work, tmp_path, SMOKE_SIZES)
+    again = tmp_path / "again"
+    told = recipe("unpack", again, "--packed", tmp_path)
+
+    assert (again / "text" / "tokenizer.json").exists()
+    for stage in ("flow", "vocoder", "language_model"):
+        assert f"{stage}.safetensors" in told
+        first, second = (load_file(f / f"{stage}.safetensors") for f in (work, again))
+        assert first.keys() == second.keys()
+        for name, value in first.items():
+            error = (second[name].float() - value.float()).abs().max()
+            assert error <= 0.006 * value.float().abs().max() + 1e-6, name
+    on = ("--smoke", "--minutes", "5", "--steps", "1", "--resume")
+    shutil.copytree(work, tmp_path / "on")
+    recipe("flow", "--work", tmp_path / "on", *on, again / "flow.safetensors")
+
+
+@trained
 def test_what_is_too_large_does_not_take_the_place_of_what_ships(
     work: Path, tmp_path: Path
 ) -> None:

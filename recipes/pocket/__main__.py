@@ -36,7 +36,8 @@ stage            needs                            leaves in WORK
                  (beside 5)
 7 predict        data/, codes/, flow.safetensors  mels-PARTS.npy, for 3 once more with
                                                   --mels and --resume
-8 package        all of these                     nothing: fills src/mosstalk/pocket
+8 package        all of these                     nothing: fills src/mosstalk/pocket;
+                                                  unpack makes trainable weights of it again
 9 curves         the stages' STAGE.jsonl          nothing: fills docs/img
 10 keep          data/, codes/                    nothing: writes both without sound to a file
 11 unkeep        that file                        data/ without sound, codes/: enough for 6
@@ -248,6 +249,18 @@ def package(
         raise typer.BadParameter("a toy must not take the place of what ships: name --out")
     total = write(work, out, SMOKE_SIZES if smoke else POCKET_SIZES)
     print(f"{out}: {total:,} bytes")
+
+
+@app.command()
+def unpack(
+    out: Annotated[Path, typer.Argument(help="Folder that gets the weights, for --resume.")],
+    packed: Annotated[Path, typer.Option(help="Folder with model/ and codec/.")] = SHIPPED,
+) -> None:
+    """Stage 8 backwards: what a package was made of, as weights that --resume takes."""
+    from recipes.pocket.package import unpack as write
+
+    write(packed, out)
+    print(f"wrote {', '.join(sorted(path.name for path in out.iterdir()))}")
 
 
 @app.command()

@@ -22,7 +22,7 @@ from mosstalk.models.codec_folder import (
 )
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, save_voice, trimmed
-from mosstalk.models.weights import to_int8
+from mosstalk.models.weights import from_int8, to_int8
 from mosstalk.synthesis.small_parts import write_x_vector_model
 from recipes.pocket.data import TeacherClip, teacher_clip
 from recipes.pocket.flow import VOICE_CODES, speaker_embedding
@@ -82,6 +82,26 @@ def package(work: Path, out: Path, sizes: Sizes, largest_bytes: int = LARGEST_BY
             shutil.rmtree(out / folder.name, ignore_errors=True)
             folder.replace(out / folder.name)
     return total
+
+
+def unpack(packed: Path, out: Path) -> None:
+    """Write what ``package`` was given into ``out``, for trainings to go on from: the weights of
+    language model, flow and vocoder, as exact as 8 bits are, and the vocabulary in ``out/text``.
+
+    ``packed`` has model/ and codec/. Raises CheckpointError or CodecError for another folder.
+    """
+    codec = load_codec(packed / "codec", device=torch.device("cpu"))
+    (out / "text").mkdir(parents=True, exist_ok=True)
+    language_model = from_int8(load_file(packed / "model" / "model.safetensors"))
+    shutil.copy(packed / "model" / "tokenizer.json", out / "text")
+    parts = {
+        "language_model": language_model,
+        "flow": codec.flow.state_dict(),
+        "vocoder": codec.vocoder.state_dict(),
+    }
+    for name, weights in parts.items():
+        halves = {n: value.half().contiguous() for n, value in weights.items()}
+        save_file(halves, out / f"{name}.safetensors")
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -52,7 +52,12 @@ class BenchServe(WritesPage):
     at: str = option("1,2,4", "How many conversations at a time.", metavar="N,N,...")
     turns: int = option(4, "Turns of each conversation, the first included.", metavar="N", min=1)
     heard: float = option(4.0, "Length of what a user says.", metavar="S", min=0.2)
-    spoken: float = option(6.0, "Longest answer that is asked for.", metavar="S", min=0.2)
+    spoken: float = option(
+        6.0,
+        "Longest answer that is asked for; what a model writes first takes 0.08 s of it a token.",
+        metavar="S",
+        min=0.2,
+    )
     pause: float = option(0.5, "From an answer to the next turn.", metavar="S", min=0.0)
     frame_ms: int = option(20, "Length of a microphone's frame.", metavar="MS", min=10, max=1000)
     hands_free: bool = option(
