@@ -268,10 +268,11 @@ def test_replies_are_kept_for_an_hour_for_their_key_and_within_bounds() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_reply_that_is_cut_short_says_so(server: Server, name: str) -> None:
-    found = answer(server, **{name: 4})
+    most: dict[str, Any] = {name: 4}
+    found = answer(server, **most)
     assert found.choices[0].finish_reason == "length"
     assert found.usage.completion_tokens == 4
-    assert streamed(server, **{name: 4})[-1].choices[0].finish_reason == "length"
+    assert streamed(server, **most)[-1].choices[0].finish_reason == "length"
 
 
 def test_a_seed_and_a_temperature_are_those_of_the_session(server: Server) -> None:

@@ -168,7 +168,8 @@ class ChatReply(UploadReply):
         if context.transcriber and reply.pcm and not reply.transcript:
             write = partial(context.transcriber.write, bytes(reply.pcm), OUTPUT_RATE)
             reply.transcript = (await under(context.transcribing, write)).text
-            yield TextDelta("", "", reply.transcript, spoken=True)
+            if reply.transcript:
+                yield TextDelta("", "", reply.transcript, spoken=True)
 
     def _settings(self, instructions: str | None) -> SessionSettings:
         asked, defaults = self._asked, self.context.session_defaults
