@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 import soundfile
-from conftest import ROOT, Run, run
+from conftest import ROOT, Run, require_package, run
 from server_rig import QUICK, RATE, Server, Talker, ask, serving
 from test_chat_endpoint import (
     STRAYING,
@@ -27,11 +28,13 @@ from test_chat_endpoint import (
     reply,
     said,
     server,
+    streamed,
 )
 
 from mosstalk.server.chat_request import ChatRequest
 
 __all__ = ["folder", "narrow", "server"]
+POCKET = ROOT / "src" / "mosstalk" / "pocket"
 VANISHED = 'mosstalk_sessions_closed_total{reason="vanished"}'
 STALLED = 'mosstalk_sessions_closed_total{reason="stalled"}'
 CANCELLED = 'mosstalk_responses_total{reason="session_closed",status="cancelled"}'
@@ -212,3 +215,26 @@ def test_a_worker_that_dies_is_told_and_words_that_nobody_knows_are(cache_folder
         assert dead.value.code == "dead"
         assert server.wait() == 70
         assert not server.faults()
+
+
+@pytest.mark.system
+def test_the_transcriber_gives_the_words_of_a_model_that_does_not_write_them(
+    cache_folder: Path, tmp_path: Path
+) -> None:
+    require_package("faster_whisper", "transcribe")
+    shutil.copytree(POCKET, tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "model" / "generation_config.json"
+    settings.write_text(
+        settings.read_text().replace('"writes_first": true', '"writes_first": false')
+    )
+    model = ("--model", str(tmp_path / "model"), "--codec", str(tmp_path / "codec"))
+    words = (*QUICK, *model, "--transcriber", "whisper-tiny")
+    with serving(*words, cache=cache_folder) as server:
+        first = reply(server, spoken="wav")
+        assert first.content is None
+        assert "capital of France" in first.audio.transcript
+        chunks = streamed(server, spoken="pcm16")
+        told = [each.choices[0].delta.audio for each in chunks if each.choices[0].delta.audio]
+        assert "".join(each.transcript or "" for each in told) == first.audio.transcript
+        named: dict[str, Any] = {"role": "assistant", "audio": {"id": first.audio.id}}
+        assert reply(server, said(), named, said()).content
