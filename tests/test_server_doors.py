@@ -189,6 +189,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
             "/v1/realtime",
             "/v1/audio/speech",
             "/v1/audio/transcriptions",
+            "/v1/chat/completions",
             "/v1/models",
             "/health",
             "/ready",
@@ -196,7 +197,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
         ):
             assert served in error["message"]
 
-    strange = ("/v1/chat/completions", "/health/", "/v1/realtime/calls", "/none.js", "/%ff/..%2f")
+    strange = ("/v1/completions", "/health/", "/v1/realtime/calls", "/none.js", "/%ff/..%2f")
     for path in strange:
         check(asked(path), 404, "unknown_url")
     if method in ("GET", "HEAD"):

@@ -1,5 +1,7 @@
 """Sound as files have it, made piece by piece while it comes: for streams that nobody rewinds."""
 
+import io
+
 import numpy as np
 import soundfile
 
@@ -54,6 +56,16 @@ class SoundEncoder:
         if self._file:
             self._file.close()
         return self._stream.take()
+
+
+def sound_file(name: str, pcm: bytes, rate: int) -> bytes:
+    """A whole file in one of ``FORMATS``, of little-endian int16: its header knows the length."""
+    if name not in _LIBSNDFILE:
+        return (wav_header(rate, len(pcm)) if name == "wav" else b"") + pcm
+    kind, subtype = _LIBSNDFILE[name]
+    file = io.BytesIO()
+    soundfile.write(file, np.frombuffer(pcm, "<i2"), rate, subtype=subtype, format=kind)
+    return file.getvalue()
 
 
 class _ForwardOnly:

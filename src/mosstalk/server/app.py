@@ -1,4 +1,4 @@
-"""Routes: Realtime and calls by WebSocket, speech, models, health, metrics, the page."""
+"""Routes: Realtime and calls by WebSocket, speech, chats, models, health, metrics, the page."""
 
 import hashlib
 import math
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mosstalk.errors import MosstalkError
 from mosstalk.server import admission, cors
 from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerContext
+from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
 from mosstalk.server.connection import Connection
 from mosstalk.server.engine_client import WorkerState
@@ -60,10 +61,11 @@ _HOST = re.compile(r"[\w.:\[\]-]+")
 REALTIME = "/v1/realtime"
 SPEECH = "/v1/audio/speech"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+CHAT = "/v1/chat/completions"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 SERVED = (
     f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {TRANSCRIPTIONS}, "
-    f"POST {CLIENT_SECRETS}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
+    f"POST {CHAT}, POST {CLIENT_SECRETS}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
     "/metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
@@ -99,6 +101,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         app.add_api_route(path, answer, methods=list(_METHODS))
     app.add_api_route(SPEECH, routes.speech, methods=["POST"])
     app.add_api_route(TRANSCRIPTIONS, routes.transcription, methods=["POST"])
+    app.add_api_route(CHAT, routes.chat, methods=["POST"])
     app.add_api_route(CLIENT_SECRETS, routes.client_secret, methods=["POST"])
     return _Entrance(app, context)
 
@@ -196,6 +199,7 @@ class Routes:
 
     def __init__(self, context: ServerContext) -> None:
         self._context, self._started_s = context, int(time.time())
+        self._spoken = SpokenReplies(context.limits.kept_chars)
 
     async def health(self) -> Response:
         """200 as long as the worker lives, whatever it is doing."""
@@ -238,13 +242,9 @@ class Routes:
 
     async def speech(self, request: Request) -> Response:
         """A text read aloud."""
-        context = self._context
-        if refused := self._stranger(request):
-            return refused
-        key = context.keys.name_of(request.headers) or ""
-        if refusal := context.refuse_now(key):
-            context.note_refusal(refusal)
-            return refusal.answer()
+        context, key = self._context, self._let_in(request)
+        if isinstance(key, Response):
+            return key
         try:
             asked = speech_request(await _read_json(request, context.limits), context)
         except (WireError, RefusedError) as error:
@@ -253,14 +253,13 @@ class Routes:
 
     async def transcription(self, request: Request) -> Response:
         """A file's speech written down."""
-        context = self._context
-        if refused := self._stranger(request):
-            return refused
-        key = context.keys.name_of(request.headers) or ""
-        if refusal := context.refuse_now(key):
-            context.note_refusal(refusal)
-            return refusal.answer()
-        return TranscriptionReply(context, key)
+        key = self._let_in(request)
+        return key if isinstance(key, Response) else TranscriptionReply(self._context, key)
+
+    async def chat(self, request: Request) -> Response:
+        """A conversation's next turn."""
+        key = self._let_in(request)
+        return key if isinstance(key, Response) else ChatReply(self._context, key, self._spoken)
 
     async def client_secret(self, request: Request) -> Response:
         """An ephemeral key for a page, to whoever has a key that is none."""
@@ -321,6 +320,17 @@ class Routes:
             return None
         context.note_refusal(NO_KEY)
         return NO_KEY.answer()
+
+    def _let_in(self, request: Request) -> str | Response:
+        """The name of a client's key, or why nothing is done for it now."""
+        context = self._context
+        if refused := self._stranger(request):
+            return refused
+        key = context.keys.name_of(request.headers) or ""
+        if refusal := context.refuse_now(key):
+            context.note_refusal(refusal)
+            return refusal.answer()
+        return key
 
     def _model(self) -> dict[str, Any]:
         engine, more = self._context.engine, dict[str, Any]()

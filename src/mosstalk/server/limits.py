@@ -35,7 +35,8 @@ class Limits:
         audio_bytes: most sound in one message.
         text_chars: longest text of an item or of instructions.
         kept_chars: most that is kept beside the session for the client's eyes alone: a session's
-            fields, and items that the model does not read.
+            fields, and items that the model does not read; and for each API key the words of
+            spoken replies that a chat completion may name.
         tools_chars: longest ``tools`` of a session, as JSON.
         event_bytes: longest message without what sound takes in it; a longer one is refused
             before it is parsed.
@@ -66,7 +67,7 @@ class Limits:
         connections: open at a time, of all clients together and WebSockets or not; one more takes
             the place of the oldest that waits idly, or is answered 503.
         header_s: how long the first or next request of a connection may take to arrive.
-        upload_bytes: longest body of a request that brings a file.
+        upload_bytes: longest body of a request that brings a file or a conversation.
         upload_s: how long such a body may take to arrive.
         uploads: requests at a time whose body is longer than ``large_bytes``, from then until
             they are answered, of all clients together; one more is answered 503.

@@ -4,10 +4,11 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,14 +16,18 @@ from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.admission import LEFT_S, Refusal, RefusedError, ServerContext
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.observers import SessionMetrics, SessionObserver
+from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.uploads import read_body
 from mosstalk.session import commands, events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import CloseReason, ErrorCode, ResponseStatus
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 EVENTS = "text/event-stream"
-_BY_REQUEST = (ErrorCode.CONTEXT_FULL, ErrorCode.BAD_ITEM, ErrorCode.BAD_VALUE)
+_BY_REQUEST = (ErrorCode.BAD_ITEM, ErrorCode.BAD_VALUE)
 """Errors of a session that another request would not have met with."""
+_UPLOADS = Refusal(503, "uploads", "many files are being read; send it again", 2.0)
 _STOPPED = Refusal(503, "dead", "the session has ended before the answer did; ask again", 10.0)
 
 
@@ -152,16 +157,15 @@ class SessionReply(Response):
         """Whether the session was opened."""
         return self._session is not None
 
-    async def answers_to(self, *parts: str | commands.Sound) -> AsyncIterator[events.Event]:
-        """What the open session tells of its response to a user's turn, until that is done.
+    async def answers_to(self, *messages: commands.Message) -> AsyncIterator[events.Event]:
+        """What the open session tells of its response to these messages, its end included.
 
         Raises:
             RefusedError: it fails, or the session ends.
         """
         session = self._session
         assert session
-        message = commands.Message("user", parts)
-        command = commands.CreateResponse(in_conversation=False, input=(message,))
+        command = commands.CreateResponse(in_conversation=False, input=messages)
         for observer in self._observers:
             observer.on_command(command)
         session.tell(command)
@@ -176,6 +180,7 @@ class SessionReply(Response):
                 self.usage.update(vars(event.usage))
                 if event.status is ResponseStatus.FAILED:
                     raise RefusedError(self.failed)
+                yield event
                 return
             yield event
 
@@ -195,6 +200,8 @@ class SessionReply(Response):
             return Refusal(503, "full", event.message, event.retry_after_s or 1.0)
         if event.code is ErrorCode.ENGINE_STOPPED:
             return replace(_STOPPED, message=event.message)
+        if event.code is ErrorCode.CONTEXT_FULL:
+            return replace(self.wrong(event.message), reason="context_length_exceeded")
         return self.wrong(event.message) if event.code in _BY_REQUEST else self.failed
 
     async def _close_session(self) -> None:
@@ -219,6 +226,54 @@ class SessionReply(Response):
                 headers = [(b"content-type", self.kind.encode()), (b"cache-control", b"no-store")]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
+class UploadReply(SessionReply):
+    """An answer to a request that may bring a file, whose body is read once its client is let in.
+
+    Few large bodies are held at a time.
+    """
+
+    def read(self, body: bytes, content_type: str) -> None:
+        """Take the request that is in a body of this media type.
+
+        Raises:
+            WireError: it is none, or cannot be served.
+        """
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the request and answer it."""
+        context, request = self.context, Request(scope, receive)
+        limits = context.limits
+        with context.uploads.one() as take:
+
+            def on_growth(size: int) -> None:
+                if size > limits.large_bytes and not take():
+                    context.note_refusal(_UPLOADS)
+                    raise RefusedError(_UPLOADS)
+
+            try:
+                with context.opening(self.key):
+                    body = await read_body(request, limits.upload_bytes, limits.upload_s, on_growth)
+                    self.read(body, request.headers.get("content-type", ""))
+                    del body
+            except (WireError, RefusedError) as error:
+                await Refusal.of(error).answer()(scope, receive, send)
+                return
+            await super().__call__(scope, receive, send)
+
+
+async def under(lock: asyncio.Lock, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """What comes of ``work``, which is done one at a time.
+
+    What a thread or another process has begun it also ends: a client that goes away meanwhile
+    keeps the lock until then.
+    """
+    await lock.acquire()
+    task = asyncio.create_task(work())
+    task.add_done_callback(lambda _: lock.release())
+    return await asyncio.shield(task)
 
 
 async def _gone(receive: Receive) -> None:

@@ -19,20 +19,17 @@ from mosstalk.audio.time_stretch import FASTEST, SLOWEST, TimeStretch
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import TextError
 from mosstalk.offline.text_normalizer import TextRules, readable
-from mosstalk.server.admission import LONGEST_NAMED, Refusal, RefusedError, ServerContext
-from mosstalk.server.realtime.session_request import Voice, named_voice
+from mosstalk.server.admission import Refusal, RefusedError, ServerContext
+from mosstalk.server.realtime.session_request import Voice, named_voice, require_voice
 from mosstalk.server.realtime.validation import (
     ClientObject,
-    WireError,
     number,
-    parse_message,
-    require_plain,
     too_long,
-    unknown_value,
     validate,
 )
 from mosstalk.server.session_reply import EVENTS, SessionReply, event
-from mosstalk.session.commands import ReplyMode
+from mosstalk.server.uploads import json_fields
+from mosstalk.session.commands import Message, ReplyMode
 from mosstalk.session.events import AudioDelta
 from mosstalk.session.sound import pcm_of, samples_of
 
@@ -67,19 +64,10 @@ def speech_request(body: bytes, context: ServerContext) -> SpeechRequest:
         WireError: it is none, its text is too long or empty, or there is no such voice.
     """
     limits, voices = context.limits, context.engine.ready.result().voices
-    message = parse_message(body, limits)
-    require_plain(message, body)
-    for name in sorted(message.keys() - SpeechRequest.model_fields.keys()):
-        shown = name[:LONGEST_NAMED]
-        raise WireError("unknown_parameter", f"Unknown parameter: '{shown}'.", shown)
-    asked = validate(_REQUEST, message, limits)
+    asked = validate(_REQUEST, json_fields(body, limits, SpeechRequest), limits)
     if len(asked.input) > limits.text_chars:
         raise too_long("input", f"{limits.text_chars} characters", len(asked.input))
-    if not asked.voice_name:
-        there = f"Missing required parameter: 'voice'. There are: {', '.join(voices)}."
-        raise WireError("missing_required_parameter", there, "voice")
-    if asked.voice_name not in voices:
-        raise WireError("invalid_value", unknown_value(asked.voice_name, voices), "voice")
+    require_voice(asked.voice_name, voices, "voice")
     return asked
 
 
@@ -126,7 +114,7 @@ class SpeechReply(SessionReply):
         )  # fmt: skip
         await self.open(settings)
         for piece in pieces:
-            async for told in self.answers_to(piece):
+            async for told in self.answers_to(Message("user", (piece,))):
                 if isinstance(told, AudioDelta):
                     yield told.pcm
 

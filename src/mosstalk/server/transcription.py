@@ -9,15 +9,13 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field, TypeAdapter
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from mosstalk.audio.sound import SHORTEST_MS, SILENCE_PEAK, Samples, audio_blocks
 from mosstalk.constants import INPUT_RATE
@@ -34,16 +32,14 @@ from mosstalk.server.realtime.validation import (
     too_long,
     validate,
 )
-from mosstalk.server.session_reply import EVENTS, SessionReply, event
-from mosstalk.server.uploads import Part, form_parts, read_body
-from mosstalk.session.commands import ReplyMode, Sound
+from mosstalk.server.session_reply import EVENTS, UploadReply, event, under
+from mosstalk.server.uploads import Part, form_parts
+from mosstalk.session.commands import Message, ReplyMode, Sound
 from mosstalk.session.events import TextDelta
 from mosstalk.session.sound import pcm_of
 
-_T = TypeVar("_T")
 _FAILED = Refusal(500, "server_error", "the sound was not written down; the server's log says more")
 _BUSY = Refusal(503, "transcriber_busy", BUSY, 2.0)
-_UPLOADS = Refusal(503, "uploads", "many files are being written down; send it again", 2.0)
 _CODE_S = 0.08
 """Sound that one row of the context holds."""
 _BLANKS = re.compile(r"\s+")
@@ -178,34 +174,15 @@ class _Transcript:
             self.segments.append(_Segment(len(self.segments), *times, said))
 
 
-class TranscriptionReply(SessionReply):
+class TranscriptionReply(UploadReply):
     """Reads a client's file, and answers with what is said in it."""
 
     param, failed = _FILE, _FAILED
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the request and answer it."""
-        context = self.context
-        with context.uploads.one() as take:
-            try:
-                with context.opening(self.key):
-                    await self._read(Request(scope, receive), take)
-            except (WireError, RefusedError) as error:
-                await Refusal.of(error).answer()(scope, receive, send)
-                return
-            await super().__call__(scope, receive, send)
-
-    async def _read(self, request: Request, take: Callable[[], bool]) -> None:
-        limits = self.context.limits
-
-        def on_growth(size: int) -> None:
-            if size > limits.large_bytes and not take():
-                self.context.note_refusal(_UPLOADS)
-                raise RefusedError(_UPLOADS)
-
-        body = await read_body(request, limits.upload_bytes, limits.upload_s, on_growth)
-        parts = form_parts(request.headers.get("content-type", ""), body)
-        self._asked, self._file = transcription_request(parts, limits)
+    def read(self, body: bytes, content_type: str) -> None:
+        """Take the request that is in a form."""
+        parts = form_parts(content_type, body)
+        self._asked, self._file = transcription_request(parts, self.context.limits)
         kind = "application/json" if self._asked.response_format.endswith("json") else _PLAIN
         self.kind = EVENTS if self._asked.stream else kind
         self._whole = _Transcript()
@@ -237,7 +214,7 @@ class TranscriptionReply(SessionReply):
         while True:
             try:
                 next_piece = partial(asyncio.to_thread, next, pieces, None)
-                piece = await _under(context.long_work, next_piece)
+                piece = await under(context.long_work, next_piece)
             except AudioError as error:
                 raise RefusedError(self.wrong(str(error))) from None
             if piece is None:
@@ -253,14 +230,14 @@ class TranscriptionReply(SessionReply):
         context, pcm = self.context, await asyncio.to_thread(pcm_of, piece)
         if context.transcriber:
             write = partial(context.transcriber.write, pcm, INPUT_RATE)
-            written = await _under(context.transcribing, write)
+            written = await under(context.transcribing, write)
             if written.failed:
                 raise RefusedError(_BUSY if written.failed == BUSY else _FAILED)
             yield written.text
             return
         if not self.has_session:
             await self._open()
-        async for told in self.answers_to(Sound(pcm, INPUT_RATE)):
+        async for told in self.answers_to(Message("user", (Sound(pcm, INPUT_RATE),))):
             if isinstance(told, TextDelta):
                 yield told.text
 
@@ -309,18 +286,6 @@ class TranscriptionReply(SessionReply):
 
     def _duration(self) -> dict[str, Any]:
         return {"type": "duration", "seconds": round(self._whole.duration_s, 3)}
-
-
-async def _under(lock: asyncio.Lock, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """What comes of ``work``, which is done one at a time.
-
-    What a thread or another process has begun it also ends: a client that goes away meanwhile
-    keeps the lock until then.
-    """
-    await lock.acquire()
-    task = asyncio.create_task(work())
-    task.add_done_callback(lambda _: lock.release())
-    return await asyncio.shield(task)
 
 
 def _clock(seconds: float, comma: str) -> str:

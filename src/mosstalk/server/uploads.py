@@ -1,15 +1,22 @@
-"""Bodies of requests, and the fields and files of a form (``multipart/form-data``, RFC 7578)."""
+"""Bodies of requests: JSON, and forms with files (``multipart/form-data``, RFC 7578)."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from mosstalk.server.admission import LONGEST_NAMED, Refusal, RefusedError
-from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.limits import Limits
+from mosstalk.server.realtime.validation import (
+    ClientObject,
+    WireError,
+    parse_message,
+    require_plain,
+)
 
 _FORM = "multipart/form-data"
 _MOST_PARTS = 64
@@ -44,6 +51,22 @@ async def read_body(
         message = f"the request was not whole after {most_s:g} s"
         raise RefusedError(Refusal(408, "request_timeout", message)) from None
     return bytes(body)
+
+
+def json_fields(
+    body: bytes, limits: Limits, form: type[ClientObject], sound: str = "audio"
+) -> dict[str, Any]:
+    """The fields of a request in JSON, all of which ``form`` has; ``sound``: of which hold sound.
+
+    Raises:
+        WireError: it is none, or has a field of another name.
+    """
+    message = parse_message(body, limits, sound)
+    require_plain(message, body)
+    for name in sorted(message.keys() - form.model_fields.keys()):
+        shown = name[:LONGEST_NAMED]
+        raise WireError("unknown_parameter", f"Unknown parameter: '{shown}'.", shown)
+    return message
 
 
 @dataclass(frozen=True)

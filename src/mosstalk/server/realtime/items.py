@@ -83,7 +83,7 @@ def _new_message(
     )
     images = sum(isinstance(part, asked.ImagePart) for part in item.content)
     note = f"{images} images are not looked at" if images else None
-    if joined := tuple(_joined([part for part in parts if part], sound.sample_rate)):
+    if joined := tuple(joined_parts([part for part in parts if part], sound.sample_rate)):
         return NewItem(shown, commands.Message(role, joined), note)
     shown.mosstalk = _UNREAD
     return NewItem(shown, note=note or "an item without text or sound")
@@ -107,7 +107,7 @@ def _read(part: asked.Part, path: str, sound: AudioFormat, limits: Limits) -> st
     return None
 
 
-def _joined(read: list[str | bytes], rate: int) -> Iterator[str | commands.Sound]:
+def joined_parts(read: list[str | bytes], rate: int) -> Iterator[str | commands.Sound]:
     """What the model reads of an item: texts that follow one another as one, sounds as well."""
     for kind, group in groupby(read, type):
         if kind is bytes:

@@ -5,6 +5,7 @@ the protocol have. Where a client may be wrong without harm, in what has no effe
 wrong part is left out instead of being refused; what is shown of it can be read back.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
@@ -14,8 +15,10 @@ from mosstalk.server.realtime.validation import (
     AudioFormat,
     ClientObject,
     Omitted,
+    WireError,
     fault,
     number,
+    unknown_value,
     whole,
 )
 from mosstalk.session.commands import ReplyMode
@@ -98,6 +101,15 @@ def named_voice(value: Any) -> Any:
     if isinstance(value, str):
         return {"id": value}
     raise PydanticKnownError("string_type")
+
+
+def require_voice(name: str, voices: Sequence[str], path: str) -> None:
+    """Raise WireError unless one of ``voices`` has the name that stands at ``path``; "" is none."""
+    if not name:
+        there = f"Missing required parameter: '{path}'. There are: {', '.join(voices)}."
+        raise WireError("missing_required_parameter", there, path)
+    if name not in voices:
+        raise WireError("invalid_value", unknown_value(name, voices), path)
 
 
 class Voice(ClientObject):

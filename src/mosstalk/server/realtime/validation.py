@@ -38,8 +38,7 @@ LARGEST = 1e12
 _DEEPEST = 64
 """Levels of objects and arrays in one message. Code that follows them may recurse."""
 _QUOTED = re.compile("'([^']*)'")
-_AUDIO = re.compile(r'"audio"[ \t\r\n]*:[ \t\r\n]*"')
-_AUDIO_BYTES = re.compile(_AUDIO.pattern.encode())
+_FIELD = r'"%s"[ \t\r\n]*:[ \t\r\n]*"'
 _EXPECTED = {
     "string_type": "a string", "literal_error": "a string", "float_type": "a number",
     "bool_type": "true or false", "list_type": "an array",
@@ -81,15 +80,17 @@ class ClientObject(BaseModel):
             _TAGS.update(get_args(cls.model_fields["type"].annotation))
 
 
-def parse_message(raw: str | bytes, limits: Limits) -> dict[str, Any]:
+def parse_message(raw: str | bytes, limits: Limits, sound: str = "audio") -> dict[str, Any]:
     """The object in a message, be it text or the bytes of UTF-8. All its numbers are finite.
+
+    ``sound`` is what a field is called that holds sound.
 
     Raises:
         WireError: it is too long, no JSON, or no object.
     """
     if len(raw) > limits.message_bytes:
         raise too_long("message", f"{limits.message_bytes} bytes", len(raw))
-    _require_sound_or_short(raw, limits.event_bytes)
+    _require_sound_or_short(raw, limits.event_bytes, sound)
     try:
         text = raw if isinstance(raw, str) else raw.decode()
         value = _DECODER.decode(text)
@@ -102,16 +103,17 @@ def parse_message(raw: str | bytes, limits: Limits) -> dict[str, Any]:
     return value
 
 
-def _require_sound_or_short(raw: str | bytes, most: int) -> None:
+def _require_sound_or_short(raw: str | bytes, most: int, sound: str) -> None:
     """Raise WireError for a message with more than ``most`` bytes or characters beside its sound.
 
-    A message is not parsed for this. What is looked for are fields ``"audio": "..."``, whatever
-    the order of fields and however deep; what their strings take does not count. The scan ends as
-    soon as the rest is too long, so it looks at no more than ``most`` and the sound.
+    A message is not parsed for this. What is looked for are fields ``"audio": "..."``, or what
+    ``sound`` is, whatever the order of fields and however deep; what their strings take does not
+    count. The scan ends as soon as the rest is too long, so it looks at no more than ``most`` and
+    the sound.
     """
     if len(raw) <= most:
         return
-    field, quote = (_AUDIO, '"') if isinstance(raw, str) else (_AUDIO_BYTES, b'"')
+    field, quote = _sound_field(sound, isinstance(raw, str)), '"' if isinstance(raw, str) else b'"'
     place = rest = 0
     while found := field.search(raw, place, place + most - rest + 1):  # type: ignore[arg-type]
         rest += found.end() - place
@@ -122,9 +124,16 @@ def _require_sound_or_short(raw: str | bytes, most: int) -> None:
         raise WireError(
             "string_above_max_length",
             f"Invalid 'message': {len(raw)} bytes, where at most {most} may be anything but the "
-            "sound of an 'audio' field. Send less at a time.",
+            f"sound of fields named '{sound}'. Send less at a time.",
             "message",
         )
+
+
+@lru_cache
+def _sound_field(name: str, is_text: bool) -> re.Pattern[str] | re.Pattern[bytes]:
+    """The beginning of a field up to its string's first quote."""
+    pattern = _FIELD % name
+    return re.compile(pattern) if is_text else re.compile(pattern.encode())
 
 
 def require_plain(event: dict[str, Any], raw: str | bytes) -> None:
