@@ -26,7 +26,7 @@ END = """
 Listen to the answers in {folder}/.
 
 Next: make talk
-A page opens in your browser. Hold the button and ask, or type a question."""
+A page opens in your browser. Press Talk and ask, or type a question."""
 
 
 def main() -> None:

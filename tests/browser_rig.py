@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import soundfile
-from conftest import QUESTION, ROOT, require_package, require_program
+from conftest import ROOT, require_package, require_program
 
 from mosstalk.audio.sound import Samples, read_audio
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Locator, Page
 
 RATE = 24_000
 SENTENCE = ROOT / "assets" / "librivox.flac"
@@ -33,6 +33,7 @@ FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--autoplay-policy=user-gesture-required",
 )
+PHONE: dict[str, Any] = {"has_touch": True, "is_mobile": True}
 SOON_S = 60.0
 KEEP = """
 window.kept = {all: [], violations: [], played: [], out: []};
@@ -142,8 +143,18 @@ class Visit:
     def cells(self, turn: int) -> list[str]:
         """The row of the read-out about a turn."""
         rows = self.page.locator("#turns tr").all()
-        texts = [row.locator("td").all_inner_texts() for row in rows]
+        texts = [row.locator("td").all_text_contents() for row in rows]
         return next(text for text in texts if text[0] == str(turn))
+
+    def replies(self, part: str) -> list[str]:
+        """A part of each bubble of the replies."""
+        return self.page.locator(f"#log li[data-who=reply] {part}").all_inner_texts()
+
+    def saved(self, button: "Locator") -> bytes:
+        """The file that a button saves."""
+        with self.page.expect_download() as download:
+            button.click()
+        return Path(download.value.path()).read_bytes()
 
     def require_no_complaints(self) -> None:
         """Check that nothing went wrong that a developer would see."""
@@ -220,27 +231,39 @@ def visit(context: "BrowserContext", url: str, debug: str = "tap") -> Visit:
     return visitor
 
 
-def draw(folder: Path) -> None:
-    """Draw the page as it is while it answers, by day and by night."""
-    from server_rig import serving
+PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "web-page.png": ("light", {"viewport": {"width": 1280, "height": 920}}),
+    "web-page-dark.png": ("dark", {"viewport": {"width": 1280, "height": 920}}),
+    "web-page-phone.png": ("light", {"viewport": {"width": 390, "height": 844}} | PHONE),
+    "web-page-phone-dark.png": ("dark", {"viewport": {"width": 390, "height": 844}} | PHONE),
+}
+"""Of the documents: the page after two turns, by scheme and size."""
 
-    spoken = said(0.8, speech(QUESTION), 4.0, speech(SENTENCE), 30.0)
-    with ExitStack() as stack:
-        cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(serving("--seed", "1", cache=cache))
-        context = stack.enter_context(browsing(spoken, viewport={"width": 1200, "height": 800}))
-        page = visit(context, server.url).page
-        page.get_by_label("Hands-free").check()
-        page.get_by_role("button", name="Start").click()
-        seen = Visit(page)
-        seen.told("started", 2)
-        page.wait_for_timeout(1500)
-        for theme, name in (("light", "web-page.png"), ("dark", "web-page-dark.png")):
-            page.get_by_label("Colours").select_option(theme)
-            page.evaluate("document.activeElement.blur()")
-            page.wait_for_timeout(100)
+
+def draw(folder: Path, url: str) -> None:
+    """Draw the page of a server that talks with the model that ships."""
+    for name, (scheme, context) in PICTURES.items():
+        with browsing(said(60.0), color_scheme=scheme, **context) as browser:
+            visitor = visit(browser, url)
+            page = visitor.page
+            page.get_by_role("button", name="What is the capital of France?").click()
+            visitor.told("ended")
+            page.get_by_role("button", name="Talk", exact=True).click()
+            visitor.wait("document.getElementById('press').innerText === 'Mute'")
+            page.get_by_role("textbox", name="A turn in writing").fill("Tell me a joke.")
+            page.keyboard.press("Enter")
+            visitor.told("started", 2)
+            page.get_by_text("What it is made of").click()
+            visitor.told("ended", 2)
+            page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
             page.screenshot(path=folder / name)
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]))
+    from server_rig import serving
+
+    with (
+        tempfile.TemporaryDirectory() as made,
+        serving("--temperature", "0", "--seed", "1", cache=Path(made)) as running,
+    ):
+        draw(Path(sys.argv[1]), running.url)

@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 WEB = ROOT / "src" / "mosstalk" / "server" / "web"
+TEXTS = [path for path in WEB.iterdir() if path.suffix != ".ico"]
 LONGEST_FILE_LINES = 300
 PAIRS = [
     ("ink", "ground"), ("ink", "paper"), ("quiet", "ground"), ("quiet", "paper"),
@@ -36,8 +37,30 @@ def luminance(colour: str) -> float:
 
 
 def test_the_page_asks_for_nothing_from_elsewhere_and_stays_small() -> None:
-    for path in WEB.iterdir():
+    for path in TEXTS:
         text = path.read_text()
         assert not re.findall(r"https?://(?!www\.w3\.org|localhost)", text), path
         assert not re.search(r"<script(?![^>]*src)|<style|\sstyle=|\son\w+=\"", text), path
         assert text.count("\n") <= LONGEST_FILE_LINES, path
+
+
+def test_whatever_the_page_says_it_says_in_chinese_too() -> None:
+    english, chinese = (spoken(f"{name}.js") for name in ("english", "chinese"))
+    always = set(re.findall(r'data-say(?:-label|-placeholder)?="([^"]+)"', page()))
+    assert len(always) > 60
+    assert english.keys() | always == chinese.keys()
+    for key, text in english.items():
+        assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", chinese[key])), key
+    assert not [key for key, text in chinese.items() if not re.search(r"[\u3000-\u9fff{]", text)]
+
+
+def spoken(name: str) -> dict[str, str]:
+    """The table of a language."""
+    found = re.findall(r'^  "?([\w-]+)"?: "(.*)",$', (WEB / name).read_text(), re.MULTILINE)
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+def page() -> str:
+    """The page without a language."""
+    return (WEB / "index.html").read_text()

@@ -1,134 +1,117 @@
 // The page: who is told what. Sound is in sound.js, the protocol in talk.js, the socket in wire.js.
 
 import { Choices } from "./choices.js";
+import { listDevices, watchDevices } from "./devices.js";
+import { Events } from "./events.js";
 import { Figures } from "./figures.js";
 import { Log } from "./log.js";
+import { Player } from "./player.js";
 import { holdToTalk } from "./press.js";
 import { debugOptions, probe } from "./probe.js";
+import { Record, save } from "./record.js";
 import { Sound } from "./sound.js";
+import { insecure, Stage, withheld } from "./stage.js";
 import { Talk } from "./talk.js";
+import { Turn } from "./turn.js";
 import { drawWaves } from "./waves.js";
-import { key, Wire } from "./wire.js";
-import { CONNECTION, GREETING, HINT, INSECURE, LOST, STATUS, withheld } from "./words.js";
+import { key, readAloud, Wire } from "./wire.js";
+import { put, speak, wanted } from "./words.js";
 
 /** @param {string} id @returns {any} */
 const by = (id) => document.getElementById(id);
 
 const DARK = { "": "(prefers-color-scheme: dark)", dark: "all", light: "not all" };
+const PREVIEW = "preview";
+const SPOKEN = "Hello! This is how I sound when I answer you.";
 const debug = debugOptions();
 const wire = new Wire();
 const sound = new Sound();
+// Before the talk, which answers an event as soon as it hears it.
+const events = new Events(by("events"), by("events-hold"), wire);
 const talk = new Talk(wire, sound);
-const choices = new Choices(by("settings"), by("voices"));
-const log = new Log(by("log"), by("read-out"));
-const figures = new Figures(by("turns"), by("latest"), by("latest-of"));
+const stage = new Stage(by);
+const player = new Player();
+const record = new Record();
+const choices = new Choices(by("settings"));
+const { fields } = choices;
+const figures = new Figures(by("turns"), by("latest"), by("latest-of"), by("plot"));
+const log = new Log(by("log"), by("read-out"), {
+  play: (id) => (player.id === id ? player.stop() : again(id, record.wav(id))),
+  save: (id) => save(record.wav(id), `${id}.wav`),
+});
 if (debug) probe(wire, sound, talk);
 
 let started = false;
-/** The browser asks for the microphone, or opens it. */
-let asking = false;
+/** @type {import("./stage.js").Microphone} */
+let microphone = { state: "unasked" };
 let sessions = 0;
-/** What the served model says of itself before anything else was said. */
-let greeting = "";
+/** What is served, for the file of a conversation. */
+const facts = { model: "", weights: "", session: {} };
 /** Written before there was a session. */
 let unsent = "";
 
 // Starting.
 
 /** Open what is to be opened; a click or a key must have come before. */
-async function start(microphone) {
+async function start(withMicrophone) {
   if (!started) {
     started = true;
     show();
     if (isSecureContext) await sound.open(debug ?? { tap: false, loop: false });
-    else writeOnly();
     wire.connect();
   }
-  if (microphone && sound.context) await openMicrophone();
-  else show();
-}
-
-/** No sound can be had here: not from a microphone, and not from a reply. */
-function writeOnly() {
-  by("settings").elements.reply.value = "text";
-  by("settings").elements.reply.disabled = true;
-  notice(INSECURE);
-  configure();
+  if (!isSecureContext) stage.explain(microphone);
+  else if (withMicrophone) await openMicrophone();
+  show();
 }
 
 async function openMicrophone() {
-  asking = !sound.stream;
+  if (microphone.state !== "on") microphone = { state: "asking" };
   show();
   try {
-    await sound.listen(choices.echoCancellation);
-    notice("");
+    await sound.listen(choices.echoCancellation, fields.microphone.value);
+    microphone = { state: "on" };
+    stage.notice(null);
+    listDevices(fields);
   } catch (error) {
-    notice(withheld(error));
+    microphone = withheld(error);
+    stage.explain(microphone);
   }
-  asking = false;
   show();
 }
 
 const handsFree = () => document.querySelector("input[name=turns]:checked").value === "hands-free";
 
 /** Tell the server what was chosen. */
-function configure() {
-  talk.configure(choices.session(handsFree()));
-}
+const configure = () => talk.configure(choices.session(handsFree()));
 
-// What the page shows.
+const show = () => stage.show({ started, wire, talk, microphone, handsFree: handsFree() });
 
-/** @param {string} text empty: nothing to say @param {boolean} [reconnect] */
-function notice(text, reconnect = false) {
-  by("notice-text").textContent = text;
-  by("notice").hidden = !text;
-  by("reconnect").hidden = !reconnect;
-}
-
-/** Everything that follows from the state of things. */
-function show() {
-  const mode = handsFree() ? "hands-free" : "held";
-  const status = asking && talk.status === "waiting" ? "asking" : talk.status;
-  const said = wire.state === "open" ? STATUS[mode][status] : CONNECTION[started ? wire.state : "off"];
-  if (by("status").textContent !== said) by("status").textContent = said;
-  by("hint").textContent = isSecureContext ? HINT[mode] : "";
-  by("interrupt").disabled = !talk.interruptible;
-  by("key-form").hidden = wire.state !== "key";
-  document.documentElement.dataset.status = wire.state === "open" ? status : wire.state;
-  showPress(mode);
-}
-
-/** The big button. */
-function showPress(mode) {
-  const button = by("press");
-  const free = mode === "hands-free";
-  const [text, usable] = !started
-    ? ["Start", true]
-    : !sound.context
-      ? ["No microphone here", false]
-      : !sound.stream
-        ? [asking ? "Opening the microphone" : "Try the microphone again", !asking]
-        : free
-          ? [talk.muted ? "Unmute the microphone" : "Mute the microphone", true]
-          : [talk.held ? "Let go to send" : "Hold to talk", talk.ready];
-  if (button.textContent !== text) button.textContent = text;
-  button.disabled = !usable;
-  button.toggleAttribute("data-on", Boolean(talk.held) || (free && talk.muted && talk.ready));
+/** Forget what was said, and have the server do so. */
+function anew() {
+  player.stop();
+  for (const kept of [log, record, figures]) kept.clear();
+  Turn.count = sessions = 0;
+  by("intro").hidden = !by("can").textContent;
+  by("save-sound").disabled = by("save-text").disabled = true;
+  stage.notice(null);
+  if (started) wire.renew();
 }
 
 // What the user does.
 
-const holding = () => started && Boolean(sound.stream) && talk.ready && !handsFree();
-
 holdToTalk(by("press"), {
-  active: holding,
+  active: () => started && microphone.state === "on" && talk.ready && !handsFree(),
   on: () => Boolean(talk.held),
-  down: () => talk.press(),
+  down: () => {
+    player.stop();
+    talk.press();
+  },
   up: (at) => talk.release(at),
 });
 
 by("press").addEventListener("click", () => {
-  if (!started || !sound.stream) start(true);
+  if (microphone.state !== "on") start(true);
   else if (handsFree()) talk.mute(!talk.muted);
 });
 
@@ -138,18 +121,24 @@ addEventListener("keydown", () => sound.wake());
 by("interrupt").addEventListener("click", () => talk.interrupt());
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing) return;
-  if (talk.held) talk.discard();
+  if (player.id !== null) player.stop();
+  else if (talk.held) talk.discard();
   else if (talk.interruptible) talk.interrupt();
 });
+
+/** Send a turn in writing. @param {string} text @param {number} at */
+function write(text, at) {
+  player.stop();
+  if (talk.ready) talk.say(text, at);
+  else unsent = text;
+  if (!started) start(false);
+}
 
 by("typed").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = by("text").value.trim();
-  if (!text) return;
   by("text").value = "";
-  if (talk.ready) talk.say(text, event.timeStamp);
-  else unsent = text;
-  if (!started) start(false);
+  if (text) write(text, event.timeStamp);
 });
 by("text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -161,59 +150,151 @@ for (const radio of document.querySelectorAll("input[name=turns]")) {
   radio.addEventListener("change", () => {
     talk.turnBy(handsFree());
     configure();
+    show();
   });
 }
 by("settings").addEventListener("submit", (event) => event.preventDefault());
-by("settings").addEventListener("change", ({ target }) => {
-  if (target.name !== "echo") configure();
-  else if (sound.stream) openMicrophone();
+by("settings").addEventListener("change", async ({ target }) => {
+  if (target.name === "loudspeaker") await speakTo(target);
+  else if (target.name !== "echo" && target.name !== "microphone") configure();
+  else if (sound.context && microphone.state !== "unasked") openMicrophone();
+});
+by("volume").addEventListener("input", ({ target }) => {
+  sound.setVolume(target.valueAsNumber / 100);
+  player.audio.volume = target.valueAsNumber / 100;
 });
 by("theme").addEventListener("change", ({ target }) => (by("dark").media = DARK[target.value]));
+by("language").addEventListener("change", ({ target }) => {
+  const address = new URL(location.href);
+  address.searchParams.set("lang", target.value);
+  history.replaceState(null, "", address);
+  speak(target.value);
+});
 
 by("reconnect").addEventListener("click", () => wire.connect());
-by("dismiss").addEventListener("click", () => notice(""));
+by("dismiss").addEventListener("click", () => stage.notice(null));
 by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   key.set(by("key").value);
   by("key").value = "";
   wire.connect();
 });
+by("anew").addEventListener("click", anew);
+by("save-sound").addEventListener("click", () => save(record.wholeWav(), "conversation.wav"));
+by("save-text").addEventListener("click", () =>
+  save(record.json(facts, figures.json()), "conversation.json"),
+);
+by("events-clear").addEventListener("click", () => events.clear());
+by("events-save").addEventListener("click", () => events.save());
+
+/** Play what is there already; the microphone is not to hear it. @param {Blob} blob */
+async function again(id, blob) {
+  if (talk.interruptible) await talk.interrupt();
+  await player.play(id, blob);
+}
+
+by("preview").addEventListener("click", ({ target }) =>
+  player.id === PREVIEW ? player.stop() : preview(target),
+);
+
+/** Let the chosen voice be heard. @param {HTMLButtonElement} button */
+async function preview(button) {
+  button.disabled = true;
+  put(button, "previewing");
+  try {
+    await again(PREVIEW, await readAloud(SPOKEN, choices.voice, facts.model));
+  } catch ({ saying }) {
+    stage.notice(saying ?? ["unreachable"]);
+  }
+  button.disabled = false;
+  put(button, player.id === PREVIEW ? "stop-playing" : "preview");
+}
+
+/** Have all sound come from a loudspeaker. @param {HTMLSelectElement} select */
+async function speakTo(select) {
+  try {
+    await sound.speakTo(select.value);
+    await player.speakTo(select.value);
+  } catch ({ message }) {
+    stage.notice(["speaker-refused", { message }]);
+    select.value = sound.speaker;
+  }
+}
 
 // What happens.
 
 wire.addEventListener("state", ({ detail: { state, why, seconds } }) => {
   if (state !== "open") talk.lost();
-  const again = seconds ? ` Trying again in ${Math.ceil(seconds)} s.` : "";
-  if (why) notice(why + again, state !== "key");
-  else if (state === "open" && !by("reconnect").hidden) notice("");
+  const again = seconds ? ["again", { why, seconds: Math.ceil(seconds) }] : why;
+  if (why) stage.notice(again, state !== "key");
+  else if (state === "open" && !by("reconnect").hidden) stage.notice(null);
   show();
   if (state === "key") by("key").focus();
 });
 wire.addEventListener("models", ({ detail }) => {
   const [model] = detail.data ?? [];
-  by("model").textContent = model ? model.id + (model.weights ? `, ${model.weights} weights` : "") : "";
-  if (model?.voices) choices.offer(model.voices);
-  greeting = GREETING[model?.weights] ?? "";
+  if (!model) return;
+  Object.assign(facts, { model: model.id, weights: model.weights });
+  stage.introduce(model, write);
+  by("intro").hidden ||= record.lines.size > 0;
+  if (model.voices) choices.offer(model.voices);
 });
 sound.addEventListener("lost", () => {
   sound.stream = null;
-  notice(LOST);
+  microphone = { state: "lost" };
+  stage.explain(microphone);
   show();
 });
+sound.addEventListener("started", () => player.stop());
+player.addEventListener("change", ({ detail: { id } }) => {
+  log.playing(id);
+  talk.hush(id !== null);
+  if (!by("preview").disabled) put(by("preview"), id === PREVIEW ? "stop-playing" : "preview");
+});
+player.addEventListener("fault", ({ detail }) => stage.notice(["not-played", detail]));
 talk.addEventListener("change", show);
-talk.addEventListener("notice", ({ detail }) => notice(detail.text));
-talk.addEventListener("entry", ({ detail }) => log.put(detail));
-talk.addEventListener("turn", ({ detail }) => figures.put(detail.turn, sound.clock?.outputMs));
+talk.addEventListener("notice", ({ detail }) => stage.notice(detail.saying));
+talk.addEventListener("entry", ({ detail }) => {
+  log.put(detail);
+  record.put(detail).forEach((id) => log.silence(id));
+  by("intro").hidden = true;
+  by("save-text").disabled = false;
+  if (record.samples) by("save-sound").disabled = false;
+});
+talk.addEventListener("turn", ({ detail }) => figures.put(detail.turn));
 talk.addEventListener("settled", ({ detail: { session, first } }) => {
-  if (first && sessions++) log.say("A new session: the server knows nothing of what was said before.");
-  else if (first && greeting) log.say(greeting);
+  if (first && sessions++) log.say("new-session");
+  if (first && !session.audio.input.turn_detection) onlyHeld();
   const warnings = choices.show(session);
-  if (!first && warnings.length) notice(`The server says: ${warnings.join("; ")}.`);
+  facts.session = session;
+  if (!first && warnings.length) stage.notice(["warns", { warnings: warnings.join("; ") }]);
   if (first || !unsent) return;
   talk.say(unsent, performance.now());
   unsent = "";
 });
 
+/** The server finds no ends of turns. */
+function onlyHeld() {
+  const [free, held] = document.querySelectorAll("input[name=turns]");
+  if (!free.checked) return;
+  held.checked = free.disabled = true;
+  talk.handsFree = false;
+  talk.settings = choices.session(false);
+}
+
+by("language").value = wanted();
+speak(wanted());
+watchDevices(fields);
+wire.look();
+talk.handsFree = handsFree();
 configure();
+if (!isSecureContext) {
+  // Nor is there an audio thread, which replies would need.
+  microphone = insecure();
+  fields.reply.value = "text";
+  fields.reply.disabled = true;
+  stage.explain(microphone);
+  configure();
+}
 show();
 drawWaves(by("wave-you"), by("wave-reply"), sound);

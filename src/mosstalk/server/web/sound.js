@@ -17,6 +17,9 @@ export class Sound extends EventTarget {
   ledger = new Ledger();
   /** @type {((items: {item: string, samples: number}[]) => void)[]} */
   stops = [];
+  volume = 1;
+  /** The loudspeaker's id; empty: the system's own. */
+  speaker = "";
 
   /** Start the audio thread; needs a click or key before. @param {{tap: boolean, loop: boolean}} debug */
   async open(debug) {
@@ -32,10 +35,24 @@ export class Sound extends EventTarget {
     this.node.port.onmessage = ({ data }) => this.heard(data);
     this.ear = this.analyser();
     this.mouth = this.analyser();
-    this.node.connect(this.mouth).connect(this.context.destination);
+    this.gain = new GainNode(this.context, { gain: this.volume });
+    this.node.connect(this.mouth).connect(this.gain).connect(this.context.destination);
+    await this.speakTo(this.speaker);
     if (debug.tap) this.tell({ type: "tap" });
     if (debug.loop) this.loop();
     await this.context.resume();
+  }
+
+  /** @param {number} volume from 0 to 1 */
+  setVolume(volume) {
+    this.volume = volume;
+    if (this.gain) this.gain.gain.value = volume;
+  }
+
+  /** Choose the loudspeaker. @param {string} id empty: the system's own @throws {DOMException} */
+  async speakTo(id) {
+    if (id !== this.speaker || (id && this.context)) await this.context?.setSinkId?.(id);
+    this.speaker = id;
   }
 
   /** Go on after something else took the sound away. */
@@ -57,13 +74,17 @@ export class Sound extends EventTarget {
   /**
    * Ask for the microphone.
    * @param {boolean} echoCancellation
+   * @param {string} id of the microphone; empty: the system's own
    * @throws {DOMException} as getUserMedia does
    */
-  async listen(echoCancellation) {
+  async listen(echoCancellation, id) {
     const audio = { ...MICROPHONE, echoCancellation, channelCount: 1 };
-    const stream = await navigator.mediaDevices.getUserMedia({ audio });
+    if (id) audio.deviceId = { exact: id };
+    // First, as some browsers open one microphone at a time; and if this fails there is none.
     this.source?.disconnect();
     this.stream?.getTracks().forEach((track) => track.stop());
+    this.stream = null;
+    const stream = await navigator.mediaDevices.getUserMedia({ audio });
     this.stream = stream;
     this.source = this.context.createMediaStreamSource(stream);
     this.source.connect(this.ear);

@@ -1,23 +1,28 @@
 // The conversation: what is heard and typed goes out as Realtime events, replies come back.
 
-import { decode, encode } from "./base64.js";
+import { encode } from "./base64.js";
+import { HANDLERS, TURN } from "./told.js";
+import { Tape } from "./tape.js";
 import { Turn } from "./turn.js";
 
 const WIRE_SAMPLES_PER_MS = 24;
 const SHORTEST_TURN_MS = 100;
 const SILENCE_PEAK = 16;
-/** Marks the events of a turn: an error that names it leaves no answer to wait for. */
-const TURN = "turn";
 
 /**
  * Events: "change" (something that `status` depends on), "turn" {turn}, "entry" {id, who, text,
- * more, note, done} (a line of the conversation: `text` and `note` replace, `more` adds),
- * "notice" {text}, "settled" {session, first} (what the server says is in force).
+ * more, note, done, sound, heardMs} (a line of the conversation: `text` and `note` replace, `more`
+ * and `sound` add; of its sound so much was heard), "notice" {saying}, "settled" {session, first}
+ * (what the server says is in force).
  */
 export class Talk extends EventTarget {
   handsFree = false;
   muted = false;
+  /** Something that was said before is played again, which is not to be taken for speech. */
+  hushed = false;
   ready = false;
+  /** What went to the server of the microphone. */
+  tape = new Tape();
   /** @type {{samples: number, peak: number, at: number} | null} a turn that is being held */
   held = null;
   /** The user is speaking, as the server hears it. */
@@ -48,6 +53,9 @@ export class Talk extends EventTarget {
     this.pending = null;
     this.playing = new Set();
     this.cutOff = new Set();
+    /** @type {{fromMs: number, toMs: number} | null} on the tape, the turn that is to be committed */
+    this.spoken = null;
+    this.tape = new Tape();
     this.sound.startOver();
     this.emit("change");
   }
@@ -84,13 +92,19 @@ export class Talk extends EventTarget {
 
   /** Hands-free the microphone is always on; silence is sent while it is muted. */
   openMicrophone() {
-    this.sound.send(this.ready && this.handsFree, this.muted);
+    this.sound.send(this.ready && this.handsFree, this.muted || this.hushed);
     this.emit("change");
   }
 
   mute(on) {
     this.muted = on;
     this.openMicrophone();
+  }
+
+  /** @param {boolean} on whether something is played that the microphone should not hear */
+  hush(on) {
+    this.hushed = on;
+    if (!this.held) this.openMicrophone();
   }
 
   // Turns of the user.
@@ -121,6 +135,7 @@ export class Talk extends EventTarget {
   /** More of the microphone. */
   pass({ pcm, last }) {
     if (pcm.length) this.wire.send({ type: "input_audio_buffer.append", audio: encode(pcm) });
+    this.tape.add(pcm);
     if (!this.held) return;
     this.held.samples += pcm.length;
     this.held.peak = pcm.reduce((peak, sample) => Math.max(peak, Math.abs(sample)), this.held.peak);
@@ -132,12 +147,13 @@ export class Talk extends EventTarget {
     const ms = samples / WIRE_SAMPLES_PER_MS;
     if (ms < SHORTEST_TURN_MS) {
       this.discard();
-      this.emit("notice", { text: "That was too short: hold while you speak." });
+      this.emit("notice", { saying: ["too-short"] });
       return;
     }
-    if (peak < SILENCE_PEAK) this.emit("notice", { text: "The microphone gives only silence." });
+    if (peak < SILENCE_PEAK) this.emit("notice", { saying: ["only-silence"] });
     this.held = null;
     this.pending = new Turn("held", at, ms);
+    this.spoken = { fromMs: this.tape.ms - ms, toMs: this.tape.ms };
     this.wire.send({ type: "input_audio_buffer.commit", event_id: TURN });
     this.wire.send({ type: "response.create", event_id: TURN });
     this.emit("change");
@@ -188,7 +204,10 @@ export class Talk extends EventTarget {
 
   started({ item, at }) {
     this.playing.add(item);
-    this.noteOn(item, (turn) => (turn.soundAt ??= at));
+    this.noteOn(item, (turn) => {
+      turn.soundAt ??= at;
+      turn.outputMs ??= this.sound.clock.outputMs;
+    });
     this.emit("change");
   }
 
@@ -204,7 +223,8 @@ export class Talk extends EventTarget {
     if (!turn) return;
     change(turn);
     this.emit("turn", { turn });
-    if (turn.itemId) this.emit("entry", { id: turn.itemId, who: "reply", note: turn.note });
+    const { itemId, note, heardMs } = turn;
+    if (itemId) this.emit("entry", { id: itemId, who: "reply", note, heardMs });
   }
 
   emit(type, detail = {}) {
@@ -219,81 +239,3 @@ export class Talk extends EventTarget {
     if (name in HANDLERS) HANDLERS[name](this, event);
   }
 }
-
-/** @type {Record<string, (talk: Talk, event: any) => void>} by type, with _ for . */
-const HANDLERS = {
-  session_created(talk, { session }) {
-    talk.startOver();
-    talk.wire.opened();
-    talk.emit("settled", { session, first: true });
-    talk.configure(talk.settings);
-  },
-  session_updated(talk, { session }) {
-    talk.ready = true;
-    talk.emit("settled", { session });
-    talk.openMicrophone();
-  },
-  input_audio_buffer_speech_started(talk, { audio_start_ms }) {
-    talk.speaking = true;
-    talk.speechFromMs = audio_start_ms;
-    talk.cut(false);
-  },
-  input_audio_buffer_speech_stopped(talk, event) {
-    const turn = new Turn("hands-free", undefined, event.audio_end_ms - talk.speechFromMs);
-    turn.audioEndMs = event.audio_end_ms;
-    turn.waited(talk.settings.audio.input.turn_detection.silence_duration_ms, talk.sound);
-    talk.speaking = false;
-    talk.pending = turn;
-    talk.emit("change");
-  },
-  input_audio_buffer_committed(talk, { item_id: id }) {
-    const ms = talk.pending?.spokenMs;
-    talk.emit("entry", { id, who: "you", note: ms ? `spoken, ${(ms / 1000).toFixed(1)} s` : "spoken" });
-  },
-  conversation_item_input_audio_transcription_completed(talk, { item_id: id, transcript }) {
-    if (transcript) talk.emit("entry", { id, who: "you", text: transcript, done: true });
-  },
-  response_created(talk, { response }) {
-    talk.response = response.id;
-    talk.turns.set(response.id, talk.pending ?? new Turn("unasked", performance.now()));
-    talk.pending = null;
-    talk.noteOn(response.id, (turn) => (turn.status = "under way"));
-    talk.emit("change");
-  },
-  response_output_item_added(talk, { response_id, item }) {
-    if (item.type !== "message") return;
-    const turn = talk.turns.get(response_id);
-    if (turn) turn.itemId = item.id;
-    if (turn) talk.turns.set(item.id, turn);
-    talk.emit("entry", { id: item.id, who: "reply" });
-  },
-  response_output_audio_delta(talk, { response_id, item_id, delta }) {
-    if (!talk.cutOff.has(response_id)) talk.sound.play(item_id, decode(delta));
-  },
-  response_output_audio_done(talk, { response_id, item_id }) {
-    if (!talk.cutOff.has(response_id)) talk.sound.end(item_id);
-  },
-  response_output_audio_transcript_delta(talk, { item_id: id, delta }) {
-    talk.emit("entry", { id, who: "reply", more: delta });
-  },
-  response_output_text_delta(talk, { item_id: id, delta }) {
-    talk.noteOn(id, (turn) => (turn.textAt ??= performance.now()));
-    talk.emit("entry", { id, who: "reply", more: delta });
-  },
-  response_output_item_done(talk, { item }) {
-    if (item.type === "message") talk.emit("entry", { id: item.id, who: "reply", done: true });
-  },
-  response_done(talk, { response }) {
-    if (talk.response === response.id) talk.response = null;
-    talk.noteOn(response.id, (turn) => turn.done(response, talk.sound));
-    const { error } = response.status_details ?? {};
-    if (error) talk.emit("notice", { text: `No answer: ${error.message}` });
-    talk.emit("change");
-  },
-  error(talk, { error }) {
-    if (error.code === "response_cancel_not_active") return;
-    if (!error.event_id || error.event_id === TURN) talk.pending = null;
-    talk.emit("notice", { text: error.message ?? error.code });
-    talk.emit("change");
-  },
-};

@@ -2,10 +2,10 @@
 
 /** @typedef {"held" | "hands-free" | "typed" | "unasked"} TurnKind */
 
-let count = 0;
-
 /** All times are in ms of the page's clock. */
 export class Turn {
+  /** How many there have been in this conversation. */
+  static count = 0;
   /** @type {number | undefined} when the answer's first sample left the loudspeaker */
   soundAt;
   /** @type {number | undefined} when the first of its text was here */
@@ -16,6 +16,8 @@ export class Turn {
   waitMs;
   /** @type {number | undefined} how much of the answer was heard */
   heardMs;
+  /** @type {number | undefined} from the audio thread to the loudspeaker, as the browser says */
+  outputMs;
   /** The server's own figures, as response.done has them. */
   server = {};
   gaps = 0;
@@ -27,7 +29,7 @@ export class Turn {
    * @param {number} [spokenMs]
    */
   constructor(kind, endedAt, spokenMs) {
-    this.number = ++count;
+    this.number = ++Turn.count;
     this.kind = kind;
     this.endedAt = endedAt;
     this.spokenMs = spokenMs;
@@ -70,10 +72,20 @@ export class Turn {
     }
   }
 
-  /** How the answer was heard, in words; empty for text. */
+  /** How the answer was heard; null for text. @returns {import("./words.js").Saying | null} */
   get note() {
-    if (this.heardMs === undefined) return this.soundAt === undefined ? "" : "speaking …";
-    const seconds = `${(this.heardMs / 1000).toFixed(1)} s`;
-    return this.wasCut ? `stopped after ${seconds}` : `sound, ${seconds}`;
+    if (this.heardMs === undefined) return this.soundAt === undefined ? null : ["speaking"];
+    const seconds = (this.heardMs / 1000).toFixed(1);
+    return [this.wasCut ? "stopped-after" : "heard-for", { seconds }];
+  }
+
+  /** What `answerMs` is made of, in ms; undefined where it is not known. */
+  get parts() {
+    const { server, outputMs, answerMs } = this;
+    const serverMs = server.commit_to_first_audio_ms ?? server.commit_to_first_text_ms;
+    const output = this.soundAt === undefined ? undefined : outputMs;
+    const known = (this.waitMs ?? 0) + (serverMs ?? 0) + (output ?? 0);
+    const rest = serverMs == null || answerMs === undefined ? undefined : answerMs - known;
+    return { wait: this.waitMs, server: serverMs, output, rest: rest && Math.max(0, rest) };
   }
 }

@@ -8,6 +8,8 @@ const ENDED = [1000, 1001];
 /** @typedef {"off" | "connecting" | "open" | "waiting" | "key"} WireState */
 /** @typedef {{data?: {id: string, voices?: (string | {id: string})[]}[]}} Models */
 
+/** @typedef {import("./words.js").Saying} Saying */
+
 /** The API key lives as long as the tab, and is sent to this page's own server alone. */
 export const key = {
   get: () => sessionStorage.getItem(KEY_NAME) ?? "",
@@ -18,9 +20,12 @@ export const key = {
 /** @param {string} path below the page's own folder */
 const here = (path) => new URL(path, document.baseURI);
 
+/** What carries the key over HTTP, if there is one. @returns {Record<string, string>} */
+const headers = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+
 /**
- * Events: "state" {state, why, seconds}, "models" (what /v1/models said), "message" (an event of
- * the server).
+ * Events: "state" {state, why, seconds}, where `why` is a Saying; "models" (what /v1/models said);
+ * "message" (an event of the server).
  */
 export class Wire extends EventTarget {
   /** @type {WireState} */
@@ -40,6 +45,22 @@ export class Wire extends EventTarget {
     this.socket.onclose = (event) => this.closed(event);
   }
 
+  /** Another session in the place of this one, once that is closed. */
+  async renew() {
+    const { socket } = this;
+    this.leave();
+    const attempt = (this.attempt = {});
+    this.turn("connecting");
+    if (socket) await new Promise((resolve) => socket.addEventListener("close", resolve));
+    if (attempt === this.attempt) this.connect();
+  }
+
+  /** Say what is served, before there is a connection; a refusal comes with that. */
+  async look() {
+    const answer = await fetch(here("v1/models"), { headers: headers() }).catch(() => null);
+    if (answer?.ok) this.emit("models", await answer.json());
+  }
+
   /** An event of the server; before there is a session, an error is its reason to refuse one. */
   received(event) {
     if (this.state === "connecting" && event.type === "error") this.refused = event.error;
@@ -48,12 +69,11 @@ export class Wire extends EventTarget {
 
   /** Ask which models there are: unlike a WebSocket, fetch tells why it is refused. */
   async ask(attempt) {
-    const headers = key.get() ? { Authorization: `Bearer ${key.get()}` } : {};
     let answer;
     try {
-      answer = await fetch(here("v1/models"), { headers });
+      answer = await fetch(here("v1/models"), { headers: headers() });
     } catch {
-      if (attempt === this.attempt) this.wait("The server cannot be reached.");
+      if (attempt === this.attempt) this.wait(["unreachable"]);
       return undefined;
     }
     if (attempt !== this.attempt) return undefined;
@@ -62,8 +82,9 @@ export class Wire extends EventTarget {
       this.emit("models", models);
       return models.data?.[0]?.id ?? "";
     }
-    if (answer.status === 401 || answer.status === 403) this.turn("key", { why: keyWords() });
-    else this.wait(await words(answer));
+    if (answer.status === 401 || answer.status === 403) {
+      this.turn("key", { why: key.get() ? ["key-unknown"] : null });
+    } else this.wait(await refusalOf(answer));
     return undefined;
   }
 
@@ -90,22 +111,22 @@ export class Wire extends EventTarget {
     this.socket = null;
     const attempt = this.attempt;
     if (this.state === "open" && ENDED.includes(code)) {
-      this.turn("off", { why: `The server ended the session${reason ? `: ${reason}` : ""}.` });
+      this.turn("off", { why: because("session-ended", reason) });
       return;
     }
-    const why = this.state === "open" ? dropped(code, reason) : await this.refusal();
+    const why =
+      this.state === "open" ? because("dropped", reason, { code }) : await this.refusal();
     if (attempt === this.attempt) this.wait(why, this.refused?.retry_after_s);
   }
 
   /** Why no session came about, as far as the server says. */
   async refusal() {
-    if (this.refused) return `The server takes no new session: ${this.refused.message}.`;
+    if (this.refused) return because("no-session", this.refused.message);
     const answer = await fetch(here("ready")).catch(() => null);
-    if (answer && !answer.ok) return words(answer);
-    return "The server took no new session; it does not say why.";
+    return answer && !answer.ok ? refusalOf(answer) : ["no-session"];
   }
 
-  /** Try again by and by. @param {string} why @param {number} least seconds from now */
+  /** Try again by and by. @param {Saying} why @param {number} least seconds from now */
   wait(why, least = 0) {
     const backoff = WAITS_S[Math.min(this.tries, WAITS_S.length - 1)];
     const seconds = Math.max(backoff * (0.8 + 0.4 * Math.random()), least);
@@ -147,14 +168,26 @@ export class Wire extends EventTarget {
   }
 }
 
-const keyWords = () => (key.get() ? "The server does not know this key." : "");
+/** A saying, with its reason if there is one. @returns {Saying} */
+const because = (key, reason, values = {}) =>
+  reason ? [`${key}-why`, { ...values, reason }] : [key, values];
 
-const dropped = (code, reason) =>
-  `The connection was lost (${reason ? `${reason}, ` : ""}code ${code}).`;
-
-/** What a response other than 200 says of itself. @param {Response} answer */
-async function words(answer) {
+/** What a response other than 200 says of itself. @param {Response} answer @returns {Promise<Saying>} */
+async function refusalOf(answer) {
   const body = await answer.json().catch(() => ({}));
-  const said = body.error?.message ?? body.failure;
-  return `The server answers ${answer.status}${said ? `: ${said}` : ""}.`;
+  return because("answers", body.error?.message ?? body.failure, { status: answer.status });
+}
+
+/**
+ * A text in a voice, as wav. Rejects with {saying} where the server gives none.
+ * @param {string} input @param {string} voice @param {string} model @returns {Promise<Blob>}
+ */
+export async function readAloud(input, voice, model) {
+  const answer = await fetch(here("v1/audio/speech"), {
+    method: "POST",
+    headers: { ...headers(), "Content-Type": "application/json" },
+    body: JSON.stringify({ model: model || "mosstalk", input, voice, response_format: "wav" }),
+  });
+  if (!answer.ok) throw Object.assign(new Error(), { saying: await refusalOf(answer) });
+  return answer.blob();
 }

@@ -1,65 +1,62 @@
-// What the page says to people: what is going on, and what to do when something is not.
+// What the page says, in the visitor's language. English that never changes is in index.html alone.
 
-const ASKING = "Allow the microphone where the browser asks for it. You can write meanwhile.";
+import { CHINESE } from "./chinese.js";
+import { ENGLISH } from "./english.js";
 
-/** Of the conversation's states, by who ends turns. */
-export const STATUS = {
-  held: {
-    off: "Connecting …",
-    asking: ASKING,
-    waiting: "Ready: hold the button, or the space bar, and speak.",
-    hearing: "Listening: let go when you have finished.",
-    thinking: "Waiting for the answer …",
-    speaking: "Answering. Press to interrupt.",
-  },
-  "hands-free": {
-    off: "Connecting …",
-    asking: ASKING,
-    waiting: "Listening: just speak.",
-    hearing: "Hearing you …",
-    thinking: "Waiting for the answer …",
-    speaking: "Answering. Speak to interrupt.",
-  },
-};
+/** @typedef {[key: string, values?: Record<string, unknown>]} Saying what is said, in no language yet */
 
-/** What can be asked, by the kind of weights that the server says it has. */
-export const GREETING = {
-  pocket: "Ask me for a capital, a sum, an opposite or a joke, in English.",
-};
+const WORDS = { en: { ...ENGLISH }, zh: CHINESE };
+const TAGS = { en: "en", zh: "zh-CN" };
+/** What an element says, where each is kept, and what it is shown by. */
+const PARTS = [
+  ["say", "with", (element, text) => (element.textContent = text)],
+  ["sayLabel", "labelWith", (element, text) => element.setAttribute("aria-label", text)],
+  ["sayPlaceholder", "placeholderWith", (element, text) => (element.placeholder = text)],
+];
 
-/** What the page is without a session. */
-export const CONNECTION = {
-  off: "Not connected.",
-  connecting: "Connecting …",
-  waiting: "Not connected.",
-  key: "A key is needed.",
-};
+/** @type {"en" | "zh"} */
+let language = "en";
 
-export const HINT = {
-  held: "Hold and speak, or tap once to begin and once to send. Escape stops the reply.",
-  "hands-free": "A pause ends your turn. Speaking, or Escape, stops the reply.",
-};
+for (const element of document.querySelectorAll("[data-say], [data-say-placeholder]")) {
+  const { say: key, sayPlaceholder } = element.dataset;
+  if (key) WORDS.en[key] ??= element.textContent;
+  if (sayPlaceholder) WORDS.en[sayPlaceholder] ??= element.placeholder;
+}
 
-/** A browser gives neither microphone nor audio thread to a page like this one. */
-export const INSECURE =
-  `This page came over plain http from another machine, and browsers give no microphone to such ` +
-  `pages. On this machine type “ssh -L 8000:localhost:${location.port || 80} ` +
-  `${location.hostname}” and open http://localhost:8000, or start the server with --tls-self-signed. ` +
-  `Until then you can write, and replies come as text.`;
+/** @returns {"en" | "zh"} what the address asks for with `?lang=`, else what the browser prefers */
+export function wanted() {
+  const asked = new URLSearchParams(location.search).get("lang") ?? navigator.language;
+  return asked.toLowerCase().startsWith("zh") ? "zh" : "en";
+}
 
-const WITHHELD = {
-  NotAllowedError:
-    "The microphone is denied. Allow it where the browser shows this page's permissions (beside " +
-    "the address, or in the system's settings for the browser), then press “Try the microphone again”. Writing works.",
-  NotFoundError:
-    "No microphone was found. Connect one, then press “Try the microphone again”. Writing works.",
-  NotReadableError:
-    "The microphone cannot be opened; another program may be using it. Close that, then press " +
-    "“Try the microphone again”. Writing works.",
-};
+/** A text with its values filled in. @param {string} key @param {Record<string, unknown>} [values] */
+export function words(key, values = {}) {
+  const text = WORDS[language][key] ?? WORDS.en[key];
+  return text.replace(/\{(\w+)\}/g, (_, name) => {
+    const value = values[name];
+    return Array.isArray(value) ? words(...value) : String(value);
+  });
+}
 
-/** What to do about a microphone that is withheld. @param {DOMException} error */
-export const withheld = (error) =>
-  WITHHELD[error.name] ?? `The microphone cannot be used: ${error.message}. Writing works.`;
+/** Have an element say something, in whichever language is chosen, now or later. */
+export function put(element, key, values, part = "say") {
+  const [say, kept, show] = PARTS.find(([name]) => name === part);
+  const given = values ? JSON.stringify(values) : "";
+  if (element.dataset[say] === key && (element.dataset[kept] ?? "") === given) return;
+  element.dataset[say] = key;
+  element.dataset[kept] = given;
+  show(element, words(key, values));
+}
 
-export const LOST = "The microphone is gone: it was unplugged, or the browser took it back.";
+/** Say everything on the page in a language. @param {"en" | "zh"} chosen */
+export function speak(chosen) {
+  language = chosen;
+  document.documentElement.lang = TAGS[chosen];
+  for (const [say, kept, show] of PARTS) {
+    const name = say.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    for (const element of document.querySelectorAll(`[data-${name}]`)) {
+      const given = element.dataset[kept];
+      show(element, words(element.dataset[say], given ? JSON.parse(given) : {}));
+    }
+  }
+}
