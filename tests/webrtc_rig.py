@@ -69,7 +69,7 @@ class Microphone(MediaStreamTrack):
 class Caller:
     """A client of a call, which keeps the events and the sound that come."""
 
-    def __init__(self, server: Server, *, key: str | None = None, channel: str = "oai-events") -> None:
+    def __init__(self, server: Server, *, key: str | None = None) -> None:
         self.events: list[dict[str, Any]] = []
         self.times_s: list[float] = []
         """When each of the events came."""
@@ -77,19 +77,21 @@ class Caller:
         """Frames of sound: when each came, its place at 48 kHz, and its samples."""
         self.location = ""
         self.microphone = Microphone()
-        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._server, self._headers = server, {"Authorization": f"Bearer {key}"} if key else {}
         self._came, self._place = asyncio.Event(), 0
-        self.connection.addTrack(self.microphone)
-        self.channel: RTCDataChannel = self.connection.createDataChannel(channel)
-        self.channel.on("message", self._on_message)
-        self.connection.on("track", self._on_track)
         self.closed = asyncio.Event()
-        self.connection.on("connectionstatechange", self._on_state)
+        self.connection: RTCPeerConnection
+        self.channel: RTCDataChannel
         self._listening: asyncio.Task[None] | None = None
 
     async def offer(self) -> str:
-        """What this client offers."""
+        """What this client offers; it belongs to the loop in which it does."""
+        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.connection.addTrack(self.microphone)
+        self.channel = self.connection.createDataChannel("oai-events")
+        self.channel.on("message", self._on_message)
+        self.connection.on("track", self._on_track)
+        self.connection.on("connectionstatechange", self._on_state)
         await self.connection.setLocalDescription(await self.connection.createOffer())
         return self.connection.localDescription.sdp
 
