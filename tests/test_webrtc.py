@@ -1,6 +1,7 @@
 """Calls by WebRTC: a real server, and aiortc's client, which talks as a browser would."""
 
 import asyncio
+import base64
 import json
 import random
 import time
@@ -8,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx
 import numpy as np
+import numpy.typing as npt
 import pytest
 import soundfile
 import soxr
@@ -25,8 +28,17 @@ from mosstalk.session.events import AudioDelta
 KEY = "a-key-for-tests"
 LONG = ("--temperature", "0", "--seed", "0", "--script", "speech:350")
 """Replies of 28 s, which are under way when somebody interrupts them."""
+ASKED = "What is the capital of France?"
+AUDIBLE = 200
+"""Where int16 sound begins to be heard."""
 AHEAD_S = 0.4
 """What the client's jitter buffer and a busy machine may lie between what is sent and heard."""
+
+
+def onset(sound: npt.NDArray[np.int16]) -> int:
+    """How many samples are quiet before the first that is not; all of them if none is."""
+    loud = np.flatnonzero(np.abs(sound.astype(int)) > AUDIBLE)
+    return int(loud[0]) if len(loud) else len(sound)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +126,8 @@ def test_speech_stops_a_reply_and_the_server_cuts_it_at_what_was_played(
         cut = next(e for e in caller.events if e["type"] == "conversation.item.truncated")
         played_s = caller.time_s("output_audio_buffer.cleared")
         played_s -= caller.time_s("output_audio_buffer.started")
-        assert cut["audio_end_ms"] / 1000 == pytest.approx(played_s, abs=0.25)
+        # On a machine so busy that sound is late, less was played than time has passed.
+        assert 1.0 < cut["audio_end_ms"] / 1000 < played_s + 0.1
         assert cut["mosstalk"]["by_server"] is True
         ended = next(event for event in caller.events if event["type"] == "response.done")
         assert ended["response"]["status_details"]["reason"] == "turn_detected"
@@ -354,35 +367,44 @@ def test_the_first_sound_comes_as_soon_as_over_a_websocket(cache_folder: Path) -
 
         async def over_websocket() -> float:
             async with Talker(server) as talker:
-                await talker.send(BY_HAND, typed("What is the capital of France?"))
+                await talker.send(BY_HAND, typed(ASKED))
                 await talker.wait("conversation.item.done")
-                begun_s = time.monotonic()
+                begun_s, played_s = time.monotonic(), 0.0
                 await talker.send({"type": "response.create"})
-                await talker.wait("response.output_audio.delta")
-                took_s = time.monotonic() - begun_s
+                while True:
+                    delta = (await talker.wait("response.output_audio.delta"))["delta"]
+                    played_s = max(played_s, time.monotonic())
+                    sound = np.frombuffer(base64.b64decode(delta), "<i2")
+                    if (quiet := onset(sound)) < len(sound):
+                        break
+                    played_s += quiet / RATE
                 await talker.wait("response.done")
-                return took_s
+                return played_s + quiet / RATE - begun_s
 
         async def over_webrtc() -> float:
             async with Caller(server) as caller:
-                arrived = list[tuple[float, int]]()
+                arrived = list[tuple[float, bytes]]()
                 receiver = caller.connection.getTransceivers()[0].receiver
                 handle = receiver._handle_rtp_packet
 
                 async def noting(packet: Any, arrival_time_ms: int) -> None:
-                    arrived.append((time.monotonic(), len(packet.payload)))
+                    arrived.append((time.monotonic(), packet.payload))
                     await handle(packet, arrival_time_ms)
 
                 receiver._handle_rtp_packet = noting  # type: ignore[method-assign]
-                caller.send(typed("What is the capital of France?"))
+                caller.send(typed(ASKED))
                 await caller.wait("conversation.item.done")
-                await caller.hears(lambda: len(arrived) > 20)
-                quiet = max(size for _, size in arrived[-10:])
                 begun_s = time.monotonic()
                 caller.send({"type": "response.create"})
-                await caller.wait("response.done")
-                first_s = next(at_s for at_s, size in arrived if at_s > begun_s and size > quiet)
-                return first_s - begun_s
+                await caller.wait("output_audio_buffer.stopped")
+                decoder = av.CodecContext.create("libopus", "r")
+                decoder.layout, decoder.format = "mono", "s16"
+                for at_s, payload in arrived:
+                    (frame,) = decoder.decode(av.Packet(payload))
+                    sound = frame.to_ndarray()[0]
+                    if at_s > begun_s and (quiet := onset(sound)) < len(sound):
+                        return at_s + quiet / WIRE_RATE - begun_s
+                raise AssertionError("there was no sound")
 
         sockets, calls = list[float](), list[float]()
 

@@ -59,6 +59,8 @@ _SLACK_S = 1.0
 _FASTER, _BURST_S = 1.25, 4.0
 """Sound may come so much faster than it is heard, and so much of it at once."""
 _DISCARD = 9
+_SILENT_S = 10.0
+"""A client whose connection ends after so long without a packet has not ended it."""
 
 
 def require_offer(offer: str) -> None:
@@ -256,6 +258,7 @@ class Peer:
         self._changed = asyncio.Event()
         self._unheard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._unheard_bytes, self._taken, self._gone = 0, False, False
+        self._heard_s = time.monotonic()
 
     async def answer(self) -> str:
         """The answer to the offer, with this machine's addresses.
@@ -367,7 +370,11 @@ class Peer:
         if self._connection.connectionState == "failed":  # nothing comes any more (RFC 7675)
             self.lost()
         elif self._connection.connectionState == "closed":
-            self.lost("closed")
+            self._on_close()
+
+    def _on_close(self) -> None:
+        """Nothing comes any more: the client has said so, or has not been heard for too long."""
+        self.lost("closed" if time.monotonic() - self._heard_s < _SILENT_S else None)
 
     def _on_channel(self, channel: RTCDataChannel) -> None:
         """A data channel is open: the first is for events, others for nothing."""
@@ -380,7 +387,7 @@ class Peer:
         channel.bufferedAmountLowThreshold = _BUFFERED // 2
         channel.on("message", self._on_message)
         channel.on("bufferedamountlow", self._changed.set)
-        channel.on("close", lambda: self.lost("closed"))
+        channel.on("close", self._on_close)
         self._changed.set()
 
     def _on_message(self, message: str | bytes) -> None:
@@ -394,6 +401,7 @@ class Peer:
         """Have a message heard, at once or once those before it are."""
         if self._gone:
             return
+        self._heard_s = time.monotonic()
         first = self._unheard.empty() and not self._taken
         if first and self.hears is not None and self.hears(message):
             return
