@@ -38,12 +38,12 @@ class Microphone(MediaStreamTrack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting, self._place, self._begun_s = bytearray(), 0, 0.0
+        self._unsaid, self._place, self._begun_s = bytearray(), 0, 0.0
         self._said = asyncio.Event()
 
     def push(self, pcm: bytes) -> None:
         """Say this, int16 at 24 kHz, after what was given before."""
-        self._waiting += pcm
+        self._unsaid += pcm
         self._said.clear()
 
     async def said(self) -> None:
@@ -54,9 +54,9 @@ class Microphone(MediaStreamTrack):
         """The next 20 ms."""
         self._begun_s = self._begun_s or time.monotonic()
         await asyncio.sleep(self._begun_s + self._place / RATE - time.monotonic())
-        piece = bytes(self._waiting[: 2 * FRAME]).ljust(2 * FRAME, b"\0")
-        del self._waiting[: 2 * FRAME]
-        if not self._waiting:
+        piece = bytes(self._unsaid[: 2 * FRAME]).ljust(2 * FRAME, b"\0")
+        del self._unsaid[: 2 * FRAME]
+        if not self._unsaid:
             self._said.set()
         samples = np.frombuffer(piece, "<i2")[None]
         frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
@@ -166,7 +166,8 @@ class Caller:
             while True:
                 frame = await track.recv()
                 assert isinstance(frame, av.AudioFrame)
-                samples = frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0]
+                stereo = frame.to_ndarray().reshape(-1, len(frame.layout.channels))
+                samples = stereo[:, 0].astype(np.int16)
                 self.heard.append((time.monotonic(), frame.pts or 0, samples))
                 self._came.set()
 

@@ -23,6 +23,7 @@ from aiortc import (
     RTCConfiguration,
     RTCDataChannel,
     RTCIceCandidate,
+    RTCIceParameters,
     RTCPeerConnection,
     RTCRtpReceiver,
     RTCSessionDescription,
@@ -78,7 +79,8 @@ def require_offer(offer: str) -> None:
     if sorted(each.kind for each in media) != ["application", "audio"]:
         raise _wrong("offer one audio track, and one data channel, 'oai-events', and nothing else")
     for each in media:
-        named = each.ice.usernameFragment or "", each.ice.password or ""
+        ice = each.ice or RTCIceParameters()
+        named = ice.usernameFragment or "", ice.password or ""
         if not all(form.fullmatch(text) for form, text in zip(_SECRETS, named, strict=True)):
             raise _wrong("it has no a=ice-ufrag and a=ice-pwd as RFC 8839 has them")
         if not (each.dtls and each.dtls.fingerprints):
@@ -116,7 +118,7 @@ class ReplyTrack(MediaStreamTrack):
             "fec": "1", "packet_loss": "5",
         }  # fmt: skip
 
-    async def recv(self) -> av.Packet:
+    async def recv(self) -> "av.Packet[Any]":
         """The next packet, when it is due."""
         now_s = time.monotonic()
         self._due_s = self._due_s or now_s
@@ -270,8 +272,9 @@ class Peer:
         connection.on("datachannel", self._on_channel)
         connection.on("connectionstatechange", self._on_state)
         audio = connection.addTransceiver(self._track, direction="sendrecv")
-        codecs = RTCRtpReceiver.getCapabilities("audio").codecs
-        audio.setCodecPreferences([each for each in codecs if each.mimeType == "audio/opus"])
+        known = RTCRtpReceiver.getCapabilities("audio")
+        assert known
+        audio.setCodecPreferences([each for each in known.codecs if each.mimeType == "audio/opus"])
         _Arrivals(audio.receiver, self._on_packet)
         try:
             await connection.setRemoteDescription(RTCSessionDescription(self._offer, "offer"))

@@ -41,7 +41,7 @@ Change = Literal["started", "stopped"]
 """What becomes of a response's sound."""
 _SILENCE = bytes(2 * FRAME)
 _MS = OUTPUT_RATE // 1000
-_BEGINS = {"type": "realtime", "mosstalk": {"echo_gate": False}}
+_BEGINS: Mapping[str, Any] = {"type": "realtime", "mosstalk": {"echo_gate": False}}
 """How sessions begin: whoever has WebRTC cancels echo itself."""
 _MISSING = Refusal(
     501,
@@ -300,8 +300,8 @@ class Calls:
             raise RefusedError(_MISSING) from None
         served = self._served(context, request.query_params.get("model"))
         config = session_config({}, served)
-        for session in (_BEGINS, grant.session, asked):
-            config = config.updated(dict(session), served)
+        for each in (_BEGINS, grant.session, asked):
+            config = config.updated(dict(each), served)
         playback = Playback(context.limits.unsent_s)
         protocol = CallProtocol(served, playback, config.asked)
         if refusal := context.refuse_now(grant.name):  # since the request began to come
