@@ -5,7 +5,8 @@ import base64
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,19 @@ import soxr
 from conftest import require_package, run
 from openai import OpenAI
 from realtime_rig import _GA
-from server_rig import BY_HAND, QUICK, RATE, Server, Talker, question, serving, silence, typed
-from webrtc_rig import CALLS, WIRE_RATE, Caller, post
+from server_rig import (
+    BY_HAND,
+    QUICK,
+    RATE,
+    Server,
+    Talker,
+    append,
+    question,
+    serving,
+    silence,
+    typed,
+)
+from webrtc_rig import CALLS, WIRE_RATE, Caller, Microphone, post
 
 from mosstalk.server.webrtc import FRAME, Playback
 from mosstalk.session.events import AudioDelta
@@ -39,6 +51,24 @@ def onset(sound: npt.NDArray[np.int16]) -> int:
     """How many samples are quiet before the first that is not; all of them if none is."""
     loud = np.flatnonzero(np.abs(sound.astype(int)) > AUDIBLE)
     return int(loud[0]) if len(loud) else len(sound)
+
+
+@asynccontextmanager
+async def microphone_of(talker: Talker) -> AsyncIterator[None]:
+    """A WebSocket's client sends a quiet microphone's sound all the time, as a call's does."""
+    microphone, quiet = Microphone(), append(bytes(2 * FRAME))
+
+    async def listen() -> None:
+        while True:
+            await microphone.recv()
+            await talker.send(quiet)
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
 
 
 def place_of(sound: npt.NDArray[np.float32], heard: npt.NDArray[np.float32]) -> int:
@@ -374,7 +404,7 @@ def test_the_first_sound_comes_as_soon_as_over_a_websocket(cache_folder: Path) -
     with serving(*QUICK, cache=cache_folder) as server:
 
         async def over_websocket() -> float:
-            async with Talker(server) as talker:
+            async with Talker(server) as talker, microphone_of(talker):
                 await talker.send(BY_HAND, typed(ASKED))
                 await talker.wait("conversation.item.done")
                 begun_s, played_s = time.monotonic(), 0.0
