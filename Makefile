@@ -42,7 +42,7 @@ setup-dev:
 	$(bootstrap) "$(EXTRAS),dev,voices"
 
 setup-talk:
-	$(bootstrap) "$(EXTRAS),server,vad"
+	$(bootstrap) "$(EXTRAS),server,vad,webrtc"
 
 demo: setup-talk ## set up, then ask the small model three questions
 	$(venv)/python scripts/demo.py demo-output

@@ -29,9 +29,9 @@ from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
 from mosstalk.server.realtime.responses import ResponseConfig
 from mosstalk.server.realtime.server_events import (
-    BufferCleared,
     Error,
     ErrorBody,
+    InputCleared,
     ResponseEvent,
     StatusDetails,
 )
@@ -429,8 +429,7 @@ def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(
     for _ in range(100):
         error = Error(error=ErrorBody(code="invalid_json", message="no json"))
         session_metrics.on_message("server", "", error)
-        cleared = BufferCleared(type="input_audio_buffer.cleared")
-        session_metrics.on_message("server", "", cleared)
+        session_metrics.on_message("server", "", InputCleared())
     config = ResponseConfig(AudioFormat(), "default", "inf")
     response = config.response("resp_1", ReplyMode.AUDIO, None, "failed")
     session_metrics.on_message("server", "", ResponseEvent(type="response.done", response=response))

@@ -16,6 +16,7 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
@@ -380,9 +381,9 @@ class ServerContext:
             f"--allow-origin {origin}",
         )
 
-    def granted(self, socket: WebSocket) -> Grant | Refusal:
+    def granted(self, asked: HTTPConnection) -> Grant | Refusal:
         """What a client may by the key that it shows, or why nothing."""
-        headers, protocols = socket.headers, socket.scope["subprotocols"]
+        headers, protocols = asked.headers, asked.scope.get("subprotocols", ())
         if refused := self.refuse_origin(headers):
             return refused
         shown = shown_key(headers, protocols)

@@ -36,6 +36,7 @@ from mosstalk.server.telephony import TWILIO, TwilioProtocol, granted
 from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.transcription import TranscriptionReply
 from mosstalk.server.uploads import read_body
+from mosstalk.server.webrtc import Calls
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
 BACKLOG = 128
@@ -63,10 +64,11 @@ SPEECH = "/v1/audio/speech"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CHAT = "/v1/chat/completions"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
+CALLS = f"{REALTIME}/calls"
 SERVED = (
     f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {TRANSCRIPTIONS}, "
-    f"POST {CHAT}, POST {CLIENT_SECRETS}, and GET /v1/models, /v1/models/NAME, /health, /ready, "
-    "/metrics and /, a page to talk with"
+    f"POST {CHAT}, POST {CLIENT_SECRETS}, POST {CALLS} for WebRTC, and GET /v1/models, "
+    "/v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
@@ -102,6 +104,9 @@ def make_app(context: ServerContext) -> ASGIApp:
     app.add_api_route(SPEECH, routes.speech, methods=["POST"])
     app.add_api_route(TRANSCRIPTIONS, routes.transcription, methods=["POST"])
     app.add_api_route(CHAT, routes.chat, methods=["POST"])
+    calls = Calls(context, _served)
+    app.add_api_route(CALLS, calls.begin, methods=["POST"])
+    app.add_api_route(f"{CALLS}/{{call_id}}/hangup", calls.hang_up, methods=["POST"])
     app.add_api_route(CLIENT_SECRETS, routes.client_secret, methods=["POST"])
     return _Entrance(app, context)
 

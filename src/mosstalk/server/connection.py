@@ -1,4 +1,4 @@
-"""One WebSocket and its session: what comes in goes to the session, what it tells goes out.
+"""One client's socket and its session: what comes in goes to the session, what it tells goes out.
 
 Nothing here waits for a slow client on behalf of anybody else: what it has not read waits in an
 ``SendQueue`` of limited size, and what it sends too fast is left in its own socket.
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -24,6 +24,9 @@ from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, 
 from mosstalk.server.websocket import WEBSOCKET, WebSocketProtocol
 from mosstalk.session import commands
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
+
+if TYPE_CHECKING:
+    from mosstalk.server.peer import Peer
 
 
 class TooSlowError(Exception):
@@ -148,7 +151,7 @@ class Connection:
 
     def __init__(
         self,
-        socket: WebSocket,
+        socket: "WebSocket | Peer",
         protocol: RealtimeProtocol,
         session: SessionProxy,
         context: ServerContext,
@@ -174,8 +177,7 @@ class Connection:
         self._budget = ClientBudget(context.limits, time.monotonic())
         self._within_budget_s = 0.0
         """When the client may be heard again, given what it has cost."""
-        self._passed_on = asyncio.Event()
-        self._last_response: str | None = None
+        self._passed_on, self._last_response = asyncio.Event(), ""
 
     @property
     def unsent_s(self) -> float:
@@ -206,7 +208,7 @@ class Connection:
 
     async def _talk(self) -> Ending:
         """Until one side ends it and, if that is the server, what waits is sent."""
-        websocket: WebSocketProtocol = self._socket.scope["extensions"][WEBSOCKET]
+        websocket: WebSocketProtocol | Peer = self._socket.scope["extensions"][WEBSOCKET]
         websocket.hears = partial(self._hear_at_once, websocket)
         parts = (self._receive(websocket), self._follow(), self._send())
         tasks = [asyncio.create_task(part) for part in parts]
@@ -229,18 +231,26 @@ class Connection:
 
     def drain(self) -> None:
         """End as soon as the conversation's response that is being made now, if any, has ended."""
-        self._last_response = self._metrics.answering
+        self._last_response = self._metrics.answering or ""
         self._draining = True
-        if not self._last_response:
-            self.send_away()
+        self._drain_on()
 
     def send_away(self) -> None:
         """End now, because the server does."""
         self._tell_session_to_end(DRAIN)
 
+    @property
+    def _has_said(self) -> bool:
+        """Whether what was being said when the server began to end has been said."""
+        return not self._last_response or self._metrics.answering != self._last_response
+
+    def _drain_on(self) -> None:
+        if self._draining and self._has_said:
+            self.send_away()
+
     # From the client.
 
-    async def _receive(self, websocket: WebSocketProtocol) -> None:
+    async def _receive(self, websocket: "WebSocketProtocol | Peer") -> None:
         """Hear what could not be heard at once, and find out how the client goes."""
         gone = False
         while True:
@@ -255,7 +265,7 @@ class Connection:
                 gone = await self._held_back(websocket)
                 await asyncio.sleep(0)  # the others have their turn
 
-    async def _held_back(self, websocket: WebSocketProtocol) -> bool:
+    async def _held_back(self, websocket: "WebSocketProtocol | Peer") -> bool:
         """Wait until the client may be heard again, if it may not; whether it has gone meanwhile.
 
         Nobody waits any more for what would come of what it has sent and nobody has read.
@@ -274,7 +284,7 @@ class Connection:
         finally:
             waiting.cancel()
 
-    def _hear_at_once(self, websocket: WebSocketProtocol, raw: str | bytes) -> bool:
+    def _hear_at_once(self, websocket: "WebSocketProtocol | Peer", raw: str | bytes) -> bool:
         """Hear a message; False if it must wait."""
         if self._must_wait:
             return False
@@ -335,8 +345,8 @@ class Connection:
         if isinstance(event, Closed):
             code, message = _CLOSES.get(event.reason, (1011, "the session has failed"))
             self._end(Ending(event.reason, code, message, flush=True))
-        elif self._draining and self._metrics.answering != self._last_response:
-            self.send_away()
+        else:
+            self._drain_on()
 
     def _tell_transcript(self, transcript: Transcript) -> None:
         self._act(self._protocol.from_transcript(transcript))

@@ -141,7 +141,9 @@ def bounded_output() -> Iterator[None]:
 
 FIELDS = ("session", "response", "item", "code", "reason", "status", "client", "figures")
 """Names of the fields that lines may carry, in their order."""
-_QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "asyncio")
+_QUIET = (
+    "uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "asyncio", "aioice", "aiortc"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ class ClientEventHandler:
         elif event.type == "input_audio_buffer.clear":
             state.do(commands.Clear(command_id=state.command_id(event)))
         elif latest := state.latest_response_id:
-            state.tell(told.BufferCleared(type="output_audio_buffer.cleared", response_id=latest))
+            state.tell(told.OutputBuffer(type="output_audio_buffer.cleared", response_id=latest))
 
     def _update(self, event: asked.SessionUpdate) -> None:
         state = self._state

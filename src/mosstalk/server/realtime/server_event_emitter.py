@@ -126,7 +126,7 @@ class ServerEventEmitter:
                 before = state.items.last_id
                 tell(told.InputCommitted(previous_item_id=before, item_id=event.item_id))
             case events.InputCleared():
-                tell(told.BufferCleared(type="input_audio_buffer.cleared"))
+                tell(told.InputCleared())
             case events.ItemTruncated():
                 vendor = told.Vendor(codes=event.codes, by_server=event.by_session)
                 state.tell_truncated(event.item_id, event.audio_ms, vendor)

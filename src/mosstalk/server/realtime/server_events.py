@@ -268,11 +268,22 @@ class InputCommitted(Event):
     item_id: str
 
 
-class BufferCleared(Event):
-    """Sound since the last turn is forgotten; of a response's, over a WebSocket, there is none."""
+class InputCleared(Event):
+    """Sound since the last turn is forgotten."""
 
-    type: Literal["input_audio_buffer.cleared", "output_audio_buffer.cleared"]
-    response_id: Omitted[str] = None
+    type: Literal["input_audio_buffer.cleared"] = "input_audio_buffer.cleared"
+
+
+class OutputBuffer(Event):
+    """A response's sound begins to be played by the server, has ended, or is played no further.
+
+    Over a WebSocket the client plays it, and nothing is left to clear.
+    """
+
+    type: Literal[
+        "output_audio_buffer.started", "output_audio_buffer.stopped", "output_audio_buffer.cleared"
+    ]
+    response_id: str
 
 
 class ItemPlaced(Event):
@@ -390,9 +401,9 @@ class RateLimitsUpdated(Event):
 
 
 ServerEvent = Annotated[
-    SessionEvent | Error | SpeechEvent | InputCommitted | BufferCleared | ItemPlaced
-    | ItemRetrieved | ItemChanged | Transcribed | ResponseEvent | OutputItemEvent | ContentPart
-    | Delta | ContentDone | RateLimitsUpdated,
+    SessionEvent | Error | SpeechEvent | InputCommitted | InputCleared | OutputBuffer
+    | ItemPlaced | ItemRetrieved | ItemChanged | Transcribed | ResponseEvent | OutputItemEvent
+    | ContentPart | Delta | ContentDone | RateLimitsUpdated,
     Field(discriminator="type"),
 ]  # fmt: skip
 SERVER_EVENT: TypeAdapter[ServerEvent] = TypeAdapter(ServerEvent)

@@ -1,0 +1,490 @@
+"""Calls by WebRTC: a real server, and aiortc's client, which talks as a browser would."""
+
+import asyncio
+import base64
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+import soxr
+from conftest import require_package, run
+from openai import OpenAI
+from realtime_rig import _GA
+from server_rig import (
+    BY_HAND,
+    QUICK,
+    RATE,
+    Server,
+    Talker,
+    append,
+    question,
+    serving,
+    silence,
+    typed,
+)
+from webrtc_rig import CALLS, WIRE_RATE, Caller, Microphone, post
+
+from mosstalk.server.webrtc import FRAME, Playback
+from mosstalk.session.events import AudioDelta
+
+KEY = "a-key-for-tests"
+LONG = ("--temperature", "0", "--seed", "0", "--script", "speech:350")
+"""Replies of 28 s, which are under way when somebody interrupts them."""
+ASKED = "What is the capital of France?"
+AUDIBLE = 200
+"""Where int16 sound begins to be heard."""
+AHEAD_S = 0.4
+"""What the client's jitter buffer and a busy machine may lie between what is sent and heard."""
+
+
+def onset(sound: npt.NDArray[np.int16]) -> int:
+    """How many samples are quiet before the first that is not; all of them if none is."""
+    loud = np.flatnonzero(np.abs(sound.astype(int)) > AUDIBLE)
+    return int(loud[0]) if len(loud) else len(sound)
+
+
+@asynccontextmanager
+async def microphone_of(talker: Talker) -> AsyncIterator[None]:
+    """A WebSocket's client sends a quiet microphone's sound all the time, as a call's does."""
+    microphone, quiet = Microphone(), append(bytes(2 * FRAME))
+
+    async def listen() -> None:
+        while True:
+            await microphone.recv()
+            await talker.send(quiet)
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+def place_of(sound: npt.NDArray[np.float32], heard: npt.NDArray[np.float32]) -> int:
+    """Where a sound begins in what was heard."""
+    size = 1 << (len(heard) + len(sound)).bit_length()
+    match = np.fft.irfft(np.fft.rfft(heard, size) * np.conj(np.fft.rfft(sound, size)))
+    return int(np.argmax(match[: len(heard)]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs() -> None:
+    require_package("aiortc", "webrtc")
+    require_package("silero_vad", "vad")
+
+
+@pytest.fixture(scope="module")
+def server(cache_folder: Path) -> Iterator[Server]:
+    """A server for one client at a time, hands-free."""
+    words = ("--temperature", "0", "--seed", "0", "--max-sessions", "1")
+    with serving(*words, "--limit", "header_s=2", cache=cache_folder) as running:
+        yield running
+
+
+def test_a_question_is_heard_and_answered_in_sound_and_events(server: Server) -> None:
+    caller = Caller(server)
+
+    async def main() -> None:
+        async with caller:
+            caller.microphone.push(question() + silence(1.0))
+            await caller.wait("response.done")
+            await caller.wait("output_audio_buffer.stopped")
+            await caller.hears(lambda: not np.any(caller.heard[-1][2][-100:]))
+
+    run(main())
+    server.await_nothing_held()
+    for event in caller.events:
+        _GA.validate_python(event)
+    kinds = caller.kinds()
+    assert "response.output_audio.delta" not in kinds
+    order = [
+        "session.created", "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed", "response.created", "response.content_part.added",
+        "response.output_audio_transcript.delta", "output_audio_buffer.started", "response.done",
+        "output_audio_buffer.stopped",
+    ]  # fmt: skip
+    assert [kind for kind in dict.fromkeys(kinds) if kind in order] == order
+    done = next(event for event in caller.events if event["type"] == "response.done")["response"]
+    started, stopped = (
+        next(event for event in caller.events if event["type"] == f"output_audio_buffer.{change}")
+        for change in ("started", "stopped")
+    )
+    assert started["response_id"] == stopped["response_id"] == done["id"]
+    said_s = done["mosstalk"]["timings"]["audio_s"]
+    took_s = caller.time_s("output_audio_buffer.stopped") - caller.time_s(
+        "output_audio_buffer.started"
+    )
+    assert said_s - 0.1 < took_s < said_s + 1.0, "it is sent at the pace at which it is heard"
+    assert done["output"][0]["content"][0]["transcript"]
+    loud = [samples for _, _, samples in caller.heard if np.abs(samples.astype(int)).max() > 300]
+    assert 0.3 * said_s < len(loud) * 0.02 < said_s + 0.1
+    places = [place for _, place, _ in caller.heard]
+    assert set(np.diff(places)) == {WIRE_RATE // 50}, "silence is sent between replies too"
+    assert server.metrics()['mosstalk_sessions_closed_total{reason="client"}'] >= 1
+    assert not server.faults()
+
+
+def test_speech_stops_a_reply_and_the_server_cuts_it_at_what_was_played(
+    cache_folder: Path,
+) -> None:
+    with serving(*LONG, cache=cache_folder) as server:
+        caller = Caller(server)
+
+        async def main() -> None:
+            async with caller:
+                caller.send(typed("Tell me a story."), {"type": "response.create"})
+                await caller.wait("output_audio_buffer.started")
+                since_s = time.monotonic()
+                await caller.hears(lambda: caller.heard[-1][0] > since_s + 2.0)
+                caller.microphone.push(question() + silence(0.5))
+                cleared = await caller.wait("output_audio_buffer.cleared")
+                at_s = time.monotonic()
+                await caller.wait("conversation.item.truncated")
+                await caller.hears(lambda: caller.heard[-1][0] > at_s + AHEAD_S)
+                assert not np.any(np.abs(caller.heard[-1][2].astype(int)) > 50)
+                assert cleared["response_id"]
+                await caller.wait("output_audio_buffer.started")  # it answers what was said
+                caller.send({"type": "response.cancel"}, {"type": "output_audio_buffer.clear"})
+                await caller.wait("output_audio_buffer.cleared")
+                await caller.wait("conversation.item.truncated")
+
+        run(main())
+        cut = next(e for e in caller.events if e["type"] == "conversation.item.truncated")
+        played_s = caller.time_s("output_audio_buffer.cleared")
+        played_s -= caller.time_s("output_audio_buffer.started")
+        # On a machine so busy that sound is late, less was played than time has passed.
+        assert 1.0 < cut["audio_end_ms"] / 1000 < played_s + 0.1
+        assert cut["mosstalk"]["by_server"] is True
+        ended = next(event for event in caller.events if event["type"] == "response.done")
+        assert ended["response"]["status_details"]["reason"] == "turn_detected"
+        assert "error" not in caller.kinds()
+        server.await_nothing_held()
+        assert not server.faults()
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("seconds", [12, pytest.param(300, marks=pytest.mark.slow)])
+def test_lost_packets_are_silence_of_their_length(
+    seconds: int, cache_folder: Path, tmp_path: Path
+) -> None:
+    # 300 is slow because sound comes at its own pace.
+    dice, dropped = random.Random(0), list[int]()
+    words = question()
+    pause = seconds - 2 * len(words) / 2 / RATE
+    with serving(*QUICK, "--record", str(tmp_path), cache=cache_folder) as server:
+        caller = Caller(server)
+
+        async def main() -> None:
+            async with caller:
+                ice = caller.connection.getTransceivers()[0].sender.transport.transport
+                send = ice._send
+
+                async def lossy(data: bytes) -> None:
+                    if dice.random() < 0.02:
+                        dropped.append(data[0])
+                    else:
+                        await send(data)
+
+                ice._send = lossy
+                caller.microphone.push(words + silence(pause) + words + silence(0.5))
+                saying = asyncio.create_task(caller.microphone.said())
+                while not saying.done():
+                    caller.send({"type": "input_audio_buffer.clear"})  # turns by hand have an end
+                    await caller.wait("input_audio_buffer.cleared")
+                    await asyncio.wait((saying,), timeout=30)
+                caller.send(typed("Still there?"), {"type": "response.create"})
+                await caller.wait("response.done")
+
+        run(main(), seconds + 60)
+        server.await_nothing_held()
+        kept = server.await_folder(tmp_path)[-1]
+        assert not server.faults()
+    heard, rate = soundfile.read(kept / "input-16000.wav", dtype="float32")
+    asked = soxr.resample(np.frombuffer(words, "<i2").astype(np.float32) / 32768, RATE, rate)
+    early = round((len(words) / 2 / RATE + pause / 2) * rate)
+    first = place_of(asked, heard[:early])
+    second = early + place_of(asked, heard[early:])
+    apart = round((len(words) / 2 / RATE + pause) * rate)
+    assert abs(second - first - apart) <= rate // 1000, "nothing has drifted"
+    sent_s = len(dropped) / 0.02 / 50
+    lost = sum(128 <= first_byte < 192 for first_byte in dropped)
+    print(f"{seconds} s: {lost} packets of sound lost, drift {second - first - apart} samples")
+    assert lost > 2, sent_s
+    spoken = heard[first : first + len(asked)], heard[second : second + len(asked)]
+    gaps = 0
+    for each in spoken:
+        assert np.corrcoef(each, asked)[0, 1] > 0.7
+        frames = each[: len(each) // 80 * 80].reshape(-1, 80)
+        gaps += int((np.abs(frames).max(axis=1) == 0).sum())
+    assert gaps * 5 <= 20 * lost, "silence is no longer than what was lost"
+
+
+def test_a_call_is_hung_up_by_its_client_or_by_whoever_has_its_key(server: Server) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+    async def main() -> None:
+        caller = Caller(server)
+        answer = await asyncio.to_thread(
+            client.realtime.calls.with_raw_response.create,
+            sdp=await caller.offer(),
+            session={"type": "realtime", "instructions": "Answer in one short sentence."},
+        )
+        assert answer.http_response.status_code == 201
+        await caller.answered(answer.http_response)  # type: ignore[arg-type]
+        created = await caller.wait("session.created")
+        assert created["session"]["instructions"] == "Answer in one short sentence."
+        call_id = caller.location.rpartition("/")[2]
+        assert caller.location == f"{CALLS}/{call_id}"
+        assert call_id.startswith("rtc_")
+        other = await post(server, await Caller(server).offer())
+        assert other.status_code == 503
+        assert other.json()["error"]["code"] == "full"
+        await asyncio.to_thread(client.realtime.calls.hangup, call_id)
+        await caller.closed.wait()
+        again = httpx.post(f"{server.url}{caller.location}/hangup")
+        assert again.status_code == 404
+        assert again.json()["error"]["code"] == "call_not_found"
+
+    run(main())
+    server.await_nothing_held()
+    assert not server.faults()
+
+
+def test_an_offer_whose_client_never_comes_leaves_its_place(server: Server) -> None:
+    async def main() -> None:
+        caller = Caller(server)
+        answer = await post(server, await caller.offer())
+        assert answer.status_code == 201
+        await caller.connection.close()
+
+    run(main())
+    server.await_nothing_held()
+    assert not server.faults()
+
+
+@pytest.mark.slow  # ICE asks six times in 30 s whether a client is still there
+def test_a_client_that_vanishes_leaves_nothing_behind(server: Server) -> None:
+    async def main() -> None:
+        async with Caller(server) as caller:
+            ice = caller.connection.getTransceivers()[0].sender.transport.transport
+            for protocol in ice._connection._protocols:
+                protocol.transport.close()  # as of a machine that has gone: nothing is said
+            begun_s = time.monotonic()
+            await asyncio.to_thread(server.await_nothing_held)
+            print(f"its place was free after {time.monotonic() - begun_s:.0f} s")
+
+    run(main())
+    closed = server.metrics()
+    assert closed['mosstalk_sessions_closed_total{reason="vanished"}'] >= 1
+    assert not server.faults()
+
+
+def test_what_is_no_offer_is_refused_with_the_reason(server: Server) -> None:
+    async def main() -> None:
+        good = await Caller(server).offer()
+        form = "multipart/form-data; boundary=b"
+
+        def part(name: str, content: str) -> str:
+            return f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{content}\r\n'
+
+        media = good[good.index("m=") :]
+        wrong: list[tuple[str | bytes, str, str]] = [
+            ("", "application/sdp", "one audio track"),
+            ("v=0", "application/sdp", "one audio track"),
+            ("v=0\r\nm=", "application/sdp", "no session description"),
+            (b"\xff\xfe", "application/sdp", "no UTF-8"),
+            (good + "a=x\r\n" * 20_000, "application/sdp", "at most 65536 characters"),
+            ("x" * 300_000, "application/sdp", "longer than"),
+            (good, "text/plain", "send the offer as application/sdp"),
+            (good.replace("m=audio", "m=video"), "application/sdp", "one audio track"),
+            (good + media, "application/sdp", "one audio track"),
+            (good.replace("a=sendrecv", "a=sendonly"), "application/sdp", "sendrecv or recvonly"),
+            (good.replace("opus", "speex"), "application/sdp", "no Opus"),
+            (good.replace("a=ice-pwd:", "a=ice-pwd:%"), "application/sdp", "a=ice-pwd"),
+            (good.replace("a=fingerprint", "a=finger"), "application/sdp", "a=fingerprint"),
+            (part("session", "{}") + "--b--", form, "'sdp'"),
+            (part("sdp", good) + part("session", "{") + "--b--", form, "no valid JSON"),
+            (part("sdp", good) + part("session", '{"audio": 1}') + "--b--", form, "session.audio"),
+            (part("sdp", good), form, "not whole"),
+        ]
+        for content, kind, reason in wrong:
+            answer = await post(server, content, kind)
+            assert answer.status_code == (413 if len(content) > 250_000 else 400), answer.text
+            error = answer.json()["error"]
+            assert reason in error["message"], error
+            assert error["type"] == "invalid_request_error"
+        dice = random.Random(0)
+        for _ in range(100):  # whatever is forged, an answer comes, and no fault
+            lines = good.splitlines(keepends=True)
+            for _ in range(3):
+                place = dice.randrange(len(lines))
+                cut = dice.randrange(len(lines[place]))
+                lines[place] = lines[place][:cut] + dice.choice(["", "\r\n", "9" * 30, "a=:/ "])
+            answer = await post(server, "".join(lines))
+            assert answer.status_code in (201, 400, 503), answer.text
+
+    run(main())
+    server.await_nothing_held()
+    assert not server.faults()
+
+
+def test_addresses_of_an_offer_are_not_dialled_and_a_flood_of_them_is_harmless(
+    server: Server,
+) -> None:
+    async def main() -> None:
+        caller = Caller(server)
+        offer = await caller.offer()
+        candidate = "a=candidate:1 1 udp 1 198.51.100.{} {} typ host\r\n"
+        many = "".join(candidate.format(n % 250, 1000 + n) for n in range(500))
+        place = offer.index("a=ice-ufrag")
+        answer = await post(server, offer[:place] + many + offer[place:])
+        await caller.answered(answer)
+        await caller.wait("session.created")
+        assert "198.51.100" not in answer.text
+        assert " typ host" in answer.text
+        assert "srflx" not in answer.text
+        await caller.connection.close()
+
+    run(main())
+    server.await_nothing_held()
+    assert not server.faults()
+
+
+def test_keys_are_asked_for_and_an_ephemeral_one_brings_its_settings(cache_folder: Path) -> None:
+    words = ("--api-key", KEY, "--allow-origin", "https://a.example", *QUICK)
+    with serving(*words, cache=cache_folder) as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        server.headers = headers
+        session = {"type": "realtime", "instructions": "Be brief."}
+        made = httpx.post(
+            f"{server.url}/v1/realtime/client_secrets", json={"session": session}, headers=headers
+        ).json()
+
+        async def main() -> None:
+            for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Bearer ek_no"}):
+                answer = await post(server, "v=0", **wrong)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "key"
+            foreign = await post(server, "v=0", **headers, Origin="https://b.example")
+            assert foreign.status_code == 403
+            async with Caller(server, key=made["value"]) as caller:
+                session = caller.events[0]["session"]
+                assert session["instructions"] == "Be brief."
+                assert session["mosstalk"]["echo_gate"] is False
+                hangup = f"{server.url}{caller.location}/hangup"
+                assert httpx.post(hangup).status_code == 401
+                assert httpx.post(hangup, headers=headers).status_code == 200
+                await caller.closed.wait()
+            page = await post(
+                server, await Caller(server).offer(), **headers, Origin="https://a.example"
+            )
+            assert page.headers["access-control-allow-origin"] == "https://a.example"
+            assert page.headers["access-control-expose-headers"] == "Location"
+            call_id = page.headers["location"]
+            assert httpx.post(f"{server.url}{call_id}/hangup", headers=headers).status_code == 200
+
+        run(main())
+        server.await_nothing_held()
+        assert not server.faults()
+
+
+@pytest.mark.alone
+def test_the_first_sound_comes_as_soon_as_over_a_websocket(cache_folder: Path) -> None:
+    with serving(*QUICK, cache=cache_folder) as server:
+
+        async def over_websocket() -> float:
+            async with Talker(server) as talker, microphone_of(talker):
+                await talker.send(BY_HAND, typed(ASKED))
+                await talker.wait("conversation.item.done")
+                begun_s, played_s = time.monotonic(), 0.0
+                await talker.send({"type": "response.create"})
+                while True:
+                    delta = (await talker.wait("response.output_audio.delta"))["delta"]
+                    played_s = max(played_s, time.monotonic())
+                    sound = np.frombuffer(base64.b64decode(delta), "<i2")
+                    if (quiet := onset(sound)) < len(sound):
+                        break
+                    played_s += quiet / RATE
+                await talker.wait("response.done")
+                return played_s + quiet / RATE - begun_s
+
+        async def over_webrtc() -> float:
+            async with Caller(server) as caller:
+                arrived = list[tuple[float, bytes]]()
+                receiver = caller.connection.getTransceivers()[0].receiver
+                handle = receiver._handle_rtp_packet
+
+                async def noting(packet: Any, arrival_time_ms: int) -> None:
+                    arrived.append((time.monotonic(), packet.payload))
+                    await handle(packet, arrival_time_ms)
+
+                receiver._handle_rtp_packet = noting  # type: ignore[method-assign]
+                caller.send(typed(ASKED))
+                await caller.wait("conversation.item.done")
+                begun_s = time.monotonic()
+                caller.send({"type": "response.create"})
+                await caller.wait("output_audio_buffer.stopped")
+                decoder = av.CodecContext.create("libopus", "r")
+                decoder.layout, decoder.format = "mono", "s16"
+                for at_s, payload in arrived:
+                    (frame,) = decoder.decode(av.Packet(payload))
+                    sound = frame.to_ndarray()[0]
+                    if at_s > begun_s and (quiet := onset(sound)) < len(sound):
+                        return at_s + quiet / WIRE_RATE - begun_s
+                raise AssertionError("there was no sound")
+
+        sockets, calls = list[float](), list[float]()
+
+        async def main() -> None:
+            for _ in range(7):
+                sockets.append(await over_websocket())
+                calls.append(await over_webrtc())
+
+        run(main())
+        more_ms = 1000 * float(np.median(calls) - np.median(sockets))
+        print(
+            f"first sound: {1000 * np.median(sockets):.0f} ms over a WebSocket, "
+            f"{1000 * np.median(calls):.0f} ms by WebRTC, {more_ms:+.0f} ms (at most 40)"
+        )
+        assert more_ms <= 40
+
+
+# What is played, without a connection.
+
+
+def test_replies_are_played_one_after_the_other_and_what_is_cleared_is_told() -> None:
+    changes = list[tuple[str, str]]()
+    playback = Playback(10.0)
+    playback.on_change = lambda *change: changes.append(change)
+    sound = np.arange(1, 2 * FRAME, dtype="<i2").tobytes()
+
+    def push(response: str) -> None:
+        playback.push(AudioDelta(response, f"item of {response}", 0, sound))
+
+    push("a")
+    push("b")
+    first = playback.frame()
+    assert first == sound[: 2 * FRAME]
+    assert not any(playback.frame()), "half a frame waits for the rest of it"
+    playback.finish("a")
+    assert playback.frame() == sound[2 * FRAME :].ljust(2 * FRAME, b"\0")
+    assert playback.frame() == sound[: 2 * FRAME]
+    assert changes == [("started", "a"), ("stopped", "a"), ("started", "b")]
+    (cleared,) = playback.clear()
+    assert (cleared.response_id, cleared.sent_ms) == ("b", 20)
+    push("b")  # made before it was known to be cleared
+    assert not playback.is_playing
+    playback.finish("b")
+    assert not any(playback.frame())
+    assert json.dumps(changes).count("stopped") == 1

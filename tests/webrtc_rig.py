@@ -1,0 +1,182 @@
+"""What the tests of calls share: an aiortc client, which talks with a server as a browser does."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
+from types import TracebackType
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+import numpy.typing as npt
+from aiortc import (
+    MediaStreamTrack,
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCPeerConnection,
+    RTCSessionDescription,
+)
+from aiortc.mediastreams import MediaStreamError
+from server_rig import RATE, Server
+
+CALLS = "/v1/realtime/calls"
+WIRE_RATE = 48_000
+"""Hz of Opus's timestamps."""
+FRAME = RATE // 50
+"""Samples of 20 ms."""
+Samples = npt.NDArray[np.int16]
+
+
+class Microphone(MediaStreamTrack):
+    """Says what it is given, 20 ms every 20 ms, and is silent in between."""
+
+    kind = "audio"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unsaid, self._place, self._begun_s = bytearray(), 0, 0.0
+        self._said = asyncio.Event()
+
+    def push(self, pcm: bytes) -> None:
+        """Say this, int16 at 24 kHz, after what was given before."""
+        self._unsaid += pcm
+        self._said.clear()
+
+    async def said(self) -> None:
+        """Wait until all was."""
+        await self._said.wait()
+
+    async def recv(self) -> av.AudioFrame:
+        """The next 20 ms."""
+        self._begun_s = self._begun_s or time.monotonic()
+        await asyncio.sleep(self._begun_s + self._place / RATE - time.monotonic())
+        piece = bytes(self._unsaid[: 2 * FRAME]).ljust(2 * FRAME, b"\0")
+        del self._unsaid[: 2 * FRAME]
+        if not self._unsaid:
+            self._said.set()
+        samples = np.frombuffer(piece, "<i2")[None]
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate, frame.pts = RATE, self._place
+        frame.time_base = Fraction(1, RATE)
+        self._place += FRAME
+        return frame
+
+
+class Caller:
+    """A client of a call, which keeps the events and the sound that come."""
+
+    def __init__(self, server: Server, *, key: str | None = None) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.times_s: list[float] = []
+        """When each of the events came."""
+        self.heard: list[tuple[float, int, Samples]] = []
+        """Frames of sound: when each came, its place at 48 kHz, and its samples."""
+        self.location = ""
+        self.microphone = Microphone()
+        self._server, self._headers = server, {"Authorization": f"Bearer {key}"} if key else {}
+        self._came, self._place = asyncio.Event(), 0
+        self.closed = asyncio.Event()
+        self.connection: RTCPeerConnection
+        self.channel: RTCDataChannel
+        self._listening: asyncio.Task[None] | None = None
+
+    async def offer(self) -> str:
+        """What this client offers; it belongs to the loop in which it does."""
+        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.connection.addTrack(self.microphone)
+        self.channel = self.connection.createDataChannel("oai-events")
+        self.channel.on("message", self._on_message)
+        self.connection.on("track", self._on_track)
+        self.connection.on("connectionstatechange", self._on_state)
+        await self.connection.setLocalDescription(await self.connection.createOffer())
+        return self.connection.localDescription.sdp
+
+    async def __aenter__(self) -> "Caller":
+        answer = await post(self._server, await self.offer(), **self._headers)
+        assert answer.status_code == 201, answer.text
+        await self.answered(answer)
+        await self.wait("session.created")
+        return self
+
+    async def answered(self, answer: httpx.Response) -> None:
+        """Take the server's answer."""
+        assert answer.headers["content-type"] == "application/sdp"
+        self.location = answer.headers["location"]
+        await self.connection.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.connection.close()
+        if self._listening:
+            await self._listening
+
+    def send(self, *events: dict[str, Any] | str) -> None:
+        """Send events, or messages as they are."""
+        for event in events:
+            self.channel.send(event if isinstance(event, str) else json.dumps(event))
+
+    async def wait(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Wait for the next event of that kind, with these fields."""
+        while True:
+            while self._place == len(self.events):
+                self._came.clear()
+                await self._came.wait()
+            event = self.events[self._place]
+            self._place += 1
+            if event["type"] == kind and all(event.get(k) == v for k, v in fields.items()):
+                return event
+
+    async def hears(self, met: Callable[[], bool]) -> None:
+        """Wait until the sound that has come is as it should be."""
+        while not met():
+            self._came.clear()
+            await self._came.wait()
+
+    def kinds(self) -> list[str]:
+        """The types of all events."""
+        return [event["type"] for event in self.events]
+
+    def time_s(self, kind: str) -> float:
+        """When the first event of a kind came."""
+        return self.times_s[self.kinds().index(kind)]
+
+    def sound(self) -> Samples:
+        """All sound, at 48 kHz, from the first frame on."""
+        return np.concatenate([samples for _, _, samples in self.heard])
+
+    def _on_message(self, message: str) -> None:
+        self.events.append(json.loads(message))
+        self.times_s.append(time.monotonic())
+        self._came.set()
+
+    def _on_state(self) -> None:
+        if self.connection.connectionState in ("closed", "failed"):
+            self.closed.set()
+
+    def _on_track(self, track: MediaStreamTrack) -> None:
+        self._listening = asyncio.create_task(self._listen(track))
+
+    async def _listen(self, track: MediaStreamTrack) -> None:
+        with suppress(MediaStreamError):
+            while True:
+                frame = await track.recv()
+                assert isinstance(frame, av.AudioFrame)
+                stereo = frame.to_ndarray().reshape(-1, len(frame.layout.channels))
+                samples = stereo[:, 0].astype(np.int16)
+                self.heard.append((time.monotonic(), frame.pts or 0, samples))
+                self._came.set()
+
+
+async def post(
+    server: Server, content: str | bytes, kind: str = "application/sdp", **headers: str
+) -> httpx.Response:
+    """Offer something to a server."""
+    async with httpx.AsyncClient() as client:
+        return await client.post(
+            f"{server.url}{CALLS}", content=content, headers={"Content-Type": kind} | headers
+        )
