@@ -37,6 +37,11 @@ from mosstalk.session.events import AudioDelta
 from mosstalk.session.sound import pcm_of, samples_of
 
 _FAILED = Refusal(500, "server_error", "the text could not be read; the server's log says more")
+OPENAI_VOICES = frozenset(
+    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage",
+     "shimmer", "verse")
+)  # fmt: skip
+"""Pipecat asks for no other, and LiveKit for one of these unless told: the default voice speaks."""
 _SILENT = Refusal(500, "no_sound", "the model ended its replies without a sound; try other words")
 
 
@@ -78,6 +83,8 @@ def speech_request(body: bytes, context: ServerContext) -> SpeechRequest:
     if not asked.voice_name:
         there = f"Missing required parameter: 'voice'. There are: {', '.join(voices)}."
         raise WireError("missing_required_parameter", there, "voice")
+    if asked.voice_name not in voices and asked.voice_name in OPENAI_VOICES:
+        return asked.model_copy(update={"voice": Voice(id=context.session_defaults.voice)})
     if asked.voice_name not in voices:
         raise WireError("invalid_value", unknown_value(asked.voice_name, voices), "voice")
     return asked
