@@ -84,7 +84,8 @@ async def main(url, speech):
     spoken = await soon(talk.generations.get())
     told["spoken"] = await soon(talk.listen(spoken))
     if "words" in sys.argv:
-        event = await soon(talk.heard.get())
+        while not (event := await soon(talk.heard.get())).is_final:
+            pass
         told["heard"] = event.transcript
         told["words"] = [
             item.text_content for item in session.chat_ctx.items if item.type == "message"
