@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-talk demo talk test test-all lint format clean
-.PHONY: setup-judges
+.PHONY: setup-judges setup-demo
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
 
@@ -41,10 +41,13 @@ setup: ## create .venv and install mosstalk; EXTRAS=voices,quality adds those ex
 setup-dev:
 	$(bootstrap) "$(EXTRAS),dev,voices"
 
-setup-talk:
-	$(bootstrap) "$(EXTRAS),server,vad,webrtc"
+setup-demo:
+	$(bootstrap) "$(EXTRAS),server,vad"
 
-demo: setup-talk ## set up, then ask the small model three questions
+setup-talk:
+	$(bootstrap) "$(EXTRAS),server,vad,transcribe,webrtc"
+
+demo: setup-demo ## set up, then ask the small model three questions
 	$(venv)/python scripts/demo.py demo-output
 
 talk: setup-talk ## start the server and open its page; OPTIONS="--port 9000" chooses as `mosstalk serve` does

@@ -151,10 +151,10 @@ class Caller:
         return b"".join(base64.b64decode(delta["delta"], validate=True) for delta in deltas)
 
 
-def caller(**more: Any) -> Caller:
+def caller(*, begins: Wire | None = None, **more: Any) -> Caller:
     """A client of a session that is told of by hand, and that has opened."""
     options: Wire = {"model": "moss", "voices": VOICES} | more
-    client = Caller(RealtimeProtocol(ServedModel(**options), now=lambda: 1000.0))
+    client = Caller(RealtimeProtocol(ServedModel(**options), lambda: 1000.0, begins or {}))
     client.hear(SessionOpened("sess_1", client.protocol.settings, clock=0))
     return client
 

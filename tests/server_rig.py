@@ -54,6 +54,8 @@ class Server:
         self.logs: list[dict[str, Any]] = []
         self._said: queue.Queue[str | None] = queue.Queue()
         port = free_port() if output else 0
+        if "--transcriber" not in words:  # by default there is one where it is installed
+            words = (*words, "--transcriber", "none")
         command = [sys.executable, "-m", "mosstalk.cli", "serve", "--port", str(port)]
         out, err = output or (subprocess.PIPE, subprocess.PIPE)
         self.process = subprocess.Popen(

@@ -155,7 +155,7 @@ def test_every_command_runs_in_a_fresh_clone(clone: Path, environment: dict[str,
                 page = (clone.parent / "opened").read_text()
                 assert page.startswith("http://localhost:")
         elif command.startswith("make"):
-            run(f"{command} -o setup-talk", clone, environment)
+            run(f"{command} -o setup-demo", clone, environment)
         elif " serve " in command:
             with running(f"{command} --port 0", clone, environment) as lines:
                 assert any(line.startswith("ready: ") for line in lines)

@@ -11,6 +11,7 @@ from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.items import ItemList
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.server_events import Message
+from mosstalk.server.realtime.session_config import TranscriberInfo
 from mosstalk.session.commands import (
     ROOT,
     CreateAudio,
@@ -321,7 +322,7 @@ def transcript_of(client: Caller, item_id: str) -> Any:
 
 
 def test_transcripts_are_told_where_someone_has_made_them_and_nowhere_else() -> None:
-    client = caller(transcribes=True)
+    client = caller(transcriber=TranscriberInfo("whisper-tiny", "en"))
     item = Item("spoken", "user", audio_ms=500)
     client.hear(ItemAdded(item, None, clock=0), ItemDone(item, None, clock=0))
     assert transcript_of(client, "spoken") is None

@@ -233,7 +233,7 @@ def test_sound_may_come_and_go_in_every_format(asked: Any, rate: int) -> None:
 @pytest.mark.parametrize(
     ("session", "code", "param"),
     [
-        ({"type": "transcription"}, "invalid_value", "session.type"),
+        ({"type": "translation"}, "invalid_value", "session.type"),
         ({"output_modalities": ["video"]}, "invalid_value", "session.output_modalities"),
         ({"output_modalities": []}, "invalid_value", "session.output_modalities"),
         ({"instructions": 3}, "invalid_type", "session.instructions"),

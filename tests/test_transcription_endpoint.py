@@ -488,6 +488,10 @@ def test_the_transcriber_writes_files_down_where_there_is_one(cache_folder: Path
         assert "".join(each.delta for each in deltas) == done.text == whole.text
         opened = "mosstalk_sessions_opened_total"
         assert server.metrics()[opened] == 0, "the model is not asked"
+        assert document(server, Transcription, file, language="zh").usage.type == "tokens"
+        server.await_nothing_held()
         os.kill(server.child_id("mosstalk.server.captions"), signal.SIGKILL)
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.InternalServerError, match="start the server again") as refused:
             written(server, file)
+        assert (refused.value.status_code, refused.value.code) == (503, "transcriber")
+        assert refused.value.response.headers["retry-after"] == "60"

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import run
 from hypothesis import given
 from hypothesis import strategies as st
-from realtime_rig import call
+from realtime_rig import Caller, call
 from session_rig import BY_HAND, Client, host, pocket, spoken
 
 from mosstalk import Pipeline
@@ -199,5 +200,64 @@ def test_clients_get_the_text_as_the_transcript_of_the_sound() -> None:
             client.send("conversation.item.retrieve", item_id=item_id)
             found = client.all("conversation.item.retrieved")[-1]["item"]
             assert found["content"] == done["output"][0]["content"]
+
+    run(main())
+
+
+def asked(client: Caller) -> None:
+    """A typed turn, and a response to it."""
+    content = [{"type": "input_text", "text": "Good morning."}]
+    item = {"type": "message", "role": "user", "content": content}
+    client.send("conversation.item.create", item=item)
+    client.send("response.create")
+
+
+def retrieved(client: Caller, item_id: str) -> str | None:
+    """The transcript of an item as it stands."""
+    (got,) = client.send("conversation.item.retrieve", item_id=item_id)
+    said: str | None = got["item"]["content"][0]["transcript"]
+    return said
+
+
+def test_a_transcript_is_cut_with_its_sound() -> None:
+    async def main() -> None:
+        async with call(defaults=SCRIPTED, pipeline=writing_first()) as client:
+            asked(client)
+            done = (await client.until("response.done"))["response"]
+            item_id, whole = done["output"][0]["id"], done["output"][0]["content"][0]["transcript"]
+            texts = [whole]
+            for heard_ms in (SPEECH * CODE_MS * 2 // 3, SPEECH * CODE_MS // 3, 0):
+                client.send(
+                    "conversation.item.truncate", item_id=item_id, content_index=0,
+                    audio_end_ms=heard_ms,
+                )  # fmt: skip
+                await client.until("conversation.item.truncated")
+                texts.append(retrieved(client, item_id) or "")
+            assert texts[-1] == ""
+            for longer, shorter in pairwise(texts):
+                assert longer.startswith(shorter)
+                assert len(longer) > len(shorter)
+
+    run(main())
+
+
+def test_an_interrupted_reply_tells_the_words_of_the_sound_that_was_sent() -> None:
+    async def main() -> None:
+        settings = replace(SCRIPTED, script="text:60,speech:60")
+        async with call(defaults=settings, pipeline=writing_first()) as client:
+            asked(client)
+            await client.until("response.output_audio.delta")
+            client.send("response.cancel")
+            done = (await client.until("response.done"))["response"]
+            written = "".join(
+                event["delta"] for event in client.all("response.output_audio_transcript.delta")
+            )
+            said = done["output"][0]["content"][0]["transcript"]
+            assert written.startswith(said)
+            assert 0 < len(said) < len(written)
+            (ended,) = client.all("response.output_audio_transcript.done")
+            (item,) = client.all("response.output_item.done")
+            assert ended["transcript"] == item["item"]["content"][0]["transcript"] == said
+            assert retrieved(client, done["output"][0]["id"]) == said
 
     run(main())

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import soundfile
-from conftest import QUESTION, ROOT
-from server_rig import RATE, Server, serving, silence
+from conftest import QUESTION, ROOT, require_package
+from server_rig import QUICK, RATE, Server, free_port, serving, silence
 
 from mosstalk.audio.sound import read_audio
 from mosstalk.session.sound import pcm_of
 
 CLIENTS = Path(__file__).parent / "clients"
-INSTALL_S, TALK_S = 900, 120
+INSTALL_S, TALK_S = 900, 240
 BYTES_PER_S = 2 * RATE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(INSTALL_S + TALK_S)]
@@ -106,6 +106,84 @@ def test_openai_agents_types_speaks_and_interrupts(
     assert {"audio_interrupted", "usage", "turn_ended", "item_updated"} <= set(said["raw"])
     assert said["history"] == ["user", "assistant"] * 4
     assert said["errors"] == []
+
+
+def test_livekit_hears_and_speaks_by_its_own_classes(
+    foreign: Path, server: Server, speech: Path
+) -> None:
+    said = told(foreign, "with_livekit_speech.py", server, str(speech))
+    assert "young" in said["heard_en"]
+    assert said["heard_zh"]
+    for kind in ("mp3", "pcm"):
+        assert said[f"spoken_{kind}"] > RATE // 2
+    streamed = said["streamed"]
+    assert len(streamed["texts"]) == 2
+    turn = ["interim_transcript", "final_transcript", "recognition_usage"]
+    bounds = ("start_of_speech", "end_of_speech")
+    assert [kind for kind in streamed["kinds"] if kind in bounds] == [*bounds] * 2
+    assert [kind for kind in streamed["kinds"] if kind in turn[1:]] == turn[1:] * 2
+
+
+def test_pipecat_hears_and_speaks_by_its_own_classes(
+    foreign: Path, server: Server, speech: Path
+) -> None:
+    said = told(foreign, "with_pipecat_speech.py", server, str(speech))
+    assert "young" in said["heard"]
+    assert said["spoken"] > BYTES_PER_S // 2
+    for turn in ("by_hand", "hands_free"):
+        assert said[turn]["text"] == said[turn]["interim"] != ""
+
+
+def test_transcribed_by_whisper_they_hear_the_words(
+    foreign: Path, cache_folder: Path, speech: Path
+) -> None:
+    require_package("faster_whisper", "transcribe")
+    with serving("--transcriber", "whisper-tiny", cache=cache_folder) as server:
+        said = told(foreign, "with_livekit_speech.py", server, str(speech))
+        assert all("young man" in each for each in (said["heard_en"], *said["streamed"]["texts"]))
+        said = told(foreign, "with_pipecat_speech.py", server, str(speech))
+        texts = (said["heard"], said["by_hand"]["text"], said["hands_free"]["text"])
+        assert all("young man" in each for each in texts)
+        server.await_nothing_held()
+
+
+def test_transcribed_by_whisper_their_histories_have_the_words_of_both_sides(
+    foreign: Path, cache_folder: Path, speech: Path
+) -> None:
+    require_package("faster_whisper", "transcribe")
+    with serving("--transcriber", "whisper-tiny", cache=cache_folder) as server:
+        said = told(foreign, "with_livekit.py", server, str(speech), "words")
+        assert "young man" in said["heard"]
+        assert all(said["words"])
+        assert said["errors"] == []
+        said = told(foreign, "with_agents.py", server, str(speech), "words")
+        assert "young man" in said["words"][2]
+        assert all(said["words"][:4]), "the model's own as well"
+        assert said["errors"] == []
+
+
+def test_livekit_comes_back_after_a_restart_with_what_was_said(
+    foreign: Path, cache_folder: Path
+) -> None:
+    words = (*QUICK, "--port", str(free_port()))
+    with serving(*words, cache=cache_folder) as server:
+        command = [str(foreign), str(CLIENTS / "with_livekit_restart.py"), server.url]
+        talk = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert talk.stdout
+        assert talk.stdout.readline() == "talked\n", talk.stderr and talk.stderr.read()[-3000:]
+    with serving(*words, cache=cache_folder) as server:
+        out, errors = talk.communicate(timeout=TALK_S)
+        assert talk.returncode == 0, errors[-3000:]
+        said = json.loads(out.splitlines()[-1])
+    assert said["before"]
+    assert said["after"]
+    assert [role for role, _ in said["items"]] == ["user", *["assistant"] * 3]
+    assert [text for _, text in said["items"]][1:] == [
+        "Good morning, Ada.", said["before"], said["after"],
+    ]  # fmt: skip
+    before, after = (tokens for tokens in said["read"] if tokens)
+    assert after > before, "the items that it sent again are read, and its first reply as well"
+    assert said["fatal"] == []
 
 
 TURNS = ("first", "spoken", "interrupted", "after")

@@ -166,12 +166,13 @@ class Serve:
         "own there, for mosstalk replay. Tell the people who talk.",
         metavar="DIR",
     )
-    transcriber: str | None = option(
-        None,
-        "Write down both sides' speech, beside the talk: whisper-tiny (English), or a "
-        "folder with a Whisper of CTranslate2. Default: transcripts stay empty.",
-        metavar="NAME",
-        autocompletion=opt.offered("whisper-tiny"),
+    transcriber: str = option(
+        "auto",
+        "Who writes down what is said, beside the talk: whisper-tiny (English), a folder with a "
+        "Whisper of CTranslate2, or none. auto: whisper-tiny where the extra transcribe is "
+        "installed and at most 96 sessions talk. What a model writes and then speaks needs nobody.",
+        metavar="auto|NAME|none",
+        autocompletion=opt.offered("auto", "whisper-tiny", "none"),
     )
     log_format: str = option("text", "How log lines are written.", metavar="text|json")
     log_level: str = option("info", "The least that is logged.", metavar="debug|info|warning|error")
@@ -207,13 +208,12 @@ class Serve:
         """
         from mosstalk.prepared.default_models import require_pair
         from mosstalk.server.admission import ServeOptions
-        from mosstalk.server.captions import require_transcriber
+        from mosstalk.server.captions import transcriber_of
         from mosstalk.server.certificate import tls_of
+        from mosstalk.server.front_process import SESSIONS
         from mosstalk.server.logs import LogStyle
 
         require_pair(self.model, self.codec)
-        if self.transcriber:
-            require_transcriber(self.transcriber)
         for name in ("drain_timeout", "watchdog", "max_sessions"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -225,11 +225,14 @@ class Serve:
                 "with TLS one process speaks with all clients: leave out --front-processes, or "
                 "put a proxy with the certificate before a server without TLS"
             )
+        worker = self._worker(log)
+        crowd = worker.sessions > SESSIONS
+        transcriber, untranscribed = transcriber_of(self.transcriber, crowd=crowd)
         return ServeOptions(
             host=self.host,
             port=self.port,
             name=self.model_name,
-            worker=self._worker(log),
+            worker=worker,
             limits=_limits(self.limit or []),
             defaults=self._defaults(),
             keys=self._keys(),
@@ -238,7 +241,8 @@ class Serve:
             drain_s=self.drain_timeout,
             watchdog_s=self.watchdog,
             record=self.record,
-            transcriber=self.transcriber,
+            transcriber=transcriber,
+            untranscribed=untranscribed,
             front_processes=0 if tls else self.front_processes,
             tls=tls,
             twilio=self._twilio(),

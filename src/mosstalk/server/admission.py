@@ -206,7 +206,8 @@ LEFT_S = 5.0
 class ServeOptions:
     """All that is chosen for a server; ``name`` None is what the worker calls the model.
 
-    ``twilio`` None takes no calls. ``secret``: what ephemeral keys are signed with, which its
+    ``transcriber`` None writes nothing down, for the log because of ``untranscribed``. ``twilio``
+    None takes no calls. ``secret``: what ephemeral keys are signed with, which its
     processes share; b"" is a new one.
     """
 
@@ -223,6 +224,7 @@ class ServeOptions:
     watchdog_s: float = 30.0
     record: Path | None = None
     transcriber: str | None = None
+    untranscribed: str = ""
     front_processes: int | None = None
     tls: Tls | None = None
     twilio: TwilioAccount | None = None

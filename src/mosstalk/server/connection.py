@@ -167,8 +167,9 @@ class Connection:
             recording = context.recorder.open(session.settings, context.engine.ready.result())
             self._observers.append(recording)
         if context.transcriber:
+            wanted = lambda: protocol.transcription  # noqa: E731
             self._captions = Captions(
-                context.transcriber, session.settings, self._pass_on, self._tell_transcript
+                context.transcriber, session.settings, wanted, self._pass_on, self._tell_transcript
             )
             self._observers.append(self._captions)
         self._send_queue = SendQueue(context.limits)

@@ -101,6 +101,8 @@ class Front:
             await context.engine.start()
             if context.transcriber:
                 await context.transcriber.start()
+            elif why := self._options.untranscribed:
+                _LOG.warning("what users say is not written down: %s", why)
             if number := front_processes(self._options):
                 context.fronts = FrontProcesses(number, self._options, context)
                 context.fronts.start()

@@ -34,6 +34,11 @@ from mosstalk.session.events import AudioDelta
 from mosstalk.session.sound import pcm_of, samples_of
 
 _FAILED = Refusal(500, "server_error", "the text could not be read; the server's log says more")
+OPENAI_VOICES = frozenset(
+    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage",
+     "shimmer", "verse")
+)  # fmt: skip
+"""Pipecat asks for no other, and LiveKit for one of these unless told: the default voice speaks."""
 _SILENT = Refusal(500, "no_sound", "the model ended its replies without a sound; try other words")
 
 
@@ -67,6 +72,8 @@ def speech_request(body: bytes, context: ServerContext) -> SpeechRequest:
     asked = validate(_REQUEST, json_fields(body, limits, SpeechRequest), limits)
     if len(asked.input) > limits.text_chars:
         raise too_long("input", f"{limits.text_chars} characters", len(asked.input))
+    if asked.voice_name not in voices and asked.voice_name in OPENAI_VOICES:
+        return asked.model_copy(update={"voice": Voice(id=context.session_defaults.voice)})
     require_voice(asked.voice_name, voices, "voice")
     return asked
 

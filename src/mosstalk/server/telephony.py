@@ -14,7 +14,8 @@ from starlette.websockets import WebSocket
 from mosstalk.server.admission import LONGEST_NAMED, Refusal, ServerContext
 from mosstalk.server.keys import Grant
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
+from mosstalk.server.realtime.session_config import TranscriptionConfig
 from mosstalk.server.realtime.validation import MU_LAW, WireError, parse_message
 from mosstalk.session.commands import Close
 from mosstalk.session.events import Event
@@ -94,6 +95,11 @@ class TwilioProtocol(RealtimeProtocol):
         self._unplayed: dict[str, tuple[str, int]] = {}
         """By name, marks that have not come back: the item, and its samples up to there."""
 
+    @property
+    def transcription(self) -> TranscriptionConfig:
+        """Nothing: Twilio has no message for it."""
+        return TranscriptionConfig()
+
     def from_client(self, raw: str | bytes) -> ProtocolOutput:
         """What a message of Twilio's leads to."""
         try:
@@ -120,10 +126,6 @@ class TwilioProtocol(RealtimeProtocol):
     def from_session(self, event: Event) -> ProtocolOutput:
         """What an event of the session leads to."""
         return self._translated(super().from_session(event))
-
-    def from_transcript(self, transcript: Transcript) -> ProtocolOutput:
-        """What someone beside the model has heard in an item."""
-        return self._translated(super().from_transcript(transcript))
 
     def _ask(self, **event: Any) -> ProtocolOutput:
         """What an event of a Realtime client leads to."""

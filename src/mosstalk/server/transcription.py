@@ -22,7 +22,7 @@ from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import AudioError
 from mosstalk.offline.pieces import LONGEST_S, cut_blocks
 from mosstalk.server.admission import LONGEST_NAMED, Refusal, RefusedError
-from mosstalk.server.captions import BUSY
+from mosstalk.server.captions import BUSY, GONE, Transcriber
 from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.validation import (
     ClientObject,
@@ -40,6 +40,7 @@ from mosstalk.session.sound import pcm_of
 
 _FAILED = Refusal(500, "server_error", "the sound was not written down; the server's log says more")
 _BUSY = Refusal(503, "transcriber_busy", BUSY, 2.0)
+_GONE = Refusal(503, "transcriber", "the transcriber has ended: start the server again", 60.0)
 _CODE_S = 0.08
 """Sound that one row of the context holds."""
 _BLANKS = re.compile(r"\s+")
@@ -200,7 +201,7 @@ class TranscriptionReply(UploadReply):
                     yield event({"type": "transcript.text.delta", "delta": new})
             whole.end(start_s, whole.duration_s)
         if streams:
-            usage = {} if self.context.transcriber else {"usage": self._usage()}
+            usage = {} if self._transcriber else {"usage": self._usage()}
             yield event({"type": "transcript.text.done", "text": whole.text} | usage)
         else:
             yield self._document()
@@ -227,12 +228,12 @@ class TranscriptionReply(UploadReply):
 
     async def _written(self, piece: Samples) -> AsyncIterator[str]:
         """What is said in a piece, as it is written."""
-        context, pcm = self.context, await asyncio.to_thread(pcm_of, piece)
-        if context.transcriber:
-            write = partial(context.transcriber.write, pcm, INPUT_RATE)
-            written = await under(context.transcribing, write)
+        pcm = await asyncio.to_thread(pcm_of, piece)
+        if transcriber := self._transcriber:
+            write = partial(transcriber.write, pcm, INPUT_RATE, self._asked.language)
+            written = await under(self.context.transcribing, write)
             if written.failed:
-                raise RefusedError(_BUSY if written.failed == BUSY else _FAILED)
+                raise RefusedError({BUSY: _BUSY, GONE: _GONE}.get(written.failed, _FAILED))
             yield written.text
             return
         if not self.has_session:
@@ -240,6 +241,12 @@ class TranscriptionReply(UploadReply):
         async for told in self.answers_to(Message("user", (Sound(pcm, INPUT_RATE),))):
             if isinstance(told, TextDelta):
                 yield told.text
+
+    @property
+    def _transcriber(self) -> Transcriber | None:
+        """Who writes the file down; None: the model, as nobody else hears that language."""
+        found = self.context.transcriber
+        return found if found and found.info.hears(self._asked.language) else None
 
     async def _open(self) -> None:
         defaults, chosen = self.context.session_defaults, self._asked.temperature
@@ -279,7 +286,7 @@ class TranscriptionReply(UploadReply):
         return json.dumps(document).encode()
 
     def _usage(self) -> dict[str, Any]:
-        if self.context.transcriber:
+        if self._transcriber:
             return self._duration()
         heard = {"audio_tokens": self.usage["input_audio"], "text_tokens": self.usage["input_text"]}
         return {"type": "tokens", **self.tokens(), "input_token_details": heard}

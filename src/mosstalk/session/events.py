@@ -261,7 +261,8 @@ class ItemDone(Event):
 class ItemTruncated(Event):
     """A spoken reply was cut: ``audio_ms`` of it were heard, of which ``codes`` codes remain.
 
-    ``by_session``: the session's own clock said so, not the client.
+    ``by_session``: the session's own clock said so, not the client. ``said`` is the share of its
+    words that the conversation keeps, where the model writes what it says.
     """
 
     item_id: str
@@ -269,6 +270,7 @@ class ItemTruncated(Event):
     codes: int
     by_session: bool
     command_id: str | None = None
+    said: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ _FIRST_SOUND_S = 0.2
 """When a reply's first sound is due: before the next sound of those that play already."""
 LONGEST_PERIOD = 8
 """Codes in the longest cycle that a ``RepetitionDetector`` looks for: 640 ms."""
-_UNFINISHED = "\ufffd"
+UNFINISHED = "\ufffd"
+"""What a decoder of text gives for the bytes of half a character."""
 _MOST_HELD = 8
 """Ids after which bytes that make no character are given as they are: one has four bytes."""
 
@@ -66,7 +67,7 @@ class Detokenizer:
         """The text that is settled with this id; "" while a character is unfinished."""
         self._held.append(token)
         text = self.tokenizer.decode(self._held)
-        if text.endswith(_UNFINISHED) and len(self._held) < _MOST_HELD:
+        if text.endswith(UNFINISHED) and len(self._held) < _MOST_HELD:
             return ""
         self._held.clear()
         return text

@@ -15,7 +15,7 @@ from mosstalk.session.commands import CreateResponse, Playback, ReplyMode
 from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
 from mosstalk.session.history import Entry, History
-from mosstalk.session.response import Outcome, Response
+from mosstalk.session.response import UNFINISHED, Outcome, Response
 
 MOST_OUT_OF_BAND = 4
 """Responses outside the conversation that a session may have at a time."""
@@ -145,7 +145,8 @@ class ResponseManager:
         self._rewrite_item(entry)
         left_ms = entry.audio_ms or 0
         left = min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS)
-        state.emit(events.ItemTruncated(entry.item_id, *left, by_session, command_id))
+        said = entry.text if entry.text_is_spoken else None
+        state.emit(events.ItemTruncated(entry.item_id, *left, by_session, command_id, said))
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
@@ -263,6 +264,8 @@ class ResponseManager:
         rows = state.prompts.reply(reply, speech=entry.speech, heard_codes=heard)
         state.history.rewrite(entry, rows)
         text = state.host.pipeline.tokenizer.decode(state.prompts.text_ids(reply, heard))
+        if heard is not None:
+            text = text.rstrip(UNFINISHED)
         entry.text = text if text or not entry.speech else None
 
     def _emit_done(self, response: Response) -> None:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""openai-agents against a server: python with_agents.py http://host:port speech.pcm"""
+"""openai-agents against a server: with_agents.py http://host:port speech.pcm [words]"""
 
 import asyncio
 import json
@@ -37,6 +37,11 @@ class Talk:
                 return event
 
 
+def words(item):
+    """What is written in an item of the history."""
+    return " ".join(getattr(each, "text", None) or each.transcript or "" for each in item.content)
+
+
 async def main(url, speech):
     agent = RealtimeAgent(name="Clerk", instructions="Be brief.", tools=[weather])
     config = {"url": f"{url.replace('http', 'ws')}/v1/realtime?model=anything", "api_key": "none"}
@@ -52,6 +57,8 @@ async def main(url, speech):
         await talk.until("audio_end")
         await talk.until("agent_end")
         told["spoken"] = talk.sound - told["typed"]
+        while "words" in sys.argv and not words(session._history[2]):
+            await talk.until("history_updated")
         await session.send_message("And now?")
         await talk.until("audio")
         await session.interrupt()
@@ -64,6 +71,7 @@ async def main(url, speech):
             {e.data.type for e in talk.events if e.type == "raw_model_event"} - {"raw_server_event"}
         )
         told["history"] = [item.role for item in session._history]
+        told["words"] = [words(item) for item in session._history]
     print(json.dumps(told))
 
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""LiveKit's RealtimeModel against a server: python with_livekit.py http://host:port speech.pcm"""
+"""LiveKit's RealtimeModel against a server: with_livekit.py http://host:port speech.pcm [words]"""
 
 import asyncio
 import json
@@ -23,13 +23,14 @@ class Talk:
     def __init__(self, model):
         self.session = model.session()
         self.errors, self.metrics, self.stops = [], [], []
-        self.generations = asyncio.Queue()
+        self.generations, self.heard = asyncio.Queue(), asyncio.Queue()
         self.started = asyncio.Event()
         self.session.on("error", lambda event: self.errors.append(repr(event)))
         self.session.on("metrics_collected", self.metrics.append)
         self.session.on("generation_created", self.generations.put_nowait)
         self.session.on("input_speech_started", lambda _: self.started.set())
         self.session.on("input_speech_stopped", self.stops.append)
+        self.session.on("input_audio_transcription_completed", self.heard.put_nowait)
 
     def say(self, pcm):
         step = RATE // 100 * 2
@@ -82,6 +83,13 @@ async def main(url, speech):
     talk.say(speech)
     spoken = await soon(talk.generations.get())
     told["spoken"] = await soon(talk.listen(spoken))
+    if "words" in sys.argv:
+        while not (event := await soon(talk.heard.get())).is_final:
+            pass
+        told["heard"] = event.transcript
+        told["words"] = [
+            item.text_content for item in session.chat_ctx.items if item.type == "message"
+        ]
 
     talk.started.clear()
     again = await soon(session.generate_reply())
@@ -100,4 +108,5 @@ async def main(url, speech):
     print(json.dumps(told))
 
 
-asyncio.run(main(sys.argv[1], Path(sys.argv[2]).read_bytes()))
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]).read_bytes()))

@@ -156,12 +156,12 @@ def transcribed(item: told.Item, text: str | None) -> told.Item:
     return item.model_copy(update={"content": content})
 
 
-def cut(item: told.Item) -> told.Item:
-    """The item as it is after a truncation: nothing written is known to have been heard."""
+def cut(item: told.Item, said: str | None) -> told.Item:
+    """The item as it is after a truncation; ``said``: what was heard of its words, if known."""
     if not isinstance(item, told.Message):
         return item
     content = [part for part in item.content if part.type != "output_text"]
-    return transcribed(item.model_copy(update={"content": content}), None)
+    return transcribed(item.model_copy(update={"content": content}), said)
 
 
 @dataclass(eq=False)

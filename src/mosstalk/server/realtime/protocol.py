@@ -16,7 +16,12 @@ from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_item
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig, requested
 from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
-from mosstalk.server.realtime.session_config import ServedModel, SessionConfig, session_config
+from mosstalk.server.realtime.session_config import (
+    ServedModel,
+    SessionConfig,
+    TranscriptionConfig,
+    session_config,
+)
 from mosstalk.server.realtime.session_request import LONGEST_ID
 from mosstalk.server.realtime.validation import (
     WireError,
@@ -35,7 +40,7 @@ _MOST_UPDATES = 4
 
 @dataclass(frozen=True)
 class Transcript:
-    """What someone beside the model has written down of an item's sound.
+    """What the transcriber has written down of an item's sound, or with ``more`` the next of it.
 
     The sound lasted ``audio_s``; ``failed`` says why there is no text.
     """
@@ -44,6 +49,7 @@ class Transcript:
     text: str = ""
     audio_s: float = 0.0
     failed: str | None = None
+    more: bool = False
 
 
 @dataclass
@@ -78,6 +84,8 @@ class ProtocolState:
         pending_responses: by command id, how a response is to be shown once it begins.
         responses: by response id, those that are being made.
         waiting: the client's events that have not been heard yet, and errors told in their place.
+        unwritten: items that the model is to write down, the first of them now.
+        writing: the id of the response in which it does, and what it has written.
     """
 
     def __init__(
@@ -94,6 +102,8 @@ class ProtocolState:
         self.responses: dict[str, ActiveResponse] = {}
         self.latest_response_id: str | None = None
         self.waiting: deque[asked.ClientEvent | told.Error] = deque()
+        self.unwritten: deque[str] = deque()
+        self.writing: tuple[str, str] | None = None
         self.output = ProtocolOutput()
         self._commands = 0
 
@@ -114,11 +124,15 @@ class ProtocolState:
         self.tell(told.ItemPlaced(type=kind, previous_item_id=before, item=item))
 
     def tell_truncated(
-        self, item_id: str, heard_ms: int, vendor: told.Vendor | None = None
+        self,
+        item_id: str,
+        heard_ms: int,
+        vendor: told.Vendor | None = None,
+        said: str | None = None,
     ) -> None:
-        """Tell that an item was cut; nothing written in it is known to have been heard."""
+        """Tell that an item was cut; of what is written in it ``said`` is what was heard."""
         if listed := self.items.find(item_id):
-            listed.item = cut(listed.item)
+            listed.item = cut(listed.item, said)
         self.tell(
             told.ItemChanged(
                 type="conversation.item.truncated",
@@ -172,6 +186,11 @@ class RealtimeProtocol:
         self._stamp, self._stamped = token_hex(4), 0
 
     @property
+    def transcription(self) -> TranscriptionConfig:
+        """What the transcriber is to write down."""
+        return self._state.session.transcription
+
+    @property
     def waits(self) -> bool:
         """Whether the session should answer before more of the client's is heard."""
         return bool(self._state.waiting) or len(self._state.updates) > _MOST_UPDATES
@@ -199,7 +218,7 @@ class RealtimeProtocol:
         return self._output()
 
     def from_transcript(self, transcript: Transcript) -> ProtocolOutput:
-        """What someone beside the model has heard in an item."""
+        """What the transcriber has heard in an item."""
         self._emitter.transcript(transcript)
         return self._output()
 
@@ -228,6 +247,9 @@ class RealtimeProtocol:
         return output
 
 
+_OF_CONVERSATIONS = (asked.CreateItem, asked.CreateResponse, asked.TruncateItem)
+
+
 class ClientEventHandler:
     """Takes a client's events; raises WireError for what cannot be served."""
 
@@ -249,6 +271,12 @@ class ClientEventHandler:
     def take(self, event: asked.ClientEvent) -> None:
         """Do what an event asks for."""
         state = self._state
+        if state.planned.only_transcribes and isinstance(event, _OF_CONVERSATIONS):
+            message = (
+                f"'{event.type}' is for conversations, and this session transcribes: connect anew, "
+                "with no 'intent'."
+            )
+            raise WireError("invalid_value", message, "type")
         match event:
             case asked.AppendAudio():  # first, because most are
                 sound = state.planned.input_format

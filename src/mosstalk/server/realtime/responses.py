@@ -204,6 +204,12 @@ class ActiveResponse:
             type="response.output_audio_transcript.delta", **self._where(part), delta=text
         )
 
+    def said(self, text: str) -> None:
+        """So much of what was written has been spoken, where the response ends before its end."""
+        for part in self.parts:
+            if part.spoken:
+                part.written = text
+
     def finish(self, *, cut: bool) -> Iterator[told.Event]:
         """Nothing more comes: the ends of all parts.
 

@@ -10,6 +10,7 @@ from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.items import shown_item, transcribed
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig
 from mosstalk.session import events
+from mosstalk.session.commands import CreateResponse, DeleteItem
 from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, ms_of, new_id
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ _LEADS = {ErrorCode.RESPONSE_NOT_ACTIVE: "Cancellation failed: "}
 """LiveKit knows a cancel that came too late by how its message begins."""
 _FAILED_RESPONSES = (ErrorCode.CONTEXT_FULL, ErrorCode.ENGINE_FULL, ErrorCode.RESPONSE_FAILED)
 """What keeps a response from being made is told as one that has failed: that ends no client."""
+_WRITTEN = "written"
+"""The command that frees a turn which was written down: no client has asked for it."""
 _ENDS: dict[str, str] = {
     CloseReason.IDLE: "Nothing has happened in this session for too long.",
     CloseReason.LONGEST: "Your session has lasted as long as it may.",
@@ -67,6 +70,8 @@ class ServerEventEmitter:
     def take(self, event: events.Event) -> None:
         """Tell the client of an event."""
         responses, tell = self._state.responses, self._state.tell
+        if self._state.writing and self._written(event):
+            return
         match event:
             case events.AudioDelta():  # first, because most are
                 tell(*responses[event.response_id].sound(event.pcm))
@@ -79,7 +84,8 @@ class ServerEventEmitter:
             case events.SessionOpened() | events.SettingsUpdated():
                 self._session(event)
             case events.ErrorRaised():
-                self._error(event)
+                if event.command_id != _WRITTEN:  # such a turn was dropped before
+                    self._error(event)
             case events.Closed():
                 self._closed(event)
             case _:
@@ -87,6 +93,8 @@ class ServerEventEmitter:
 
     def _closed(self, event: events.Closed) -> None:
         self._state.waiting.clear()
+        if self._state.session.only_transcribes:
+            return  # LiveKit's STT connects anew after a close, and never after an error
         if message := _ENDS.get(event.reason):
             body = told.ErrorBody(code="session_expired", message=message)
             self._state.tell(told.Error(error=body))
@@ -129,9 +137,10 @@ class ServerEventEmitter:
                 tell(told.InputCleared())
             case events.ItemTruncated():
                 vendor = told.Vendor(codes=event.codes, by_server=event.by_session)
-                state.tell_truncated(event.item_id, event.audio_ms, vendor)
+                state.tell_truncated(event.item_id, event.audio_ms, vendor, event.said)
             case events.ItemDeleted():
-                state.delete(event.item_id)
+                freed = event.command_id == _WRITTEN
+                (state.items.forget if freed else state.delete)(event.item_id)
             case events.ContextDropped():  # for the client they are still there
                 for item_id in event.item_ids:
                     state.items.forget(item_id)
@@ -163,6 +172,8 @@ class ServerEventEmitter:
         item = creation.item if creation else shown_item(event.item)
         if response:
             whole = event.item.status is events.ItemStatus.COMPLETED
+            if not whole and event.item.text_is_spoken:
+                response.said(event.item.text or "")
             state.tell(*response.finish(cut=not whole))
             item = item.model_copy(update={"content": response.content})
             state.tell(response.item_done(item))
@@ -170,11 +181,19 @@ class ServerEventEmitter:
         if listed and event.in_conversation:
             listed.item = item
             state.tell_of_item("conversation.item.done", item)
+            if state.session.only_transcribes:
+                self._write_down(item.id)
+
+    # What the user says, written down by the transcriber or by the model.
 
     def transcript(self, transcript: "Transcript") -> None:
         """Tell what was heard in an item."""
         state, item_id = self._state, transcript.item_id
         listed = state.items.find(item_id)
+        if transcript.more:
+            if listed:
+                state.tell(_delta(item_id, transcript.text))
+            return
         response = next(
             (each for each in state.responses.values() if each.item_id == item_id), None
         )
@@ -183,7 +202,71 @@ class ServerEventEmitter:
         if response:
             state.tell(*response.transcript(transcript.text))
         elif listed and isinstance(listed.item, told.Message) and listed.item.role == "user":
-            state.tell(_transcription(transcript))
+            usage = {"type": "duration", "seconds": round(transcript.audio_s, 3)}
+            state.tell(_transcription(item_id, transcript.text, transcript.failed, usage))
+            if state.session.only_transcribes:
+                self._forget(item_id)
+
+    def _write_down(self, item_id: str) -> None:
+        """Have a turn written down, of a session that does nothing else with it."""
+        state = self._state
+        if state.session.model_transcribes:
+            state.unwritten.append(item_id)
+            if not state.writing:
+                self._write_next()
+        elif not state.session.transcription.user:
+            self._forget(item_id)
+
+    def _write_next(self) -> None:
+        """Have the model write down the first of the turns that wait for it."""
+        state = self._state
+        state.writing = None
+        if state.unwritten:
+            response_id = new_id("resp")
+            state.writing = response_id, ""
+            state.do(
+                CreateResponse(
+                    response_id, in_conversation=False, input=(state.unwritten[0],),
+                    command_id=response_id,
+                )
+            )  # fmt: skip
+
+    def _forget(self, item_id: str) -> None:
+        """Free the rows of a turn that nobody reads any more; for the client it is still there."""
+        if (listed := self._state.items.find(item_id)) and listed.read:
+            self._state.do(DeleteItem(item_id, command_id=_WRITTEN))
+
+    def _written(self, event: events.Event) -> bool:
+        """Tell what the model writes down, if an event is of the response in which it does."""
+        state = self._state
+        assert state.writing
+        (response_id, text), item_id = state.writing, state.unwritten[0]
+        failed, usage = None, dict[str, Any]()
+        match event:
+            case events.TextDelta(response_id=its) if its == response_id:
+                state.writing = response_id, text + event.text
+                if item_id in state.items:
+                    state.tell(_delta(item_id, event.text))
+                return True
+            case events.ResponseStarted(response_id=its):
+                return its == response_id
+            case events.ItemAdded(item=item) | events.ItemDone(item=item):
+                return item.response_id == response_id
+            case events.ErrorRaised(command_id=its) if its == response_id:
+                failed = event.message
+            case events.ResponseDone(response_id=its) if its == response_id:
+                usage = _tokens(event.usage)
+                if event.status is events.ResponseStatus.FAILED:
+                    failed = event.message or "the model did not write it down"
+            case _:
+                return False
+        if listed := state.items.find(item_id):
+            listed.item = transcribed(listed.item, text or None)
+            state.tell(_transcription(item_id, text, failed, usage))
+        state.unwritten.popleft()
+        self._forget(item_id)
+        self._write_next()
+        return True
 
     # Responses, and what went wrong.
 
@@ -260,18 +343,39 @@ def _retry(error: ErrorRaised) -> told.Vendor | None:
     return None if after_s is None else told.Vendor(retry_after_s=after_s)
 
 
-def _transcription(transcript: "Transcript") -> told.Event:
-    if transcript.failed is not None:
-        fault = {"code": "audio_unintelligible", "message": transcript.failed, "param": None}
+def _delta(item_id: str, text: str) -> told.Event:
+    kind: Any = "conversation.item.input_audio_transcription.delta"
+    return told.Transcribed(type=kind, item_id=item_id, delta=text)
+
+
+def _tokens(usage: events.Usage) -> dict[str, Any]:
+    read, made = usage.input_text + usage.input_audio, usage.output_text + usage.output_audio
+    return {
+        "type": "tokens",
+        "total_tokens": read + made,
+        "input_tokens": read,
+        "output_tokens": made,
+        "input_token_details": {
+            "audio_tokens": usage.input_audio,
+            "text_tokens": usage.input_text,
+        },
+    }
+
+
+def _transcription(
+    item_id: str, text: str, failed: str | None, usage: dict[str, Any]
+) -> told.Event:
+    if failed is not None:
+        fault = {"code": "audio_unintelligible", "message": failed, "param": None}
         error = {"type": "transcription_error"} | fault
         return told.Transcribed(
             type="conversation.item.input_audio_transcription.failed",
-            item_id=transcript.item_id,
+            item_id=item_id,
             error=error,
         )
     return told.Transcribed(
         type="conversation.item.input_audio_transcription.completed",
-        item_id=transcript.item_id,
-        transcript=transcript.text,
-        usage={"type": "duration", "seconds": round(transcript.audio_s, 3)},
+        item_id=item_id,
+        transcript=text,
+        usage=usage,
     )

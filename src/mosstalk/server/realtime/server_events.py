@@ -80,7 +80,7 @@ class Audio(ServerObject):
     """``audio`` of a session or response."""
 
     input: Omitted[AudioInput] = None
-    output: AudioOutput
+    output: Omitted[AudioOutput] = None
 
 
 class SessionVendor(ServerObject):
@@ -106,6 +106,18 @@ class Session(Inert, ServerObject):
     max_output_tokens: Length
     truncation: Literal["auto", "disabled"] | dict[str, str | float]
     audio: Audio
+    mosstalk: SessionVendor
+    id: str = ""
+    expires_at: int = 0
+
+
+class TranscriptionSession(ServerObject):
+    """All that holds of a session that writes down what is said, and answers nothing."""
+
+    type: Literal["transcription"] = "transcription"
+    object: Literal["realtime.transcription_session"] = "realtime.transcription_session"
+    audio: Audio
+    include: list[str] | None
     mosstalk: SessionVendor
     id: str = ""
     expires_at: int = 0
@@ -225,7 +237,7 @@ class SessionEvent(Event):
     """The session is there, which is the first event, or an update was done."""
 
     type: Literal["session.created", "session.updated"]
-    session: Session
+    session: Session | TranscriptionSession
 
 
 class ErrorBody(ServerObject):
@@ -312,16 +324,18 @@ class ItemChanged(Event):
 
 
 class Transcribed(Event):
-    """What the user said, and how much sound was written down; or why that could not be."""
+    """More of what the user said; all of it, and what that has cost; or why that could not be."""
 
     type: Literal[
+        "conversation.item.input_audio_transcription.delta",
         "conversation.item.input_audio_transcription.completed",
         "conversation.item.input_audio_transcription.failed",
     ]
     item_id: str
     content_index: int = 0
+    delta: Omitted[str] = None
     transcript: Omitted[str] = None
-    usage: Omitted[dict[str, str | float]] = None
+    usage: Omitted[dict[str, Any]] = None
     error: Omitted[dict[str, str | None]] = None
 
 

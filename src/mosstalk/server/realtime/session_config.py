@@ -5,6 +5,7 @@ of them afresh each time, so that what it asked for and did not get can always b
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +43,7 @@ _WITHOUT_EFFECT = (
     "tracing", "prompt", "include", "reasoning", "parallel_tool_calls", "tool_choice",
 )  # fmt: skip
 _SPEED = 1.0
+_TRANSCRIPTION = "transcription"
 _LEAST_KEEP = 0.05
 _THRESHOLDS = (0.01, 0.99)
 MODALITIES: dict[ReplyMode, told.Modalities] = {
@@ -49,6 +51,35 @@ MODALITIES: dict[ReplyMode, told.Modalities] = {
     ReplyMode.TEXT: ["text"],
 }
 UNKNOWN_VOICE = "the voice is unknown: the default one speaks"
+
+
+@dataclass(frozen=True)
+class TranscriberInfo:
+    """Who writes down what is said, beside the model; ``language`` is all it hears, None: any."""
+
+    name: str
+    language: str | None = None
+
+    def hears(self, language: str | None) -> bool:
+        """Whether it hears a language, ``en`` or ``en-US`` (ISO 639-1); None, for all one knows."""
+        return None in (language, self.language) or code_of(language) == self.language
+
+
+def code_of(language: str | None) -> str:
+    """A language's code in lower case, without a region."""
+    return re.split("[-_]", language or "")[0].lower()
+
+
+@dataclass(frozen=True)
+class TranscriptionConfig:
+    """What the transcriber of a session is to write down: what the user says, what the model does.
+
+    ``language`` is what the client says is spoken; None: it does not say.
+    """
+
+    user: bool = False
+    assistant: bool = False
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +91,7 @@ class ServedModel:
     defaults: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
     asked_model: str | None = None
-    transcribes: bool = False
+    transcriber: TranscriberInfo | None = None
 
     def voice(self, asked: str | None) -> str:
         """The voice that is spoken with: the server's own if there is none of that name."""
@@ -79,10 +110,22 @@ class SessionConfig:
     """
 
     asked: Mapping[str, Any]
-    shown: told.Session
+    shown: told.Session | told.TranscriptionSession
     settings: SessionSettings
     input_format: AudioFormat
     output_format: AudioFormat
+    transcription: TranscriptionConfig
+
+    @property
+    def only_transcribes(self) -> bool:
+        """Whether what is said is written down and never answered."""
+        return isinstance(self.shown, told.TranscriptionSession)
+
+    @property
+    def model_transcribes(self) -> bool:
+        """Whether the model writes it down, as no transcriber does."""
+        wanted = self.shown.audio.input and self.shown.audio.input.transcription is not None
+        return self.only_transcribes and bool(wanted) and not self.transcription.user
 
     @property
     def warnings(self) -> list[str]:
@@ -99,6 +142,9 @@ class SessionConfig:
         if (size := len(json.dumps(patch.get("tools")))) > limits.tools_chars:
             raise too_long("session.tools", f"{limits.tools_chars} characters of JSON", size)
         asked = _merged(self.asked, patch)
+        if self.only_transcribes and asked.get("type") != _TRANSCRIPTION:
+            message = "This session transcribes: for a conversation connect anew, with no 'intent'."
+            raise WireError("invalid_value", message, "session.type")
         if (size := len(json.dumps(asked))) > limits.kept_chars:
             raise too_long("session", f"{limits.kept_chars} characters, tools included", size)
         return session_config(asked, served)
@@ -129,15 +175,20 @@ def session_config(asked: dict[str, Any], served: ServedModel) -> SessionConfig:
         raise WireError("invalid_value", str(error), "session") from error
     heard, spoken = request.audio.input, request.audio.output
     formats = heard.format or AudioFormat(), spoken.format or AudioFormat()
+    transcription = _transcription(request, served)
     audio = told.Audio(
         input=told.AudioInput(
             format=formats[0],
             noise_reduction=heard.noise_reduction,
-            transcription=heard.transcription,
+            transcription=_shown_transcription(request, served, transcription),
             turn_detection=_shown_vad(heard, settings),
-        ),
-        output=told.AudioOutput(format=formats[1], voice=settings.voice, speed=_SPEED),
+        )
     )
+    vendor = _vendor(request, served, settings, transcription)
+    if request.type == _TRANSCRIPTION:
+        only = told.TranscriptionSession(audio=audio, include=request.include, mosstalk=vendor)
+        return SessionConfig(asked, only, settings, *formats, transcription)
+    audio.output = told.AudioOutput(format=formats[1], voice=settings.voice, speed=_SPEED)
     instructions = settings.instructions
     shown = told.Session(
         model=served.model,
@@ -146,10 +197,36 @@ def session_config(asked: dict[str, Any], served: ServedModel) -> SessionConfig:
         max_output_tokens=settings.limits.rows or "inf",
         truncation=_shown_truncation(request.truncation, settings.context),
         audio=audio,
-        mosstalk=_vendor(request, served, settings),
+        mosstalk=vendor,
         **{name: getattr(request, name) for name in Inert.model_fields},
     )
-    return SessionConfig(asked, shown, settings, *formats)
+    return SessionConfig(asked, shown, settings, *formats, transcription)
+
+
+def _transcription(request: SessionRequest, served: ServedModel) -> TranscriptionConfig:
+    """Both sides' words are written down where somebody hears the language; null turns it off."""
+    heard, who = request.audio.input, served.transcriber
+    language = (heard.transcription or {}).get("language")
+    if who is None or not who.hears(language):
+        return TranscriptionConfig()
+    return TranscriptionConfig(not _is_off(heard), request.type != _TRANSCRIPTION, language)
+
+
+def _is_off(heard: InputRequest) -> bool:
+    """Whether the client wants nothing of the user's written down."""
+    return heard.transcription is None and "transcription" in heard.model_fields_set
+
+
+def _shown_transcription(
+    request: SessionRequest, served: ServedModel, transcription: TranscriptionConfig
+) -> dict[str, str] | None:
+    """``transcription`` as it holds, with the names that the client has for it."""
+    asked = request.audio.input.transcription
+    if asked is not None or _is_off(request.audio.input):
+        return asked
+    if transcription.user and served.transcriber:
+        return {"model": served.transcriber.name}
+    return {"model": served.model} if request.type == _TRANSCRIPTION else None
 
 
 def _settings(request: SessionRequest, served: ServedModel) -> SessionSettings:
@@ -167,7 +244,7 @@ def _settings(request: SessionRequest, served: ServedModel) -> SessionSettings:
         changed["interrupt_response"] = vad.interrupt_response is not False
     if "turn_detection" in heard.model_fields_set:
         changed["turn_detection"] = _detection(vad, defaults.turn_detection or TurnDetection())
-    return replace(
+    settings = replace(
         defaults,
         input_rate=(heard.format or AudioFormat()).sample_rate,
         instructions=instructions_of(request.instructions) or defaults.instructions,
@@ -180,6 +257,12 @@ def _settings(request: SessionRequest, served: ServedModel) -> SessionSettings:
         context=_context(request.truncation, defaults.context),
         **changed,
     )
+    if request.type != _TRANSCRIPTION:
+        return settings
+    return replace(
+        settings, task="transcribe", reply=ReplyMode.TEXT, instructions=None, create_response=False,
+        interrupt_response=False,
+    )  # fmt: skip
 
 
 def _detection(vad: ServerVad | SemanticVad | None, usual: TurnDetection) -> TurnDetection | None:
@@ -212,7 +295,10 @@ def _shown_vad(heard: InputRequest, settings: SessionSettings) -> ServerVad | Se
 
 
 def _vendor(
-    request: SessionRequest, served: ServedModel, settings: SessionSettings
+    request: SessionRequest,
+    served: ServedModel,
+    settings: SessionSettings,
+    transcription: TranscriptionConfig,
 ) -> told.SessionVendor:
     """What the protocol has no field for."""
     spoken, turns = request.audio.output, settings.turn_detection
@@ -228,19 +314,25 @@ def _vendor(
         playback=settings.playback.value,
         echo_gate=settings.echo_gate,
         asked={name: asked for name, (asked, got) in places.items() if asked not in (None, got)},
-        warnings=_warnings(request, served),
+        warnings=_warnings(request, served, transcription),
         silence_duration_ms=turns.silence_duration_ms if turns and waits else None,
     )
 
 
-def _warnings(request: SessionRequest, served: ServedModel) -> list[str]:
+def _warnings(
+    request: SessionRequest, served: ServedModel, transcription: TranscriptionConfig
+) -> list[str]:
     """What was taken and has no effect; counts and names of fields, nothing that was said."""
     heard, spoken = request.audio.input, request.audio.output
     names = [n for n in _WITHOUT_EFFECT if getattr(request, n) not in (None, False, "auto", [])]
-    untranscribed = heard.transcription and not served.transcribes
+    untranscribed = heard.transcription is not None and not transcription.user
+    untranscribed = untranscribed and request.type != _TRANSCRIPTION
+    deaf = served.transcriber and f"{served.transcriber.name} does not hear this language, so "
     found = {
         f"tools are kept, but this model calls none ({len(request.tools)})": request.tools,
-        "nothing is transcribed here: no transcription events will come": untranscribed,
+        f"{deaf or ''}nothing is transcribed here: no transcription events will come": (
+            untranscribed
+        ),
         "noise_reduction is kept, but no noise is reduced": heard.noise_reduction,
         UNKNOWN_VOICE: not served.knows_voice_of(spoken),
         "speed is kept, but replies are spoken at their own": spoken.speed not in (None, _SPEED),

@@ -162,10 +162,19 @@ def _tracing(value: Any) -> Any:
     return value if value == "auto" else _strings(value, "workflow_name", "group_id")
 
 
+def _transcription(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return None
+    kept = _strings(value, "model", "language", "prompt")
+    match value.get("languages"):
+        case [str(only)]:
+            kept.setdefault("language", only)
+    return kept
+
+
 NoiseReduction = Annotated[Texts | None, _one_of("type", "near_field", "far_field")]
-Transcription = Annotated[
-    Texts | None, _kept_if(lambda value: _strings(value, "model", "language", "prompt"))
-]
+Transcription = Annotated[Texts | None, BeforeValidator(_transcription)]
+"""Of several ``languages`` none is kept: nobody knows which one is spoken."""
 
 
 class FunctionTool(ClientObject):
@@ -298,7 +307,7 @@ class Truncation(ClientObject):
 class SessionRequest(Inert):
     """All that a client's updates ask for, one merged into the other."""
 
-    type: Literal["realtime"] | None = None
+    type: Literal["realtime", "transcription"] | None = None
     audio: Object[AudioRequest] = AudioRequest()
     output_modalities: Reply = None
     instructions: Text | None = None
