@@ -168,9 +168,8 @@ class Connection:
             self._observers.append(recording)
         if context.transcriber:
             wanted = lambda: protocol.transcription  # noqa: E731
-            self._captions = Captions(
-                context.transcriber, session.settings, wanted, self._pass_on, self._tell_transcript
-            )
+            told = (wanted, self._pass_on, self._tell_transcript)
+            self._captions = Captions(context.transcriber, session.settings, *told)
             self._observers.append(self._captions)
         self._send_queue = SendQueue(context.limits)
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
