@@ -54,6 +54,8 @@ async def heard(service, frames, last):
     params = PipelineParams(audio_in_sample_rate=RATE, audio_out_sample_rate=RATE)
     task = PipelineTask(Pipeline([service, Ear(into)]), params=params)
     running = asyncio.create_task(PipelineRunner(handle_sigint=False).run(task))
+    while not getattr(service, "_session_ready", True):  # it sends sound before its settings
+        await asyncio.sleep(0.02)
     await task.queue_frames(frames)
     while not got or not isinstance(got[-1], last):
         got.append(await asyncio.wait_for(into.get(), 60))
