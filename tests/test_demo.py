@@ -58,13 +58,13 @@ def test_its_questions_are_recordings_that_models_hear_as_they_are() -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("target", ["demo", "talk"])
-def test_the_set_up_of_both_brings_what_a_server_needs(target: str) -> None:
+@pytest.mark.parametrize(("target", "more"), [("demo", ""), ("talk", ",transcribe,webrtc")])
+def test_the_set_up_of_both_brings_what_a_server_needs(target: str, more: str) -> None:
     run = subprocess.run(
         ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "scripts/bootstrap.py --extras" in run.stdout
-    assert '",server,vad"' in run.stdout
+    assert f'",server,vad{more}"' in run.stdout
     assert f"scripts/{target}.py" in run.stdout
 
 

@@ -197,7 +197,7 @@ def test_unknown_paths_and_methods_are_answered_as_openai_does_with_what_is_serv
         ):
             assert served in error["message"]
 
-    strange = ("/v1/completions", "/health/", "/v1/realtime/calls", "/none.js", "/%ff/..%2f")
+    strange = ("/v1/completions", "/health/", "/v1/realtime/call", "/none.js", "/%ff/..%2f")
     for path in strange:
         check(asked(path), 404, "unknown_url")
     if method in ("GET", "HEAD"):
@@ -281,7 +281,7 @@ def test_the_page_comes_with_its_types_and_a_policy_that_permits_it(server: Serv
     assert (again.status_code, again.content) == (304, b"")
     named = re.findall(r'(?:src|href)="/?([\w.-]+)"', page.text)
     assert any(name.endswith(".js") for name in named)
-    types = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg"}
+    types = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg", ".ico": "image/"}
     for name in named:
         answer = server.get(f"/{name}")
         assert answer.status_code == 200, name

@@ -159,7 +159,7 @@ def test_only_who_has_an_api_key_makes_one_and_only_for_conversations(server: Se
         ({"expires_after": {"seconds": 7201}}, "invalid_value", "expires_after.seconds"),
         ({"expires_after": {"seconds": "60"}}, "invalid_type", "expires_after.seconds"),
         ({"expires_after": {"anchor": "now"}}, "invalid_value", "expires_after.anchor"),
-        ({"session": {"type": "transcription"}}, "invalid_value", "session.type"),
+        ({"session": {"type": "telephony"}}, "invalid_value", "session.type"),
         ({"session": {"instructions": 1}}, "invalid_type", "session.instructions"),
         ({"session": {"instructions": "x" * 40_000}}, "string_above_max_length",
          "session.instructions"),
