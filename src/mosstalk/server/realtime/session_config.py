@@ -106,7 +106,8 @@ class ServedModel:
 class SessionConfig:
     """What holds: ``shown`` is the session as the client sees it, without its ids.
 
-    ``asked`` is all that its updates have asked for, merged.
+    ``asked`` is all that its updates have asked for, merged. ``only_transcribes``: what is said is
+    written down and never answered; ``model_transcribes``: by the model, as no transcriber does.
     """
 
     asked: Mapping[str, Any]
@@ -115,17 +116,8 @@ class SessionConfig:
     input_format: AudioFormat
     output_format: AudioFormat
     transcription: TranscriptionConfig
-
-    @property
-    def only_transcribes(self) -> bool:
-        """Whether what is said is written down and never answered."""
-        return isinstance(self.shown, told.TranscriptionSession)
-
-    @property
-    def model_transcribes(self) -> bool:
-        """Whether the model writes it down, as no transcriber does."""
-        wanted = self.shown.audio.input and self.shown.audio.input.transcription is not None
-        return self.only_transcribes and bool(wanted) and not self.transcription.user
+    only_transcribes: bool = False
+    model_transcribes: bool = False
 
     @property
     def warnings(self) -> list[str]:
@@ -187,7 +179,8 @@ def session_config(asked: dict[str, Any], served: ServedModel) -> SessionConfig:
     vendor = _vendor(request, served, settings, transcription)
     if request.type == _TRANSCRIPTION:
         only = told.TranscriptionSession(audio=audio, include=request.include, mosstalk=vendor)
-        return SessionConfig(asked, only, settings, *formats, transcription)
+        by_model = not (_is_off(heard) or transcription.user)
+        return SessionConfig(asked, only, settings, *formats, transcription, True, by_model)
     audio.output = told.AudioOutput(format=formats[1], voice=settings.voice, speed=_SPEED)
     instructions = settings.instructions
     shown = told.Session(
