@@ -176,9 +176,11 @@ def test_a_reply_belongs_to_its_key(narrow: Server) -> None:
 def test_a_turn_is_recorded_and_replayed_as_a_session(
     narrow: Server, folder: Path, mosstalk: Run
 ) -> None:
-    reply(narrow, spoken="wav", key="alpha")
     narrow.await_nothing_held()
-    latest = narrow.await_folder(folder)[-1]
+    before = set(folder.iterdir())
+    reply(narrow, spoken="wav", key="alpha")
+    narrow.await_metrics(lambda _: set(folder.iterdir()) > before)
+    (latest,) = set(narrow.await_folder(folder)) - before
     replayed = mosstalk("replay", str(latest), "--json")
     assert replayed.returncode == 0, replayed.stderr
     found = json.loads(replayed.stdout)
