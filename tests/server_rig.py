@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -147,12 +147,15 @@ class Server:
 
         self.await_metrics(met)
 
-    def await_folder(self, folder: Path) -> list[Path]:
-        """The recordings in a folder, once the latest is whole: they are written a little later."""
+    def await_folder(self, folder: Path, before: Set[Path] = frozenset()) -> list[Path]:
+        """The recordings that were not there ``before``, at least one: they are written later."""
         self.await_metrics(
-            lambda _: all((each / "rows.json").exists() for each in folder.iterdir())
+            lambda _: (
+                set(folder.iterdir()) > before
+                and all((each / "rows.json").exists() for each in folder.iterdir())
+            )
         )
-        return sorted(folder.iterdir())
+        return sorted(set(folder.iterdir()) - before)
 
     def signal(self, number: int) -> None:
         """Send the front a signal."""

@@ -179,8 +179,7 @@ def test_a_turn_is_recorded_and_replayed_as_a_session(
     narrow.await_nothing_held()
     before = set(folder.iterdir())
     reply(narrow, spoken="wav", key="alpha")
-    narrow.await_metrics(lambda _: set(folder.iterdir()) > before)
-    (latest,) = set(narrow.await_folder(folder)) - before
+    (latest,) = narrow.await_folder(folder, before)
     replayed = mosstalk("replay", str(latest), "--json")
     assert replayed.returncode == 0, replayed.stderr
     found = json.loads(replayed.stdout)

@@ -284,9 +284,9 @@ def test_keys_and_places_are_those_of_conversations(narrow: Server) -> None:
 def test_a_text_is_recorded_and_replayed_as_a_session(
     narrow: Server, folder: Path, mosstalk: Run
 ) -> None:
+    before = set(folder.iterdir())
     client(narrow, "alpha").audio.speech.create(**body())
-    narrow.await_nothing_held()
-    latest = narrow.await_folder(folder)[-1]
+    (latest,) = narrow.await_folder(folder, before)
     assert json.loads((latest / "session.json").read_text())["settings"]["task"] == "speak"
     replayed = mosstalk("replay", str(latest), "--json")
     assert replayed.returncode == 0, replayed.stderr

@@ -435,9 +435,10 @@ def test_keys_places_and_pages_are_those_of_conversations(narrow: Server) -> Non
 def test_a_file_is_recorded_and_replayed_as_a_session(
     narrow: Server, folder: Path, mosstalk: Run
 ) -> None:
-    written(narrow, packed(voice()), "alpha")
     narrow.await_nothing_held()
-    latest = narrow.await_folder(folder)[-1]
+    before = set(folder.iterdir())
+    written(narrow, packed(voice()), "alpha")
+    (latest,) = narrow.await_folder(folder, before)
     assert json.loads((latest / "session.json").read_text())["settings"]["task"] == "transcribe"
     replayed = mosstalk("replay", str(latest), "--json")
     assert replayed.returncode == 0, replayed.stderr
