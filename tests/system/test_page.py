@@ -300,6 +300,7 @@ def test_the_event_log_shows_the_wire_without_its_sound(server: Server) -> None:
         assert any("↑ response.create" in line for line in lines)
         done = page.locator("#events li", has_text="↓ response.done")
         done.locator("summary").click()
+        visitor.wait("document.querySelector('#events details[open] pre')?.textContent")
         shown = json.loads(done.locator("pre").inner_text())
         assert shown["response"]["status"] == "completed"
         saved = json.loads(visitor.saved(page.get_by_role("button", name="Save as JSON")))
