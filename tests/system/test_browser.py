@@ -44,8 +44,8 @@ BROWSER_MS = 600
 
 @pytest.fixture(scope="module")
 def server(cache_folder: Path) -> Iterator[Server]:
-    """A server whose answers are long."""
-    words = ("--script", f"speech:{LONG_CODES}", "--seed", "1")
+    """A server whose answers are long, and made fast enough to be heard without a gap."""
+    words = ("--script", f"speech:{LONG_CODES}", "--seed", "1", "--flow-steps", "2")
     with serving(*words, cache=cache_folder) as running:
         yield running
 
