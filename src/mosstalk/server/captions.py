@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,7 +45,9 @@ _SHIPPED_HEARS = "en"
 _MOST_WAITING = 16
 """Pieces of sound that may wait; more are not written down."""
 BUSY = "too much waits to be transcribed"
-GONE = "the transcriber has ended"
+GONE = "the transcriber has ended, and is started again"
+_AGAIN_S, _AGAIN_MOST_S = 1.0, 60.0
+"""How long it is away once it has ended: first, and at most when it ends again and again."""
 
 
 def transcriber_of(asked: str, *, crowd: bool) -> tuple[str | None, str]:
@@ -96,6 +99,7 @@ class Transcriber:
 
     That process is sent the model with the style of its log, then each sound with its rate and
     language. It answers each in turn: with texts as they are written, then a ``Transcription``.
+    A process that ends takes what waits with it, and another is started.
     """
 
     def __init__(self, model: str, log: LogStyle) -> None:
@@ -104,15 +108,13 @@ class Transcriber:
         self._waiting: deque[tuple[asyncio.Future[Transcription], Callable[[str], None]]] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._keeping: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Start the process; what is asked before it has loaded waits."""
-        self._process, end = start_child("mosstalk.server.captions")
-        self._channel = await Channel.over(end)
-        self._channel.post(self._begin)
-        self._listening = asyncio.create_task(self._listen())
+        await self._begin_process()
+        self._keeping = asyncio.create_task(self._keep())
 
     async def write(
         self,
@@ -137,15 +139,42 @@ class Transcriber:
 
     async def stop(self) -> None:
         """End the process."""
-        self._stopping = True
+        self._stopping.set()
         if self._process:
             self._process.kill()  # it holds nothing that could be lost
-            await asyncio.to_thread(self._process.wait)
-        if self._listening:
-            await self._listening
+        if self._keeping:
+            await self._keeping
+
+    async def _begin_process(self) -> None:
+        self._process, end = start_child("mosstalk.server.captions")
+        self._channel = await Channel.over(end)
+        self._channel.post(self._begin)
+
+    async def _keep(self) -> None:
+        """Start another process whenever one has ended, until the end."""
+        away_s, clock = _AGAIN_S, asyncio.get_running_loop().time
+        while True:
+            begun_s = clock()
+            if self._channel:
+                await self._listen()
+            if self._stopping.is_set():
+                return
+            away_s = _AGAIN_S if clock() - begun_s > _AGAIN_MOST_S else away_s
+            _LOG.error("%s in %g s; the talk goes on without transcripts", GONE, away_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), away_s)
+            if self._stopping.is_set():
+                return
+            away_s = min(2 * away_s, _AGAIN_MOST_S)
+            try:
+                await self._begin_process()
+            except OSError:
+                _LOG.exception("the transcriber cannot be started")
 
     async def _listen(self) -> None:
+        """Give out what the process writes, until it ends."""
         assert self._channel
+        assert self._process
         async for written in self._channel:
             if isinstance(written, Transcription):
                 self._answer(written)
@@ -153,10 +182,10 @@ class Transcriber:
                 future, on_text = self._waiting[0]
                 if not future.done():
                     on_text(written)
-        if not self._stopping:
-            _LOG.error("%s; the talk goes on without transcripts", GONE)
         self._channel.close()
         self._channel = None
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
         while self._waiting:
             self._answer(Transcription(failed=GONE))
 

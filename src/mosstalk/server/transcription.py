@@ -40,7 +40,7 @@ from mosstalk.session.sound import pcm_of
 
 _FAILED = Refusal(500, "server_error", "the sound was not written down; the server's log says more")
 _BUSY = Refusal(503, "transcriber_busy", BUSY, 2.0)
-_GONE = Refusal(503, "transcriber", "the transcriber has ended: start the server again", 60.0)
+_GONE = Refusal(503, "transcriber", f"{GONE}: try again in a moment", 5.0)
 _CODE_S = 0.08
 """Sound that one row of the context holds."""
 _BLANKS = re.compile(r"\s+")
