@@ -27,8 +27,22 @@ from mosstalk.conversation import (
 from mosstalk.errors import ConfigError
 from mosstalk.offline.defaults import FILE, read_defaults
 from mosstalk.reply_options import Script
-from mosstalk.session.commands import CreateResponse, CreateText, ReplyMode, Truncate
-from mosstalk.session.events import AudioDelta, Item, ItemTruncated, ResponseDone, TextDelta
+from mosstalk.session.commands import (
+    CreateResponse,
+    CreateText,
+    ReplyLimits,
+    ReplyMode,
+    Truncate,
+)
+from mosstalk.session.events import (
+    AudioDelta,
+    Item,
+    ItemTruncated,
+    Reason,
+    ResponseDone,
+    ResponseStatus,
+    TextDelta,
+)
 
 IDS = SpecialIds(256, 257, 258, 259, 260, 1024, 512, stop=frozenset((256, 258)))
 CODES = st.lists(st.integers(0, IDS.eosp - 1), min_size=1, max_size=12).map(tuple)
@@ -144,6 +158,23 @@ def test_a_session_writes_then_speaks_and_cuts_both() -> None:
             list(answer)
             assert answer.text == item_of(again).text
             assert client.pcm("two") == spoken(tuple(answer.codes), 0)
+
+    run(main())
+
+
+def test_speech_is_as_long_as_it_may_be_however_little_was_written() -> None:
+    limits = ReplyLimits(longest_s=SPEECH // 2 * CODE_MS / 1000)
+
+    async def main() -> None:
+        settings = replace(SCRIPTED, limits=limits)
+        async with host(pipeline=writing_first()) as here, await here.open(settings) as session:
+            client = Client(session)
+            for _ in range(2):
+                client.do(CreateText("user", "Good morning."), CreateResponse())
+                done = await client.wait(ResponseDone)
+                assert (done.status, done.reason) == (ResponseStatus.INCOMPLETE, Reason.MAX_LENGTH)
+                assert item_of(done).audio_ms == SPEECH // 2 * CODE_MS
+                assert item_of(done).text
 
     run(main())
 

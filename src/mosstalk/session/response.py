@@ -124,7 +124,8 @@ class Response:
     ``on_end`` is called when it has come to its end by itself, with ``outcome`` set.
     ``committed_s`` is when the turn that it answers ended, on the host's clock, and
     ``vad_wait_ms`` how long it took to know. The rows may fill the context, and then
-    ``bounded_by`` is ``Reason.CONTEXT``.
+    ``bounded_by`` is ``Reason.CONTEXT``. ``longest_codes`` ends what is spoken after it was
+    written, since rows do not: who knows how many of them are text?
     """
 
     state: ConversationState
@@ -138,6 +139,7 @@ class Response:
     metadata: Mapping[str, str]
     bounded_by: events.Reason
     repeating_codes: int | None
+    longest_codes: int | None
     committed_s: float
     vad_wait_ms: float | None
     entry: Entry = field(init=False)
@@ -251,7 +253,7 @@ class Response:
         pipeline, spoken = self.state.host.pipeline, self.entry.speech
         ids, detokenizer = pipeline.ids, Detokenizer(pipeline.tokenizer)
         skipped = {ids.sosp, ids.modality_pad, *ids.stop}
-        repetition = RepetitionDetector(self.repeating_codes)
+        repetition, spoken_codes = RepetitionDetector(self.repeating_codes), 0
         async for new in self.stream:
             self.rows_read = new.step
             text, code = new.row
@@ -265,6 +267,9 @@ class Response:
                         events.Reason.REPETITION,
                         f"the same {CODE_MS} ms codes went round for {repetition.limit} codes",
                     )
+                spoken_codes += 1
+                if spoken_codes == self.longest_codes:
+                    return Outcome(events.ResponseStatus.INCOMPLETE, events.Reason.MAX_LENGTH)
             if audio_task.done():
                 break
         self._send_text(detokenizer.finish())

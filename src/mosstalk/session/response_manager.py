@@ -196,7 +196,8 @@ class ResponseManager:
         voice = await state.host.voice(command.voice or settings.voice) if spoken else None
         prompt = await self._prompt(command, state.system(reply, command.instructions))
         rows, bounded_by = self._bounds(reply, len(prompt), command.max_rows)
-        seed, repeating_s = settings.sampling.seed, settings.limits.repeating_s
+        seed, limits = settings.sampling.seed, settings.limits
+        repeating_s = limits.repeating_s
         options = state.host.choices(settings).options(randbits(63) if seed is None else seed)
         script = Script.parse(settings.script) if settings.script else None
         background = not command.in_conversation
@@ -212,6 +213,7 @@ class ResponseManager:
             metadata=dict(command.metadata),
             bounded_by=bounded_by,
             repeating_codes=None if repeating_s is None else _codes(repeating_s),
+            longest_codes=_codes(limits.longest_s) if state.prompts.writes_first else None,
             committed_s=committed_s,
             vad_wait_ms=vad_wait_ms,
         )
