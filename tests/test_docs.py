@@ -22,7 +22,7 @@ from conftest import (
 
 from mosstalk.models.language_model import IN_LAYER, OUTSIDE_LAYERS
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?mosstalk (.+)$", re.MULTILINE)
 JUDGED = "bench "
 """Commands that need judges and voices: run with the other tests that do."""
@@ -61,7 +61,11 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(path, id=path.name, marks=[pytest.mark.slow] if path.name in SHOWN else [])
+        pytest.param(
+            path,
+            id=str(path.relative_to(ROOT)),
+            marks=[pytest.mark.slow] if path.name in SHOWN else [],
+        )
         for path in DOCUMENTS
     ],
 )

@@ -124,7 +124,7 @@ def test_every_format_holds_the_same_sound(server: Server, name: str, tmp_path: 
 def test_the_lines_in_the_docs_write_a_file(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section = (ROOT / "docs" / "server.md").read_text().partition("## Text to speech")[2]
+    section = (ROOT / "docs/clients/openai-python.md").read_text().partition("## Text to speech")[2]
     code = section.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(code.replace("http://localhost:8000", server.url), {})

@@ -217,9 +217,9 @@ def test_the_lines_in_the_docs_write_a_file_down(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    section = (ROOT / "docs" / "server.md").read_text().partition("## Speech to text")[2]
+    section = (ROOT / "docs/clients/openai-python.md").read_text().partition("## Speech to text")[2]
     code = section.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "question.wav").write_bytes(packed(voice()))
+    (tmp_path / "morning.wav").write_bytes(packed(voice()))
     monkeypatch.chdir(tmp_path)
     exec(code.replace("http://localhost:8000", server.url), {})
     assert capsys.readouterr().out.strip() == written(server, packed(voice())).text

@@ -4,6 +4,7 @@ They are installed into a virtual environment of their own, from a package index
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -160,6 +161,53 @@ def test_transcribed_by_whisper_their_histories_have_the_words_of_both_sides(
         assert "young man" in said["words"][2]
         assert all(said["words"][:4]), "the model's own as well"
         assert said["errors"] == []
+
+
+PAGES = ("openai-python", "agents-python", "livekit", "pipecat")
+PROGRAM = re.compile(
+    r"^`(\w+\.py)` .*?^```python\n(.+?)^```(?:.*?^```text\n(.+?)^```)?", re.M | re.S
+)
+"""Its name, its lines, and what the page says that it prints."""
+HEARING = ("transcribe.py", "write_down.py")
+"""Programs that have nothing spoken."""
+MADE = "mosstalk_audio_out_seconds_total"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_of_its_page_do_what_the_page_says(
+    foreign: Path, server: Server, page: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "docs" / "clients" / f"{page}.md").read_text()
+    programs = [found for part in text.split("\n## ") for found in PROGRAM.findall(part)]
+    assert len(programs) == text.count("```python") > 0, "each block of code is run"
+    for name, code, shown in programs:
+        assert "localhost:8000" in code
+        (tmp_path / name).write_text(code.replace("localhost:8000", server.url.split("/")[-1]))
+        server.await_nothing_held()
+        before_s = server.metrics()[MADE]
+        command = [str(foreign), name]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TALK_S)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        assert beginnings(ran.stdout) == beginnings(shown)
+        if name not in HEARING:
+            check_sound(server, before_s, [tmp_path / each for each in SOUND.findall(code)])
+
+
+SOUND = re.compile(r'"(\w+\.(?:wav|pcm))"')
+
+
+def check_sound(server: Server, before_s: float, files: list[Path]) -> None:
+    """The server has spoken, and each of the files has all of it."""
+    now = server.await_metrics(lambda now: now[MADE] > before_s + 1)
+    for file in files:
+        raw = file.suffix == ".pcm"
+        samples = file.stat().st_size // 2 if raw else len(read_audio(file, RATE).samples)
+        assert abs(samples / RATE - (now[MADE] - before_s)) < 0.2
+
+
+def beginnings(printed: str) -> list[list[str]]:
+    """The first six words of each line; how a number is written depends on who listens."""
+    return [re.findall(r"\w+", line.lower())[:6] for line in printed.splitlines()]
 
 
 def test_livekit_comes_back_after_a_restart_with_what_was_said(
