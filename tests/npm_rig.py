@@ -97,19 +97,17 @@ class Packages:
         return file
 
     @contextmanager
-    def serving(self, program: Path, env: Variables) -> Iterator[str]:
-        """A program that serves pages, running; where, as it prints that."""
+    def running(self, program: Path, env: Variables) -> "Iterator[subprocess.Popen[str]]":
+        """A program that runs until the block is left, with what it prints."""
         with subprocess.Popen(
             [self.node, str(program)],
             cwd=self.folder,
             env=os.environ | env,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         ) as process:
-            assert process.stdout
             try:
-                line = process.stdout.readline()
-                (url,) = re.findall(r"http://\S+", line)
-                yield url.rstrip("/")
+                yield process
             finally:
                 process.kill()

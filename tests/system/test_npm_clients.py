@@ -5,8 +5,12 @@ The programs of docs/clients/openai-js.md and docs/clients/agents-js.md are run 
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +20,9 @@ from browser_rig import SENTENCE, browsing, said
 from browser_rig import speech as sound_of
 from conftest import QUESTION, require_package
 from npm_rig import CLIENTS, INSTALL_S, PAGES, TALK_S, Packages, Variables
-from server_rig import RATE, Server, free_port, question, sentence, serving, silence
+from server_rig import QUICK, RATE, Server, ask, free_port, question, sentence, serving, silence
 
-from mosstalk.audio.sound import read_audio
+from mosstalk.audio.sound import Samples, read_audio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -97,10 +101,17 @@ def page(packages: Packages, service: Service) -> Iterator["Page"]:
     packages.save("agents-js.md", "page.html")
     program = packages.save("agents-js.md", "page.mjs")
     microphone = said(3.0, sound_of(SENTENCE), 600.0)
-    with (
-        packages.serving(program, service.page) as url,
-        browsing(microphone, ignore_https_errors=True) as browser,
-    ):
+    with packages.running(program, service.page) as process:
+        assert process.stdout
+        (url,) = re.findall(r"http://\S+", process.stdout.readline())
+        with visiting(url, microphone) as visitor:
+            yield visitor
+
+
+@contextmanager
+def visiting(url: str, microphone: Samples) -> Iterator["Page"]:
+    """A page of another origin, open in a browser that takes the server's certificate."""
+    with browsing(microphone, ignore_https_errors=True) as browser:
         visitor = browser.new_page()
         visitor.set_default_timeout(SOON_MS)
         complaints: list[str] = []
@@ -174,6 +185,114 @@ def test_the_program_of_openais_page_asks_and_keeps_the_answer(
     assert len(answer.read_bytes()) / 2 > SAID_SAMPLES
 
 
+def test_openais_classes_come_back_after_a_restart(packages: Packages, cache_folder: Path) -> None:
+    words = (*QUICK, "--tls-self-signed", "--port", str(free_port()))
+    with serving(*words, cache=cache_folder) as server:
+        env = {
+            "NODE_EXTRA_CA_CERTS": str(cache_folder / "tls" / "certificate.pem"),
+            "OPENAI_BASE_URL": f"{server.url}/v1",
+            "OPENAI_API_KEY": "none",
+        }
+        with packages.running(CLIENTS / "with_openai_restart.mjs", env) as talk:
+            assert talk.stdout
+            assert talk.stdout.readline() == "talked\n"
+            server.stop()
+            with serving(*words, cache=cache_folder):
+                out, errors = talk.communicate(timeout=TALK_S)
+    assert talk.returncode == 0, errors[-3000:]
+    for told in json.loads(out.splitlines()[-1]):
+        assert told["codes"][0] == 1012, "the server's own code for a restart"
+        assert "Paris" in told["before"]
+        assert "Rome" in told["after"]
+
+
+INDEX = """<!doctype html><meta charset="utf-8"><title>talk</title>
+<script type="importmap">{"imports": {
+  "openai": "/node_modules/openai/index.mjs",
+  "openai/realtime/webrtc": "/node_modules/openai/realtime/webrtc.mjs",
+  "openai/realtime/websocket": "/node_modules/openai/realtime/websocket.mjs"
+}}</script>
+<button>connect</button><button>call</button>
+<script type="module">
+  import * as ways from "/browser.mjs";
+  window.talks = {};
+  for (const button of document.querySelectorAll("button")) {
+    const way = button.innerText;
+    button.onclick = () => { talks[way] = Promise.resolve(ways[way](...window.server)); };
+  }
+</script>"""
+"""Imports as a bundler resolves them."""
+TALK = """async (way) => {
+  const talk = await talks[way];
+  const events = [];
+  const [on, one] = talk.onEvent ? ["onEvent", []] : ["on", ["event"]];
+  let wake = () => {};
+  talk[on](...one, (event) => { events.push(event); wake(); });
+  const next = async (type) => {
+    while (!events.some((event) => event.type === type)) {
+      await new Promise((resolve) => { wake = resolve; });
+    }
+    return events.find((event) => event.type === type);
+  };
+  if (way === "connect") await next("session.created");
+  const content = [{ type: "input_text", text: "What is the capital of France?" }];
+  talk.send({
+    type: "session.update",
+    session: { type: "realtime", audio: { input: { turn_detection: null } } },
+  });
+  talk.send({ type: "conversation.item.create", item: { type: "message", role: "user", content } });
+  talk.send({ type: "response.create" });
+  const { response } = await next("response.done");
+  if (way === "call") await next("output_audio_buffer.stopped");
+  const stats = way === "call" ? [...(await talk.peerConnection.getStats()).values()] : [];
+  talk.close();
+  return {
+    text: response.output[0].content[0].transcript,
+    kinds: events.map(({ type }) => type),
+    energy: stats.find(({ type }) => type === "inbound-rtp")?.totalAudioEnergy,
+  };
+}"""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed."""
+
+
+@contextmanager
+def files(folder: Path, port: int) -> Iterator[str]:
+    """A plain server of a folder's files; where."""
+    with ThreadingHTTPServer(("localhost", port), partial(_Quiet, directory=folder)) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            yield f"http://localhost:{port}"
+        finally:
+            http.shutdown()
+
+
+@pytest.mark.alone
+def test_the_functions_of_openais_page_talk_in_a_browser(
+    packages: Packages, service: Service
+) -> None:
+    packages.save("openai-js.md", "browser.mjs")
+    (packages.folder / "index.html").write_text(INDEX)
+    base, headers = service.server.url, service.server.headers
+    made = ask("POST", f"{base}/v1/realtime/client_secrets", headers=headers, json={})
+    secret = made.json()["value"]
+    with files(packages.folder, service.port) as url, visiting(url, said(600.0)) as visitor:
+        visitor.evaluate("(server) => { window.server = server; }", [base, secret])
+        visitor.get_by_role("button", name="connect").click()
+        told = visitor.evaluate(TALK, "connect")
+        assert "Paris" in told["text"]
+        assert "response.output_audio.delta" in told["kinds"]
+        visitor.get_by_role("button", name="call").click()
+        told = visitor.evaluate(TALK, "call")
+        assert "Paris" in told["text"]
+        assert "response.output_audio.delta" not in told["kinds"]
+        assert told["energy"] > 0.001, "it can be heard"
+    service.server.await_nothing_held()
+
+
 # @openai/agents-realtime
 
 
@@ -214,6 +333,14 @@ KEEP = """() => {
 }"""
 
 
+HEARD = """async () => {
+  const stats = await session.transport.connectionState.peerConnection.getStats();
+  const inbound = [...stats.values()].find(({ type }) => type === "inbound-rtp");
+  return inbound.totalAudioEnergy > 0.001;
+}"""
+"""Whether the page has played something that can be heard."""
+
+
 def wait(page: "Page", kind: str, count: int = 1) -> dict[str, Any]:
     """The ``count``-th event of a kind that the page's agent was sent, waited for."""
     page.wait_for_function(
@@ -245,6 +372,7 @@ def test_an_agents_page_talks_by_webrtc_is_interrupted_and_hangs_up(
     page.get_by_role("button", name="Interrupt").click()
     cleared = wait(page, "output_audio_buffer.cleared")
     assert cleared["response_id"] == started["response_id"]
+    page.wait_for_function(HEARD)
     item_id = wait(page, "conversation.item.truncated")["item_id"]
     assert wait(page, "conversation.item.retrieved", 2)["item"]["id"] == item_id
     user, reply, joke, cut = history(page)
