@@ -136,7 +136,7 @@ def set_up(extras: Set[str]) -> None:
         uv = find_uv()
         install_torch(uv)
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
-        size = "some 400" if "quality" in extras else "under 100"
+        size = "over 400" if "quality" in extras else "under 100"
         say(f"installing the other packages ({size} MB to download)")
         install(["--editable", target], uv)
         install_alone(extras, uv)

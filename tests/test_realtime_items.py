@@ -21,7 +21,15 @@ from mosstalk.session.commands import (
     DeleteItem,
     Truncate,
 )
-from mosstalk.session.events import ContextDropped, Item, ItemAdded, ItemDone, TurnCommitted
+from mosstalk.session.events import (
+    ContextDropped,
+    ErrorCode,
+    ErrorRaised,
+    Item,
+    ItemAdded,
+    ItemDone,
+    TurnCommitted,
+)
 
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "12 degrees"}
 
@@ -313,6 +321,39 @@ def test_deleting_and_cutting_go_to_the_session() -> None:
     command = client.commands[-1]
     assert isinstance(command, Truncate)
     assert command.heard_ms == 0
+
+
+def test_an_item_is_replaced_by_deleting_it_and_making_it_anew() -> None:
+    client = caller()
+    for name in ("a", "b"):
+        create(client, message(name, name))
+    client.send("conversation.item.delete", item_id="a")
+    client.send("conversation.item.create", item=message("A", "a"), previous_item_id="root")
+    client.send("response.create")
+    *_, deletion = client.commands
+    assert isinstance(deletion, DeleteItem), "what follows waits until the id is free"
+    (gone,) = client.hear(*obeyed(deletion))
+    assert gone["type"] == "conversation.item.deleted"
+    creation, answer = client.commands[-2:]
+    assert isinstance(creation, CreateText)
+    assert (creation.item_id, creation.text, creation.previous_item_id) == ("a", "A", ROOT)
+    assert isinstance(answer, CreateResponse)
+    added, _ = client.hear(*obeyed(creation))
+    assert added["previous_item_id"] is None
+
+
+def test_an_item_that_cannot_be_deleted_keeps_nobody_waiting() -> None:
+    client = caller()
+    client.send("conversation.item.delete", item_id="nobody", event_id="d")
+    client.send("conversation.item.create", item=message("a", "a"))
+    refused = client.commands[-1].command_id
+    (error,) = client.hear(
+        ErrorRaised(ErrorCode.UNKNOWN_ITEM, "no", "DeleteItem", command_id=refused, clock=0)
+    )
+    assert error["error"]["code"] == "item_delete_invalid_item_id"
+    assert [event["type"] for event in obey(client)] == [
+        "conversation.item.added", "conversation.item.done",
+    ]  # fmt: skip
 
 
 def transcript_of(client: Caller, item_id: str) -> Any:

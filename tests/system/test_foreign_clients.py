@@ -5,7 +5,6 @@ They are installed into a virtual environment of their own, from a package index
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soundfile
-from conftest import QUESTION, ROOT, require_package
+from conftest import ROOT, require_package
 from server_rig import QUICK, RATE, Server, free_port, serving, silence
 
 from mosstalk.audio.sound import read_audio
@@ -56,26 +54,10 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which Node has the clients."""
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("needs Node 20 or later, and npm")
-    folder = tmp_path_factory.mktemp("packages")
-    shutil.copy(CLIENTS / "package.json", folder)
-    npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"]
-    got = subprocess.run(npm, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
-    if got.returncode:
-        pytest.skip(f"the clients cannot be installed here: {got.stderr[-300:]}")
-    return folder
-
-
-def told(
-    program: Path | str, script: str, server: Server, *words: str, folder: Path | None = None
-) -> dict[str, Any]:
+def told(program: Path, script: str, server: Server, *words: str) -> dict[str, Any]:
     """What a client's script has to tell after its talk."""
     command = [str(program), str(CLIENTS / script), server.url, *words]
-    talk = subprocess.run(command, capture_output=True, text=True, timeout=TALK_S, cwd=folder)
+    talk = subprocess.run(command, capture_output=True, text=True, timeout=TALK_S)
     assert talk.returncode == 0, talk.stderr[-3000:]
     said: dict[str, Any] = json.loads(talk.stdout.splitlines()[-1])
     return said
@@ -251,26 +233,6 @@ def test_pipecat_talks_and_is_still_listening_after_interruptions(
         assert said[turn] > BYTES_PER_S // 10, turn
     assert said["listening"], "an error event ends its loop"
     assert said["errors"] == []
-
-
-def test_openai_for_javascript_completes_chats_by_voice_and_in_writing(
-    packages: Path, server: Server, tmp_path: Path
-) -> None:
-    question = tmp_path / "question.wav"
-    soundfile.write(question, read_audio(QUESTION, RATE).samples, RATE)
-    said = told("node", "with_openai.mjs", server, str(question), folder=packages)
-    assert "Paris" in said["whole"]
-    assert said["helped"], "its own helper joins the chunks"
-    assert said["header"] == "RIFF"
-    assert said["streamed"] == {
-        "words": said["whole"], "samples": said["samples"], "reason": "stop",
-        "usage": said["usage"],
-    }  # fmt: skip
-    assert said["samples"] > RATE // 10
-    assert "Rome" in said["next"], "the reply before is sent back as it came"
-    assert said["heard"] > 10
-    assert said["answered"]
-    assert said["refused"] == ["BadRequestError", "unsupported_value", "n"]
 
 
 def test_nothing_is_held_for_clients_that_have_gone(server: Server) -> None:

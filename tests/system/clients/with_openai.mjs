@@ -1,4 +1,4 @@
-// openai for JavaScript against a server: node with_openai.mjs http://host:port question.wav
+// openai for JavaScript against a server: node with_openai.mjs https://host:port question.wav
 import { readFileSync, writeSync } from "node:fs";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -8,7 +8,7 @@ const place = createRequire(`${process.cwd()}/`).resolve("openai");
 const { default: OpenAI } = await import(pathToFileURL(place).href);
 
 const [url, question] = process.argv.slice(2);
-const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
+const client = new OpenAI({ baseURL: `${url}/v1`, maxRetries: 0 });
 const completions = client.chat.completions;
 const spoken = (format) => ({ modalities: ["text", "audio"], audio: { voice: "default", format } });
 const asked = { role: "user", content: "What is the capital of France?" };

@@ -81,6 +81,7 @@ class ProtocolState:
     Attributes:
         updates: by command id, what holds once the session confirms it.
         creations: by command id, items that are being made.
+        deletions: ids of the commands that delete items, until the session has done them.
         pending_responses: by command id, how a response is to be shown once it begins.
         responses: by response id, those that are being made.
         waiting: the client's events that have not been heard yet, and errors told in their place.
@@ -98,6 +99,7 @@ class ProtocolState:
         self.items = ItemList(served.limits.kept_chars)
         self.updates: dict[str, SessionConfig] = {}
         self.creations: dict[str, PendingItem] = {}
+        self.deletions = set[str]()
         self.pending_responses: dict[str, ResponseConfig] = {}
         self.responses: dict[str, ActiveResponse] = {}
         self.latest_response_id: str | None = None
@@ -257,12 +259,15 @@ class ClientEventHandler:
         self._state = state
 
     def must_wait(self, event: asked.ClientEvent) -> bool:
-        """Whether an event is answered here and speaks of items that the session is making.
+        """Whether an event speaks of items that the session has yet to make or to delete.
 
-        The session answers in order, so all that comes after waits as well.
+        It is answered here, or names an id that will be free, as openai-agents for JavaScript does
+        to replace an item. The session answers in order, so all that comes after waits as well.
         """
         match event:
             case asked.CreateItem():
+                if self._state.deletions and (event.item.id or event.previous_item_id):
+                    return True
                 return bool(self._state.creations) and self._new_item(event).message is None
             case asked.ItemEvent(type="conversation.item.retrieve"):
                 return self._state.is_coming(event.item_id)
@@ -380,7 +385,9 @@ class ClientEventHandler:
             else:
                 state.tell_truncated(item_id, heard_ms or 0)
         elif in_session:
-            state.do(commands.DeleteItem(item_id, command_id=state.command_id(event)))
+            command_id = state.command_id(event)
+            state.deletions.add(command_id)
+            state.do(commands.DeleteItem(item_id, command_id=command_id))
         else:
             state.delete(item_id)
 

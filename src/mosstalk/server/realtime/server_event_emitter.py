@@ -140,6 +140,7 @@ class ServerEventEmitter:
                 state.tell_truncated(event.item_id, event.audio_ms, vendor, event.said)
             case events.ItemDeleted():
                 freed = event.command_id == _WRITTEN
+                state.deletions.discard(event.command_id or "")
                 (state.items.forget if freed else state.delete)(event.item_id)
             case events.ContextDropped():  # for the client they are still there
                 for item_id in event.item_ids:
@@ -298,6 +299,7 @@ class ServerEventEmitter:
         state, command_id = self._state, event.command_id or ""
         config = state.pending_responses.pop(command_id, None)
         state.creations.pop(command_id, None)
+        state.deletions.discard(command_id)
         if state.updates.pop(command_id, None):
             state.planned = next(reversed(state.updates.values()), state.session)
         if event.code in _FAILED_RESPONSES and event.command in (None, "CreateResponse"):
