@@ -153,6 +153,10 @@ class CallProtocol(RealtimeProtocol):
         self._cut: set[str] = set()
         """Items that were cut here, of which the session has not told yet."""
 
+    def is_hands_free(self) -> bool:
+        """Whether the session finds out by itself when the user has spoken."""
+        return self._state.session.settings.turn_detection is not None
+
     def from_client(self, raw: str | bytes) -> ProtocolOutput:
         """What a message on the data channel, or sound, leads to."""
         if isinstance(raw, bytes):
@@ -306,7 +310,7 @@ class Calls:
         protocol = CallProtocol(served, playback, config.asked)
         if refusal := context.refuse_now(grant.name):  # since the request began to come
             raise RefusedError(refusal)
-        peer = peer_of(offer, context.limits, playback.frame)
+        peer = peer_of(offer, context.limits, playback.frame, protocol.is_hands_free)
         with context.opening(grant.name):
             settings = context.fitted(protocol.settings)
             session = await context.engine.open(settings, rows=context.recorder is not None)
