@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import av
 import httpx
@@ -158,10 +158,18 @@ class LossyRelay:
 class Caller:
     """A client of a call, which keeps the events and the sound that come.
 
-    ``relayed``: through a ``LossyRelay``, which is there once the server has answered.
+    ``relayed``: through a ``LossyRelay``, which is there once the server has answered. ``takes`` is
+    what it announces as its longest message, in bytes; "" announces nothing.
     """
 
-    def __init__(self, server: Server, *, key: str | None = None, relayed: bool = False) -> None:
+    def __init__(
+        self,
+        server: Server,
+        *,
+        key: str | None = None,
+        relayed: bool = False,
+        takes: int | Literal[""] = 262_144,
+    ) -> None:
         self.events: list[dict[str, Any]] = []
         self.times_s: list[float] = []
         """When each of the events came."""
@@ -172,6 +180,7 @@ class Caller:
         self.location = ""
         self.relay: LossyRelay
         self._relayed = relayed
+        self._takes = takes and f"a=max-message-size:{takes}\r\n"
         self.microphone = Microphone()
         self._server, self._headers = server, {"Authorization": f"Bearer {key}"} if key else {}
         self._came, self._place = asyncio.Event(), 0
@@ -197,7 +206,8 @@ class Caller:
 
         receiver._handle_rtp_packet = noting  # type: ignore[method-assign]
         await self.connection.setLocalDescription(await self.connection.createOffer())
-        return self.connection.localDescription.sdp
+        said = self.connection.localDescription.sdp
+        return re.sub(r"a=max-message-size:.*\r\n", str(self._takes), said)
 
     async def __aenter__(self) -> "Caller":
         answer = await post(self._server, await self.offer(), **self._headers)
@@ -227,7 +237,8 @@ class Caller:
     def send(self, *events: dict[str, Any] | str) -> None:
         """Send events, or messages as they are."""
         for event in events:
-            self.channel.send(event if isinstance(event, str) else json.dumps(event))
+            said = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+            self.channel.send(said)
 
     async def wait(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Wait for the next event of that kind, with these fields."""

@@ -28,8 +28,10 @@ from aiortc.sdp import SessionDescription
 from starlette.websockets import WebSocketDisconnect
 
 from mosstalk.server.call_sound import Microphone, ReplyTrack
+from mosstalk.server.data_channel import LEAST_BYTES, TOO_LONG, BoundedMessages, fitted
 from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.validation import WireError, too_long
+from mosstalk.server.webrtc import RefusedMessage
 from mosstalk.server.websocket import WEBSOCKET
 
 _LONGEST_SDP = 64 << 10
@@ -65,6 +67,9 @@ def require_offer(offer: str) -> None:
             raise _wrong("it has no a=ice-ufrag and a=ice-pwd as RFC 8839 has them")
         if not (each.dtls and each.dtls.fingerprints):
             raise _wrong("it has no a=fingerprint")
+        takes = each.sctpCapabilities
+        if takes and takes.maxMessageSize != 0 and takes.maxMessageSize < LEAST_BYTES:
+            raise _wrong(f"a=max-message-size must be {LEAST_BYTES} at least, or 0 for any")
     audio = next(each for each in media if each.kind == "audio")
     if not any(codec.mimeType.lower() == "audio/opus" for codec in audio.rtp.codecs):
         raise _wrong("it offers no Opus")
@@ -120,6 +125,7 @@ class Peer:
         self._track, self._microphone = ReplyTrack(self._tick), Microphone()
         self._channel: RTCDataChannel | None = None
         self._channels = 0
+        self._bounds: BoundedMessages | None = None
         self._changed = asyncio.Event()
         self._unheard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._unheard_bytes, self._taken, self._gone = 0, False, False
@@ -141,6 +147,8 @@ class Peer:
         _Arrivals(audio.receiver, self._on_packet)
         try:
             await connection.setRemoteDescription(RTCSessionDescription(self._offer, "offer"))
+            assert connection.sctp
+            self._bounds = BoundedMessages(connection.sctp, self._limits.event_bytes)
             await connection.setLocalDescription(await connection.createAnswer())
         except Exception as error:  # aiortc raises what it meets with
             raise _wrong("it cannot be answered") from error
@@ -188,7 +196,7 @@ class Peer:
         return self._gone
 
     async def send_text(self, data: str) -> None:
-        """Send an event once the client has taken most of those before.
+        """Send an event once the client has taken most of those before, ``fitted`` to it.
 
         Raises:
             WebSocketDisconnect: it has gone.
@@ -197,7 +205,7 @@ class Peer:
             await self._change()
         if self._gone or self._channel is None:
             raise WebSocketDisconnect
-        self._channel.send(data)
+        self._channel.send(fitted(data, self._channel.transport._remote_max_message_size))
 
     async def close(self, code: int, reason: str | None = None) -> None:
         """End once the client has taken all that was sent: what ends it the events have told."""
@@ -225,8 +233,7 @@ class Peer:
 
     def _tick(self) -> bytes:
         """What is sent next, every 20 ms; what else goes by the clock is done as well."""
-        sctp = self._connection.sctp
-        if sctp and sctp._advertised_rwnd < 0:
+        if self._bounds and self._bounds.exceeded(self._limits.message_bytes):
             self.lost("a message is too long", 1009)
         if self._is_hands_free() and (silence := self._microphone.silence(time.monotonic())):
             self._hear(silence)
@@ -260,7 +267,8 @@ class Peer:
 
     def _on_message(self, message: str | bytes) -> None:
         self._heard_s = time.monotonic()
-        self._hear(message if isinstance(message, str) else message.decode("utf-8", "replace"))
+        text = message if isinstance(message, str) else message.decode("utf-8", "replace")
+        self._hear(RefusedMessage() if text == TOO_LONG else text)
 
     def _on_packet(self, packet: RtpPacket) -> None:
         self._heard_s = time.monotonic()

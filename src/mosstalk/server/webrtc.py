@@ -141,6 +141,10 @@ class Playback:
 # What is said.
 
 
+class RefusedMessage(str):
+    """Stands for a message on the data channel that was too long to be kept; it is empty."""
+
+
 class CallProtocol(RealtimeProtocol):
     """``RealtimeProtocol`` for a client that hears replies from a ``Playback``, not in events.
 
@@ -161,6 +165,13 @@ class CallProtocol(RealtimeProtocol):
         """What a message on the data channel, or sound, leads to."""
         if isinstance(raw, bytes):
             return ProtocolOutput([Push(raw, INPUT_RATE)])
+        if isinstance(raw, RefusedMessage):
+            most = self._state.served.limits.event_bytes
+            message = f"Invalid 'message': at most {most} bytes by WebRTC. Send less at a time."
+            code = "string_above_max_length"
+            body = told.ErrorBody(code=code, message=message, param="message")
+            self._state.tell(told.Error(error=body))
+            return self._output()
         return self._played(super().from_client(raw))
 
     def from_session(self, event: Event) -> ProtocolOutput:
