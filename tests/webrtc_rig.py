@@ -101,12 +101,13 @@ class LossyRelay:
     server and "down" to the client. It belongs to the running loop.
     """
 
-    def __init__(self, server: Address) -> None:
+    def __init__(self, server: Address, at: Address | None = None) -> None:
+        """Listen ``at`` a place, or at any port of the server's machine."""
         self.loss = 0.0
         self.lost: dict[str, list[bytes]] = {"up": [], "down": []}
         self._dice = {"up": random.Random(0), "down": random.Random(1)}
         self._server = server
-        self._front = self._socket(lambda packet, client: self._up(packet, client))
+        self._front = self._socket(at or (server[0], 0), self._up)
         self._towards: dict[Address, socket.socket] = {}
         """By a client's address, what speaks with the server in its name."""
 
@@ -127,10 +128,10 @@ class LossyRelay:
             asyncio.get_running_loop().remove_reader(each)
             each.close()
 
-    def _socket(self, take: Callable[[bytes, Address], None]) -> socket.socket:
+    def _socket(self, at: Address, take: Callable[[bytes, Address], None]) -> socket.socket:
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BIG)
-        made.bind((self._server[0], 0))
+        made.bind(at)
         made.setblocking(False)
 
         def read() -> None:
@@ -144,7 +145,8 @@ class LossyRelay:
     def _up(self, packet: bytes, client: Address) -> None:
         if client not in self._towards:
             self._towards[client] = self._socket(
-                lambda packet, _: self._pass("down", packet, self._front, client)
+                (self._server[0], 0),
+                lambda packet, _: self._pass("down", packet, self._front, client),
             )
         self._pass("up", packet, self._towards[client], self._server)
 

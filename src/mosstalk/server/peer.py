@@ -19,6 +19,7 @@ from aiortc import (
     RTCDataChannel,
     RTCIceCandidate,
     RTCIceParameters,
+    RTCIceTransport,
     RTCPeerConnection,
     RTCRtpReceiver,
     RTCSessionDescription,
@@ -27,7 +28,10 @@ from aiortc.rtp import RtpPacket
 from aiortc.sdp import SessionDescription
 from starlette.websockets import WebSocketDisconnect
 
+from mosstalk.server.admission import RefusedError
+from mosstalk.server.call_network import CallNetwork
 from mosstalk.server.call_sound import Microphone, ReplyTrack
+from mosstalk.server.candidates import name_candidates, own_candidates
 from mosstalk.server.data_channel import LEAST_BYTES, TOO_LONG, BoundedMessages, fitted
 from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.validation import WireError, too_long
@@ -112,6 +116,7 @@ class Peer:
         self,
         offer: str,
         limits: Limits,
+        network: CallNetwork,
         frame: Callable[[], bytes],
         is_hands_free: Callable[[], bool],
     ) -> None:
@@ -121,7 +126,7 @@ class Peer:
         self.hears: Callable[[str | bytes], bool] | None = None
         self._offer, self._limits = _NO_CANDIDATE.sub("", offer), limits
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self._frame, self._is_hands_free = frame, is_hands_free
+        self._network, self._frame, self._is_hands_free = network, frame, is_hands_free
         self._track, self._microphone = ReplyTrack(self._tick), Microphone()
         self._channel: RTCDataChannel | None = None
         self._channels = 0
@@ -132,9 +137,10 @@ class Peer:
         self._heard_s = time.monotonic()
 
     async def answer(self) -> str:
-        """The answer to the offer, with this machine's addresses.
+        """The answer to the offer, with this machine's addresses and those that lead to it.
 
         Raises:
+            RefusedError: no port is free.
             WireError: the offer cannot be served.
         """
         connection = self._connection
@@ -149,23 +155,32 @@ class Peer:
             await connection.setRemoteDescription(RTCSessionDescription(self._offer, "offer"))
             assert connection.sctp
             self._bounds = BoundedMessages(connection.sctp, self._limits.event_bytes)
+            for ice in self._transports:
+                name_candidates(ice, self._network)
             await connection.setLocalDescription(await connection.createAnswer())
+        except RefusedError:
+            raise
         except Exception as error:  # aiortc raises what it meets with
             raise _wrong("it cannot be answered") from error
         await self._wait_for_checks()
         return connection.localDescription.sdp
+
+    @property
+    def _transports(self) -> set[RTCIceTransport]:
+        """What sound and events travel by: with most clients one and the same."""
+        audio, sctp = self._connection.getTransceivers()[0].receiver, self._connection.sctp
+        assert sctp
+        return {audio.transport.transport, sctp.transport.transport}
 
     async def _wait_for_checks(self) -> None:
         """Have aiortc wait for the client's checks: without any address to try it would give up.
 
         What it tries is a port of this machine's own that nobody listens on.
         """
-        audio, sctp = self._connection.getTransceivers()[0].receiver, self._connection.sctp
-        assert sctp
-        for ice in {audio.transport.transport, sctp.transport.transport}:
-            for own in ice.iceGatherer.getLocalCandidates():
+        for ice in self._transports:
+            for own in own_candidates(ice):
                 await ice.addRemoteCandidate(
-                    RTCIceCandidate(own.component, "0", own.ip, _DISCARD, 1, "udp", "host")
+                    RTCIceCandidate(own.component, "0", own.host, _DISCARD, 1, "udp", "host")
                 )
 
     # For ``Connection``.

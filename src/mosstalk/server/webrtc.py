@@ -321,7 +321,9 @@ class Calls:
         protocol = CallProtocol(served, playback, config.asked)
         if refusal := context.refuse_now(grant.name):  # since the request began to come
             raise RefusedError(refusal)
-        peer = peer_of(offer, context.limits, playback.frame, protocol.is_hands_free)
+        peer = peer_of(
+            offer, context.limits, context.call_network, playback.frame, protocol.is_hands_free
+        )
         with context.opening(grant.name):
             settings = context.fitted(protocol.settings)
             session = await context.engine.open(settings, rows=context.recorder is not None)
