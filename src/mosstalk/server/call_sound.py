@@ -190,8 +190,7 @@ class Microphone:
         elif self._stood_in:
             self._twice = min(self._stood_in, -missing)
         self._came_s, self._stood_in = now_s, 0
-        loudest = np.abs(sound.astype(int)).max()
-        if self._twice and loudest < _QUIET and self._ahead_s(now_s) > _AHEAD_S:
+        if self._twice and self._ahead_s(now_s) > _AHEAD_S and _is_quiet(sound):
             self._twice = max(0, self._twice - len(sound))
             return np.empty(0, np.int16)
         self._heard += len(sound)
@@ -211,3 +210,7 @@ class Microphone:
 
     def _resampled(self, sound: Samples) -> bytes:
         return self._resampler.resample_chunk(sound).astype("<i2").tobytes() if len(sound) else b""
+
+
+def _is_quiet(sound: Samples) -> bool:
+    return bool(np.abs(sound.astype(int)).max() < _QUIET)
