@@ -20,7 +20,10 @@ LOSS = 0.02
 ROUND_S = 30.0
 """How often the server is asked for a reply."""
 BETWEEN_S = 1.0
-"""What the ends of a reply as heard may lie from the events that tell of them."""
+"""What the two sides' clocks, and sound and events, may lie apart on a busy machine."""
+LATE_S = 5.0
+"""By how much an event may come after its sound: one that was lost is sent again, twice if need be,
+after 1 s and 2 s."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,7 +144,9 @@ def _the_client_has_heard_it_all(caller: Caller, kept: Path) -> None:
     assert np.all(np.diff(left_out) >= 0)
     assert not np.any(left_out % PACKET)
     astray_s = stamps / WIRE_RATE - (came_s - came_s[0])
-    assert abs(astray_s[-1] - np.median(astray_s[:50])) < BETWEEN_S, "the sender's clock is right"
+    assert abs(np.median(astray_s[-50:]) - np.median(astray_s[:50])) < BETWEEN_S, (
+        "the sender's clock is right"
+    )
     heard = _decoded(packets, numbers)
     for response_id, said in _replies(kept).items():
         ends_s = [
@@ -153,7 +158,7 @@ def _the_client_has_heard_it_all(caller: Caller, kept: Path) -> None:
             )
             for change in ("started", "stopped")
         ]
-        span = (came_s > ends_s[0] - BETWEEN_S) & (came_s < ends_s[1] + BETWEEN_S)
+        span = (came_s > ends_s[0] - LATE_S) & (came_s < ends_s[1] + BETWEEN_S)
         inside = numbers[span]
         part = heard[inside[0] * PACKET : (inside[-1] + 1) * PACKET]
         _is_heard(said, part)
@@ -165,7 +170,7 @@ def _is_heard(said: Sound, part: Sound) -> None:
     A server that makes its sound too slowly, on a busy machine, is silent for some packets in the
     middle: what follows is later by so many.
     """
-    begin = place_of(said[:WIRE_RATE], part[: 4 * WIRE_RATE])
+    begin = place_of(said[:WIRE_RATE], part[: round((LATE_S + BETWEEN_S + 1) * WIRE_RATE)])
     late = broken = 0
     for place in range(0, len(said) - WIRE_RATE, WIRE_RATE):
         second = said[place : place + WIRE_RATE]

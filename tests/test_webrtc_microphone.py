@@ -54,17 +54,18 @@ def test_a_turn_ends_though_the_microphone_sends_nothing_more(
     asked = soxr.resample(np.frombuffer(words, "<i2").astype(np.float32) / 32768, RATE, rate)
     first = place_of(asked, heard[: 2 * len(asked)])
     second = first + len(asked) + place_of(asked, heard[first + len(asked) :])
-    astray_s = (second - first) / rate - (said_s[1] - said_s[0])
-    print(f"between two questions {said_s[1] - said_s[0]:.2f} s, of which {astray_s:+.3f} s wrong")
-    assert said_s[1] - said_s[0] - len(words) / 2 / RATE > 1.0, "there is a pause to be heard"
-    assert abs(astray_s) < 0.5, "the pause is heard once"
+    apart_s = said_s[1] - said_s[0]
+    pause_s = apart_s - len(words) / 2 / RATE
+    print(f"a pause of {pause_s:.2f} s is {(second - first) / rate - apart_s:+.3f} s longer")
+    assert pause_s > 1.0
+    assert abs((second - first) / rate - apart_s) < pause_s / 2, "it is heard, and once"
     starts = [
         event["audio_start_ms"]
         for event in caller.events
         if event["type"] == "input_audio_buffer.speech_started"
     ]
     assert len(starts) == 2
-    assert abs((starts[1] - starts[0]) / 1000 - (said_s[1] - said_s[0])) < 1.0
+    assert abs((starts[1] - starts[0]) / 1000 - apart_s) < pause_s / 2
 
 
 # Without a connection: packets come when a test says so.
@@ -142,20 +143,20 @@ def loud_s(heard: bytes | bytearray) -> float:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0, 600.0])
-@pytest.mark.parametrize("stamps_go_on", [True, False])
-def test_a_pause_is_heard_once_however_the_timestamps_go(
-    seconds: float, stamps_go_on: bool
-) -> None:
+@pytest.mark.parametrize("stamps", ["go on", "go on later", "stand still"])
+def test_a_pause_is_heard_once_however_the_timestamps_go(seconds: float, stamps: str) -> None:
     line = Line()
     line.say(tone(1.0))
     line.pass_time(seconds)
     paused_s = len(line.heard) / 2 / HEARD_RATE
     assert paused_s == pytest.approx(1.0 if seconds < 1.0 else 1.0 + seconds, abs=0.1)
-    if stamps_go_on:
+    if stamps == "go on later":  # an encoder may have had half a packet left
+        line.say(tone(0.02))
+    if stamps != "stand still":
         line.stamp += round(seconds * 50) * PACKET
     line.say(tone(2.0))
     assert loud_s(line.heard) == pytest.approx(3.0, abs=0.15), "words after a pause are heard"
-    missed_s = seconds if seconds < 1.0 and not stamps_go_on else 0.0
+    missed_s = seconds if seconds < 1.0 and stamps == "stand still" else 0.0
     assert line.ahead_s == pytest.approx(-missed_s, abs=0.1)
 
 

@@ -187,6 +187,7 @@ class Microphone:
             self._begun_s = now_s if self._begun_s is None else self._begun_s
         elif missing > 0:
             silent = self._silent(missing, now_s)
+            self._twice = max(0, self._twice - (missing - silent))
         elif self._stood_in:
             self._twice = min(self._stood_in, -missing)
         self._came_s, self._stood_in = now_s, 0
@@ -203,7 +204,8 @@ class Microphone:
 
     def _silent(self, samples: int, now_s: float) -> int:
         """Count as many samples of silence as heard, or fewer where there is no time for them."""
-        room_s = min(_SLACK_S - self._ahead_s(now_s), _LONGEST_GAP_S)
+        slack_s = 0.0 if self._twice else _SLACK_S  # silence may stand for these already
+        room_s = min(slack_s - self._ahead_s(now_s), _LONGEST_GAP_S)
         silent = min(samples, max(0, int(room_s * OPUS_RATE)))
         self._heard += silent
         return silent
