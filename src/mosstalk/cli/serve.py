@@ -141,6 +141,19 @@ class Serve:
         "between. Its name needs no --allowed-host. Default: the name that a request carries.",
         metavar="URL",
     )
+    webrtc_address: list[str] | None = option(
+        None,
+        "An address that leads to this machine's UDP ports, as the public one of a cloud; calls by "
+        "WebRTC are told it beside the machine's own. A name is looked up at the start. May be "
+        "repeated.",
+        metavar="HOST",
+    )
+    webrtc_ports: str | None = option(
+        None,
+        "UDP ports for calls by WebRTC, one each, e.g. 40000-40100, for a firewall or docker -p. "
+        "Default: any that the system gives.",
+        metavar="FIRST-LAST",
+    )
     tls_cert: Path | None = option(
         None,
         "Serve https and wss with this certificate in PEM, followed by those that vouch for it. "
@@ -208,6 +221,7 @@ class Serve:
         """
         from mosstalk.prepared.default_models import require_pair
         from mosstalk.server.admission import ServeOptions
+        from mosstalk.server.call_network import call_network
         from mosstalk.server.captions import transcriber_of
         from mosstalk.server.certificate import tls_of
         from mosstalk.server.front_process import SESSIONS
@@ -246,6 +260,7 @@ class Serve:
             front_processes=0 if tls else self.front_processes,
             tls=tls,
             twilio=self._twilio(),
+            call_network=call_network(self.webrtc_address or (), self.webrtc_ports),
             log=log,
         )
 

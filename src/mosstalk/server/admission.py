@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
+from mosstalk.server.call_network import CallNetwork
 from mosstalk.server.captions import Transcriber
 from mosstalk.server.certificate import Tls, is_address
 from mosstalk.server.engine_client import EngineClient, WorkerState
@@ -228,6 +229,7 @@ class ServeOptions:
     front_processes: int | None = None
     tls: Tls | None = None
     twilio: TwilioAccount | None = None
+    call_network: CallNetwork = field(default_factory=CallNetwork)
     secret: bytes = b""
     log: LogStyle = field(default_factory=LogStyle)
 
@@ -257,6 +259,7 @@ class ServerContext:
         self.secret = options.secret or token_bytes(32)
         self.keys, self.ephemeral = Keys(options.keys), EphemeralKeys(self.secret)
         self.origins, self.twilio = Origins(options.origins), options.twilio
+        self.call_network = options.call_network
         self.tls = options.tls.context() if options.tls else None
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None

@@ -11,19 +11,15 @@ can have the server send anything to a third party, however many addresses an of
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, MutableMapping
-from fractions import Fraction
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
-import av
-import numpy as np
-import soxr
 from aiortc import (
-    MediaStreamTrack,
     RTCConfiguration,
     RTCDataChannel,
     RTCIceCandidate,
     RTCIceParameters,
+    RTCIceTransport,
     RTCPeerConnection,
     RTCRtpReceiver,
     RTCSessionDescription,
@@ -32,19 +28,16 @@ from aiortc.rtp import RtpPacket
 from aiortc.sdp import SessionDescription
 from starlette.websockets import WebSocketDisconnect
 
-from mosstalk.constants import OUTPUT_RATE
-from mosstalk.server.limits import Limits, TokenBucket
+from mosstalk.server.admission import RefusedError
+from mosstalk.server.call_network import CallNetwork
+from mosstalk.server.call_sound import Microphone, ReplyTrack
+from mosstalk.server.candidates import name_candidates, own_candidates
+from mosstalk.server.data_channel import LEAST_BYTES, TOO_LONG, BoundedMessages, fitted
+from mosstalk.server.limits import Limits
 from mosstalk.server.realtime.validation import WireError, too_long
-from mosstalk.server.webrtc import FRAME, INPUT_RATE
+from mosstalk.server.webrtc import RefusedMessage
 from mosstalk.server.websocket import WEBSOCKET
 
-OPUS_RATE = 48_000
-"""Hz of timestamps, whatever the sound's own rate (RFC 7587)."""
-_FRAME_S = FRAME / OUTPUT_RATE
-_TICKS = round(_FRAME_S * OPUS_RATE)
-_LATE_S = 0.2
-"""A sender that is later than this skips, rather than to send all at once."""
-_BIT_RATE = 40_000
 _LONGEST_SDP = 64 << 10
 _SECRETS = re.compile(r"[A-Za-z0-9+/]{4,256}"), re.compile(r"[A-Za-z0-9+/]{22,256}")
 """ICE's name and password (RFC 8839, 5.4)."""
@@ -52,13 +45,6 @@ _NO_CANDIDATE = re.compile(r"^a=(candidate|end-of-candidates)\b.*(\r?\n|$)", re.
 _MOST_CHANNELS = 8
 _BUFFERED = 64 << 10
 """Bytes that may wait in the data channel; others wait in the send queue, and are counted there."""
-_HELD = 3
-"""Packets that wait for one that is late; then it counts as lost."""
-_FAR = 100
-"""A sequence number that is so far off belongs to a stream that begins anew (RFC 3550, A.1)."""
-_SLACK_S = 1.0
-_FASTER, _BURST_S = 1.25, 4.0
-"""Sound may come so much faster than it is heard, and so much of it at once."""
 _DISCARD = 9
 _SILENT_S = 10.0
 """A client whose connection ends after so long without a packet has not ended it."""
@@ -85,6 +71,9 @@ def require_offer(offer: str) -> None:
             raise _wrong("it has no a=ice-ufrag and a=ice-pwd as RFC 8839 has them")
         if not (each.dtls and each.dtls.fingerprints):
             raise _wrong("it has no a=fingerprint")
+        takes = each.sctpCapabilities
+        if takes and takes.maxMessageSize != 0 and takes.maxMessageSize < LEAST_BYTES:
+            raise _wrong(f"a=max-message-size must be {LEAST_BYTES} at least, or 0 for any")
     audio = next(each for each in media if each.kind == "audio")
     if not any(codec.mimeType.lower() == "audio/opus" for codec in audio.rtp.codecs):
         raise _wrong("it offers no Opus")
@@ -94,131 +83,6 @@ def require_offer(offer: str) -> None:
 
 def _wrong(why: str) -> WireError:
     return WireError("invalid_value", f"Invalid 'sdp': {why}.", "sdp")
-
-
-# Sound to the client.
-
-
-class ReplyTrack(MediaStreamTrack):
-    """Sends 20 ms of sound every 20 ms, encoded as Opus (RFC 6716) from 24 kHz.
-
-    ``frame`` gives the next ``FRAME`` samples, int16.
-    """
-
-    kind = "audio"
-
-    def __init__(self, frame: Callable[[], bytes]) -> None:
-        super().__init__()
-        self._frame, self._due_s, self._place = frame, 0.0, 0
-        self._encoder = av.CodecContext.create("libopus", "w")
-        self._encoder.sample_rate, self._encoder.bit_rate = OUTPUT_RATE, _BIT_RATE
-        self._encoder.layout, self._encoder.format = "mono", "s16"
-        self._encoder.options = {
-            "application": "voip", "frame_duration": "20", "compression_level": "5",
-            "fec": "1", "packet_loss": "5",
-        }  # fmt: skip
-
-    async def recv(self) -> "av.Packet[Any]":
-        """The next packet, when it is due."""
-        now_s = time.monotonic()
-        self._due_s = self._due_s or now_s
-        late = int((now_s - self._due_s) / _FRAME_S)
-        if late * _FRAME_S > _LATE_S:
-            self._due_s += late * _FRAME_S
-            self._place += late
-        await asyncio.sleep(self._due_s - now_s)
-        sound = av.AudioFrame.from_ndarray(
-            np.frombuffer(self._frame(), "<i2")[None], format="s16", layout="mono"
-        )
-        sound.sample_rate, sound.pts = OUTPUT_RATE, self._place * FRAME
-        sound.time_base = Fraction(1, OUTPUT_RATE)
-        (packet,) = self._encoder.encode(sound)
-        packet = av.Packet(bytes(packet))
-        packet.pts, packet.time_base = self._place * _TICKS, Fraction(1, OPUS_RATE)
-        self._due_s += _FRAME_S
-        self._place += 1
-        return packet
-
-
-# Sound from the client.
-
-
-class PacketOrder:
-    """Puts a track's packets in order, and gives up those that are late or lost (RFC 3550)."""
-
-    def __init__(self) -> None:
-        self._next: int | None = None
-        self._held: dict[int, RtpPacket] = {}
-        """By number, those that wait for one before them."""
-
-    def push(self, packet: RtpPacket) -> Iterator[RtpPacket]:
-        """The packets that are due with this one, in order."""
-        number = packet.sequence_number
-        if self._next is None or abs(self._ahead(number)) > _FAR:
-            self._held.clear()
-            self._next = number
-        if self._ahead(number) < 0:
-            return
-        self._held[number] = packet
-        if len(self._held) > _HELD and self._next not in self._held:
-            self._next = min(self._held, key=self._ahead)
-        while found := self._held.pop(self._next, None):
-            self._next = (self._next + 1) & 0xFFFF
-            yield found
-
-    def _ahead(self, number: int) -> int:
-        """How many packets a number lies behind the next one that is due; below 0: before it."""
-        assert self._next is not None
-        return (number - self._next + 0x8000) % 0x10000 - 0x8000
-
-
-class Microphone:
-    """A client's packets of Opus to samples, int16 at ``INPUT_RATE``.
-
-    Where packets are missing there is silence of their length, by their timestamps: but no more
-    than has gone by since the last one came.
-    """
-
-    def __init__(self) -> None:
-        self._order = PacketOrder()
-        self._decoder = av.CodecContext.create("libopus", "r")
-        self._decoder.layout, self._decoder.format = "mono", "s16"
-        self._decoder.sample_rate = OPUS_RATE
-        self._resampler = soxr.ResampleStream(OPUS_RATE, INPUT_RATE, 1, dtype="int16")
-        self._pace = TokenBucket(_FASTER, _BURST_S, time.monotonic())
-        self._source: int | None = None
-        self._due = 0
-        """Timestamp at which the next packet follows the last one."""
-        self._came_s = 0.0
-
-    def push(self, packet: RtpPacket, now_s: float) -> bytes:
-        """The sound that is due with a packet."""
-        if packet.ssrc != self._source:
-            self._source, self._order, self._came_s = packet.ssrc, PacketOrder(), 0.0
-        if self._pace.wait_s(0.0, now_s) > 0.0:
-            return b""
-        pieces = [self._sound(each, now_s) for each in self._order.push(packet)]
-        if not any(len(piece) for piece in pieces):
-            return b""
-        heard = np.concatenate(pieces)
-        self._pace.wait_s(len(heard) / OPUS_RATE, now_s)
-        return self._resampler.resample_chunk(heard).astype("<i2").tobytes()
-
-    def _sound(self, packet: RtpPacket, now_s: float) -> np.ndarray[Any, np.dtype[np.int16]]:
-        """A packet's samples at 48 kHz, behind the silence that stands for what was lost."""
-        try:
-            frames = self._decoder.decode(av.Packet(packet.payload)) if packet.payload else []
-        except av.FFmpegError:
-            frames = []
-        pieces = [frame.to_ndarray()[0] for frame in frames]
-        lost = (packet.timestamp - self._due + (1 << 31)) % (1 << 32) - (1 << 31)
-        if pieces and self._came_s and lost > 0:
-            most = int((now_s - self._came_s + _SLACK_S) * OPUS_RATE)
-            pieces.insert(0, np.zeros(min(lost, most), np.int16))
-        if pieces:
-            self._came_s = now_s
-            self._due = packet.timestamp + sum(frame.samples for frame in frames)
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int16)
 
 
 class _Arrivals:
@@ -244,28 +108,39 @@ class _Arrivals:
 class Peer:
     """A client of one call; ``frame`` gives what is sent to it (``ReplyTrack``).
 
-    ``hears`` is as that of ``WebSocketProtocol``: events are strings, sound is bytes.
+    ``hears`` is as that of ``WebSocketProtocol``: events are strings, sound is bytes. While
+    ``is_hands_free``, a microphone that sends nothing is heard as silence.
     """
 
-    def __init__(self, offer: str, limits: Limits, frame: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        offer: str,
+        limits: Limits,
+        network: CallNetwork,
+        frame: Callable[[], bytes],
+        is_hands_free: Callable[[], bool],
+    ) -> None:
         """Check the offer; raises WireError as ``require_offer`` does."""
         require_offer(offer)
         self.scope: MutableMapping[str, Any] = {"extensions": {WEBSOCKET: self}}
         self.hears: Callable[[str | bytes], bool] | None = None
         self._offer, self._limits = _NO_CANDIDATE.sub("", offer), limits
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self._frame, self._track, self._microphone = frame, ReplyTrack(self._tick), Microphone()
+        self._network, self._frame, self._is_hands_free = network, frame, is_hands_free
+        self._track, self._microphone = ReplyTrack(self._tick), Microphone()
         self._channel: RTCDataChannel | None = None
         self._channels = 0
+        self._bounds: BoundedMessages | None = None
         self._changed = asyncio.Event()
         self._unheard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._unheard_bytes, self._taken, self._gone = 0, False, False
         self._heard_s = time.monotonic()
 
     async def answer(self) -> str:
-        """The answer to the offer, with this machine's addresses.
+        """The answer to the offer, with this machine's addresses and those that lead to it.
 
         Raises:
+            RefusedError: no port is free.
             WireError: the offer cannot be served.
         """
         connection = self._connection
@@ -278,23 +153,34 @@ class Peer:
         _Arrivals(audio.receiver, self._on_packet)
         try:
             await connection.setRemoteDescription(RTCSessionDescription(self._offer, "offer"))
+            assert connection.sctp
+            self._bounds = BoundedMessages(connection.sctp, self._limits.event_bytes)
+            for ice in self._transports:
+                name_candidates(ice, self._network)
             await connection.setLocalDescription(await connection.createAnswer())
+        except RefusedError:
+            raise
         except Exception as error:  # aiortc raises what it meets with
             raise _wrong("it cannot be answered") from error
         await self._wait_for_checks()
         return connection.localDescription.sdp
+
+    @property
+    def _transports(self) -> set[RTCIceTransport]:
+        """What sound and events travel by: with most clients one and the same."""
+        audio, sctp = self._connection.getTransceivers()[0].receiver, self._connection.sctp
+        assert sctp
+        return {audio.transport.transport, sctp.transport.transport}
 
     async def _wait_for_checks(self) -> None:
         """Have aiortc wait for the client's checks: without any address to try it would give up.
 
         What it tries is a port of this machine's own that nobody listens on.
         """
-        audio, sctp = self._connection.getTransceivers()[0].receiver, self._connection.sctp
-        assert sctp
-        for ice in {audio.transport.transport, sctp.transport.transport}:
-            for own in ice.iceGatherer.getLocalCandidates():
+        for ice in self._transports:
+            for own in own_candidates(ice):
                 await ice.addRemoteCandidate(
-                    RTCIceCandidate(own.component, "0", own.ip, _DISCARD, 1, "udp", "host")
+                    RTCIceCandidate(own.component, "0", own.host, _DISCARD, 1, "udp", "host")
                 )
 
     # For ``Connection``.
@@ -325,7 +211,7 @@ class Peer:
         return self._gone
 
     async def send_text(self, data: str) -> None:
-        """Send an event once the client has taken most of those before.
+        """Send an event once the client has taken most of those before, ``fitted`` to it.
 
         Raises:
             WebSocketDisconnect: it has gone.
@@ -334,7 +220,7 @@ class Peer:
             await self._change()
         if self._gone or self._channel is None:
             raise WebSocketDisconnect
-        self._channel.send(data)
+        self._channel.send(fitted(data, self._channel.transport._remote_max_message_size))
 
     async def close(self, code: int, reason: str | None = None) -> None:
         """End once the client has taken all that was sent: what ends it the events have told."""
@@ -361,10 +247,11 @@ class Peer:
         self._changed.set()
 
     def _tick(self) -> bytes:
-        """What is sent next; a message that never ends is not kept any longer."""
-        sctp = self._connection.sctp
-        if sctp and sctp._advertised_rwnd < 0:
+        """What is sent next, every 20 ms; what else goes by the clock is done as well."""
+        if self._bounds and self._bounds.exceeded(self._limits.message_bytes):
             self.lost("a message is too long", 1009)
+        if self._is_hands_free() and (silence := self._microphone.silence(time.monotonic())):
+            self._hear(silence)
         return self._frame()
 
     # From the client.
@@ -394,17 +281,19 @@ class Peer:
         self._changed.set()
 
     def _on_message(self, message: str | bytes) -> None:
-        self._hear(message if isinstance(message, str) else message.decode("utf-8", "replace"))
+        self._heard_s = time.monotonic()
+        text = message if isinstance(message, str) else message.decode("utf-8", "replace")
+        self._hear(RefusedMessage() if text == TOO_LONG else text)
 
     def _on_packet(self, packet: RtpPacket) -> None:
-        if self._channel and (sound := self._microphone.push(packet, time.monotonic())):
+        self._heard_s = time.monotonic()
+        if self._channel and (sound := self._microphone.push(packet, self._heard_s)):
             self._hear(sound)
 
     def _hear(self, message: str | bytes) -> None:
         """Have a message heard, at once or once those before it are."""
         if self._gone:
             return
-        self._heard_s = time.monotonic()
         first = self._unheard.empty() and not self._taken
         if first and self.hears is not None and self.hears(message):
             return

@@ -141,6 +141,10 @@ class Playback:
 # What is said.
 
 
+class RefusedMessage(str):
+    """Stands for a message on the data channel that was too long to be kept; it is empty."""
+
+
 class CallProtocol(RealtimeProtocol):
     """``RealtimeProtocol`` for a client that hears replies from a ``Playback``, not in events.
 
@@ -153,10 +157,21 @@ class CallProtocol(RealtimeProtocol):
         self._cut: set[str] = set()
         """Items that were cut here, of which the session has not told yet."""
 
+    def is_hands_free(self) -> bool:
+        """Whether the session finds out by itself when the user has spoken."""
+        return self._state.session.settings.turn_detection is not None
+
     def from_client(self, raw: str | bytes) -> ProtocolOutput:
         """What a message on the data channel, or sound, leads to."""
         if isinstance(raw, bytes):
             return ProtocolOutput([Push(raw, INPUT_RATE)])
+        if isinstance(raw, RefusedMessage):
+            most = self._state.served.limits.event_bytes
+            message = f"Invalid 'message': at most {most} bytes by WebRTC. Send less at a time."
+            code = "string_above_max_length"
+            body = told.ErrorBody(code=code, message=message, param="message")
+            self._state.tell(told.Error(error=body))
+            return self._output()
         return self._played(super().from_client(raw))
 
     def from_session(self, event: Event) -> ProtocolOutput:
@@ -306,7 +321,9 @@ class Calls:
         protocol = CallProtocol(served, playback, config.asked)
         if refusal := context.refuse_now(grant.name):  # since the request began to come
             raise RefusedError(refusal)
-        peer = peer_of(offer, context.limits, playback.frame)
+        peer = peer_of(
+            offer, context.limits, context.call_network, playback.frame, protocol.is_hands_free
+        )
         with context.opening(grant.name):
             settings = context.fitted(protocol.settings)
             session = await context.engine.open(settings, rows=context.recorder is not None)
