@@ -128,6 +128,37 @@ def test_a_long_past_is_typed_and_counted_before_the_first_turn(cache_folder: Pa
         assert turn.real_time_factor >= (turn.commit_to_audio_ms or 0) / turn.audio_ms
 
 
+def test_a_crowd_is_measured_without_and_with_texts_read_aloud(cache_folder: Path) -> None:
+    asked = replace(load(first_ms=60_000), read_at_once=2, texts=("One.", "Two.", "Three."))
+    with serving(*QUICK, "--model", "synthetic", "--max-sessions", "8", cache=cache_folder) as here:
+        alone, beside = measure(Target(here.socket, {}), asked, SPEECH, lambda *_: None)
+        here.await_nothing_held()
+    assert (alone.read, alone.name, beside.name) == (None, "1", "1 + 2 texts")
+    assert beside.read
+    assert len(beside.read.first_ms) >= 2
+    assert beside.read.audio_s > 0
+    assert not beside.read.failures + beside.failures
+    table, *_ = tables_of([alone, beside], asked)
+    assert "1 + 2 texts" in table.as_text()
+    assert alone.first_audio_ms
+    assert beside.first_audio_ms
+    ratio = beside.first_audio_ms[1] / alone.first_audio_ms[1]
+    assert f"{ratio:.2f} times" in table.as_text()
+
+
+def test_texts_that_are_not_read_are_told(cache_folder: Path) -> None:
+    asked = replace(load(first_ms=60_000), read_at_once=2, texts=("One.",))
+    with serving(*QUICK, "--model", "synthetic", "--max-sessions", "1", cache=cache_folder) as here:
+        _, beside = measure(Target(here.socket, {}), asked, SPEECH, lambda *_: None)
+    assert beside.read
+    assert set(beside.read.failures) == {"503"}
+    (broken, *_) = (each for each in beside.breaches(asked.bounds) if "texts" in each)
+    assert (
+        broken
+        == f"{len(beside.read.failures)} texts were not read ({len(beside.read.failures)} x 503)"
+    )
+
+
 @alone
 def test_a_late_answer_is_measured_from_the_commit() -> None:
     with answering([(0.5, 500)]) as target:

@@ -22,7 +22,9 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
+from mosstalk.bench import serve_readers
 from mosstalk.bench.serve_clients import COMPLETED, RATE, ClientPlan, Pattern, Pcm, Turn, run
+from mosstalk.bench.serve_readers import ReadAloud, ReaderPlan
 from mosstalk.errors import BenchError
 from mosstalk.progress import Progress
 
@@ -61,13 +63,19 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Load:
-    """Which crowds talk, and how."""
+    """Which crowds talk, and how.
+
+    With ``read_at_once`` each is measured twice: alone, and while the server reads so many of
+    ``texts`` at a time aloud.
+    """
 
     crowds: tuple[int, ...]
     pattern: Pattern
     turns: int
     seed: int
     bounds: Bounds = field(default_factory=Bounds)
+    read_at_once: int = 0
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,11 @@ class Target:
 
     url: str
     headers: Mapping[str, str]
+
+    def address(self, path: str) -> str:
+        """Of something else on this server, by HTTP."""
+        where = urlsplit(self.url)
+        return f"{ {'ws': 'http', 'wss': 'https'}[where.scheme] }://{where.netloc}{path}"
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' values by name with labels; empty from a server that gives none."""
@@ -102,9 +115,7 @@ class Target:
             return {"device": f"whatever serves {self.url}", "weights": "unknown"}
 
     def _get(self, path: str) -> str | None:
-        where = urlsplit(self.url)
-        scheme = {"ws": "http", "wss": "https"}[where.scheme]
-        request = Request(f"{scheme}://{where.netloc}{path}", headers=dict(self.headers))
+        request = Request(self.address(path), headers=dict(self.headers))
         try:
             with urlopen(request, timeout=10) as answer:
                 text: str = answer.read().decode()
@@ -177,6 +188,7 @@ class Crowd:
         turns: every turn.
         lags_ms: quantiles of how much too late clients themselves sent a frame.
         server: what the server says of itself over that time.
+        read: what it read aloud meanwhile; None for a crowd that it served alone.
     """
 
     clients: int
@@ -184,6 +196,12 @@ class Crowd:
     turns: list[Turn]
     lags_ms: list[float] | None
     server: Meanwhile
+    read: ReadAloud | None = None
+
+    @property
+    def name(self) -> str:
+        """How many talked, and how many texts were read meanwhile."""
+        return f"{self.clients} + {self.read.count} texts" if self.read else str(self.clients)
 
     def quantiles(self, name: str) -> list[float] | None:
         """Median, 95th and 99th percentile of one of ``MEASURED``; None without any."""
@@ -217,6 +235,8 @@ class Crowd:
                 f"{len(self.refusals)} of {self.clients} not let in ({_counted(self.refusals)})"
             ]
         found, failures, turns = [], self.failures, len(self.turns)
+        if self.read and (unread := self.read.failures):
+            found.append(f"{len(unread)} texts were not read ({_counted(unread)})")
         if failures:
             found.append(f"{len(failures)} of {turns} turns failed ({_counted(failures)})")
         first = self.first_audio_ms
@@ -250,7 +270,7 @@ def measure(target: Target, load: Load, speech: Pcm, tell: Progress) -> list[Cro
     """Let each crowd talk in turn, in processes of their own.
 
     Each client's turn is the ``heard_s`` seconds before the end of a sentence in ``speech``, (n,)
-    int16 at 24 kHz.
+    int16 at 24 kHz. Crowds come in the order of ``load``; with texts each twice.
 
     Raises:
         BenchError: there is too little speech, or a process of clients failed.
@@ -260,10 +280,17 @@ def measure(target: Target, load: Load, speech: Pcm, tell: Progress) -> list[Cro
     if not ends:
         raise BenchError(f"the speech is shorter than a turn of {load.pattern.heard_s:g} s")
     found = []
-    for number, clients in enumerate(load.crowds):
-        tell(f"{clients} conversations", number, len(load.crowds))
+    beside: list[ReaderPlan | None] = [None]
+    if load.read_at_once:
+        url, headers = target.address(serve_readers.PATH), dict(target.headers)
+        beside.append(ReaderPlan(url, headers, load.texts, load.read_at_once))
+    asked = [(clients, reading) for clients in load.crowds for reading in beside]
+    for number, (clients, reading) in enumerate(asked):
+        texts = f" beside {reading.count} texts" if reading else ""
+        tell(f"{clients} conversations{texts}", number, len(asked))
         target.await_empty()
-        found.append(_crowd(target, clients, list(_plans(target, load, clients, speech, ends))))
+        plans = list(_plans(target, load, clients, speech, ends))
+        found.append(_crowd(target, clients, plans, reading))
     return found
 
 
@@ -279,10 +306,16 @@ def _plans(
         yield ClientPlan(target.url, *given, speech, ends, load.seed)
 
 
-def _crowd(target: Target, clients: int, plans: list[ClientPlan]) -> Crowd:
+def _crowd(
+    target: Target, clients: int, plans: list[ClientPlan], reading: ReaderPlan | None
+) -> Crowd:
     with ExitStack() as stack:
-        links = [stack.enter_context(_talking(plan)) for plan in plans]
+        links = [stack.enter_context(_process(run, plan)) for plan in plans]
         refusals = [why for link in links for why in _received(link)]
+        reader = read = None
+        if reading and not refusals:
+            reader = stack.enter_context(_process(serve_readers.run, reading))
+            _received(reader)
         before = target.metrics()
         begin_s = None if refusals else time.monotonic() + _HEAD_START_S
         for link in links:
@@ -290,21 +323,25 @@ def _crowd(target: Target, clients: int, plans: list[ClientPlan]) -> Crowd:
         talked = [_received(link) for link in links]
         seconds = time.monotonic() - (begin_s or 0.0)
         after = {} if refusals else target.metrics()
+        if reader:
+            reader.send(None)
+            read = _received(reader)
     return Crowd(
         clients,
         refusals,
         [turn for turns, _ in talked for turn in turns],
         quantiles(np.concatenate([lags for _, lags in talked])),
         Meanwhile.between(before, after, seconds),
+        read,
     )
 
 
 @contextmanager
-def _talking(plan: ClientPlan) -> Iterator[Connection]:
-    """A process of clients; see ``serve_clients.run``."""
+def _process(work: Callable[[Any, Connection], None], plan: Any) -> Iterator[Connection]:
+    """A process that does ``work`` by a plan: clients, or readers."""
     spawn = get_context("spawn")
     link, end = spawn.Pipe()
-    process = spawn.Process(target=run, args=(plan, end), daemon=True)
+    process = spawn.Process(target=work, args=(plan, end), daemon=True)
     process.start()
     end.close()
     try:

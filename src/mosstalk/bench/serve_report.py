@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from mosstalk.bench.serve import QUANTILES, Crowd, Load
+import numpy as np
+
+from mosstalk.bench.serve import QUANTILES, Crowd, Load, quantiles
 from mosstalk.bench.serve_clients import FIRST_AUDIO_MS, Pattern
 from mosstalk.reporting.html import line_chart, page, skipped_html, table_html
 from mosstalk.reporting.tables import NONE, Table
@@ -31,7 +33,11 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
         "of others beside it included. Runs: of a part a second / items (rows, replies or streams) "
         "that a run held / milliseconds that its most urgent item had waited. Memory at the end."
     )
-    clients = [_client_figures(crowd, pattern) for crowd in crowds]
+    alone = [crowds[0], *crowds]  # each crowd with texts follows the same without
+    clients = [
+        _client_figures(crowd, pattern) | (_read(crowd, before, pattern) if crowd.read else {})
+        for before, crowd in zip(alone, crowds, strict=False)
+    ]
     tables = [_side_by_side("Conversations at a time", note, crowds, clients)]
     server = [_server_figures(crowd) for crowd in crowds]
     if any(server):
@@ -76,6 +82,18 @@ def _client_figures(crowd: Crowd, pattern: Pattern) -> dict[str, str]:
     }
 
 
+def _read(crowd: Crowd, alone: Crowd, pattern: Pattern) -> dict[str, str]:
+    """What was read aloud meanwhile, and what that cost the conversations."""
+    assert crowd.read
+    first, before = crowd.first_audio_ms, alone.first_audio_ms
+    times = f"{first[1] / before[1]:.2f} times" if first and before else NONE
+    return {
+        "texts: request to first sound, ms": _joined(quantiles(np.array(crowd.read.first_ms)), 0),
+        "texts: seconds of sound": f"{crowd.read.audio_s:.1f}",
+        f"p95 from {_begin(pattern)} to first audio, to that without texts": times,
+    }
+
+
 def _server_figures(crowd: Crowd) -> dict[str, str]:
     parts = {name: _joined(shares, 2) for name, shares in crowd.server.parts.items()}
     runs = {f"runs: {name}": _joined(each, 2) for name, each in crowd.server.runs.items()}
@@ -90,7 +108,7 @@ def _side_by_side(
 ) -> Table:
     labels = list(dict.fromkeys(label for each in figures for label in each))
     rows = [(label, *(each.get(label, NONE) for each in figures)) for label in labels]
-    return Table(title, note, ("", *(str(crowd.clients) for crowd in crowds)), rows)
+    return Table(title, note, ("", *(crowd.name for crowd in crowds)), rows)
 
 
 def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
@@ -99,7 +117,7 @@ def _bounds(crowds: Sequence[Crowd], load: Load) -> Table:
         f"Served: all let in, no turn failed, p95 from {begin} to first audio at most "
         f"{bounds.first_audio_ms:g} ms, underruns in at most {bounds.underrun_share:.1%} of turns."
     )
-    rows = [(str(crowd.clients), "; ".join(crowd.breaches(bounds)) or "served") for crowd in crowds]
+    rows = [(crowd.name, "; ".join(crowd.breaches(bounds)) or "served") for crowd in crowds]
     return Table("Bounds", note, ("conversations", "broken"), rows)
 
 
@@ -117,7 +135,7 @@ def verdict(crowds: Sequence[Crowd], load: Load) -> str:
     served = 0
     for crowd in sorted(crowds, key=lambda crowd: crowd.clients):
         if breaches := crowd.breaches(load.bounds):
-            return f"{served} conversations served; at {crowd.clients}: {breaches[0]}"
+            return f"{served} conversations served; at {crowd.name}: {breaches[0]}"
         served = crowd.clients
     return f"{served} conversations served; no bound broke"
 
@@ -138,11 +156,11 @@ def page_of(settings: dict[str, Any], crowds: Sequence[Crowd], load: Load) -> st
 
 def _curve(crowds: Sequence[Crowd], load: Load) -> str:
     """Time from commit or decision to first audio, by crowd, and the bound of its p95."""
-    found = {c.clients: ms for c in crowds if (ms := c.first_audio_ms)}
+    found = {c.name: ms for c in crowds if (ms := c.first_audio_ms)}
     lines = {f"p{each}": [ms[at] for ms in found.values()] for at, each in enumerate(QUANTILES)}
     lines["most for p95"] = [load.bounds.first_audio_ms] * len(found)
     return line_chart(
         f"Milliseconds from {_begin(load.pattern)} to first audio, by conversations",
-        [*map(str, found)],
+        [*found],
         lines,
     )

@@ -27,6 +27,8 @@ class BenchServe(WritesPage):
 
     mosstalk bench serve --at 32,64,128 --json crowd.json -- --model engine
 
+    mosstalk bench serve --at 32 --read-at-once 32 -- --model engine
+
     mosstalk bench serve --at 8 --hands-free --url ws://localhost:8000/v1/realtime
 
     Each conversation is a WebSocket of its own, in other processes, with
@@ -70,6 +72,13 @@ class BenchServe(WritesPage):
         metavar="WORDS",
         min=0,
     )
+    read_at_once: int = option(
+        0,
+        "Measure each crowd twice: alone, and while the server reads so many texts at a time aloud "
+        "(/v1/audio/speech). Each takes a place of --max-sessions, and keeps it for a moment.",
+        metavar="N",
+        min=0,
+    )
     speech: Path | None = option(
         None,
         "What users say: a sound file with speech, longer than a turn. Default: sentences "
@@ -100,6 +109,7 @@ class BenchServe(WritesPage):
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
         from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
+        from mosstalk.reporting.sentences import read_sentences
 
         load = Load(
             tuple(numbers("--at", self.at)),
@@ -109,6 +119,8 @@ class BenchServe(WritesPage):
             self.turns,
             self.seed,
             Bounds(self.most_first_audio_ms),
+            self.read_at_once,
+            tuple(read_sentences()) if self.read_at_once else (),
         )
         if self.url and not self.url.startswith(("ws://", "wss://")):
             raise OptionError(
