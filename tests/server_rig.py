@@ -329,6 +329,15 @@ class Talker:
         return [event["type"] for event in self.events]
 
 
+def run_lines(heading: str, server: Server) -> None:
+    """Run the lines that docs/clients/openai-python.md shows below a heading, with this server."""
+    page = (ROOT / "docs" / "clients" / "openai-python.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert "http://localhost:8000" in code, heading
+    exec(code.replace("http://localhost:8000", server.url), {})
+
+
 def append(pcm: bytes) -> dict[str, Any]:
     """An event that brings sound."""
     return {"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()}

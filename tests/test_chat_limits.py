@@ -13,7 +13,7 @@ import openai
 import pytest
 import soundfile
 from conftest import ROOT, Run, require_package, run
-from server_rig import QUICK, RATE, Server, Talker, ask, serving
+from server_rig import QUICK, RATE, Server, Talker, ask, run_lines, serving
 from test_chat_endpoint import (
     STRAYING,
     URL,
@@ -45,10 +45,8 @@ def test_the_lines_in_the_docs_answer_by_voice(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    section = (ROOT / "docs/clients/openai-python.md").read_text().partition("## Chat comp")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
-    exec(code.replace("http://localhost:8000", server.url), {})
+    run_lines("Chat completions", server)
     assert "Paris" in capsys.readouterr().out
     assert soundfile.info("answer.wav").duration > 1
 

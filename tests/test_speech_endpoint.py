@@ -15,9 +15,9 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from conftest import ROOT, Run, run
+from conftest import Run, run
 from openai import OpenAI
-from server_rig import QUICK, RATE, Server, Talker, ask, serving
+from server_rig import QUICK, RATE, Server, Talker, ask, run_lines, serving
 from session_rig import pocket
 
 from mosstalk.offline.pipeline import speak
@@ -124,10 +124,8 @@ def test_every_format_holds_the_same_sound(server: Server, name: str, tmp_path: 
 def test_the_lines_in_the_docs_write_a_file(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section = (ROOT / "docs/clients/openai-python.md").read_text().partition("## Text to speech")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
-    exec(code.replace("http://localhost:8000", server.url), {})
+    run_lines("Text to speech", server)
     sound, _ = soundfile.read("morning.wav", dtype="int16")
     assert sound.tobytes() == pcm(server)
 

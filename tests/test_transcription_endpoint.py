@@ -25,7 +25,7 @@ from openai.types.audio import (
     TranscriptionVerbose,
 )
 from pydantic import BaseModel
-from server_rig import QUICK, Server, Talker, ask, serving
+from server_rig import QUICK, Server, Talker, ask, run_lines, serving
 from session_rig import pocket
 
 from mosstalk.audio.sound import Samples, read_audio
@@ -217,11 +217,9 @@ def test_the_lines_in_the_docs_write_a_file_down(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    section = (ROOT / "docs/clients/openai-python.md").read_text().partition("## Speech to text")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "morning.wav").write_bytes(packed(voice()))
     monkeypatch.chdir(tmp_path)
-    exec(code.replace("http://localhost:8000", server.url), {})
+    run_lines("Speech to text", server)
     assert capsys.readouterr().out.strip() == written(server, packed(voice())).text
 
 

@@ -88,7 +88,8 @@ class Target:
     def address(self, path: str) -> str:
         """Of something else on this server, by HTTP."""
         where = urlsplit(self.url)
-        return f"{ {'ws': 'http', 'wss': 'https'}[where.scheme] }://{where.netloc}{path}"
+        scheme = {"ws": "http", "wss": "https"}[where.scheme]
+        return f"{scheme}://{where.netloc}{path}"
 
     def metrics(self) -> dict[str, float]:
         """Prometheus' values by name with labels; empty from a server that gives none."""
