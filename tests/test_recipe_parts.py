@@ -368,6 +368,29 @@ def test_phones_are_told_from_one_row_after_their_code(
     assert float(losses(model, listener, silent)["phones"]) == 0.0
 
 
+@torch.no_grad()
+def test_phones_to_be_said_are_told_from_the_row_before(
+    model: LanguageModel, listener: Listener
+) -> None:
+    batch = conversation()
+    spoken = batch.learned & (batch.rows[..., 0] == CONFIG.modality_pad_token_id)
+    _, place = spoken.nonzero()[-1].tolist()
+    phones = torch.full_like(batch.phones, -100)
+    phones[spoken.nonzero()[-1][0], place] = 3
+    batch = replace(batch, phones=phones)
+    before = losses(model, listener, batch)
+    assert float(before["said"]) > 0.0
+    assert float(before["phones"]) == 0.0, "what is said is not heard"
+
+    def after_change_of(row: int) -> Tensor:
+        changed = replace(batch, rows=batch.rows.clone())
+        changed.rows[:, row, 1] = (changed.rows[:, row, 1] + 1) % 8
+        return losses(model, listener, changed)["said"]
+
+    assert torch.equal(after_change_of(place), before["said"])
+    assert not torch.equal(after_change_of(place - 1), before["said"])
+
+
 def flat(batch: Batch) -> Examples:
     """The two conversations of a batch, one after another."""
     phones = torch.where(batch.phones < 0, UNLABELLED, batch.phones).to(torch.uint8)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from mosstalk.conversation import SYSTEM_PROMPTS, SpecialIds, SpeechSegment, Tex
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.listener.__main__ import app
 from recipes.listener.shards import phones_of, readers, stretched
-from recipes.listener.texts import TEACHER_KIND, Line, read_lines
-from recipes.pocket.data import PHONES, load_recordings, write_shard
+from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line, read_lines, talk_lines
+from recipes.pocket.data import PHONES, UNLABELLED, load_recordings, write_shard
 from recipes.pocket.examples import Exchange, Maker, build, read_dialogues, train_text_tokenizer
 from recipes.pocket.sizes import CODEC, MODEL
 from recipes.pocket.voices import KOKORO, TEACHER, Clip
@@ -103,6 +104,41 @@ def test_answers_may_be_asked_for_in_writing(maker: Maker) -> None:
     assert task.reply == (maker._text(MADRID),)
 
 
+def test_each_reading_of_an_answer_is_learned_from(maker: Maker) -> None:
+    maker.readings[MADRID].append(1)
+    said = {maker.answered(Exchange(FRANCE, MADRID)).said for _ in range(60)}
+    assert said == {0, 1}
+
+
+def test_what_the_teacher_read_is_read_aloud_or_said_again_in_a_chat(maker: Maker) -> None:
+    tasks = [maker.turn(0) for _ in range(300)]
+    again = [task for task in tasks if task.prompt == SYSTEM_PROMPTS["speech"]]
+    assert 70 < len(again) < 135
+    for task in again:
+        assert task.reply == (maker.written(0), maker.spoken(0))
+        assert isinstance(task.user, TextSegment)
+        asked = maker.tokenizer.decode(list(task.user.ids)).lower()
+        assert MADRID.lower().rstrip(".") in asked
+        assert len(asked) > len(MADRID)
+    assert sum(len(task.reply) == 1 and task.said == 0 for task in tasks) > 120
+
+
+def test_phones_stand_beside_the_codes_that_are_heard_and_those_that_are_said(
+    maker: Maker,
+) -> None:
+    maker.phones = np.arange(maker.phones.size, dtype=np.uint8).reshape(maker.phones.shape) % 40
+    maker.draw = random.Random(1)
+    tasks = [maker.answered(Exchange(SPAIN, MADRID)) for _ in range(20)]
+    task = next(task for task in tasks if task.clip is not None)
+    found = maker._conversation([task])
+    codes = (found.rows[:, 0] == maker.ids.modality_pad) & (found.rows[:, 1] < maker.ids.eosp)
+    heard, said = codes & ~found.learned, codes & found.learned
+    assert (int(heard.sum()), int(said.sum())) == (5, 9)
+    assert np.array_equal(found.phones[heard], maker.phones[maker._place(2)])
+    assert np.array_equal(found.phones[said], maker.phones[maker._place(0)])
+    assert (found.phones[~codes] == UNLABELLED).all()
+
+
 def test_numbers_are_typed_in_digits_now_and_then(maker: Maker) -> None:
     typed = set()
     for _ in range(60):
@@ -165,6 +201,26 @@ def test_the_teacher_reads_what_is_hers_and_others_the_rest() -> None:
             assert reader.voice in VOICES
 
 
+def test_answers_are_read_before_other_lines_and_at_several_speeds() -> None:
+    lines = [Line(f"{n}", "a", "h", ANSWER_KIND if n < 40 else TEACHER_KIND) for n in range(200)]
+    read = list(readers(lines, VOICES, 3, 0, 1))
+    assert sorted(number for number, _ in read) == list(range(200))
+    assert all(number < 40 for number, _ in read[:2])
+    assert sum(number < 40 for number, _ in read[:60]) == 40
+    speeds = {reader.speed for number, reader in read if number < 40}
+    assert len(speeds) == 40
+    assert 0.94 <= min(speeds) < 0.96
+    assert 1.04 < max(speeds) <= 1.06
+    assert {reader.voice for _, reader in read} == {TEACHER}
+
+
+def test_answers_that_are_often_given_are_read_more_often() -> None:
+    require_program("espeak-ng")
+    lines = talk_lines([], {MADRID: 1, PARIS: 25, FRANCE: 900}, [], 0)
+    assert Counter(line.text for line in lines) == {MADRID: 1, PARIS: 3, FRANCE: 4}
+    assert {line.kind for line in lines} == {ANSWER_KIND}
+
+
 def test_lines_of_dialogues_are_spoken_by_the_right_ones(tmp_path: Path) -> None:
     require_program("espeak-ng")
     talk = {"turns": [{"user": SPAIN, "answer": MADRID}, {"user": SPAIN, "answer": PARIS}]}
@@ -176,7 +232,7 @@ def test_lines_of_dialogues_are_spoken_by_the_right_ones(tmp_path: Path) -> None
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     kinds = {(line.text, line.kind) for line in read_lines(tmp_path / "lines.xz")}
-    assert kinds == {(SPAIN, "train"), (MADRID, TEACHER_KIND), (PARIS, TEACHER_KIND)}
+    assert kinds == {(SPAIN, "train"), (MADRID, ANSWER_KIND), (PARIS, ANSWER_KIND)}
     assert len(read_lines(tmp_path / "lines.xz")) == 4
 
 

@@ -97,6 +97,7 @@ def talk(
     seed: Seed = 0,
 ) -> None:
     """Stage 2 for a model that answers: its dialogues' lines, and general texts beside them."""
+    from collections import Counter
     from itertools import islice
 
     from recipes.listener.texts import drawn, small_talk, talk_lines, write_lines
@@ -104,7 +105,7 @@ def talk(
 
     turns = [turn for row in dialogues.open() for turn in json.loads(row)["turns"]]
     asked = dict.fromkeys(turn["user"] for turn in turns)
-    answers = dict.fromkeys(turn["answer"] for turn in turns)
+    answers = Counter(turn["answer"] for turn in turns)
     general = islice(drawn(load_sources(wordnet), small_talk(chat), seed), count)
     made = talk_lines(asked, answers, general, seed, times)
     write_lines(made, work / "lines.xz")

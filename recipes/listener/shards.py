@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
 from recipes.listener.segments import drawn_stretch
 from recipes.listener.speak import Reader, Reading, reader_of, spoken, style_of
-from recipes.listener.texts import TEACHER_KIND, Line
+from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line
 from recipes.pocket.data import write_shard
 from recipes.pocket.voices import KOKORO, TEACHER
 from recipes.pocket.voices import Clip as Read
@@ -25,6 +26,7 @@ from recipes.pocket.voices import Clip as Read
 _SHARD_CLIPS = 400
 _LONGEST_S = 26.0
 _SILENT = 300
+_ANSWER_SPEEDS = (0.94, 1.06)
 _FRAME_S = FRAME_SAMPLES / RATE
 _PHONES = (
     "a/aa \u0251/aa \u0252/aa æ/ae ʌ/ah ɐ/ax ə/ax ɚ/axr ɜ/er ɝ/er ɔ/ao o/ow ʊ/uh u/uw i/iy "
@@ -52,14 +54,31 @@ def phones_of(symbols: str, frames: Sequence[int]) -> tuple[tuple[str, float], .
 def readers(
     lines: list[Line], voices: list[str], seed: int, part: int, parts: int
 ) -> Iterator[tuple[int, Reader]]:
-    """Every ``parts``-th line's number and who reads it, in an order that the seed draws."""
+    """Every ``parts``-th line's number and who reads it, in an order that the seed draws.
+
+    Two answers come before each other line until all are read: whoever runs out of time lacks
+    general texts, not answers. The teacher reads them a little faster or slower.
+    """
     order = list(range(len(lines)))
     random.Random(seed).shuffle(order)
-    for number in order[part::parts]:
-        if lines[number].kind == TEACHER_KIND:
+    for number in _answers_first(order[part::parts], lines):
+        if lines[number].kind == ANSWER_KIND:
+            speed = random.Random(f"{seed}/{number}").uniform(*_ANSWER_SPEEDS)
+            yield number, Reader(TEACHER, "", 0.0, speed)
+        elif lines[number].kind == TEACHER_KIND:
             yield number, Reader(TEACHER, "", 0.0, 1.0)
         else:
             yield number, reader_of(number, lines[number], voices, seed)
+
+
+def _answers_first(order: list[int], lines: list[Line]) -> Iterator[int]:
+    others = iter([number for number in order if lines[number].kind != ANSWER_KIND])
+    answers = [number for number in order if lines[number].kind == ANSWER_KIND]
+    for place, number in enumerate(answers):
+        yield number
+        if place % 2:
+            yield from islice(others, 1)
+    yield from others
 
 
 def make_shards(
@@ -88,7 +107,7 @@ def make_shards(
     count = 0
     for number, reading in spoken(kokoro, clips):
         line = lines[number]
-        voice = TEACHER if line.kind == TEACHER_KIND else KOKORO
+        voice = TEACHER if line.kind in (TEACHER_KIND, ANSWER_KIND) else KOKORO
         if _went_well(reading):
             read = Read(
                 line.text,

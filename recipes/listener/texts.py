@@ -9,7 +9,7 @@ import json
 import lzma
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -23,8 +23,11 @@ _BRITISH_SHARE = 0.3
 _SMALL_TALK_SHARE = 0.06
 _TEACHER_SHARE = 0.84
 """Of general texts those that the teacher reads."""
-TEACHER_KIND, TEACHER_ACCENT = "teacher", "a"
-"""``Line.kind`` and accent of what the teacher reads."""
+TEACHER_KIND, ANSWER_KIND, TEACHER_ACCENT = "teacher", "answer", "a"
+"""``Line.kind`` of general texts that the teacher reads and of answers, and her accent."""
+_USES_PER_READING, _MOST_READINGS = 10, 4
+"""An answer is read once more for so many of its uses in dialogues, and so often at most: a model
+that hears one reading a hundred times learns it by heart and not how to read."""
 _JOINED_SHARE = 0.25
 _MOST_WORDS = 30
 _SPEAKABLE = re.compile(r"[A-Za-z][A-Za-z' ,-]*[.?!]?")
@@ -32,7 +35,10 @@ _SPEAKABLE = re.compile(r"[A-Za-z][A-Za-z' ,-]*[.?!]?")
 
 @dataclass(frozen=True)
 class Line:
-    """One text to read: ``sounds`` as the ``accent`` has them; ``kind`` train, bench or teacher."""
+    """One text to read: ``sounds`` as the ``accent`` has them.
+
+    ``kind`` is train or bench, of other voices; teacher or answer, of the teacher's.
+    """
 
     text: str
     accent: str
@@ -78,13 +84,21 @@ def make_lines(wordnet: Path, talk: Path, count: int, seed: int) -> list[Line]:
 
 
 def talk_lines(
-    asked: Iterable[str], answers: Iterable[str], general: Iterable[str], seed: int, times: int = 1
+    asked: Iterable[str],
+    answers: Mapping[str, int],
+    general: Iterable[str],
+    seed: int,
+    times: int = 1,
 ) -> list[Line]:
-    """What a small model that answers learns from: every answer is read by the teacher, every
-    question ``times`` by others, and of ``general`` texts each by one or the other.
+    """What a small model that answers learns from: every one of ``answers`` is read by the
+    teacher, more often the more uses it has, every question ``times`` by others, and of
+    ``general`` texts each by one or the other.
     """
     draw, phonetics = random.Random(seed), Phonetics()
-    drawn = [(text, TEACHER_ACCENT, TEACHER_KIND) for text in answers]
+    drawn = list[tuple[str, str, str]]()
+    for text, uses in answers.items():
+        readings = min(1 + uses // _USES_PER_READING, _MOST_READINGS)
+        drawn += [(text, TEACHER_ACCENT, ANSWER_KIND)] * readings
     for text in (text for text in asked for _ in range(times)):
         drawn.append((text, _accent(draw), "train"))
     for text in general:

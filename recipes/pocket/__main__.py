@@ -175,7 +175,7 @@ def language_model(
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
     plain: Plain = False,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
-    listening: Annotated[float, typer.Option(help="Weight of the phones heard.")] = 0.3,
+    listening: Annotated[float, typer.Option(help="Weight of the phones heard and said.")] = 0.3,
     dialogues: Annotated[
         list[Path] | None,
         typer.Option(help="A file of recipes.answers; each time it is named it is built anew."),

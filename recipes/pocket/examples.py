@@ -39,6 +39,7 @@ from mosstalk.conversation import (
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
+from recipes.answers.dialogues import read_wordings, worded
 from recipes.answers.facts import in_words
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import UNLABELLED, Recordings
@@ -49,6 +50,10 @@ _TYPED = 0.25
 """Share of the questions that are typed though somebody has read them."""
 _READ_ALOUD = 0.85
 """Share of the teacher's clips whose text is read aloud; the others are written down."""
+_SAID_AGAIN = 0.4
+"""Of those, the share whose text is asked for in a chat: then it is written before it is spoken, as
+answers are. There are ten times as many such texts as answers."""
+_ASK_TO_SAY = read_wordings()["repeat.say"].patterns
 _WRITTEN_ALONE = 0.07
 """Share of the dialogues whose answers are asked for in writing."""
 _INSTRUCTED = 0.25
@@ -69,7 +74,7 @@ _NUMBER = re.compile(
 @dataclass(frozen=True)
 class Examples:
     """On the device ``rows`` (N, 2) int16, ``learned`` (N,) bool and ``phones`` (N, 4) uint8,
-    which are those of a heard code's four frames, 255 elsewhere; stretches on the CPU.
+    which are those of a code's four frames, 255 elsewhere; stretches on the CPU.
     """
 
     rows: Tensor
@@ -119,17 +124,19 @@ def read_dialogues(path: Path) -> list[list[Exchange]]:
 class Task(NamedTuple):
     """A turn to learn: the system prompt, what the user says, and the parts of the reply.
 
-    ``clip`` is the one that the user's speech is of, None for typed text.
+    ``clip`` is the one that the user's speech is of, None for typed text; ``said`` the one that
+    the reply's is of, None where it has none.
     """
 
     prompt: str
     user: Segment
     reply: tuple[Segment, ...]
     clip: int | None = None
+    said: int | None = None
 
 
 class Example(NamedTuple):
-    """One conversation: rows (n, 2), ``learned`` (n,), ``phones`` (n, 4) of what is heard."""
+    """One conversation: rows (n, 2), ``learned`` (n,), ``phones`` (n, 4) of its speech."""
 
     rows: NDArray[np.int16]
     learned: NDArray[np.bool_]
@@ -151,17 +158,27 @@ class Maker:
 
     def __post_init__(self) -> None:
         data = self.data
-        self.by_text = {data.texts[clip]: clip for clip in range(data.teacher_clips)}
+        self.readings = defaultdict[str, list[int]](list)
+        for clip in range(data.teacher_clips):
+            self.readings[data.texts[clip]].append(clip)
         self.readers = defaultdict[str, list[int]](list)
         for clip in range(data.teacher_clips, len(data.texts)):
             self.readers[data.texts[clip]].append(clip)
         self.phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
 
     def turn(self, clip: int) -> Task:
-        """A clip's text to read aloud, or the clip to write down."""
+        """A clip's text to read aloud or to say again in a chat, or the clip to write down."""
         if clip < self.data.teacher_clips and self.draw.random() < _READ_ALOUD:
-            return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(clip),))
+            if self.draw.random() < _SAID_AGAIN:
+                return self._said_again(clip)
+            return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(clip),), said=clip)
         return Task(TRANSCRIBE_PROMPT, self.heard(clip), (self.written(clip),), clip)
+
+    def _said_again(self, clip: int) -> Task:
+        """A chat in which the clip's text is asked for, written and spoken."""
+        asked = worded(self.draw.choice(_ASK_TO_SAY), {"sentence": self.data.texts[clip]})
+        reply = (self.written(clip), self.spoken(clip))
+        return Task(SYSTEM_PROMPTS["speech"], self._typed(asked), reply, said=clip)
 
     def answered(self, exchange: Exchange, kind: str = "speech", prompt: str | None = None) -> Task:
         """A question, typed or heard, and its answer: written, and then spoken by the teacher.
@@ -170,15 +187,17 @@ class Maker:
         The ``prompt`` is that of its kind if None.
         """
         prompt = SYSTEM_PROMPTS[kind] if prompt is None else prompt
-        said = self.by_text.get(exchange.answer)
+        said: int | None = None
         reply: tuple[Segment, ...] = (self._text(exchange.answer),)
         if kind == "speech":
+            readings = self.readings.get(exchange.answer)
+            said = self.draw.choice(readings) if readings else None
             reply += (SpeechSegment(()) if said is None else self.spoken(said),)
         heard = self.readers.get(exchange.asked)
         if heard is None or self.draw.random() < _TYPED:
-            return Task(prompt, self._typed(exchange.asked), reply)
+            return Task(prompt, self._typed(exchange.asked), reply, said=said)
         clip = self.draw.choice(heard)
-        return Task(prompt, self.heard(clip), reply, clip)
+        return Task(prompt, self.heard(clip), reply, clip, said)
 
     def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
@@ -239,6 +258,7 @@ class Maker:
         conversation = Conversation(self.ids, self.tokenizer.encode)
         learned: list[bool] = []
         heard: list[int] = []
+        said: list[int] = []
         conversation.add_text("system", tasks[0].prompt)
         for task in tasks:
             if task.prompt != tasks[0].prompt:
@@ -252,18 +272,24 @@ class Maker:
             if isinstance(task.reply[-1], SpeechSegment) and not task.reply[-1].codes:
                 # Nobody has read this answer: what is learned ends with the row that opens speech.
                 rows = [*conversation.rows, *reply.rows[: len(reply.rows) - _ROWS_OF_NO_SPEECH]]
-                return self._with_phones(rows, learned + [True] * (len(rows) - len(learned)), heard)
+                learned += [True] * (len(rows) - len(learned))
+                return self._with_phones(rows, learned, heard, said)
+            said += [] if task.said is None else [task.said]
             learned += [True] * len(reply.rows)
             conversation.close_reply(reply)
         learned += [False] * (len(conversation.rows) - len(learned))
-        return self._with_phones(conversation.rows, learned, heard)
+        return self._with_phones(conversation.rows, learned, heard, said)
 
-    def _with_phones(self, grid: list[Row], learned: list[bool], heard: list[int]) -> Example:
+    def _with_phones(
+        self, grid: list[Row], learned: list[bool], heard: list[int], said: list[int]
+    ) -> Example:
         rows, marks = np.array(grid, dtype=np.int16), np.array(learned)
-        codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp) & ~marks
+        codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp)
         phones = np.full((len(rows), MEL_FRAMES_PER_CODE), UNLABELLED, dtype=np.uint8)
-        if heard:
-            phones[codes] = np.concatenate([self.phones[self._place(clip)] for clip in heard])
+        for clips, own in ((heard, ~marks), (said, marks)):
+            if clips:
+                found = [self.phones[self._place(clip)] for clip in clips]
+                phones[codes & own] = np.concatenate(found)
         return Example(rows, marks, phones)
 
     def _reply(self, segments: tuple[Segment, ...]) -> Reply:

@@ -2,8 +2,9 @@
 
 Rows of a spoken reply train the audio head, rows of a written one the text head; what the
 model reads of its own reply is sometimes wrong on purpose, so that it can go on after a slip.
-A third head, which does not ship, tells the phones of what is heard from the trunk's middle: a
-model that must know what was said does not make up for it with what is likely.
+Two more heads, which do not ship, tell phones: of what is heard, from the trunk's middle, so that
+the model does not make up for what was said with what is likely; and of what is to be said next,
+from the trunk's end, so that it learns how words are spoken before it learns codes.
 """
 
 import math
@@ -136,16 +137,22 @@ def with_slips(config: LanguageModelConfig, batch: Batch, slips: Slips) -> Tenso
 
 
 class Listener(nn.Module):
-    """Phones of a code's four frames from the trunk's middle, one row after the code."""
+    """Phones of a code's four frames, heard: from the trunk's middle, one row after the code; to be
+    said: from its end, one row before."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.phones = nn.Linear(width, MEL_FRAMES_PER_CODE * len(PHONES))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        told = MEL_FRAMES_PER_CODE * len(PHONES)
+        self.phones = nn.ModuleList(nn.Linear(width, told) for _ in range(2))
 
-    def forward(self, middle: Tensor) -> Tensor:
-        """(..., width) to logits (..., 4, phones)."""
-        return self.phones(self.norm(middle)).unflatten(-1, (MEL_FRAMES_PER_CODE, -1))
+    def forward(self, middle: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., width) each to logits (..., 4, phones) of what is heard, and of what is said."""
+        told = [
+            phones(norm(x)).unflatten(-1, (MEL_FRAMES_PER_CODE, -1))
+            for x, norm, phones in zip((middle, end), self.norms, self.phones, strict=True)
+        ]
+        return told[0], told[1]
 
 
 def _trunk(
@@ -165,7 +172,7 @@ def losses(
     model: LanguageModel, listener: Listener, batch: Batch, slips: Slips = NO_SLIPS
 ) -> dict[str, Tensor]:
     """Cross-entropy of spoken and of written reply rows, each predicted from the row before,
-    and of the phones heard.
+    and of the phones heard and said.
     """
     rows = with_slips(model.config, batch, slips)
     blocks, cache = model.model, Passing(0)
@@ -185,15 +192,21 @@ def losses(
     of_audio, right_audio = _entropy(
         model.audio_lm_head(audio), audio_target.masked_fill(~spoken, -100), smoothing
     )
-    of_phones, right_phones = _entropy(listener(middle[:, 1:]), batch.phones[:, :-2])
+    own = batch.learned[..., None]
+    heard, said = listener(middle[:, 1:], hidden)
+    of_heard = batch.phones.masked_fill(own, -100)[:, :-2]
+    of_phones, right_phones = _entropy(heard, of_heard)
+    of_said, right_said = _entropy(said, batch.phones.masked_fill(~own, -100)[:, 1:])
     return {
         "loss": of_text + of_audio,
         "text": of_text,
         "audio": of_audio,
         "phones": of_phones,
+        "said": of_said,
         "right_text": right_text,
         "right_audio": right_audio,
         "right_phones": right_phones,
+        "right_said": right_said,
     }
 
 
@@ -290,7 +303,7 @@ def train(
     def gradients(rows: Tensor, learned: Tensor, phones: Tensor) -> dict[str, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             parts = losses(model, listener, Batch(rows, learned, phones), SLIPS)
-        (parts["loss"] + listening * parts["phones"]).backward()
+        (parts["loss"] + listening * (parts["phones"] + parts["said"])).backward()
         return parts
 
     recorded = Recorded(gradients, [*model.parameters(), *listener.parameters()], plain=run.plain)
