@@ -24,7 +24,8 @@ from mosstalk.session.sound import samples_of
 URL = "/v1/chat/completions"
 ASKED = "What is the capital of France?"
 MODALITIES = ["text", "audio"]
-STRAYING = {"role": "user", "content": "Tell me all you know about the sea, at length."}
+STRAYING = {"role": "user", "content": "Count from one to twenty."}
+"""What is answered at length, and with much strangeness at a high temperature."""
 
 
 @pytest.fixture(scope="module")

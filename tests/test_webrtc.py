@@ -90,7 +90,8 @@ def test_a_question_is_heard_and_answered_in_sound_and_events(server: Server) ->
             caller.microphone.push(question() + silence(1.0))
             await caller.wait("response.done")
             await caller.wait("output_audio_buffer.stopped")
-            await caller.hears(lambda: not np.any(caller.heard[-1][2][-100:]))
+            # Opus leaves a last bit standing where nothing sounds any more.
+            await caller.hears(lambda: np.abs(caller.heard[-1][2][-100:]).max() <= 1)
 
     run(main())
     server.await_nothing_held()
