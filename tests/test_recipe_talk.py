@@ -139,6 +139,16 @@ def test_phones_stand_beside_the_codes_that_are_heard_and_those_that_are_said(
     assert (found.phones[~codes] == UNLABELLED).all()
 
 
+def test_replies_end_soon_after_the_teachers_last_phone(maker: Maker) -> None:
+    maker.phones[:] = 0  # silence
+    maker.phones[2, 1] = maker.phones[4, 3] = 7
+    assert maker.spoken(0).codes == tuple(range(7))
+    assert maker.phones[maker._spoken_place(0)].shape == (7, 4)
+    maker.phones[7, 0] = UNLABELLED
+    assert maker.spoken(0).codes == tuple(range(9)), "no further than the clip's end"
+    assert maker.spoken(1).codes == tuple(range(9, 16)), "all of one without a phone"
+
+
 def test_numbers_are_typed_in_digits_now_and_then(maker: Maker) -> None:
     typed = set()
     for _ in range(60):

@@ -42,7 +42,7 @@ from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
 from recipes.answers.dialogues import read_wordings, worded
 from recipes.answers.facts import in_words
 from recipes.pocket.corpus import normalised, sentences
-from recipes.pocket.data import UNLABELLED, Recordings
+from recipes.pocket.data import PHONES, UNLABELLED, Recordings
 
 _BARE = 0.15
 """Share of typed texts in lower case without marks, as people also type."""
@@ -54,6 +54,10 @@ _SAID_AGAIN = 0.4
 """Of those, the share whose text is asked for in a chat: then it is written before it is spoken, as
 answers are. There are ten times as many such texts as answers."""
 _ASK_TO_SAY = read_wordings()["repeat.say"].patterns
+_LAST_SILENCE = 2
+"""Codes of silence at a reply's end. Any code may stand for silence that lasts, so that none can be
+foretold, and one that does not fit those before it is heard as a click."""
+_PAUSE = PHONES.index("pau")
 _WRITTEN_ALONE = 0.07
 """Share of the dialogues whose answers are asked for in writing."""
 _INSTRUCTED = 0.25
@@ -215,8 +219,8 @@ class Maker:
         return self._text(self.data.texts[clip])
 
     def spoken(self, clip: int) -> SpeechSegment:
-        """The teacher's clean codes."""
-        return self._codes(clip, 0)
+        """The teacher's clean codes, of the silence after them the first ``_LAST_SILENCE``."""
+        return SpeechSegment(tuple(self.hearings[0][self._spoken_place(clip)].tolist()))
 
     def heard(self, clip: int) -> SpeechSegment:
         """The clip as heard, clean or in one of its rooms."""
@@ -224,6 +228,13 @@ class Maker:
 
     def _codes(self, clip: int, hearing: int) -> SpeechSegment:
         return SpeechSegment(tuple(self.hearings[hearing][self._place(clip)].tolist()))
+
+    def _spoken_place(self, clip: int) -> slice:
+        place = self._place(clip)
+        sounding = np.flatnonzero((self.phones[place] != _PAUSE).any(axis=1))
+        if not len(sounding):
+            return place
+        return slice(place.start, min(place.stop, place.start + sounding[-1] + 1 + _LAST_SILENCE))
 
     def _place(self, clip: int) -> slice:
         start = self.data.starts[clip]
@@ -286,10 +297,12 @@ class Maker:
         rows, marks = np.array(grid, dtype=np.int16), np.array(learned)
         codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp)
         phones = np.full((len(rows), MEL_FRAMES_PER_CODE), UNLABELLED, dtype=np.uint8)
-        for clips, own in ((heard, ~marks), (said, marks)):
-            if clips:
-                found = [self.phones[self._place(clip)] for clip in clips]
-                phones[codes & own] = np.concatenate(found)
+        for places, own in (
+            ([self._place(clip) for clip in heard], ~marks),
+            ([self._spoken_place(clip) for clip in said], marks),
+        ):
+            if places:
+                phones[codes & own] = np.concatenate([self.phones[place] for place in places])
         return Example(rows, marks, phones)
 
     def _reply(self, segments: tuple[Segment, ...]) -> Reply:
