@@ -55,6 +55,15 @@ async def weather(city: str) -> str:
     return f"rain in {city}"
 
 
+async def all_words(session: openai.realtime.RealtimeSession) -> list[str]:
+    """Of the whole history, once all of it has words: the last come after their sound."""
+    while True:
+        found = [item.text_content for item in session.chat_ctx.items if item.type == "message"]
+        if all(found):
+            return found
+        await asyncio.sleep(0.01)
+
+
 async def main(url, speech):
     model = openai.realtime.RealtimeModel(base_url=f"{url}/v1", api_key="none", voice="marin")
     talk, told = Talk(model), {}
@@ -87,9 +96,7 @@ async def main(url, speech):
         while not (event := await soon(talk.heard.get())).is_final:
             pass
         told["heard"] = event.transcript
-        told["words"] = [
-            item.text_content for item in session.chat_ctx.items if item.type == "message"
-        ]
+        told["words"] = await soon(all_words(session))
 
     talk.started.clear()
     again = await soon(session.generate_reply())
