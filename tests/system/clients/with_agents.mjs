@@ -19,11 +19,14 @@ const weather = tool({
 const clerk = new RealtimeAgent({
   name: "Clerk", instructions: "Be brief.", voice: "default", tools: [weather],
 });
+let watchful = false; // of one answer, whatever it says
 const outputGuardrails = [{
-  name: "no Madrid",
-  execute: async ({ agentOutput }) => ({
-    tripwireTriggered: agentOutput.includes("Madrid"), outputInfo: {},
-  }),
+  name: "not this one",
+  execute: async () => {
+    const tripwireTriggered = watchful;
+    watchful = false;
+    return { tripwireTriggered, outputInfo: {} };
+  },
 }];
 const session = new RealtimeSession(clerk, { transport: "websocket", outputGuardrails });
 
@@ -82,6 +85,7 @@ session.updateHistory((history) => [{ ...history[0], content }, ...history.slice
 await until(() => session.history.length === 4 && session.history[0].content[0].text.includes("Italy"));
 told.replaced = session.history.map(({ role }) => role);
 
+watchful = true;
 session.sendMessage("What is the capital of Spain?");
 await until(() => count("guardrail_tripped"));
 await until(() => done() === 5);
