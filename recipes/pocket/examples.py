@@ -52,7 +52,7 @@ _READ_ALOUD = 0.85
 """Share of the teacher's clips whose text is read aloud; the others are written down."""
 _SAID_AGAIN = 0.4
 """Of those, the share whose text is asked for in a chat: then it is written before it is spoken, as
-answers are. There are ten times as many such texts as answers."""
+answers are. There are some five times as many such texts as answers."""
 _ASK_TO_SAY = read_wordings()["repeat.say"].patterns
 _LAST_SILENCE = 2
 """Codes of silence at a reply's end. Any code may stand for silence that lasts, so that none can be
