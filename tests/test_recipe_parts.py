@@ -401,7 +401,7 @@ def flat(batch: Batch) -> Examples:
 def test_the_best_weights_are_kept_and_not_the_last(tmp_path: Path, listener: Listener) -> None:
     examples = flat(conversation())
     mean = Averaged(language_model.new_model(CONFIG, torch.device("cpu")))
-    best = language_model.Best(mean, listener, examples, rows=3_000)
+    best = language_model.Best(mean, listener, {"held_out": examples}, rows=3_000)
     run = Run("language_model", tmp_path, Budget(10, 1.0))
     best.consider(run)
     kept = language_model.weights_file(tmp_path).read_bytes()

@@ -3,16 +3,16 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, require_program
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_SAMPLES_PER_CODE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import SYSTEM_PROMPTS, SpecialIds, SpeechSegment, TextSegment
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
@@ -20,8 +20,16 @@ from recipes.listener.__main__ import app
 from recipes.listener.shards import phones_of, readers, stretched
 from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line, read_lines, talk_lines
 from recipes.pocket.data import PHONES, UNLABELLED, load_recordings, write_shard
-from recipes.pocket.examples import Exchange, Maker, build, read_dialogues, train_text_tokenizer
-from recipes.pocket.sizes import CODEC, MODEL
+from recipes.pocket.examples import (
+    Exchange,
+    Maker,
+    Take,
+    build,
+    read_dialogues,
+    train_text_tokenizer,
+)
+from recipes.pocket.sizes import MODEL
+from recipes.pocket.tokenizer import encode_all, load_tokenizer
 from recipes.pocket.voices import KOKORO, TEACHER, Clip
 
 VOICES = ["af_heart", "af_nova", "am_adam", "bf_alice", "jf_alpha"]
@@ -66,7 +74,9 @@ def test_a_dialogue_is_answered_in_writing_and_then_in_the_teachers_voice(maker:
         reply = learned[start:end]
         opened = next(place for place, (text, _) in enumerate(reply) if text == ids.sosp)
         assert decode([text for text, _ in reply[:opened]]) == answer
-        assert [audio for _, audio in reply[opened + 1 :]] == [*codes, ids.eosp]
+        said = [audio % 100 for _, audio in reply[opened + 1 : -1]]
+        assert said == list(codes), "100 more in the other hearing"
+        assert reply[-1][1] == ids.eosp
         assert {text for text, _ in reply[opened + 1 :]} == {ids.modality_pad}
     typed = decode([text for (text, _), own in zip(rows, found.learned, strict=True) if not own])
     assert SYSTEM_PROMPTS["speech"] in typed
@@ -75,10 +85,10 @@ def test_a_dialogue_is_answered_in_writing_and_then_in_the_teachers_voice(maker:
 
 def test_questions_are_typed_or_heard_from_whoever_has_read_them(maker: Maker) -> None:
     tasks = [maker.answered(Exchange(SPAIN, MADRID)) for _ in range(200)]
-    heard = [task for task in tasks if task.clip == 2]
+    heard = [task for task in tasks if task.heard and task.heard.clip == 2]
     assert 125 < len(heard) < 175
     assert all(isinstance(task.user, SpeechSegment) for task in heard)
-    typed = [task for task in tasks if task.clip is None]
+    typed = [task for task in tasks if task.heard is None]
     assert len(heard) + len(typed) == 200
     assert all(isinstance(task.user, TextSegment) for task in typed)
 
@@ -107,7 +117,7 @@ def test_answers_may_be_asked_for_in_writing(maker: Maker) -> None:
 def test_each_reading_of_an_answer_is_learned_from(maker: Maker) -> None:
     maker.readings[MADRID].append(1)
     said = {maker.answered(Exchange(FRANCE, MADRID)).said for _ in range(60)}
-    assert said == {0, 1}
+    assert said == {Take(clip, hearing) for clip in (0, 1) for hearing in (0, 1)}
 
 
 def test_what_the_teacher_read_is_read_aloud_or_said_again_in_a_chat(maker: Maker) -> None:
@@ -115,38 +125,74 @@ def test_what_the_teacher_read_is_read_aloud_or_said_again_in_a_chat(maker: Make
     again = [task for task in tasks if task.prompt == SYSTEM_PROMPTS["speech"]]
     assert 70 < len(again) < 135
     for task in again:
-        assert task.reply == (maker.written(0), maker.spoken(0))
+        assert task.said is not None
+        assert task.said.clip == 0
+        assert task.reply == (maker.written(0), maker.spoken(task.said))
         assert isinstance(task.user, TextSegment)
         asked = maker.tokenizer.decode(list(task.user.ids)).lower()
         assert MADRID.lower().rstrip(".") in asked
         assert len(asked) > len(MADRID)
-    assert sum(len(task.reply) == 1 and task.said == 0 for task in tasks) > 120
+    assert sum(len(task.reply) == 1 and task.said is not None for task in tasks) > 120
 
 
 def test_phones_stand_beside_the_codes_that_are_heard_and_those_that_are_said(
     maker: Maker,
 ) -> None:
-    maker.phones = np.arange(maker.phones.size, dtype=np.uint8).reshape(maker.phones.shape) % 40
+    shape, size = maker.phones[0].shape, maker.phones[0].size
+    maker.phones = [(np.arange(size) + many).reshape(shape).astype(np.uint8) for many in (0, 50)]
     maker.draw = random.Random(1)
     tasks = [maker.answered(Exchange(SPAIN, MADRID)) for _ in range(20)]
-    task = next(task for task in tasks if task.clip is not None)
+    task = next(task for task in tasks if task.heard and task.said == Take(0, 1))
+    assert task.heard is not None
     found = maker._conversation([task])
     codes = (found.rows[:, 0] == maker.ids.modality_pad) & (found.rows[:, 1] < maker.ids.eosp)
     heard, said = codes & ~found.learned, codes & found.learned
     assert (int(heard.sum()), int(said.sum())) == (5, 9)
-    assert np.array_equal(found.phones[heard], maker.phones[maker._place(2)])
-    assert np.array_equal(found.phones[said], maker.phones[maker._place(0)])
+    heard_of = maker.phones[task.heard.hearing][maker._place(Take(2))]
+    assert np.array_equal(found.phones[heard], heard_of)
+    assert np.array_equal(found.phones[said], maker.phones[1][maker._place(Take(0))])
     assert (found.phones[~codes] == UNLABELLED).all()
 
 
 def test_replies_end_soon_after_the_teachers_last_phone(maker: Maker) -> None:
-    maker.phones[:] = 0  # silence
-    maker.phones[2, 1] = maker.phones[4, 3] = 7
-    assert maker.spoken(0).codes == tuple(range(7))
-    assert maker.phones[maker._spoken_place(0)].shape == (7, 4)
-    maker.phones[7, 0] = UNLABELLED
-    assert maker.spoken(0).codes == tuple(range(9)), "no further than the clip's end"
-    assert maker.spoken(1).codes == tuple(range(9, 16)), "all of one without a phone"
+    phones = maker.phones[0]
+    phones[:] = 0  # silence
+    phones[2, 1] = phones[4, 3] = 7
+    assert maker.spoken(Take(0)).codes == tuple(range(7))
+    assert phones[maker._spoken_place(Take(0))].shape == (7, 4)
+    phones[7, 0] = UNLABELLED
+    assert maker.spoken(Take(0)).codes == tuple(range(9)), "no further than the clip's end"
+    assert maker.spoken(Take(1)).codes == tuple(range(9, 16)), "all of one without a phone"
+
+
+def test_the_teachers_phones_move_with_the_hearing_and_the_others_do_not(maker: Maker) -> None:
+    labels = torch.arange(len(maker.data.labels), dtype=torch.uint8)
+    hearings = [maker.hearings[0]] * 5
+    moved = Maker(replace(maker.data, labels=labels), hearings, maker.tokenizer, maker.ids)
+    teachers = maker.data.teacher_codes * 4
+    for hearing, frames in enumerate((0, 1, 2, 3, 0)):
+        found = moved.phones[hearing].flatten()
+        assert np.array_equal(found[frames:teachers], labels[: teachers - frames])
+        assert np.array_equal(found[teachers:], labels[teachers:])
+
+
+def test_the_teacher_begins_later_in_each_hearing_and_others_are_in_rooms(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    sound = draw.integers(-9000, 9000, 8 * INPUT_SAMPLES_PER_CODE).astype(np.int16)
+    spoken = np.ones(8 * OUTPUT_SAMPLES_PER_CODE, np.int16)
+    late = np.concatenate([np.zeros(320, np.int16), sound[:-320]])
+    clips = [Clip(SPAIN, TEACHER, wave, spoken) for wave in (sound, late)]
+    write_shard(tmp_path / f"00-{TEACHER}-00000", clips)
+    write_shard(tmp_path / f"00-{KOKORO}-00000", [Clip(SPAIN, KOKORO, sound, None)])
+    data = load_recordings(tmp_path, torch.device("cpu"), [0])
+    tokenizer = given_tokenizer(tmp_path)
+
+    clean, moved = (encode_all(tokenizer, data, hearing=number) for number in (0, 1))
+
+    assert np.array_equal(moved[:8], clean[8:16]), "what begins 20 ms later"
+    assert np.array_equal(clean[16:], clean[:8])
+    assert not np.array_equal(moved[:8], clean[:8])
+    assert not np.array_equal(moved[16:], clean[16:])
 
 
 def test_numbers_are_typed_in_digits_now_and_then(maker: Maker) -> None:
@@ -246,13 +292,17 @@ def test_lines_of_dialogues_are_spoken_by_the_right_ones(tmp_path: Path) -> None
     assert len(read_lines(tmp_path / "lines.xz")) == 4
 
 
-def test_the_tokenizer_that_ships_is_given_whole(tmp_path: Path) -> None:
+def given_tokenizer(folder: Path) -> SpeechTokenizer:
+    """The tokenizer that ships, as ``give`` writes it for the recipe."""
     kept = ROOT / "src/mosstalk/pocket/codec/model.safetensors"
-    out = tmp_path / "tokenizer.safetensors"
+    out = folder / "tokenizer.safetensors"
     result = CliRunner().invoke(app, ["give", str(kept), str(out)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    tokenizer = SpeechTokenizer(SpeechTokenizerConfig.from_dict(CODEC))
-    tokenizer.load_state_dict(load_file(out))
+    return load_tokenizer(out, torch.device("cpu"))
+
+
+def test_the_tokenizer_that_ships_is_given_whole(tmp_path: Path) -> None:
+    tokenizer = given_tokenizer(tmp_path)
     with torch.inference_mode():
         codes = tokenizer.encode(torch.randn(16_000, generator=torch.Generator().manual_seed(0)))
     assert len(codes) == 13

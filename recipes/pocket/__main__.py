@@ -134,15 +134,16 @@ def encode(
     seed: Seed = 0,
     smoke: Smoke = False,
 ) -> None:
-    """Stage 4: codes of every clip: once clean, the other hearings in rooms and noise."""
+    """Stage 4: codes of every clip, once clean. In the other hearings the teacher begins 20, 40
+    and 60 ms later, and all others are in rooms and noise.
+    """
     from recipes.pocket.tokenizer import encode_all, load_tokenizer, write_codes
 
     data = _load(work, parts, "heard")
     listener = load_tokenizer(work / "tokenizer.safetensors", data.heard.device, smoke=smoke)
     started = time.monotonic()
     found = [
-        encode_all(listener, data, noisy=number > 0, seed=seed + number)
-        for number in range(hearings)
+        encode_all(listener, data, hearing=number, seed=seed + number) for number in range(hearings)
     ]
     write_codes(work / "codes", data, found)
     same = float(np.mean(found[0] == found[-1]))
@@ -201,9 +202,11 @@ def language_model(
         maker, np.tile(split.learned, passes), device, seed=seed, workers=1 if smoke else 20,
         dialogues=[each for each in talks if tuple(each) not in kept],
     )  # fmt: skip
-    held_out = build(
-        maker, split.held_out, device, seed=seed - 1, dialogues=[list(each) for each in kept]
-    )
+    held_out = {"held_out": build(maker, split.held_out, device, seed=seed - 1)}
+    if kept:
+        none, asked_anew = split.held_out[:0], list(map(list, sorted(kept)))
+        answers = build(maker, none, device, seed=seed - 1, dialogues=asked_anew)
+        held_out["held_out_answers"] = answers
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
     stage.train(examples, held_out, config, run, rate, listening)
 

@@ -263,6 +263,13 @@ def _padded(
     return np.concatenate(out)
 
 
+def frames_later(hearing: int) -> int:
+    """Frames of 20 ms by which the teacher begins later in a hearing: each fits the codes' grid of
+    80 ms in another way, so that one clip has four sequences of codes.
+    """
+    return hearing % MEL_FRAMES_PER_CODE
+
+
 def codes_of(samples: int) -> int:
     """Codes that ``samples`` at 16 kHz become."""
     return -(-samples // INPUT_SAMPLES_PER_CODE)

@@ -42,7 +42,7 @@ from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
 from recipes.answers.dialogues import read_wordings, worded
 from recipes.answers.facts import in_words
 from recipes.pocket.corpus import normalised, sentences
-from recipes.pocket.data import PHONES, UNLABELLED, Recordings
+from recipes.pocket.data import PHONES, UNLABELLED, Recordings, frames_later
 
 _BARE = 0.15
 """Share of typed texts in lower case without marks, as people also type."""
@@ -125,18 +125,25 @@ def read_dialogues(path: Path) -> list[list[Exchange]]:
     return [[Exchange(turn["user"], turn["answer"]) for turn in row["turns"]] for row in rows]
 
 
+class Take(NamedTuple):
+    """A clip in one of its hearings."""
+
+    clip: int
+    hearing: int = 0
+
+
 class Task(NamedTuple):
     """A turn to learn: the system prompt, what the user says, and the parts of the reply.
 
-    ``clip`` is the one that the user's speech is of, None for typed text; ``said`` the one that
-    the reply's is of, None where it has none.
+    ``heard`` is what the user's speech is of, None for typed text; ``said`` what the reply's is
+    of, None where it has none.
     """
 
     prompt: str
     user: Segment
     reply: tuple[Segment, ...]
-    clip: int | None = None
-    said: int | None = None
+    heard: Take | None = None
+    said: Take | None = None
 
 
 class Example(NamedTuple):
@@ -151,7 +158,7 @@ class Example(NamedTuple):
 class Maker:
     """Builds examples of clips, drawing tasks by ``draw``.
 
-    ``hearings`` are codes of all of ``data``, the first as heard clean, the others in rooms.
+    ``hearings`` are codes of all of ``data``, as ``encode_all`` makes them.
     """
 
     data: Recordings
@@ -168,21 +175,30 @@ class Maker:
         self.readers = defaultdict[str, list[int]](list)
         for clip in range(data.teacher_clips, len(data.texts)):
             self.readers[data.texts[clip]].append(clip)
-        self.phones = data.labels.view(-1, MEL_FRAMES_PER_CODE).cpu().numpy()
+        labels = data.labels.cpu().numpy()
+        of_the_teacher = labels[: data.teacher_codes * MEL_FRAMES_PER_CODE]
+        self.phones = list[NDArray[np.uint8]]()
+        for hearing in range(len(self.hearings)):
+            moved = np.roll(of_the_teacher, frames_later(hearing))
+            moved = np.concatenate([moved, labels[len(moved) :]])
+            self.phones.append(moved.reshape(-1, MEL_FRAMES_PER_CODE))
 
     def turn(self, clip: int) -> Task:
         """A clip's text to read aloud or to say again in a chat, or the clip to write down."""
         if clip < self.data.teacher_clips and self.draw.random() < _READ_ALOUD:
             if self.draw.random() < _SAID_AGAIN:
                 return self._said_again(clip)
-            return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(clip),), said=clip)
-        return Task(TRANSCRIBE_PROMPT, self.heard(clip), (self.written(clip),), clip)
+            take = self.take(clip)
+            return Task(SPEAK_PROMPT, self.typed(clip), (self.spoken(take),), said=take)
+        take = self.take(clip)
+        return Task(TRANSCRIBE_PROMPT, self.heard(take), (self.written(clip),), take)
 
     def _said_again(self, clip: int) -> Task:
         """A chat in which the clip's text is asked for, written and spoken."""
         asked = worded(self.draw.choice(_ASK_TO_SAY), {"sentence": self.data.texts[clip]})
-        reply = (self.written(clip), self.spoken(clip))
-        return Task(SYSTEM_PROMPTS["speech"], self._typed(asked), reply, said=clip)
+        take = self.take(clip)
+        reply = (self.written(clip), self.spoken(take))
+        return Task(SYSTEM_PROMPTS["speech"], self._typed(asked), reply, said=take)
 
     def answered(self, exchange: Exchange, kind: str = "speech", prompt: str | None = None) -> Task:
         """A question, typed or heard, and its answer: written, and then spoken by the teacher.
@@ -191,17 +207,17 @@ class Maker:
         The ``prompt`` is that of its kind if None.
         """
         prompt = SYSTEM_PROMPTS[kind] if prompt is None else prompt
-        said: int | None = None
+        said: Take | None = None
         reply: tuple[Segment, ...] = (self._text(exchange.answer),)
         if kind == "speech":
             readings = self.readings.get(exchange.answer)
-            said = self.draw.choice(readings) if readings else None
+            said = self.take(self.draw.choice(readings)) if readings else None
             reply += (SpeechSegment(()) if said is None else self.spoken(said),)
         heard = self.readers.get(exchange.asked)
         if heard is None or self.draw.random() < _TYPED:
             return Task(prompt, self._typed(exchange.asked), reply, said=said)
-        clip = self.draw.choice(heard)
-        return Task(prompt, self.heard(clip), reply, clip, said)
+        take = self.take(self.draw.choice(heard))
+        return Task(prompt, self.heard(take), reply, take, said)
 
     def typed(self, clip: int) -> TextSegment:
         """The clip's text, now and then without capitals and marks."""
@@ -218,27 +234,28 @@ class Maker:
         """The clip's text as it stands."""
         return self._text(self.data.texts[clip])
 
-    def spoken(self, clip: int) -> SpeechSegment:
+    def take(self, clip: int) -> Take:
+        """The clip in any of its hearings."""
+        return Take(clip, self.draw.randrange(len(self.hearings)))
+
+    def spoken(self, take: Take) -> SpeechSegment:
         """The teacher's clean codes, of the silence after them the first ``_LAST_SILENCE``."""
-        return SpeechSegment(tuple(self.hearings[0][self._spoken_place(clip)].tolist()))
+        return SpeechSegment(tuple(self.hearings[take.hearing][self._spoken_place(take)].tolist()))
 
-    def heard(self, clip: int) -> SpeechSegment:
-        """The clip as heard, clean or in one of its rooms."""
-        return self._codes(clip, self.draw.randrange(len(self.hearings)))
+    def heard(self, take: Take) -> SpeechSegment:
+        """All of the clip as heard."""
+        return SpeechSegment(tuple(self.hearings[take.hearing][self._place(take)].tolist()))
 
-    def _codes(self, clip: int, hearing: int) -> SpeechSegment:
-        return SpeechSegment(tuple(self.hearings[hearing][self._place(clip)].tolist()))
-
-    def _spoken_place(self, clip: int) -> slice:
-        place = self._place(clip)
-        sounding = np.flatnonzero((self.phones[place] != _PAUSE).any(axis=1))
+    def _spoken_place(self, take: Take) -> slice:
+        place = self._place(take)
+        sounding = np.flatnonzero((self.phones[take.hearing][place] != _PAUSE).any(axis=1))
         if not len(sounding):
             return place
         return slice(place.start, min(place.stop, place.start + sounding[-1] + 1 + _LAST_SILENCE))
 
-    def _place(self, clip: int) -> slice:
-        start = self.data.starts[clip]
-        return slice(start, start + self.data.codes[clip])
+    def _place(self, take: Take) -> slice:
+        start = self.data.starts[take.clip]
+        return slice(start, start + self.data.codes[take.clip])
 
     def _text(self, text: str) -> TextSegment:
         return TextSegment(tuple(self.tokenizer.encode(text)))
@@ -268,13 +285,13 @@ class Maker:
     def _conversation(self, tasks: list[Task]) -> Example:
         conversation = Conversation(self.ids, self.tokenizer.encode)
         learned: list[bool] = []
-        heard: list[int] = []
-        said: list[int] = []
+        heard: list[Take] = []
+        said: list[Take] = []
         conversation.add_text("system", tasks[0].prompt)
         for task in tasks:
             if task.prompt != tasks[0].prompt:
                 break
-            heard += [] if task.clip is None else [task.clip]
+            heard += [] if task.heard is None else [task.heard]
             conversation.add_turn(Turn("user", (task.user,)))
             conversation.writes_first = len(task.reply) > 1
             reply = self._reply(task.reply)
@@ -292,17 +309,18 @@ class Maker:
         return self._with_phones(conversation.rows, learned, heard, said)
 
     def _with_phones(
-        self, grid: list[Row], learned: list[bool], heard: list[int], said: list[int]
+        self, grid: list[Row], learned: list[bool], heard: list[Take], said: list[Take]
     ) -> Example:
         rows, marks = np.array(grid, dtype=np.int16), np.array(learned)
         codes = (rows[:, 0] == self.ids.modality_pad) & (rows[:, 1] < self.ids.eosp)
         phones = np.full((len(rows), MEL_FRAMES_PER_CODE), UNLABELLED, dtype=np.uint8)
-        for places, own in (
-            ([self._place(clip) for clip in heard], ~marks),
-            ([self._spoken_place(clip) for clip in said], marks),
+        for takes, place, own in (
+            (heard, self._place, ~marks),
+            (said, self._spoken_place, marks),
         ):
-            if places:
-                phones[codes & own] = np.concatenate([self.phones[place] for place in places])
+            if takes:
+                found = [self.phones[take.hearing][place(take)] for take in takes]
+                phones[codes & own] = np.concatenate(found)
         return Example(rows, marks, phones)
 
     def _reply(self, segments: tuple[Segment, ...]) -> Reply:

@@ -24,7 +24,14 @@ from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, MEL_FRAMES_PE
 from mosstalk.models.features import MelSpec, vocoder_mel, whisper_log_mel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from recipes.pocket.augment import augment
-from recipes.pocket.data import PHONES, UNLABELLED, Recordings, length_batches, padded_sound
+from recipes.pocket.data import (
+    PHONES,
+    UNLABELLED,
+    Recordings,
+    frames_later,
+    length_batches,
+    padded_sound,
+)
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
 from recipes.pocket.training import Averaged, Run, adamw, load_weights, save_weights
@@ -277,17 +284,24 @@ def clip_sound(data: Recordings, clips: NDArray[np.int64]) -> Tensor:
 
 @torch.inference_mode()
 def encode_all(
-    tokenizer: SpeechTokenizer, data: Recordings, *, noisy: bool, seed: int = 0
+    tokenizer: SpeechTokenizer, data: Recordings, *, hearing: int, seed: int = 0
 ) -> NDArray[np.int16]:
-    """Codes of all clips in the order of ``data.starts``; ``noisy`` hears them in rooms."""
+    """Codes of all clips in the order of ``data.starts``; those of ``hearing`` 0 are heard clean.
+
+    In others the teacher begins ``frames_later(hearing)`` of 20 ms later, and is clean too: replies
+    are of such codes. All other voices are in rooms and noise.
+    """
     device = data.heard.device
+    later = frames_later(hearing) * INPUT_SAMPLES_PER_CODE // MEL_FRAMES_PER_CODE
     draw = torch.Generator(device).manual_seed(seed)
     out = np.zeros(int(data.codes.sum()), dtype=np.int16)
     centres = tokenizer.encoder.codebook.weight
     for clips in length_batches(data.codes, _CODES_PER_BATCH):
         sound = clip_sound(data, clips)
-        if noisy:
-            sound = augment(sound, draw, 0.9)
+        if hearing:
+            moved = F.pad(sound, (later, 0))[:, : sound.shape[1]]
+            teachers = torch.as_tensor(clips < data.teacher_clips, device=device)[:, None]
+            sound = torch.where(teachers, moved, augment(sound, draw, 0.9))
         log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
         pooled = tokenizer.encoder(log_mel)
         found = nearest(pooled, centres).to(torch.int16).cpu().numpy()

@@ -23,7 +23,7 @@ _TRAIN_UNTIL = 0.97
 """Share of the time at which all training ends."""
 _READ_UNTIL, _FLOW_UNTIL = 0.22, 0.52
 """Shares at which reading and the flow end on a single card."""
-_FIRST_READ_UNTIL, _FIRST_FLOW_UNTIL, _OTHERS_READ_UNTIL = 0.12, 0.8, 0.45
+_FIRST_READ_UNTIL, _FIRST_FLOW_UNTIL, _OTHERS_READ_UNTIL = 0.15, 0.8, 0.54
 """The same where there are others beside it: flow and vocoder need less data than the language
 model, and more steps, the flow most: of what is heard wrong, nearly all is lost between codes and
 mel (docs/quality.md)."""
