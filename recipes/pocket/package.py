@@ -40,7 +40,7 @@ _GENERATION: dict[str, Any] = {
     "repetition_penalty": 1.0,
     "max_new_tokens": 512,
     "mosstalk": {
-        "chat": {"temperature": 0.3, "writes_first": True},
+        "chat": {"temperature": 0.1, "writes_first": True},
         "speak": {
             "do_sample": False,
             "max_new_tokens": 400,
