@@ -108,6 +108,36 @@ def test_an_answer_that_nobody_has_read_is_learned_in_writing(maker: Maker) -> N
     assert found.learned[-1], "nothing follows it"
 
 
+def test_a_reply_may_be_cut_short_and_the_next_turn_is_learned_all_the_same(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.pocket.examples._INTERRUPTED", 1.0)
+    monkeypatch.setattr("recipes.pocket.examples._WRITTEN_ALONE", 0.0)
+    ids, decode, heard = maker.ids, maker.tokenizer.decode, set[int]()
+    numbered = np.repeat(np.arange(21, dtype=np.uint8)[:, None], 4, axis=1)
+    maker.phones = [numbered + 30, numbered + 60]
+    for _ in range(60):
+        found = maker.dialogue([Exchange(FRANCE, MADRID), Exchange(FRANCE, PARIS)])
+        learned = found.rows[found.learned]
+        (opened,) = np.flatnonzero(learned[:, 0] == ids.sosp)
+        first, last = learned[:opened], learned[opened:]
+        codes = first[first[:, 0] == ids.modality_pad, 1]
+        words = first[first[:, 0] != ids.modality_pad, 0]
+        whole = len(maker.tokenizer.encode(MADRID))
+        share = -(-whole * len(codes) // 9)
+        assert decode(words[:share].tolist()) == decode(maker.tokenizer.encode(MADRID)[:share])
+        assert decode(words[share:].tolist()) == PARIS, "what was cut is learned no further"
+        assert codes.tolist() in [[*range(more, more + len(codes))] for more in (0, 100)]
+        assert [*last[1:-2, 1]] in [[*range(9 + more, 16 + more)] for more in (0, 100)]
+        assert len(codes) < 9
+        heard.add(len(codes))
+        of_first = found.phones[found.learned][:opened][first[:, 0] == ids.modality_pad]
+        assert (of_first[:, 0] - codes % 100).tolist() in [[30] * len(codes), [60] * len(codes)]
+        both = found.rows[found.rows[:, 1] == ids.eosp]
+        assert len(both) == 2, "speech that was cut is closed as a session closes it"
+    assert {0, 8} < heard
+
+
 def test_answers_may_be_asked_for_in_writing(maker: Maker) -> None:
     task = maker.answered(Exchange(SPAIN, MADRID), "text")
     assert task.prompt == SYSTEM_PROMPTS["text"]

@@ -40,6 +40,7 @@ from mosstalk.session.commands import (
     Message,
     Push,
     ReplyLimits,
+    ReplyMode,
     Sampling,
     Sound,
     Truncate,
@@ -209,9 +210,12 @@ def test_a_turn_by_hand_may_be_so_long_and_no_longer() -> None:
 def changed(change: str) -> Pipeline:
     """The pocket model with an audio head that always says the same, or that fails.
 
-    It writes nothing before it speaks.
+    It writes nothing before it speaks; or it writes the same for ever.
     """
     model = deepcopy(pocket().model)
+    if change == "wordy":
+        model.text_lm_head.weight.data = torch.zeros_like(model.text_lm_head.weight)
+        return replace(pocket(), model=model)
     head = model.audio_lm_head.weight
     head.data = torch.zeros_like(head) if change == "monotonous" else head.data[:, :3]
     return replace(pocket(), model=model, defaults=replace(pocket().defaults, writes_first=False))
@@ -237,6 +241,24 @@ def test_a_reply_that_has_run_away_is_ended() -> None:
                     pad, eosp = pocket().ids.modality_pad, pocket().ids.eosp
                     spoken = [audio for text, audio in client.rows if text == pad]
                     assert spoken == [0] * codes + [eosp]
+
+    run(main())
+
+
+def test_a_reply_that_writes_for_ever_and_never_speaks_is_ended() -> None:
+    wordy = changed("wordy")
+
+    async def main() -> None:
+        options = HostOptions(engine=EngineOptions(400, poison=True))
+        async with Host(wordy, options) as here, await here.open(BY_HAND) as session:
+            client = Client(session)
+            client.do(HELLO, CreateResponse())
+            done = await client.wait(ResponseDone)
+            assert (done.status, done.reason) == (ResponseStatus.INCOMPLETE, Reason.REPETITION)
+            assert done.usage.output_audio == 0
+            client.do(CreateResponse(reply=ReplyMode.TEXT))
+            done = await client.wait(ResponseDone)
+            assert done.reason is Reason.MAX_LENGTH, "text that nobody speaks may go round"
 
     run(main())
 

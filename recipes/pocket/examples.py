@@ -58,6 +58,9 @@ _LAST_SILENCE = 2
 """Codes of silence at a reply's end. Any code may stand for silence that lasts, so that none can be
 foretold, and one that does not fit those before it is heard as a click."""
 _PAUSE = PHONES.index("pau")
+_INTERRUPTED = 0.2
+"""Share of the replies before a dialogue's last that are cut short, as by a user who breaks in. A
+model that had seen whole replies alone wrote "S, S, S," without an end after one that was cut."""
 _WRITTEN_ALONE = 0.07
 """Share of the dialogues whose answers are asked for in writing."""
 _INSTRUCTED = 0.25
@@ -126,10 +129,11 @@ def read_dialogues(path: Path) -> list[list[Exchange]]:
 
 
 class Take(NamedTuple):
-    """A clip in one of its hearings."""
+    """A clip in one of its hearings: its first ``codes``, or all of what is said."""
 
     clip: int
     hearing: int = 0
+    codes: int | None = None
 
 
 class Task(NamedTuple):
@@ -251,7 +255,8 @@ class Maker:
         sounding = np.flatnonzero((self.phones[take.hearing][place] != _PAUSE).any(axis=1))
         if not len(sounding):
             return place
-        return slice(place.start, min(place.stop, place.start + sounding[-1] + 1 + _LAST_SILENCE))
+        codes = sounding[-1] + 1 + _LAST_SILENCE if take.codes is None else take.codes
+        return slice(place.start, min(place.stop, place.start + codes))
 
     def _place(self, take: Take) -> slice:
         start = self.data.starts[take.clip]
@@ -302,11 +307,30 @@ class Maker:
                 rows = [*conversation.rows, *reply.rows[: len(reply.rows) - _ROWS_OF_NO_SPEECH]]
                 learned += [True] * (len(rows) - len(learned))
                 return self._with_phones(rows, learned, heard, said)
+            if task is not tasks[-1] and (cut := self._cut(task)) is not None:
+                said.append(cut)
+                conversation.close_reply(reply, cut.codes)
+                learned += self._drawn_anyway(conversation.rows[len(learned) :])
+                continue
             said += [] if task.said is None else [task.said]
             learned += [True] * len(reply.rows)
             conversation.close_reply(reply)
         learned += [False] * (len(conversation.rows) - len(learned))
         return self._with_phones(conversation.rows, learned, heard, said)
+
+    def _cut(self, task: Task) -> Take | None:
+        """What is heard of a reply that the user interrupts; None of one that is heard whole."""
+        speech = task.reply[-1]
+        if task.said is None or len(task.reply) < 2 or not isinstance(speech, SpeechSegment):
+            return None
+        if self.draw.random() >= _INTERRUPTED:
+            return None
+        return task.said._replace(codes=self.draw.randrange(len(speech.codes)))
+
+    def _drawn_anyway(self, rows: list[Row]) -> list[bool]:
+        """Which rows of a reply that was cut the model is to draw: not where it speaks and ends."""
+        end = next(place for place, (_, audio) in enumerate(rows) if audio == self.ids.eosp)
+        return [text != self.ids.sosp for text, _ in rows[:end]] + [False] * (len(rows) - end)
 
     def _with_phones(
         self, grid: list[Row], learned: list[bool], heard: list[Take], said: list[Take]

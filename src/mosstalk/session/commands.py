@@ -74,7 +74,7 @@ class ReplyLimits:
     A reply that is written before it is spoken has room for its text beside these seconds, and
     speaks longer where the text leaves some of that. ``rows`` None is the checkpoint's.
     ``repeating_s``: a reply whose codes go round in one short cycle for longer has run away and is
-    ended; None lets it.
+    ended, as is one that first writes as many tokens that do so; None lets it.
     """
 
     longest_s: float = 60.0

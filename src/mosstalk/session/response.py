@@ -38,7 +38,8 @@ class RepetitionDetector:
     Replies that have run away go round in one short cycle. What is normal was measured on
     mosstalk-pocket: in 19 of its replies no cycle lasted longer than 2 codes (the same code
     twice), in 6 s of human speech 2, in a pause of digital silence as long as the pause, in a
-    second of room noise some 7.
+    second of room noise some 7. Words that a model writes in order to speak them are watched in
+    the same way: it may write "S, S, S," for ever, and never come to speak.
     """
 
     limit: int | None
@@ -114,6 +115,10 @@ class Outcome:
     status: events.ResponseStatus
     reason: events.Reason | None = None
     message: str | None = None
+
+
+def _run_away(message: str) -> Outcome:
+    return Outcome(events.ResponseStatus.INCOMPLETE, events.Reason.REPETITION, message)
 
 
 @dataclass(eq=False)
@@ -253,20 +258,19 @@ class Response:
         pipeline, spoken = self.state.host.pipeline, self.entry.speech
         ids, detokenizer = pipeline.ids, Detokenizer(pipeline.tokenizer)
         skipped = {ids.sosp, ids.modality_pad, *ids.stop}
-        repetition, spoken_codes = RepetitionDetector(self.repeating_codes), 0
+        written, said = (RepetitionDetector(self.repeating_codes) for _ in range(2))
+        spoken_codes = 0
         async for new in self.stream:
             self.rows_read = new.step
             text, code = new.row
             if new.mode is Mode.TEXT:
                 self._send_text("" if text in skipped else detokenizer.push(text))
+                if self.entry.text_is_spoken and written.add(text):
+                    return _run_away(f"{written.limit} tokens that were written went round")
             elif code != ids.eosp and spoken:
                 self._codes.put(code)
-                if repetition.add(code):
-                    return Outcome(
-                        events.ResponseStatus.INCOMPLETE,
-                        events.Reason.REPETITION,
-                        f"the same {CODE_MS} ms codes went round for {repetition.limit} codes",
-                    )
+                if said.add(code):
+                    return _run_away(f"{said.limit} codes of {CODE_MS} ms went round")
                 spoken_codes += 1
                 if spoken_codes == self.longest_codes:
                     return Outcome(events.ResponseStatus.INCOMPLETE, events.Reason.MAX_LENGTH)

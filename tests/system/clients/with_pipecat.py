@@ -4,7 +4,9 @@
 import asyncio
 import base64
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +150,16 @@ def mu_law(pcm):
     return (~(np.where(low < 0, 128, 0) | exponent << 4 | mantissa) & 255).astype("u1").tobytes()
 
 
+async def run(url, speech, manual, legal):
+    """The talk; where it fails, the process ends: Pipecat's runner outlives a cancellation."""
+    try:
+        await main(url, speech, manual, legal)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 async def main(url, speech, manual, legal):
     talk, told = Talk(url, manual), {}
     running = asyncio.create_task(PipelineRunner(handle_sigint=False).run(talk.task))
@@ -176,5 +188,5 @@ async def main(url, speech, manual, legal):
 
 
 asyncio.run(
-    main(sys.argv[1], Path(sys.argv[2]).read_bytes(), "manual" in sys.argv, "legal" in sys.argv)
+    run(sys.argv[1], Path(sys.argv[2]).read_bytes(), "manual" in sys.argv, "legal" in sys.argv)
 )
