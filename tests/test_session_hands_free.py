@@ -22,6 +22,7 @@ from session_rig import (
 )
 
 from mosstalk.audio.sound import Samples
+from mosstalk.conversation import Row
 from mosstalk.reply_options import Limits
 from mosstalk.session.commands import (
     Clear,
@@ -49,7 +50,8 @@ from mosstalk.session.events import (
     SpeechStopped,
     TurnCommitted,
 )
-from mosstalk.vad.turns import TurnDetection
+from mosstalk.session.host import Host
+from mosstalk.vad.turns import TRAILING_MS, TurnDetection
 
 LONG = replace(HANDS_FREE, script="speech:200")
 """Replies of 16 s, which last longer than what is said meanwhile."""
@@ -79,7 +81,7 @@ def test_a_spoken_turn_is_found_answered_and_followed_by_the_next() -> None:
                     started = client.all(SpeechStarted)[-1]
                     stopped = client.all(SpeechStopped)[-1]
                     assert stopped.item_id == started.item_id
-                    assert stopped.wait == stopped.end - stopped.speech_end
+                    assert stopped.end - stopped.speech_end == TRAILING_MS * RATE // 1000
                     assert stopped.wait_ms in range(500, 533)  # to the end of a frame
                     assert done.timings.vad_wait_ms == stopped.wait / 16
                     # The turn is exactly the sound between the positions that are told.
@@ -90,6 +92,32 @@ def test_a_spoken_turn_is_found_answered_and_followed_by_the_next() -> None:
                 turns = [event.item_id for event in client.all(TurnCommitted)]
                 assert turns == [event.item_id for event in client.all(SpeechStarted)]
             require_nothing_held(here)
+
+    run(main())
+
+
+def test_a_turn_is_the_same_however_long_the_silence_that_ends_it() -> None:
+    async def turn(here: Host, silence_ms: int, pieces: int) -> tuple[int, int, list[Row]]:
+        detection = TurnDetection(silence_duration_ms=silence_ms)
+        settings = replace(HANDS_FREE, turn_detection=detection, create_response=False)
+        async with await here.open(settings) as session:
+            client = Client(session)
+            # A pause within it is no end, and is the turn's whole.
+            sound = np.concatenate([speech(SENTENCE), silence(0.15), speech(QUESTION)])
+            client.say(np.concatenate([silence(0.5), sound, silence(1.5)]), piece=pieces)
+            started = await client.wait(SpeechStarted)
+            stopped = await client.wait(SpeechStopped)
+            await client.wait(TurnCommitted)
+            assert silence_ms <= stopped.wait_ms < silence_ms + 33
+            return started.start, stopped.end, session.conversation_rows()
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            first, *others = [
+                await turn(here, silence_ms, pieces)
+                for silence_ms, pieces in ((500, 400), (500, 1999), (700, 517), (1200, 8000))
+            ]
+            assert others == [first] * 3
 
     run(main())
 

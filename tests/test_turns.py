@@ -76,13 +76,29 @@ def test_a_turn_ends_after_its_last_speech_once_silence_was_long_enough() -> Non
 
 
 def test_no_sample_is_in_two_turns() -> None:
-    user = Listening()
+    user = Listening(TurnDetection(prefix_padding_ms=600))
     user.hear("....###")
     end = only(user.hear(SILENCE))
     started = only(user.hear("..###"))
     assert isinstance(end, SpeechStopped)
     assert isinstance(started, SpeechStarted)
-    assert started.start_samples == end.decided_samples
+    assert started.start_samples == end.sound_end_samples
+
+
+@pytest.mark.parametrize(("silence_ms", "trailing_ms"), [(1200, 160), (200, 160), (100, 128)])
+def test_a_turns_sound_ends_soon_after_its_speech_however_long_the_silence(
+    silence_ms: int, trailing_ms: int
+) -> None:
+    user = Listening(TurnDetection(silence_duration_ms=silence_ms))
+    user.hear("....###")
+    assert user.turns.sound_end is None
+    user.hear(".")
+    assert user.turns.sound_end == 7 * FRAME + 2560
+    assert user.hear("#") == []
+    assert user.turns.sound_end is None, "a pause is the turn's once speech comes after it"
+    stopped = only(user.hear("." * 40))
+    assert isinstance(stopped, SpeechStopped)
+    assert stopped.sound_end_samples == 9 * FRAME + 16 * trailing_ms
 
 
 def test_a_pause_within_a_turn_does_not_end_it() -> None:
@@ -288,7 +304,8 @@ def test_turns_follow_one_another(speech: list[float], silence_ms: int, prefix_m
             assert isinstance(event, SpeechStopped)
             assert before < event.end_samples <= event.decided_samples
             assert event.decided_samples - event.end_samples >= 16 * silence_ms
-            before = event.decided_samples
+            assert event.end_samples <= event.sound_end_samples <= event.decided_samples
+            before = event.sound_end_samples
     assert turns.speaking is (len(events) % 2 == 1)
 
 

@@ -3,15 +3,24 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Run, require_package, require_program
+from session_rig import pocket
 
-from evals.readings import TEACHER, find_synthetic_voice, read_aloud
+from evals.intervals import points, rate_difference
+from evals.kokoro_voices import HELD_OUT
+from evals.readings import TEACHER, find_synthetic_voice, read_aloud, read_naturally
 from evals.vad import measure_barge_in, measure_found
 from evals.vad_clips import SETTINGS, Setting, clip_of
+from evals.words import word_errors
+from mosstalk import Pipeline
 from mosstalk.audio.sound import Samples
+from mosstalk.constants import INPUT_RATE
+from mosstalk.offline.pipeline import transcribe
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.vad import Detector, open_detector
+from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetector
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -62,6 +71,38 @@ def test_silero_finds_every_voice_in_noise(
     assert (row.missed, row.cut) == (0, 0)
     assert row.delay_ms.median is not None
     assert row.delay_ms.median < 180
+
+
+def test_no_word_is_lost_by_where_a_turn_ends(silero: Detector) -> None:
+    """In pairs: what is written down of a turn, and of the same with all the silence after it."""
+    require_package("onnxruntime", "quality")
+    require_program("espeak-ng")
+    reading = read_naturally("kokoro", HELD_OUT, read_sentences()[:40])
+    pipeline = pocket()
+    written: list[tuple[str, str]] = []
+    for sound in reading.heard:
+        quiet = np.random.default_rng(0).standard_normal(INPUT_RATE) * 1e-4
+        heard = np.concatenate([quiet, sound, quiet]).astype(np.float32)
+        _, frames = silero.push(silero.start(), heard)
+        turns = TurnDetector(minimum_speech_ms=silero.minimum_speech_ms)
+        events = turns.push(frames)
+        (started,) = (each for each in events[:1] if isinstance(each, SpeechStarted))
+        (stopped,) = (each for each in events[-1:] if isinstance(each, SpeechStopped))
+        ends = stopped.sound_end_samples, stopped.decided_samples
+        assert ends[1] - ends[0] > INPUT_RATE // 4
+        short, long = (written_down(pipeline, heard[started.start_samples : end]) for end in ends)
+        written.append((short, long))
+    shorts, longs = (word_errors(reading.texts, each) for each in zip(*written, strict=True))
+    lost = rate_difference(shorts, longs)
+    print(f"words wrong, 160 ms after the last speech less 500 ms: {points(lost)}")
+    assert lost.low <= 0
+    assert lost.value < 0.01
+
+
+def written_down(pipeline: Pipeline, samples: Samples) -> str:
+    answer = transcribe(pipeline, samples)
+    list(answer)
+    return answer.text
 
 
 @pytest.mark.parametrize("name", ["silero", "webrtc"])

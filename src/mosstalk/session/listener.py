@@ -153,7 +153,7 @@ class Listener:
                     ErrorCode.COMMIT_EMPTY, "nobody is speaking: there is no turn to commit"
                 )
             found = await self._finish(self.turn)
-            self._finder.forget_speech()
+            self._finder.forget_speech(found.end)
             return found
         turn = self.turn or self._open(self._position)
         turn.take(self._resampler.flush())
@@ -169,7 +169,7 @@ class Listener:
         """Forget the turn under way."""
         self._drop_turn()
         if self._finder:
-            self._finder.forget_speech()
+            self._finder.forget_speech(self._position)
         else:
             self._resampler.flush()
 
@@ -293,12 +293,15 @@ class Listener:
             padding = finder.detector.settings.prefix_padding_ms * INPUT_RATE // 1000
             finder.forget_before(self._position - padding - _KEPT_SAMPLES)
             return
-        turn.take(finder.between(turn.end, self._position - held))
+        end, sound_end = self._position - held, finder.detector.sound_end
+        # More of a silence is the turn's only if speech comes after it.
+        end = end if sound_end is None else min(end, finder.origin + sound_end)
+        turn.take(finder.between(turn.end, end))
         finder.forget_before(turn.end)
         self._encode_due(turn)
         if turn.samples >= self._longest_samples:
             finder.detector.reset(turn.end - finder.origin)
-            yield await self._stop(turn, turn.end)
+            yield await self._stop(turn, turn.end, turn.end)
 
     async def _decided(self, finder: "_SpeechFinder", found: turns.TurnEvent) -> TurnUpdate:
         """A turn that begins or ends by what the detector found."""
@@ -308,17 +311,18 @@ class Listener:
             return turn, events.SpeechStarted(turn.item_id, turn.start)
         if isinstance(found, turns.SpeechStopped):
             assert self.turn, "speech that stopped had not begun"
-            self.turn.take(finder.between(self.turn.end, origin + found.decided_samples))
-            return await self._stop(self.turn, origin + found.end_samples)
+            self.turn.take(finder.between(self.turn.end, origin + found.sound_end_samples))
+            speech_end, decided = (origin + place for place in found)
+            return await self._stop(self.turn, speech_end, decided)
         start = origin + found.start_samples
         turn = self._open(max(start, finder.start))
         turn.take(finder.between(turn.end, origin + found.at_samples))
         await self._finish(turn)
         return turn, events.IdleTimeout(turn.item_id, start, turn.end)
 
-    async def _stop(self, turn: LiveTurn, speech_end: int) -> TurnUpdate:
+    async def _stop(self, turn: LiveTurn, speech_end: int, decided: int) -> TurnUpdate:
         await self._finish(turn)
-        places = turn.end, speech_end, turn.end - speech_end
+        places = turn.end, speech_end, decided - speech_end
         return turn, events.SpeechStopped(turn.item_id, *places)
 
 
@@ -353,9 +357,9 @@ class _SpeechFinder:
         while self._pieces and self.start + len(self._pieces[0]) <= place:
             self.start += len(self._pieces.popleft())
 
-    def forget_speech(self) -> None:
-        """Forget that anybody spoke."""
-        self.detector.reset()
+    def forget_speech(self, before: int) -> None:
+        """Forget that anybody spoke; no later turn begins before this place."""
+        self.detector.reset(before - self.origin)
         if self.ear.gated:
             self._for_gate.append(("forget", ()))
 

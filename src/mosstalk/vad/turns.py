@@ -15,6 +15,9 @@ HYSTERESIS = 0.15
 """Speech has ended below the threshold less this: Silero's own ``neg_threshold``."""
 _LOWEST_THRESHOLD = 0.01
 _SAMPLES_PER_MS = INPUT_RATE // 1000
+TRAILING_MS = 160
+"""Sound after its last speech that belongs to a turn, however long the silence that ends it: what
+can be known at the end of a word can be computed while the detector waits."""
 
 Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
 _SILENCE_MS: dict[Eagerness, int] = {"low": 1200, "medium": 700, "high": 400, "auto": 700}
@@ -86,7 +89,7 @@ class SpeechStarted(NamedTuple):
     """A turn begins at ``start_samples``, prefix included; speech does at ``speech_samples``.
 
     ``decided_samples`` is the end of the frame that showed it. No sample is in two turns: the
-    prefix reaches back to where the last turn's end was decided, at most.
+    prefix reaches back to where the last turn's sound ended, at most.
     """
 
     start_samples: int
@@ -99,6 +102,11 @@ class SpeechStopped(NamedTuple):
 
     end_samples: int
     decided_samples: int
+
+    @property
+    def sound_end_samples(self) -> int:
+        """Where the turn's sound ends: ``TRAILING_MS`` after its last speech at most."""
+        return min(self.decided_samples, _sound_end(self.end_samples))
 
 
 class IdleTimeout(NamedTuple):
@@ -146,6 +154,11 @@ class TurnDetector:
     def position(self) -> int:
         """End of the last frame, in samples of the stream."""
         return self._position
+
+    @property
+    def sound_end(self) -> int | None:
+        """Where the turn's sound ends if the silence goes on; None while there is speech."""
+        return None if self._silent_from is None else _sound_end(self._silent_from)
 
     @property
     def playing(self) -> bool:
@@ -228,8 +241,9 @@ class TurnDetector:
         if frame.end_samples - end < wait:
             return None
         self._forget()
-        self._earliest = frame.end_samples
-        return SpeechStopped(end, frame.end_samples)
+        stopped = SpeechStopped(end, frame.end_samples)
+        self._earliest = stopped.sound_end_samples
+        return stopped
 
     def _idle_is_over(self) -> bool:
         limit = self.settings.idle_timeout_ms
@@ -238,6 +252,10 @@ class TurnDetector:
             return False
         assert self._idle_from is not None
         return self._position - self._idle_from >= limit * _SAMPLES_PER_MS
+
+
+def _sound_end(speech_end: int) -> int:
+    return speech_end + TRAILING_MS * _SAMPLES_PER_MS
 
 
 def _end_threshold(threshold: float) -> float:

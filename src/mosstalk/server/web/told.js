@@ -26,8 +26,8 @@ export const HANDLERS = {
   },
   input_audio_buffer_speech_stopped(talk, event) {
     const turn = new Turn("hands-free", undefined, event.audio_end_ms - talk.speechFromMs);
-    turn.audioEndMs = event.audio_end_ms;
-    turn.waited(talk.settings.audio.input.turn_detection.silence_duration_ms, talk.sound);
+    turn.endedAt = talk.sound.spokenAt(event.mosstalk.speech_end_ms);
+    turn.waitMs = event.mosstalk.vad_wait_ms;
     talk.speaking = false;
     talk.spoken = { fromMs: talk.speechFromMs, toMs: event.audio_end_ms };
     talk.pending = turn;

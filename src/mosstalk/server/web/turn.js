@@ -10,8 +10,6 @@ export class Turn {
   soundAt;
   /** @type {number | undefined} when the first of its text was here */
   textAt;
-  /** @type {number | undefined} on the server's clock, the end of the turn, its silence included */
-  audioEndMs;
   /** @type {number | undefined} the detector's wait, which `answerMs` has in it */
   waitMs;
   /** @type {number | undefined} how much of the answer was heard */
@@ -52,24 +50,11 @@ export class Turn {
     this.wasCut = true;
   }
 
-  /**
-   * Hands-free, the server ended the turn after so much silence, which the sound it had heard up
-   * to `audioEndMs` includes.
-   * @param {number} ms @param {import("./sound.js").Sound} sound
-   */
-  waited(ms, sound) {
-    this.waitMs = ms;
-    this.endedAt = sound.spokenAt(this.audioEndMs - ms);
-  }
-
-  /** @param {any} response as response.done has it @param {import("./sound.js").Sound} sound */
-  done(response, sound) {
+  /** @param {any} response as response.done has it */
+  done(response) {
     const { reason } = response.status_details ?? {};
     this.status = response.status + (reason ? `, ${reason.replaceAll("_", " ")}` : "");
     this.server = response.mosstalk?.timings ?? {};
-    if (this.kind === "hands-free" && this.server.vad_wait_ms != null) {
-      this.waited(this.server.vad_wait_ms, sound);
-    }
   }
 
   /** How the answer was heard; null for text. @returns {import("./words.js").Saying | null} */
