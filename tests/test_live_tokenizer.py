@@ -113,6 +113,49 @@ def test_no_maximum_to_begin_with_changes_the_codes_at_the_end(
     assert state.codes == tokenizer.encode(torch.cat(pieces))
 
 
+@examples(60)
+@given(
+    name=BOTH, pieces=sliced(30 * CODE), asked=st.sets(st.integers(0, 20)),
+    maximum=st.none() | st.floats(-10, 4), trusted_s=st.floats(0, 3), data=st.data(),
+)  # fmt: skip
+def test_what_a_turn_would_be_is_told_and_it_goes_on_as_if_nobody_had_asked(
+    name: str, pieces: list[Tensor], asked: set[int], maximum: float | None, trusted_s: float,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    tokenizer = LIVE[name].tokenizer
+    live = LiveTokenizer(tokenizer, trusted_s)
+    state, other = live.open(maximum), live.open(maximum)
+    for place, piece in enumerate(pieces):
+        if place in asked:
+            more = piece[: data.draw(st.integers(0, len(piece)))]
+            before = copy.deepcopy((state.codes, state.samples, state.settled, state.gaps))
+            (foreseen,) = live.foresee([state], [more])
+            assert (state.codes, state.samples, state.settled, state.gaps) == before
+            if foreseen is None:
+                assert state.samples + len(more) == 0
+            else:
+                assert foreseen.codes == tokenizer.encode(torch.cat([*pieces[:place], more]))
+                last = heard(live, [*pieces[:place], more], maximum)
+                assert foreseen.maximum == last.maximum
+        found, alone = live.push(state, piece), live.push(other, piece)
+        assert (found.kept, found.codes) == (alone.kept, alone.codes)
+    live.finish(state)
+    live.finish(other)
+    assert (state.codes, state.maximum) == (other.codes, other.maximum)
+    assert live.pages.taken == 0
+
+
+def test_a_turn_that_would_begin_another_segment_is_not_foreseen() -> None:
+    live = LIVE["pocket"]
+    state = live.open()
+    live.push(state, speech(SEGMENT - 100))
+    assert live.foresee([state], [silent(100)]) == [None]
+    (foreseen,) = live.foresee([state], [silent(99)])
+    assert foreseen is not None
+    assert foreseen.finished
+    live.close(state)
+
+
 def test_the_codes_of_the_golden_clips_are_those_of_the_public_code() -> None:
     expected = open_safetensors(GOLDENS / "speech-tokenizer" / "expected.safetensors")
     names = [name.removesuffix(".tokens") for name in expected if name.endswith(".tokens")]

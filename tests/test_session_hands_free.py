@@ -1,5 +1,6 @@
 """Turns that a detector of speech finds, and replies that speech ends."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,41 @@ def test_a_turn_is_the_same_however_long_the_silence_that_ends_it() -> None:
                 for silence_ms, pieces in ((500, 400), (500, 1999), (700, 517), (1200, 8000))
             ]
             assert others == [first] * 3
+
+    run(main())
+
+
+def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> None:
+    detection = TurnDetection(silence_duration_ms=1000)
+    settings = replace(HANDS_FREE, turn_detection=detection, limits=ReplyLimits(rows=9))
+    sound = np.concatenate([silence(0.5), speech(QUESTION)])
+    # In pieces that end where frames of the detector do: 400 ms of silence are no end.
+    parts = (np.concatenate([sound, silence(0.4)]), speech(SENTENCE), silence(1.2))
+    end = (pocket().ids.modality_pad, pocket().ids.eosp)
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            async with await here.open(settings) as session:
+                client, offline = Client(session), Offline()
+                client.say(parts[0])
+                while end not in session.conversation_rows()[-3:]:
+                    await asyncio.sleep(0)
+                client.say(parts[1])
+                while end in session.conversation_rows()[-3:]:
+                    await asyncio.sleep(0)
+                assert not client.all(SpeechStopped), "speech goes on, and so does its turn"
+                client.say(parts[2][:8000])
+                while end not in session.conversation_rows()[-3:]:
+                    await asyncio.sleep(0)
+                foreseen = session.conversation_rows()
+                client.say(parts[2][8000:])
+                done = await client.wait(ResponseDone)
+                (started,), (stopped,) = client.all(SpeechStarted), client.all(SpeechStopped)
+                offline.chat.hear(np.concatenate(parts)[started.start : stopped.end])
+                assert foreseen == offline.rows
+                assert client.pcm(done.response_id) == offline.answer(limits=Limits(9))[0]
+                assert client.rows == offline.rows
+            require_nothing_held(here)
 
     run(main())
 

@@ -3,7 +3,7 @@
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -362,6 +362,14 @@ class LiveCodes:
     blocks: int = 0
     rows: int = 0
     ties: int = 0
+
+    def as_if(self) -> "LiveCodes":
+        """Another that goes on from here in the same pages and the same memory.
+
+        What it writes there lies after all that this one knows, or is to be encoded again.
+        """
+        lists = {name: getattr(self, name).copy() for name in ("codes", "gaps", "repairs")}
+        return replace(self, segment=replace(self.segment), **lists)
 
     @property
     def seconds(self) -> float:

@@ -201,6 +201,41 @@ class LiveTokenizer:
         return self.push_many([state], [np.zeros(0, np.float32)], [True])[0]
 
     @torch.inference_mode()
+    def foresee(
+        self, states: Sequence[LiveCodes], sounds: Sequence[Sound]
+    ) -> list[LiveCodes | None]:
+        """What each stream would be if it took samples (n,) more and were finished.
+
+        The streams go on as if nobody had asked; one whose turn does end there may be closed, and
+        what is returned put in its place. None where the samples would begin another segment.
+
+        Raises:
+            AudioError, CodecFullError: see ``push_many``.
+        """
+        taken = list(map(_checked, sounds))
+        asked = [
+            (state, sound)
+            for state, sound in zip(states, taken, strict=True)
+            if len(sound) < state.segment.room and state.segment.samples + len(sound) > 0
+        ]
+        self._cover([state.segment for state, _ in asked], [sound for _, sound in asked])
+        found = {id(state): state.as_if() for state, _ in asked}
+        works = []
+        for state, sound in asked:
+            _write(found[id(state)], sound)
+            work = self._work(_Turn.of(found[id(state)]), ended=True)
+            assert work is not None, "a turn that has sound"
+            works.append(work)
+        self._encode_new(works)
+        for (state, _), work in zip(asked, works, strict=True):
+            # Another floor has changed what is kept of rows that are to be read on from.
+            first = work.segment.first_row_changed_by(state.segment.floor)
+            state.segment.rows = min(state.segment.rows, first // self._pool * self._pool)
+            self._settle(work.turn)
+            work.turn.state.finished = True
+        return [found.get(id(state)) for state in states]
+
+    @torch.inference_mode()
     def finish_anew(self, state: LiveCodes, sound: Sound) -> Change:
         """``finish`` after samples (n,) more for which there are no pages.
 
@@ -280,6 +315,12 @@ class LiveTokenizer:
         return _Work(turn, CONV_STRIDE * self._pool * codes - 1, codes, closing=False)
 
     def _advance(self, works: Sequence[_Work]) -> None:
+        self._encode_new(works)
+        for work in works:
+            if work.closing:
+                self._settle(work.turn)
+
+    def _encode_new(self, works: Sequence[_Work]) -> None:
         if works and self._together:
             self._run_together(works)
         elif works:
@@ -287,9 +328,6 @@ class LiveTokenizer:
             due = [(work, span) for work in works if (span := self._span(work)).rows]
             if due:
                 self._encode(due)
-        for work in works:
-            if work.closing:
-                self._settle(work.turn)
 
     def _run_together(self, works: Sequence[_Work]) -> None:
         """Encode what is new of each; of one that has more than a run takes, run after run."""

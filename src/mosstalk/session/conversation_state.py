@@ -103,8 +103,10 @@ class ConversationState:
         return self._systems[text] if text else []
 
     def live_rows(self) -> list[Row]:
-        """Rows of the turn under way, without its end."""
+        """Rows of the turn under way, without its end unless silence has begun that may be it."""
         turn = self.listener.turn
+        if turn and (final := turn.final_codes):
+            return self.prompts.turn("user", SpeechSegment(tuple(final)))
         codes = turn.codes.codes.copy() if turn else []  # more may be made meanwhile
         return self.prompts.open_turn(codes) if codes else []
 

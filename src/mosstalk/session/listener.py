@@ -52,13 +52,25 @@ class LiveTurn:
     """Sound that no code was made of yet."""
     due: int = _LISTEN_SAMPLES
     """How much of it is worth a run."""
-    encoding: "asyncio.Future[None] | None" = None
+    encoding: "asyncio.Future[Any] | None" = None
     """The run that the first of it waits for, or is in."""
+    foreseen: "asyncio.Future[LiveCodes | None] | None" = None
+    """What its codes will be if it ends at ``foreseen_end``."""
+    foreseen_end: int = -1
 
     @property
     def samples(self) -> int:
         """How long it is."""
         return self.end - self.start
+
+    @property
+    def final_codes(self) -> list[int] | None:
+        """Its codes if it ends here, once that is known."""
+        run = self.foreseen if self.foreseen_end == self.end else None
+        if run is None or not run.done() or run.cancelled() or run.exception():
+            return None
+        ended = run.result()
+        return ended.codes if ended else None
 
     def take(self, samples: Samples) -> None:
         """Go on by these samples."""
@@ -215,8 +227,9 @@ class Listener:
             self._finder = _SpeechFinder(found, ear, self._position)
 
     def _drop_turn(self) -> None:
-        if self.turn and self.turn.encoding:
-            self._worker.take_back(self.turn.encoding)
+        for run in (self.turn.encoding, self.turn.foreseen) if self.turn else ():
+            if run:
+                self._worker.take_back(run)
         self.turn = None
 
     def _open(self, start: int) -> LiveTurn:
@@ -234,6 +247,26 @@ class Listener:
         turn.encoding = self._worker.encode_ahead(turn.codes, np.concatenate(turn.waiting))
         turn.encoding.add_done_callback(partial(self._encoded, turn, pieces))
 
+    def _foresee(self, turn: LiveTurn) -> None:
+        """Have it computed ahead what the turn will be, if all of its sound is there.
+
+        Silence has begun, and more of it will end the turn; speech that comes first makes what
+        was computed worth nothing.
+        """
+        finder = self._finder
+        if finder is None or finder.detector.sound_end is None or turn.encoding:
+            return
+        known = turn.end == turn.foreseen_end
+        if known or turn.end < finder.origin + finder.detector.sound_end:
+            return
+        turn.foreseen_end = turn.end
+        turn.foreseen = self._worker.foresee(turn.codes, np.concatenate([_SILENCE, *turn.waiting]))
+        turn.foreseen.add_done_callback(self._foreseen)
+
+    def _foreseen(self, done: "asyncio.Future[LiveCodes | None]") -> None:
+        if not done.cancelled() and not isinstance(done.exception(), CodecFullError):
+            self._on_codes(done.exception())
+
     async def _keep_up(self) -> None:
         turn = self.turn
         if turn and turn.encoding and sum(map(len, turn.waiting)) > _MOST_WAITING_SAMPLES:
@@ -250,17 +283,37 @@ class Listener:
         if not error:
             del turn.waiting[:pieces]
             turn.due = _LISTEN_SAMPLES
+            if turn is self.turn:
+                self._foresee(turn)
         self._on_codes(error)
 
     async def _finish(self, turn: LiveTurn) -> LiveTurn:
         """Make all that waits codes, in one run if none has begun, and the turn's codes final."""
         if turn.encoding and not self._worker.take_back(turn.encoding):
             await asyncio.wait((turn.encoding,))
-        samples = np.concatenate([_SILENCE, *turn.waiting])
-        await self._worker.encode(turn.codes, samples, last=True)
+        if not await self._end_as_foreseen(turn):
+            samples = np.concatenate([_SILENCE, *turn.waiting])
+            await self._worker.encode(turn.codes, samples, last=True)
         turn.waiting.clear()
         self.turn, self._maximum = None, turn.codes.maximum
         return turn
+
+    async def _end_as_foreseen(self, turn: LiveTurn) -> bool:
+        """Whether it was known, or is in a moment, what the turn will be; it is that then."""
+        if turn.foreseen is None:
+            return False
+        if turn.foreseen_end != turn.end:
+            if not self._worker.take_back(turn.foreseen):
+                await asyncio.wait((turn.foreseen,))
+            return False
+        await asyncio.wait((turn.foreseen,))
+        if isinstance(turn.foreseen.exception(), CodecFullError):
+            return False
+        ended = turn.foreseen.result()
+        if ended:
+            self._worker.end_as_foreseen(turn.codes)
+            turn.codes = ended
+        return ended is not None
 
     def _collect(self, samples: Samples) -> TurnUpdate | None:
         """By hand: take samples (n,) into the turn while there is room in it."""
@@ -299,6 +352,7 @@ class Listener:
         turn.take(finder.between(turn.end, end))
         finder.forget_before(turn.end)
         self._encode_due(turn)
+        self._foresee(turn)
         if turn.samples >= self._longest_samples:
             finder.detector.reset(turn.end - finder.origin)
             yield await self._stop(turn, turn.end, turn.end)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -207,11 +207,15 @@ _PIECE_SAMPLES = 2 * INPUT_RATE
 
 
 class _EncodeRequest(NamedTuple):
-    """More sound of a stream of codes; ``last``: none follows."""
+    """More sound of a stream of codes; ``last``: none follows.
+
+    ``foreseen``: what there is if none follows is to be told, and nothing is taken.
+    """
 
     codes: LiveCodes
     samples: Samples
     last: bool
+    foreseen: bool = False
 
 
 @dataclass(eq=False)
@@ -267,15 +271,30 @@ class EncoderWorker:
         """A turn before its first sample; ``last_maximum`` is that of the speaker's last one."""
         return self._tokenizer.open(last_maximum)
 
-    def encode_ahead(self, codes: LiveCodes, samples: Samples) -> "asyncio.Future[None]":
+    def encode_ahead(self, codes: LiveCodes, samples: Samples) -> "asyncio.Future[Any]":
         """``encode`` of a turn that goes on: it can wait for that of others, not for memory.
 
         Its exception may be a ``CodecFullError``; nothing was taken then.
         """
         return self._codes.put(_EncodeRequest(codes, samples, last=False))
 
-    def take_back(self, encoding: "asyncio.Future[None]") -> bool:
-        """Cancel what ``encode_ahead`` has begun to wait for; False if it is being done."""
+    def foresee(self, codes: LiveCodes, samples: Samples) -> "asyncio.Future[LiveCodes | None]":
+        """What ``codes`` will be if the turn ends after these samples, which are not taken.
+
+        None if that cannot be told ahead; its exception may be a ``CodecFullError``. Such a turn
+        is ended by ``end_as_foreseen``.
+        """
+        return self._codes.put(_EncodeRequest(codes, samples, last=True, foreseen=True))
+
+    def end_as_foreseen(self, codes: LiveCodes) -> None:
+        """End a turn without another run: what it would be is known already."""
+        self._tokenizer.close(codes)
+        self._tell_ended()
+
+    def take_back(self, encoding: "asyncio.Future[Any]") -> bool:
+        """Cancel what ``encode_ahead`` or ``foresee`` has begun to wait for; False if it is being
+        done.
+        """
         return self._codes.take_back(encoding)
 
     async def encode(self, codes: LiveCodes, samples: Samples, *, last: bool = False) -> None:
@@ -303,8 +322,11 @@ class EncoderWorker:
             with suppress(TimeoutError):  # then once more: others may have been dropped
                 await asyncio.wait_for(ended.wait(), left_s)
         if last:
-            self._ended.set()
-            self._ended = asyncio.Event()
+            self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        self._ended.set()
+        self._ended = asyncio.Event()
 
     async def codes_of(self, samples: Samples) -> list[int]:
         """Codes of a whole turn, in pieces between which other streams have their turn."""
@@ -349,23 +371,37 @@ class EncoderWorker:
             frames.stop()
             ears.stop()
 
-    def _encode(self, requests: list[_EncodeRequest]) -> list[CodecFullError | None]:
+    def _encode(self, requests: list[_EncodeRequest]) -> list[CodecFullError | LiveCodes | None]:
         """What is refused of all together is tried in halves: few runs find who is too much."""
+        found: dict[int, LiveCodes | None] = {}
         try:
-            self._push([each for each in requests if each.last or len(each.samples)])
+            # First what takes nothing: it may be done twice.
+            found = self._foresee([each for each in requests if each.foreseen])
+            taken = [each for each in requests if not each.foreseen]
+            self._push([each for each in taken if each.last or len(each.samples)])
         except CodecFullError as error:  # none has been taken
             if len(requests) == 1:
                 return [error]
             half = len(requests) // 2
             return [*self._encode(requests[:half]), *self._encode(requests[half:])]
-        return [None] * len(requests)
+        return [found.get(id(each.codes)) if each.foreseen else None for each in requests]
+
+    def _foresee(self, asked: list[_EncodeRequest]) -> dict[int, LiveCodes | None]:
+        """What each stream would be if it ended, by its ``id``, in one run."""
+        if not asked:
+            return {}
+        push = at_work(BusyPart.PUSH, len(asked), self._codes.waited_s)
+        with push as work, on_card(work, self._tokenizer.device):
+            streams = [each.codes for each in asked]
+            ends = self._tokenizer.foresee(streams, [each.samples for each in asked])
+        return {id(codes): end for codes, end in zip(streams, ends, strict=True)}
 
     def _push(self, due: list[_EncodeRequest]) -> None:
         """Encode what came of some streams, in one run."""
         if due:
             push = at_work(BusyPart.PUSH, len(due), self._codes.waited_s)
             with push as work, on_card(work, self._tokenizer.device):
-                streams, sounds, last = (list(each) for each in zip(*due, strict=True))
+                streams, sounds, last, _ = (list(each) for each in zip(*due, strict=True))
                 changes = self._tokenizer.push_many(streams, sounds, last)
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
