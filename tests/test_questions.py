@@ -22,18 +22,13 @@ from evals.questions import (
 from mosstalk.errors import BenchError
 from mosstalk.reporting.sentences import read_sentences
 from recipes.answers.__main__ import WORDNET, app
-from recipes.answers.dialogues import (
-    HELD_OUT_WORDINGS,
-    Dialogues,
-    plain,
-    read_unknown,
-    read_wordings,
-    worded,
-)
+from recipes.answers.dialogues import Dialogues
 from recipes.answers.facts import load_tables, read_sections
 from recipes.answers.glosses import Gloss, Glosses
 from recipes.answers.kinds import Fact, World, is_held_out
 from recipes.answers.questions import Questions, families
+from recipes.answers.unknown import read_unknown
+from recipes.answers.wordings import HELD_OUT_WORDINGS, plain, read_wordings, worded
 
 NO = "I don't know that."
 

@@ -32,10 +32,15 @@ def dialogues(
     wordnet: Wordnet = WORDNET,
     seed: Seed = 0,
 ) -> None:
-    """Draw dialogues of one or two turns, a json line each."""
+    """Draw dialogues of one to five turns, a json line each."""
+    from recipes.answers.decks import Dealer, little_words
     from recipes.answers.dialogues import Dialogues
 
-    world = _world(definitions, wordnet, seed)
+    drawn = _world(definitions, wordnet, seed)
+    world = Dealer(
+        drawn.tables, drawn.glosses, drawn.sentences, drawn.draw, drawn.to_spell,
+        little_words(drawn.tables),
+    )  # fmt: skip
     with out.open("w", encoding="utf-8") as file:
         for turns in islice(Dialogues(world), count):
             file.write(json.dumps({"turns": [asdict(turn) for turn in turns]}) + "\n")

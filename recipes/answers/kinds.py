@@ -17,6 +17,7 @@ from recipes.answers.facts import (
     MONTHS,
     Country,
     Tables,
+    Unit,
     in_words,
     sentence_case,
     with_article,
@@ -29,8 +30,8 @@ RANKS = _RANKS.split()
 DO_NOT_KNOW = ("I don't know that.", "Sorry, I don't know that.")
 _HELD_OUT_ONE_IN = 25
 _LARGEST = 100
-_MOST_COUNTED = 10
-_LAST_COUNTED = 40
+MOST_COUNTED = 10
+LAST_COUNTED = 40
 _AGAIN = 0.08
 """Share of the second turns that ask to hear the first answer again."""
 
@@ -85,7 +86,7 @@ class World:
         self.tables, self.glosses, self.sentences, self.draw = tables, glosses, sentences, draw
         self.to_spell = tuple(dict.fromkeys([*tables.to_spell, *words]))
         self._kinds: dict[str, Callable[[], Fact]] = {
-            "name": self._name,
+            "name": lambda: self.name(self._one(tables.names)),
             "arithmetic.plus": lambda: self.plus(*self._below(0, _LARGEST)),
             "arithmetic.minus": lambda: self.minus(*self._apart()),
             "arithmetic.times": lambda: self.times(*self._factors()),
@@ -95,8 +96,8 @@ class World:
             "day.later": self._day_later,
             "month.after": lambda: self.month("after", self._one(MONTHS)),
             "month.before": lambda: self.month("before", self._one(MONTHS)),
-            "month.days": self._month_days,
-            "month.nth": self._month_nth,
+            "month.days": lambda: self.month_days(self._one(MONTHS)),
+            "month.nth": lambda: self.month_nth(self._up_to(12)),
             "clock.after": lambda: self.clock("after", self._up_to(12), self._up_to(12)),
             "clock.before": lambda: self.clock("before", self._up_to(12), self._up_to(12)),
             "spelling": lambda: self.spelling(self._one(self.to_spell)),
@@ -106,15 +107,15 @@ class World:
             "plural": lambda: self.plural(self._one(tuple(tables.plurals))),
             "colour": lambda: self.colour(self._one(tuple(tables.colours))),
             "animal.sound": lambda: self.sound(self._one(tuple(tables.sounds))),
-            "animal.which": self._which_animal,
-            "animal.young": self._young,
+            "animal.which": lambda: self.which_animal(self._one(tuple(tables.sounds))),
+            "animal.young": lambda: self.young(self._one(tuple(tables.young))),
             "capital": lambda: self.capital(self._country("capital")),
-            "country": lambda: self._of_capital(self._country("capital")),
+            "country": lambda: self.of_capital(self._country("capital")),
             "continent": lambda: self.continent(self._country("continent")),
             "currency": lambda: self.currency(self._country("currency")),
             "language": lambda: self.language(self._country("language")),
             "gloss": self._gloss,
-            "unit": self._unit,
+            "unit": lambda: self.unit(self._one(tables.units)),
             "joke": lambda: self._told("joke", tables.jokes),
             "story": lambda: self._told("story", tables.stories),
             "repeat.say": lambda: self._repeat("repeat.say"),
@@ -146,7 +147,10 @@ class World:
 
     def _divided(self) -> Fact:
         a, b = self._factors()
-        b = max(b, 1)
+        return self.divided(a, max(b, 1))
+
+    def divided(self, a: int, b: int) -> Fact:
+        """``a`` times ``b`` to divide by ``b``, which is at least 1."""
         return self._sum("divided", a * b, b, a, f"{a * b}/{b}")
 
     def _sum(self, name: str, a: int, b: int, made: int, key: str) -> Fact:
@@ -181,8 +185,8 @@ class World:
         return Fact(kind, slots, listed(numbers), "number", (" ".join(numbers),), f"{a}..{b}")
 
     def _stretch(self) -> tuple[int, int]:
-        a = self.draw.randint(1, _LAST_COUNTED)
-        return a, a + self.draw.randint(2, _MOST_COUNTED - 1)
+        a = self.draw.randint(1, LAST_COUNTED)
+        return a, a + self.draw.randint(2, MOST_COUNTED - 1)
 
     # Time.
 
@@ -193,7 +197,10 @@ class World:
         return Fact(f"day.{way}", {"day": day}, answer, "word", (found,))
 
     def _day_later(self) -> Fact:
-        day, n = self._one(DAYS), self.draw.randint(2, 10)
+        return self.day_later(self._one(DAYS), self.draw.randint(2, 10))
+
+    def day_later(self, day: str, n: int) -> Fact:
+        """The day ``n`` days after ``day``."""
         found = DAYS[(DAYS.index(day) + n) % 7]
         answer = f"{sentence_case(in_words(n))} days after {day} it is {found}."
         slots = {"day": day, "n": in_words(n)}
@@ -205,8 +212,8 @@ class World:
         answer = f"The month {way} {month} is {found}."
         return Fact(f"month.{way}", {"month": month}, answer, "word", (found,))
 
-    def _month_days(self) -> Fact:
-        month = self._one(MONTHS)
+    def month_days(self, month: str) -> Fact:
+        """How long ``month`` is."""
         days = in_words(MONTH_DAYS[month])
         leap = f", or {in_words(29)} in a leap year" if month == "February" else ""
         right = f"{days} {in_words(29)}" if leap else days
@@ -214,8 +221,8 @@ class World:
             "month.days", {"month": month}, f"{month} has {days} days{leap}.", "number", (right,)
         )
 
-    def _month_nth(self) -> Fact:
-        n = self.draw.randint(1, 12)
+    def month_nth(self, n: int) -> Fact:
+        """The ``n``-th month, from 1."""
         slots = {"rank": RANKS[n - 1], "n": in_words(n)}
         answer = f"The {RANKS[n - 1]} month is {MONTHS[n - 1]}."
         return Fact("month.nth", slots, answer, "word", (MONTHS[n - 1],))
@@ -271,14 +278,16 @@ class World:
         answer = f"{sentence_case(animal)} says {sound}."
         return Fact("animal.sound", {"animal": animal}, answer, "word", (sound,))
 
-    def _which_animal(self) -> Fact:
-        animal, sound = self._one(tuple(self.tables.sounds.items()))
+    def which_animal(self, animal: str) -> Fact:
+        """Which animal says what ``animal`` says."""
+        sound = self.tables.sounds[animal]
         bare = animal.split(" ", 1)[1]
         answer = f"{sentence_case(animal)} says {sound}."
         return Fact("animal.which", {"sound": sound}, answer, "word", (bare,))
 
-    def _young(self) -> Fact:
-        animal, young = self._one(tuple(self.tables.young.items()))
+    def young(self, animal: str) -> Fact:
+        """What the young of ``animal`` are called."""
+        young = self.tables.young[animal]
         slots = {"animal": animal, "animal_a": with_article(animal)}
         answer = f"A baby {animal} is called {with_article(young)}."
         return Fact("animal.young", slots, answer, "word", (young,))
@@ -309,7 +318,8 @@ class World:
         )
         return Fact(kind, {"country": country.name}, answer, "word", (right,))
 
-    def _of_capital(self, country: Country) -> Fact:
+    def of_capital(self, country: Country) -> Fact:
+        """Which country a capital is of."""
         assert country.capital is not None
         answer = f"{country.capital} is the capital of {country.name}."
         bare = country.name.removeprefix("the ")
@@ -324,13 +334,13 @@ class World:
 
     # The rest.
 
-    def _name(self) -> Fact:
-        name = self._one(self.tables.names)
+    def name(self, name: str) -> Fact:
+        """What ``name`` is answered who introduces themselves."""
         answer = f"Nice to meet you, {name}."
         return Fact("name", {"name": name}, answer, "word", (name,))
 
-    def _unit(self) -> Fact:
-        unit = self._one(self.tables.units)
+    def unit(self, unit: Unit) -> Fact:
+        """How many of the small make the big."""
         count = in_words(unit.count)
         answer = f"{sentence_case(unit.big)} has {count} {unit.small}."
         slots = {"small": unit.small, "big": unit.big}
@@ -373,7 +383,7 @@ class World:
         return replace(self.spelling(word), kind="then.spell", slots={})
 
     def _on(self, first: Fact) -> Fact | None:
-        made = _NUMBERS[first.right[0]]
+        made = NUMBERS[first.right[0]]
         n = self.draw.randint(1, 10)
         ways = []
         if made + n <= _LARGEST:
@@ -394,10 +404,10 @@ class World:
             return replace(self.month("after", first.right[0]), kind="then.month", slots={})
         if first.kind == "clock.after":
             n = self._up_to(12)
-            found = self.clock("after", _NUMBERS[first.right[0]], n)
+            found = self.clock("after", NUMBERS[first.right[0]], n)
             return replace(found, kind="then.hour", slots={"n": in_words(n)})
         if first.kind == "counting.up":
-            last = _NUMBERS[first.slots["b"]]
+            last = NUMBERS[first.slots["b"]]
             return replace(self.counting(last + 1, last + 3), kind="then.more", slots={})
         if first.kind == "name":
             name = first.slots["name"]
@@ -411,4 +421,4 @@ class World:
         return self.draw.randint(1, most)
 
 
-_NUMBERS = {in_words(number): number for number in range(1001)}
+NUMBERS = {in_words(number): number for number in range(1001)}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from evals.questions import UNKNOWN, Question, line_of
 from mosstalk.reporting.sentences import read_sentences
-from recipes.answers.dialogues import HELD_OUT_WORDINGS, read_wordings, worded
 from recipes.answers.facts import DAYS, MONTHS, Tables, read_sections
 from recipes.answers.kinds import DO_NOT_KNOW, Fact, World, is_held_out
+from recipes.answers.wordings import HELD_OUT_WORDINGS, read_wordings, worded
 
 _TIMES = {
     "gloss": 8, "capital": 5, "spelling": 5, "arithmetic.plus": 4, "arithmetic.minus": 4,

@@ -39,8 +39,8 @@ from mosstalk.conversation import (
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.offline.pipeline import SPEAK_PROMPT, TRANSCRIBE_PROMPT
 from mosstalk.synthesis.small_parts import byte_alphabet, write_tokenizer
-from recipes.answers.dialogues import read_wordings, worded
 from recipes.answers.facts import in_words
+from recipes.answers.wordings import read_wordings, worded
 from recipes.pocket.corpus import normalised, sentences
 from recipes.pocket.data import PHONES, UNLABELLED, Recordings, frames_later
 
