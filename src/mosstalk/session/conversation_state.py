@@ -219,6 +219,10 @@ class ConversationState:
                 "being made"
             )
 
+    def has_room(self, system_rows: int, more: int) -> bool:
+        """Whether a reply can begin after so many rows more, with nothing dropped."""
+        return len(self.history.rows) + more <= self._room(system_rows)
+
     def require_room(self, system_rows: int) -> None:
         """Make sure that a reply to all that was said can begin.
 

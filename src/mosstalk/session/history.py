@@ -247,10 +247,16 @@ class EngineConversation:
             await self.engine.rewrite(self._cached, edit)
 
     async def submit(
-        self, system: list[Row], history: History, params: ReplyParams, *, speech: bool
+        self,
+        system: list[Row],
+        history: History,
+        live: list[Row],
+        params: ReplyParams,
+        *,
+        speech: bool,
     ) -> ReplyStream:
         """Ask for a reply to these rows; raises as ``AsyncEngine.submit`` does."""
-        edit = self._edit(system, history, [])
+        edit = self._edit(system, history, live)
         return await self.engine.submit(self._cached, params, speech=speech, edit=edit)
 
     async def end_reply(self, stream: ReplyStream) -> None:

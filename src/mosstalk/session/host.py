@@ -43,6 +43,8 @@ _WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
 _STEPS_IN_A_ROW = 3
 """On a GPU, where a run of hops takes as long as several steps. With a run between any two steps
 whoever waits for a first sound waits for a run a row."""
+_MOST_BESIDE_GPU = 16
+"""Replies being made beside which one more is begun before its turn has ended; on a CPU none."""
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -324,6 +326,13 @@ class Host:
             len(self.sessions), len(scheduler.running), len(scheduler.waiting),
             pool.size, pool.in_use,
         )  # fmt: skip
+
+    @property
+    def has_slack(self) -> bool:
+        """Whether there is time for what may be thrown away: few replies are being made."""
+        scheduler = self.engine.core.scheduler
+        most = _MOST_BESIDE_GPU if self.pipeline.model.device.type == "cuda" else 0
+        return len(scheduler.running) + len(scheduler.waiting) <= most
 
     def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from logging import getLogger
 
 from mosstalk.audio.sound import Samples
@@ -125,7 +126,8 @@ def _run_away(message: str) -> Outcome:
 class Response:
     """A response with everything decided, and the item that it makes.
 
-    Begin with ``start``; ``stop`` ends it where it is, and nothing more is told of it.
+    Begin with ``start``; ``stop`` ends it where it is, and nothing more is told of it. One that was
+    begun before its turn had ended tells nothing until ``release``.
     ``on_end`` is called when it has come to its end by itself, with ``outcome`` set.
     ``committed_s`` is when the turn that it answers ended, on the host's clock, and
     ``vad_wait_ms`` how long it took to know. The rows may fill the context, and then
@@ -155,6 +157,9 @@ class Response:
     sent_samples: int = 0
     rows_read: int = 0
     """Rows of the reply that were followed: the engine may be further."""
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
+    _held: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be told once it is released."""
     _codes: _CodeQueue = field(default_factory=_CodeQueue)
     _task: asyncio.Task[None] | None = None
     _first_text_s: float | None = None
@@ -171,16 +176,35 @@ class Response:
         )  # fmt: skip
 
     async def submit(
-        self, conversation: EngineConversation, history: History, system: list[Row]
+        self,
+        conversation: EngineConversation,
+        history: History,
+        system: list[Row],
+        live: list[Row],
     ) -> None:
-        """Ask the engine for it, in this conversation; raises as ``AsyncEngine.submit`` does."""
+        """Ask the engine for it, in this conversation; raises as ``AsyncEngine.submit`` does.
+
+        ``live``: rows of a turn that is no item yet.
+        """
         self.conversation = conversation
         self.stream = await conversation.submit(
-            system, history, self.params, speech=self.entry.speech
+            system, history, live, self.params, speech=self.entry.speech
         )
 
-    def start(self) -> None:
-        """Begin to make text and sound of the engine's rows."""
+    def release(self) -> None:
+        """Tell what there is and what comes, now that the turn has ended."""
+        self._released.set()
+        for tell in self._held:
+            tell()
+        self._held.clear()
+
+    def start(self, *, held: bool = False) -> None:
+        """Begin to make text and sound of the engine's rows.
+
+        ``held``: nothing is told, and no sound made after the first hop, until ``release``.
+        """
+        if not held:
+            self._released.set()
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._forget)
 
@@ -250,6 +274,7 @@ class Response:
         finally:
             audio_task.cancel()
             await asyncio.gather(audio_task, return_exceptions=True)
+        await self._released.wait()
         self.outcome = outcome
         self.on_end(self)
 
@@ -295,6 +320,7 @@ class Response:
                 codes += len(hop)
                 request = DecodeRequest(reply, hop, last=last)
                 self._send_audio(await worker.decode(request, self._due_s))
+                await self._released.wait()
         finally:
             worker.close(reply)
 
@@ -306,7 +332,9 @@ class Response:
         return begun_s + played_s
 
     def _send_text(self, text: str) -> None:
-        if text and not self.outcome:
+        if not self._released.is_set():
+            self._held.append(partial(self._send_text, text))
+        elif text and not self.outcome:
             if self._first_text_s is None:
                 self._first_text_s = self.state.host.clock()
             ids = self.response_id, self.entry.item_id
@@ -314,7 +342,9 @@ class Response:
 
     def _send_audio(self, samples: Samples) -> None:
         """Pass sound on; the listener hears it from now on."""
-        if len(samples) and not self.outcome:
+        if not self._released.is_set():
+            self._held.append(partial(self._send_audio, samples))
+        elif len(samples) and not self.outcome:
             self._last_s = self.state.host.clock()
             self._first_s = self._last_s if self._first_s is None else self._first_s
             state, ids = self.state, (self.response_id, self.entry.item_id)

@@ -8,7 +8,7 @@ from secrets import randbits
 from mosstalk.constants import CODE_MS, CODES_PER_SECOND, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import Reply, Row
 from mosstalk.engine.engine_core import ReplyParams
-from mosstalk.errors import EngineFullError, EngineStoppedError, SessionError
+from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError, SessionError
 from mosstalk.reply_options import Limits, Script
 from mosstalk.session import events
 from mosstalk.session.commands import CreateResponse, Playback, ReplyMode
@@ -33,6 +33,8 @@ class ResponseManager:
     def __init__(self, state: ConversationState, on_end: Callable[[Response], None]) -> None:
         self._state, self._on_end = state, on_end
         self._active: dict[str, Response] = {}
+        self._early: tuple[Response, list[Row]] | None = None
+        """A response to the turn under way, of these rows, that nobody has been told of."""
 
     @property
     def current(self) -> Response | None:
@@ -48,9 +50,65 @@ class ResponseManager:
         """Let the engine read what is new, unless it is answering: then at the end of that."""
         state = self._state
         state.prefill_due_s = None
-        if not self.current:
+        if not self.current and not self._early:
             system = state.system(state.settings.reply)
             await state.conversation.update(system, state.history, state.live_rows())
+
+    async def begin_early(self) -> None:
+        """Answer the turn under way as if it ended where silence has begun, and tell nobody.
+
+        ``adopt_early`` makes it the response to the turn if that does end there, and ``drop_early``
+        leaves no trace of it. Where others are being answered there is no time for what may be
+        thrown away.
+        """
+        state, turn = self._state, self._state.listener.turn
+        if self.current or self._early or not (turn and turn.final_codes):
+            return
+        if not state.settings.create_response or not state.host.has_slack:
+            return
+        system, rows = state.system(state.settings.reply), state.live_rows()
+        if not state.has_room(len(system), len(rows)):
+            return
+        try:
+            response = await self._response(CreateResponse(), state.host.clock(), None, rows)
+            await response.submit(state.conversation, state.history, system, rows)
+        except EngineStoppedError:
+            raise
+        except MosstalkError:
+            return  # whoever asks for it when the turn has ended is told why
+        response.start(held=True)
+        self._early = response, rows
+
+    async def adopt_early(
+        self, entry: Entry, committed_s: float, vad_wait_ms: float | None
+    ) -> bool:
+        """Go on with what was begun early if it answers this turn, the last item; whether it does.
+
+        ``committed_s`` and ``vad_wait_ms`` are as ``create`` takes them.
+        """
+        if self._early is None or self._early[1] != entry.rows:
+            await self.drop_early()
+            return False
+        (response, _), self._early = self._early, None
+        response.committed_s, response.vad_wait_ms = committed_s, vad_wait_ms
+        self._announce(response, None)
+        response.release()
+        return True
+
+    async def drop_early(self) -> None:
+        """End what was begun early: the turn went on, or something else has changed."""
+        if self._early is None:
+            return
+        (response, _), self._early = self._early, None
+        response.stop(Outcome(ResponseStatus.CANCELLED))
+        with suppress(EngineStoppedError):  # the host tells every session of that
+            await response.conversation.end_reply(response.stream)
+
+    @property
+    def early_is_stale(self) -> bool:
+        """Whether the turn has gone on after a response to it was begun early."""
+        turn = self._state.listener.turn
+        return self._early is not None and not (turn and turn.final_codes)
 
     async def create(
         self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None = None
@@ -66,21 +124,25 @@ class ResponseManager:
         """
         self._require_free(command)
         response, state = await self._response(command, committed_s, vad_wait_ms), self._state
-        entry, response_id = response.entry, response.response_id
         if response.in_conversation and command.input is None:
             system = state.system(response.reply, command.instructions)
-            await response.submit(state.conversation, state.history, system)
+            await response.submit(state.conversation, state.history, system, [])
         else:
-            await response.submit(state.new_conversation(), History(), response.prompt)
+            await response.submit(state.new_conversation(), History(), response.prompt, [])
+        self._announce(response, command.command_id)
+        response.start()
+
+    def _announce(self, response: Response, command_id: str | None) -> None:
+        """Tell of a response that the engine has."""
+        state, entry, response_id = self._state, response.entry, response.response_id
         self._active[response_id] = response
         begun = response_id, response.reply, response.in_conversation, response.metadata
-        state.emit(events.ResponseStarted(*begun, command_id=command.command_id))
+        state.emit(events.ResponseStarted(*begun, command_id=command_id))
         before = None
         if response.in_conversation:
             state.history.insert(entry)
             before = state.history.before(entry)
         state.emit(events.ItemAdded(entry.item, before, response.in_conversation))
-        response.start()
 
     async def cancel(self, response_id: str | None, reason: Reason) -> None:
         """End a response where it is; None is the conversation's.
@@ -101,6 +163,7 @@ class ResponseManager:
 
     async def cancel_all(self, reason: Reason) -> None:
         """End every response where it is."""
+        await self.drop_early()
         for each in list(self._active.values()):
             await self._stop(each, reason)
 
@@ -187,7 +250,11 @@ class ResponseManager:
             )
 
     async def _response(
-        self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None
+        self,
+        command: CreateResponse,
+        committed_s: float,
+        vad_wait_ms: float | None,
+        live: list[Row] | None = None,
     ) -> Response:
         """A response as it was asked for, which the engine does not know of."""
         state, settings = self._state, self._state.settings
@@ -195,6 +262,7 @@ class ResponseManager:
         spoken = reply is ReplyMode.AUDIO
         voice = await state.host.voice(command.voice or settings.voice) if spoken else None
         prompt = await self._prompt(command, state.system(reply, command.instructions))
+        prompt += live or []
         rows, bounded_by = self._bounds(reply, len(prompt), command.max_rows)
         seed, limits = settings.sampling.seed, settings.limits
         repeating_s = limits.repeating_s

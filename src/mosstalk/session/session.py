@@ -249,6 +249,7 @@ class Session:
             if message.error:
                 raise message.error
             await self._responses.prefill_ahead()
+            await self._responses.begin_early()
         elif message:
             await self._execute(message, arrived_s)
 
@@ -278,6 +279,7 @@ class Session:
     async def _execute(self, command: commands.Command, arrived_s: float) -> None:
         self._timeouts.touch()
         with self._refusals(command):
+            await self._responses.drop_early()
             await self._handlers[type(command)](command, arrived_s)
         self.commands_done += 1
         await asyncio.sleep(0)  # whoever sends many lets others have their turn
@@ -318,6 +320,9 @@ class Session:
         for start in range(0, len(sound), size):
             async for update in listener.hear(sound[start : start + size], rate, audible):
                 await self._on_turn_update(update, arrived_s)
+            if self._responses.early_is_stale:
+                await self._responses.drop_early()
+                await self._responses.prefill_ahead()
             if self._closing:
                 return
             if listener.turn and not listener.turn.is_full:
@@ -355,18 +360,21 @@ class Session:
         """Make an item of a turn that ended by itself, and answer it if that is wanted."""
         with self._refusals():
             self._state.require_place(0)
-            self._commit_turn(turn, turn.item_id)
-            if self.settings.create_response:
+            entry = self._commit_turn(turn, turn.item_id)
+            adopted = await self._responses.adopt_early(entry, ended_s, vad_wait_ms)
+            if self.settings.create_response and not adopted:
                 await self._responses.create(commands.CreateResponse(), ended_s, vad_wait_ms)
 
-    def _commit_turn(self, turn: LiveTurn, item_id: str, command_id: str | None = None) -> None:
+    def _commit_turn(self, turn: LiveTurn, item_id: str, command_id: str | None = None) -> Entry:
         state = self._state
         rows = state.prompts.turn("user", SpeechSegment(tuple(turn.codes.codes)))
         before = state.history.last_id
         state.history.require_new(item_id)
         self._emit(events.TurnCommitted(item_id, before, command_id=command_id))
         length_ms = events.ms_of(turn.samples)
-        state.add(Entry(item_id, "user", rows, audio_ms=length_ms), command_id=command_id)
+        entry = Entry(item_id, "user", rows, audio_ms=length_ms)
+        state.add(entry, command_id=command_id)
+        return entry
 
     # Commands.
 
