@@ -26,9 +26,12 @@ from mosstalk.audio.sound import Samples
 from mosstalk.conversation import Row
 from mosstalk.reply_options import Limits
 from mosstalk.session.commands import (
+    CancelResponse,
     Clear,
+    Command,
     Commit,
     CreateResponse,
+    CreateText,
     Durations,
     Playback,
     ReplyLimits,
@@ -52,6 +55,7 @@ from mosstalk.session.events import (
     TurnCommitted,
 )
 from mosstalk.session.host import Host
+from mosstalk.session.session import Session
 from mosstalk.vad.turns import TRAILING_MS, TurnDetection
 
 LONG = replace(HANDS_FREE, script="speech:200")
@@ -123,6 +127,12 @@ def test_a_turn_is_the_same_however_long_the_silence_that_ends_it() -> None:
     run(main())
 
 
+async def begun_early(session: Session) -> None:
+    """Wait until a reply is made to the turn under way, of which nobody has been told."""
+    while session._responses._early is None:
+        await asyncio.sleep(0)
+
+
 def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> None:
     detection = TurnDetection(silence_duration_ms=1000)
     settings = replace(HANDS_FREE, turn_detection=detection, limits=ReplyLimits(rows=9))
@@ -136,8 +146,8 @@ def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> Non
             async with await here.open(settings) as session:
                 client, offline = Client(session), Offline()
                 client.say(parts[0])
-                while end not in session.conversation_rows()[-3:]:
-                    await asyncio.sleep(0)
+                await begun_early(session)
+                assert end in session.conversation_rows()[-3:]
                 client.say(parts[1])
                 while end in session.conversation_rows()[-3:]:
                     await asyncio.sleep(0)
@@ -146,14 +156,69 @@ def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> Non
                 while end not in session.conversation_rows()[-3:]:
                     await asyncio.sleep(0)
                 foreseen = session.conversation_rows()
+                await begun_early(session)
+                assert not client.all(ResponseStarted), "nobody is told before the turn has ended"
                 client.say(parts[2][8000:])
                 done = await client.wait(ResponseDone)
                 (started,), (stopped,) = client.all(SpeechStarted), client.all(SpeechStopped)
                 offline.chat.hear(np.concatenate(parts)[started.start : stopped.end])
                 assert foreseen == offline.rows
+                assert (here.figures.early_used, here.figures.early_dropped) == (1, 1)
                 assert client.pcm(done.response_id) == offline.answer(limits=Limits(9))[0]
                 assert client.rows == offline.rows
             require_nothing_held(here)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [CreateText("user", "One more thing."), Clear(), Commit(), CreateResponse(), CancelResponse()],
+)
+def test_what_is_asked_during_the_silence_holds_and_nothing_early_stays(command: Command) -> None:
+    detection = TurnDetection(silence_duration_ms=1000)
+    settings = replace(HANDS_FREE, turn_detection=detection, limits=ReplyLimits(rows=9))
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            async with await here.open(settings) as session:
+                client = Client(session)
+                client.say(np.concatenate([silence(0.5), speech(QUESTION), silence(0.4)]))
+                await begun_early(session)
+                done = session.commands_done
+                client.do(command)
+                while session.commands_done == done:
+                    await asyncio.sleep(0)
+                assert here.figures.early_dropped == 1
+                client.say(np.concatenate([silence(1.2), speech(SENTENCE), silence(1.2)]))
+                last = await client.wait(SpeechStopped, lambda each: each.clock > 7 * RATE)
+                started = await client.wait(ResponseStarted, lambda each: each.clock >= last.clock)
+                await client.wait(
+                    ResponseDone, lambda each: each.response_id == started.response_id
+                )
+                while session.is_answering:
+                    await asyncio.sleep(0)
+                engine_has = session._state.conversation._cached.conversation.rows
+                assert engine_has == session.conversation_rows()
+            require_nothing_held(here)
+
+    run(main())
+
+
+def test_nothing_is_begun_early_while_others_are_answered() -> None:
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(LONG) as busy,
+            await here.open(HANDS_FREE) as session,
+        ):
+            other, client = Client(busy), Client(session)
+            other.do(CreateText("user", "Good morning."), CreateResponse())
+            await other.wait(AudioDelta)
+            client.say(said(speech(QUESTION)))
+            await client.wait(ResponseStarted)
+            assert not other.all(ResponseDone)
+            assert here.figures.early_used == here.figures.early_dropped == 0
 
     run(main())
 

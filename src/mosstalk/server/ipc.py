@@ -292,6 +292,8 @@ class Heartbeat:
     waiting: int = 0
     blocks: int = 0
     blocks_in_use: int = 0
+    early_used: int = 0
+    early_dropped: int = 0
     steps_s: tuple[float, ...] = ()
     busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)

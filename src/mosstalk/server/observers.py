@@ -99,6 +99,8 @@ class Metrics:
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
         self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
         self.busy = [counter(name, says, "part") for name, says in _BUSY.items()]
+        says = "Replies begun before their turn had ended, by whether they were wanted"
+        self.early = gauge("replies_begun_early", says, "outcome")
         self.replies = gauge("replies_running", "Replies that the engine is making")
         self.waiting = gauge("replies_waiting", "Replies in line for the engine")
         self.blocks = gauge("kv_blocks", "Blocks of K and V, by state", "state")
@@ -156,6 +158,8 @@ class Metrics:
         """Take what the worker says of itself."""
         self.sessions.set(heartbeat.sessions)
         self.replies.set(heartbeat.replies)
+        self.early.labels("used").set(heartbeat.early_used)
+        self.early.labels("dropped").set(heartbeat.early_dropped)
         self.waiting.set(heartbeat.waiting)
         self.blocks.labels("used").set(heartbeat.blocks_in_use)
         self.blocks.labels("free").set(heartbeat.blocks - heartbeat.blocks_in_use)

@@ -68,13 +68,19 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class HostFigures:
-    """How a host is doing; ``replies`` are being made, ``waiting`` are in line."""
+    """How a host is doing; ``replies`` are being made, ``waiting`` are in line.
+
+    Of all replies that were begun before their turn had ended, ``early_used`` were wanted and
+    ``early_dropped`` were not.
+    """
 
     sessions: int
     replies: int
     waiting: int
     blocks: int
     blocks_in_use: int
+    early_used: int
+    early_dropped: int
 
 
 class Host:
@@ -107,6 +113,7 @@ class Host:
         self.engine = AsyncEngine(core, self._deadline_lock, _STEPS_IN_A_ROW if on_gpu else 0)
         self.pipeline, self._detector, self.clock = pipeline, detector, clock
         self.long_work = asyncio.Lock()
+        self.early_used = self.early_dropped = 0
         self._voices: dict[str, Voice] = {}
         """Those that are ready to be spoken with."""
         self._watch: asyncio.Task[None] | None = None
@@ -324,7 +331,7 @@ class Host:
         scheduler, pool = self.engine.core.scheduler, self.engine.core.pool
         return HostFigures(
             len(self.sessions), len(scheduler.running), len(scheduler.waiting),
-            pool.size, pool.in_use,
+            pool.size, pool.in_use, self.early_used, self.early_dropped,
         )  # fmt: skip
 
     @property

@@ -90,6 +90,7 @@ class ResponseManager:
             await self.drop_early()
             return False
         (response, _), self._early = self._early, None
+        self._state.host.early_used += 1
         response.committed_s, response.vad_wait_ms = committed_s, vad_wait_ms
         self._announce(response, None)
         response.release()
@@ -100,6 +101,7 @@ class ResponseManager:
         if self._early is None:
             return
         (response, _), self._early = self._early, None
+        self._state.host.early_dropped += 1
         response.stop(Outcome(ResponseStatus.CANCELLED))
         with suppress(EngineStoppedError):  # the host tells every session of that
             await response.conversation.end_reply(response.stream)
