@@ -95,6 +95,9 @@ def data(
 def tokenizer(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep what the codes of --resume mean, for more voices.")
+    ] = False,
 ) -> None:  # fmt: skip
     """Stage 2: train the speech tokenizer and its codebook.
 
@@ -103,8 +106,10 @@ def tokenizer(
     """
     from recipes.pocket import tokenizer as stage
 
+    if hold and resume is None:
+        raise typer.BadParameter("--hold needs a tokenizer to --resume")
     run = Run("tokenizer", work, Budget(steps, minutes), 300, smoke, seed, resume)
-    stage.train(_load(work, parts, "heard"), run)
+    stage.train(_load(work, parts, "heard"), run, hold=hold)
 
 
 @app.command()
@@ -135,7 +140,7 @@ def encode(
     smoke: Smoke = False,
 ) -> None:
     """Stage 4: codes of every clip, once clean. In the other hearings the teacher begins 20, 40
-    and 60 ms later, and all others are in rooms and noise.
+    and 60 ms later, and all others have other throats, in rooms and noise.
     """
     from recipes.pocket.tokenizer import encode_all, load_tokenizer, write_codes
 

@@ -6,8 +6,13 @@ one by one, as they are made, and read together.
 Two teachers at once: a classifier of the phone at every 20 ms and a regression of the
 speaker's clean mel, both from the codes alone, while the encoder hears rooms and noise. The
 two heads are thrown away.
+
+A tokenizer that is held goes on with its codebook as it is, and of Kokoro's clean sound says what
+it said before: language model and flow need not follow. What it learns is to say the same of other
+throats and microphones, and to place the phones of other programs' voices among its codes.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +40,7 @@ from recipes.pocket.data import (
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
 from recipes.pocket.training import Averaged, Run, adamw, load_weights, save_weights
-from recipes.pocket.voices import LISTENED, TEACHER
+from recipes.pocket.voices import KOKORO, LISTENED, TEACHER
 
 HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
 """The flow's mel, taken from what the listener hears: the same bands, 20 ms a frame."""
@@ -50,6 +55,9 @@ _WIDTH = 256
 _CODES_PER_BATCH = 12_000
 _READERS_ALONE = 0.05
 """Share of the budget in which new readers learn the codes of an encoder that is resumed."""
+_HELD_RATE_SHARE, _HELD_WEIGHT = 0.1, 5.0
+"""Of a tokenizer that is held: its rate as a share of the readers', and the weight of how far it is
+from what it said, as a share of the codebook's variance."""
 
 
 class Mixer(nn.Module):
@@ -154,12 +162,43 @@ def resumed(trainee: Trainee, path: Path) -> bool:
     return False
 
 
+class Earlier:
+    """What a tokenizer said before it is trained further on, of Kokoro's clean sound."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        self._tokenizer = copy.deepcopy(trainee.tokenizer).eval()
+        self._scale = trainee.quantizer.codebook.var(0).mean()
+
+    @torch.no_grad()
+    def said(self, sound: Tensor) -> Tensor:
+        """Hidden states (B, T, C) of sound (B, n)."""
+        log_mel = whisper_log_mel(sound, self._tokenizer.config.num_mel_bins)
+        with torch.autocast(sound.device.type, torch.bfloat16, enabled=sound.is_cuda):
+            return self._tokenizer.encoder(log_mel)
+
+    def apart(self, pooled: Tensor, batch: Batch) -> Tensor:
+        """Mean squared distance of ``pooled`` (B, T, C) from it, over the codebook's variance.
+
+        Voices that are not Kokoro's do not count.
+        """
+        kokoros = [LISTENED.index(voice) for voice in (TEACHER, KOKORO)]
+        known = torch.isin(batch.voices, torch.tensor(kokoros, device=pooled.device))
+        error = (pooled.float() - self.said(batch.clean).float()).square().mean(-1)
+        return (error * known).sum() / known.sum().clamp_min(1) / self._scale
+
+
 def losses(
-    trainee: Trainee, batch: Batch, heard: Tensor, *, quantise: bool, readers_alone: bool = False
+    trainee: Trainee,
+    batch: Batch,
+    heard: Tensor,
+    *,
+    quantise: bool,
+    readers_alone: bool = False,
+    earlier: Earlier | None = None,
 ) -> dict[str, Tensor]:
     """Loss and its parts; ``heard`` (B, n) is what the encoder hears of ``batch``.
 
-    With ``readers_alone`` no gradient reaches the encoder.
+    With ``readers_alone`` no gradient reaches the encoder. With ``earlier`` it is held.
     """
     target = vocoder_mel(batch.clean, HEARD_MEL)
     with torch.autocast(heard.device.type, torch.bfloat16, enabled=heard.is_cuda):
@@ -178,8 +217,10 @@ def losses(
     weight = torch.where(of_teacher, 1.0, 0.5)[..., None]
     mel_loss = (weight * (mel - target).abs()).mean()
     right = (phones.argmax(-1) == labels)[labels != -100].float().mean()
-    return {
-        "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment,
+    held = {} if earlier is None else {"apart": earlier.apart(pooled, batch)}
+    of_held = _HELD_WEIGHT * held["apart"] if held else 0.0
+    return held | {
+        "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment + of_held,
         "phone": phone,
         "right": right,
         "mel": mel_loss,
@@ -194,8 +235,11 @@ def begin_codebook(trainee: Trainee, batches: Iterator[Tensor], draw: torch.Gene
     trainee.quantizer.begin(points, draw)
 
 
-def train(data: Recordings, run: Run) -> SpeechTokenizer:
-    """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer."""
+def train(data: Recordings, run: Run, *, hold: bool = False) -> SpeechTokenizer:
+    """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer.
+
+    With ``hold`` the codes of the tokenizer that is resumed keep what they mean.
+    """
     device, smoke = data.heard.device, run.smoke
     torch.manual_seed(run.seed)
     draw = torch.Generator(device).manual_seed(run.seed)
@@ -204,7 +248,12 @@ def train(data: Recordings, run: Run) -> SpeechTokenizer:
         trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
         readers_new = run.resume is not None and not resumed(trainee, run.resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
-    optimizer = adamw([p for p in trainee.parameters() if p.requires_grad], _PEAK_RATE)
+    earlier = Earlier(trainee) if hold else None
+    trainee.quantizer.moving = not hold
+    share = _HELD_RATE_SHARE if hold else 1.0
+    encoder = [p for p in trainee.tokenizer.parameters() if p.requires_grad]
+    groups = [{"params": encoder, "share": share}, {"params": [*trainee.readers.parameters()]}]
+    optimizer = adamw(groups, _PEAK_RATE)
     mean = Averaged(trainee)
     first_kept = _held_out_codes(data)
     quantise = run.resume is not None
@@ -219,11 +268,17 @@ def train(data: Recordings, run: Run) -> SpeechTokenizer:
         codes, rows = lengths[torch.rand(()) < _LONG_SHARE]
         batch = windows(data, codes, rows, first_kept, len(data.voices), draw)
         alone = readers_new and run.progress < _READERS_ALONE
-        heard = augment(batch.clean, draw)
-        parts = losses(trainee, batch, heard, quantise=quantise, readers_alone=alone)
+        heard = augment(batch.clean, draw, throats=hold)
+        parts = losses(
+            trainee, batch, heard, quantise=quantise, readers_alone=alone, earlier=earlier
+        )
         run.learn(parts, optimizer, _PEAK_RATE, mean, trainee)
         if step % 500 == 499:
-            run.log(**validate(trainee, data, first_kept, lengths[0], quantise=quantise))
+            run.log(
+                **validate(trainee, data, first_kept, lengths[0], quantise=quantise),
+                **_as_before(earlier, trainee, data, first_kept, lengths[0]),
+            )
+    run.log(**_as_before(earlier, mean.module, data, first_kept, lengths[0]))
     return _finish(mean.module, trainee, data, run, first_kept, lengths[0])
 
 
@@ -254,6 +309,26 @@ def validate(
         values["right_of_others"] = float(parts["right"])
     trainee.train()
     return values
+
+
+@torch.no_grad()
+def _as_before(
+    earlier: Earlier | None, trainee: Trainee, data: Recordings, last: int, shape: tuple[int, int]
+) -> dict[str, float]:
+    """How many of the teacher's held-out codes are what they were, clean and from other throats;
+    nothing where no tokenizer is held.
+    """
+    if earlier is None:
+        return {}
+    draw = torch.Generator(data.heard.device).manual_seed(1)
+    sound = windows(data, *shape, 0, last, draw).clean
+    entries = trainee.quantizer.codebook
+    before = nearest(earlier.said(sound).float(), entries)
+    heard = {"same_clean": sound, "same_heard": augment(sound, draw, throats=True)}
+    return {
+        name: float((nearest(trainee.pooled(each).float(), entries) == before).float().mean())
+        for name, each in heard.items()
+    }
 
 
 def _finish(
@@ -289,7 +364,7 @@ def encode_all(
     """Codes of all clips in the order of ``data.starts``; those of ``hearing`` 0 are heard clean.
 
     In others the teacher begins ``frames_later(hearing)`` of 20 ms later, and is clean too: replies
-    are of such codes. All other voices are in rooms and noise.
+    are of such codes. All other voices have other throats, in rooms and noise.
     """
     device = data.heard.device
     later = frames_later(hearing) * INPUT_SAMPLES_PER_CODE // MEL_FRAMES_PER_CODE
@@ -301,7 +376,7 @@ def encode_all(
         if hearing:
             moved = F.pad(sound, (later, 0))[:, : sound.shape[1]]
             teachers = torch.as_tensor(clips < data.teacher_clips, device=device)[:, None]
-            sound = torch.where(teachers, moved, augment(sound, draw, 0.9))
+            sound = torch.where(teachers, moved, augment(sound, draw, 0.9, throats=True))
         log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
         pooled = tokenizer.encoder(log_mel)
         found = nearest(pooled, centres).to(torch.int16).cpu().numpy()
