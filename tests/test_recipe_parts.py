@@ -336,18 +336,56 @@ def test_a_held_tokenizer_is_compared_on_kokoros_sound_alone() -> None:
     batch = tokenizer.Batch(sound, torch.zeros(2, 24, dtype=torch.long), kokoros)
     pooled = trainee.pooled(sound).detach()
 
-    assert float(earlier.apart(pooled, batch)) < 1e-9
+    assert float(earlier.apart(pooled, batch)["apart"]) < 1e-9
     kokoros[1] = LISTENED.index("slt")
     pooled = torch.stack([pooled[0], pooled[1] + 9])
-    assert float(earlier.apart(pooled, batch)) < 1e-9, "the second row is another program's"
+    assert float(earlier.apart(pooled, batch)["apart"]) < 1e-9, (
+        "the second row is another program's"
+    )
     kokoros[1] = LISTENED.index(TEACHER)
-    assert float(earlier.apart(pooled, batch)) > 1
+    assert float(earlier.apart(pooled, batch)["apart"]) > 1
 
     with torch.no_grad():
         for parameter in trainee.tokenizer.parameters():
             parameter.add_(0.1)
         changed = trainee.pooled(sound)
-    assert float(earlier.apart(changed, batch)) > 1e-3, "it keeps what was said"
+    assert float(earlier.apart(changed, batch)["apart"]) > 1e-3, "it keeps what was said"
+
+
+def test_other_voices_follow_what_whispers_features_tell_of_them() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        trainee = tokenizer.Trainee(SpeechTokenizerConfig.from_dict(SMOKE_CODEC), 16)
+    width, heard = trainee.tokenizer.config.d_model, list[tuple[int, ...]]()
+
+    def features(sound: Tensor) -> Tensor:
+        heard.append(tuple(sound.shape))
+        return torch.randn(2, 1500, width, generator=torch.Generator().manual_seed(1))
+
+    earlier = tokenizer.Earlier(trainee, features).eval()
+    sound = torch.randn(2, 6 * INPUT_SAMPLES_PER_CODE) * 0.1
+    voices = torch.tensor([[LISTENED.index(KOKORO)] * 6, [LISTENED.index("slt")] * 6])
+    batch = tokenizer.Batch(sound, torch.zeros(2, 24, dtype=torch.long), voices)
+    told = earlier.told(features(sound), 6)
+    with torch.no_grad():
+        right = torch.stack([earlier.said(sound)[0], told[1]])
+    right.requires_grad_()
+
+    parts = earlier.apart(right, batch)
+
+    assert heard[-1] == (2, 480_000)
+    assert float(parts["apart"].detach()) < 1e-9
+    assert float(parts["followed"].detach()) < 1e-9
+    learned = torch.autograd.grad(parts["told"], [*earlier.tell.parameters()], retain_graph=True)
+    assert all(bool(gradient.any()) for gradient in learned), "Kokoro's sound teaches what to tell"
+    assert not any(p.requires_grad for p in earlier._tokenizer.parameters())
+    worse = earlier.apart(right.detach() + 3, batch)
+    assert float(worse["followed"].detach()) > 0.1
+    # A row's codes are told of its own features and those before, not of what comes later.
+    later = features(sound)
+    later[:, 4 * 4 :] += 5
+    torch.testing.assert_close(earlier.told(later, 6)[:, :4], told[:, :4])
+    assert not torch.allclose(earlier.told(later, 6)[:, 4:], told[:, 4:])
 
 
 def test_a_group_of_parameters_may_have_a_share_of_the_rate(tmp_path: Path) -> None:

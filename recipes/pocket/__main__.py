@@ -2,16 +2,19 @@
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from safetensors.torch import load_file
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import SpecialIds
+from mosstalk.models.features import whisper_log_mel
 from mosstalk.models.text_tokenizer import TextTokenizer
 from recipes.pocket.curves import LOGS
 from recipes.pocket.data import Recordings, load_recordings
@@ -98,6 +101,10 @@ def tokenizer(
     hold: Annotated[
         bool, typer.Option("--hold", help="Keep what the codes of --resume mean, for more voices.")
     ] = False,
+    whisper: Annotated[
+        Path | None,
+        typer.Option(help="The listener's whisper.safetensors: tells --hold of other voices."),
+    ] = None,
 ) -> None:  # fmt: skip
     """Stage 2: train the speech tokenizer and its codebook.
 
@@ -109,7 +116,16 @@ def tokenizer(
     if hold and resume is None:
         raise typer.BadParameter("--hold needs a tokenizer to --resume")
     run = Run("tokenizer", work, Budget(steps, minutes), 300, smoke, seed, resume)
-    stage.train(_load(work, parts, "heard"), run, hold=hold)
+    features = _whisper(whisper) if hold and whisper else None
+    stage.train(_load(work, parts, "heard"), run, hold=hold, features=features)
+
+
+def _whisper(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Whisper's own features (B, 1500, C) of sound (B, 480000)."""
+    from recipes.listener.whisper import load_whisper, unpack
+
+    teacher = load_whisper(unpack(load_file(path)))[0].to(pick_device())
+    return lambda sound: teacher(whisper_log_mel(sound, 80))
 
 
 @app.command()

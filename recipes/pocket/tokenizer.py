@@ -9,11 +9,12 @@ two heads are thrown away.
 
 A tokenizer that is held goes on with its codebook as it is, and of Kokoro's clean sound says what
 it said before: language model and flow need not follow. What it learns is to say the same of other
-throats and microphones, and to place the phones of other programs' voices among its codes.
+throats and microphones, and to place other programs' voices among its codes where Whisper's
+features, which know thousands of people, would place them.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,13 @@ _READERS_ALONE = 0.05
 _HELD_RATE_SHARE, _HELD_WEIGHT = 0.1, 5.0
 """Of a tokenizer that is held: its rate as a share of the readers', and the weight of how far it is
 from what it said, as a share of the codebook's variance."""
+
+
+SEGMENT = 30 * INPUT_RATE
+"""Samples that Whisper hears at once."""
+_CODES_BEFORE = 2
+"""Of a code's features the codes before it have a part, since it is heard late."""
+Features = Callable[[Tensor], Tensor]
 
 
 class Mixer(nn.Module):
@@ -162,12 +170,25 @@ def resumed(trainee: Trainee, path: Path) -> bool:
     return False
 
 
-class Earlier:
-    """What a tokenizer said before it is trained further on, of Kokoro's clean sound."""
+class Earlier(nn.Module):
+    """What a tokenizer said before it is trained further on, and what it should say of any voice.
 
-    def __init__(self, trainee: Trainee) -> None:
-        self._tokenizer = copy.deepcopy(trainee.tokenizer).eval()
+    It said what it should of Kokoro's clean sound. Of that ``told`` learns to say the same of
+    Whisper's ``features`` (B, 1500, C) of sound (B, 480000), and tells it of other voices' too.
+    """
+
+    def __init__(self, trainee: Trainee, features: Features | None = None) -> None:
+        super().__init__()
+        self._tokenizer = copy.deepcopy(trainee.tokenizer).eval().requires_grad_(False)
         self._scale = trainee.quantizer.codebook.var(0).mean()
+        self._features = features
+        width = trainee.tokenizer.config.d_model
+        near = MEL_FRAMES_PER_CODE * (_CODES_BEFORE + 1) * width
+        self.tell = nn.Sequential(
+            nn.LayerNorm(near), nn.Linear(near, 2 * width), nn.GELU(), nn.LayerNorm(2 * width),
+            nn.Dropout(0.1), nn.Linear(2 * width, 2 * width), nn.GELU(),
+            nn.Linear(2 * width, width),
+        )  # fmt: skip
 
     @torch.no_grad()
     def said(self, sound: Tensor) -> Tensor:
@@ -176,15 +197,37 @@ class Earlier:
         with torch.autocast(sound.device.type, torch.bfloat16, enabled=sound.is_cuda):
             return self._tokenizer.encoder(log_mel)
 
-    def apart(self, pooled: Tensor, batch: Batch) -> Tensor:
-        """Mean squared distance of ``pooled`` (B, T, C) from it, over the codebook's variance.
+    def told(self, features: Tensor, codes: int) -> Tensor:
+        """Hidden states (B, ``codes``, C) of features (B, 1500, C): of each code's rows and those
+        of the codes before it.
+        """
+        rows = features[:, : codes * MEL_FRAMES_PER_CODE].unflatten(1, (codes, -1)).flatten(2)
+        before = [F.pad(rows, (0, 0, n, 0))[:, :codes] for n in range(_CODES_BEFORE + 1)]
+        return self.tell(torch.cat(before, dim=-1)) * self._scale.sqrt()
 
-        Voices that are not Kokoro's do not count.
+    def apart(self, pooled: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Mean squared distances over the codebook's variance: ``apart`` of ``pooled`` (B, T, C)
+        from what was said of Kokoro's voices, and, with Whisper's features, ``followed`` from what
+        is told of the others; ``told`` is how far that is from what was said.
         """
         kokoros = [LISTENED.index(voice) for voice in (TEACHER, KOKORO)]
         known = torch.isin(batch.voices, torch.tensor(kokoros, device=pooled.device))
-        error = (pooled.float() - self.said(batch.clean).float()).square().mean(-1)
-        return (error * known).sum() / known.sum().clamp_min(1) / self._scale
+        said, pooled = self.said(batch.clean).float(), pooled.float()
+        parts = {"apart": self._mean(pooled, said, known)}
+        if self._features is None:
+            return parts
+        with (
+            torch.no_grad(),
+            torch.autocast(said.device.type, torch.bfloat16, enabled=said.is_cuda),
+        ):
+            features = self._features(F.pad(batch.clean, (0, SEGMENT - batch.clean.shape[1])))
+        told = self.told(features.float(), pooled.shape[1])
+        followed = self._mean(pooled, told.detach(), ~known)
+        return parts | {"told": self._mean(told, said, known), "followed": followed}
+
+    def _mean(self, made: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
+        error = (made - wanted).square().mean(-1) * counted
+        return error.sum() / counted.sum().clamp_min(1) / self._scale
 
 
 def losses(
@@ -217,8 +260,8 @@ def losses(
     weight = torch.where(of_teacher, 1.0, 0.5)[..., None]
     mel_loss = (weight * (mel - target).abs()).mean()
     right = (phones.argmax(-1) == labels)[labels != -100].float().mean()
-    held = {} if earlier is None else {"apart": earlier.apart(pooled, batch)}
-    of_held = _HELD_WEIGHT * held["apart"] if held else 0.0
+    held = {} if earlier is None else earlier.apart(pooled, batch)
+    of_held = _HELD_WEIGHT * sum(held.values())
     return held | {
         "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment + of_held,
         "phone": phone,
@@ -235,10 +278,13 @@ def begin_codebook(trainee: Trainee, batches: Iterator[Tensor], draw: torch.Gene
     trainee.quantizer.begin(points, draw)
 
 
-def train(data: Recordings, run: Run, *, hold: bool = False) -> SpeechTokenizer:
+def train(
+    data: Recordings, run: Run, *, hold: bool = False, features: Features | None = None
+) -> SpeechTokenizer:
     """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer.
 
-    With ``hold`` the codes of the tokenizer that is resumed keep what they mean.
+    With ``hold`` the codes of the tokenizer that is resumed keep what they mean; ``features`` are
+    Whisper's then, as Earlier has them.
     """
     device, smoke = data.heard.device, run.smoke
     torch.manual_seed(run.seed)
@@ -248,11 +294,12 @@ def train(data: Recordings, run: Run, *, hold: bool = False) -> SpeechTokenizer:
         trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
         readers_new = run.resume is not None and not resumed(trainee, run.resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
-    earlier = Earlier(trainee) if hold else None
+    earlier = Earlier(trainee, features).to(device) if hold else None
     trainee.quantizer.moving = not hold
     share = _HELD_RATE_SHARE if hold else 1.0
     encoder = [p for p in trainee.tokenizer.parameters() if p.requires_grad]
-    groups = [{"params": encoder, "share": share}, {"params": [*trainee.readers.parameters()]}]
+    others = [*trainee.readers.parameters(), *(earlier.tell.parameters() if earlier else ())]
+    groups = [{"params": encoder, "share": share}, {"params": others}]
     optimizer = adamw(groups, _PEAK_RATE)
     mean = Averaged(trainee)
     first_kept = _held_out_codes(data)
