@@ -270,6 +270,24 @@ def test_a_tokenizer_goes_on_from_what_ships_while_new_readers_learn(
     assert not readers[0]["readers.phones.weight"].equal(readers[1]["readers.phones.weight"])
 
 
+@trained
+def test_a_tokenizer_that_is_held_keeps_its_codebook(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(work / "data")
+    trained = work / "tokenizer-training.safetensors"
+    few = ("tokenizer", "--work", tmp_path, "--smoke", "--steps", "3", "--minutes", "5")
+
+    printed = recipe(*few, "--hold", "--resume", trained)
+
+    assert "same_clean" in printed
+    weights = [load_file(folder / "tokenizer.safetensors") for folder in (work, tmp_path)]
+    moved = [name for name in weights[0] if not weights[0][name].equal(weights[1][name])]
+    assert "encoder.conv1.weight" in moved
+    assert "encoder.codebook.weight" not in moved
+    refused = CliRunner().invoke(app, [*map(str, few), "--hold"])
+    assert refused.exit_code
+    assert "--resume" in refused.output
+
+
 def distance(one: Path, other: Path) -> float:
     """Sum of the absolute differences of all weights."""
     pairs = load_file(one), load_file(other)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mosstalk.config import LanguageModelConfig
+from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import (
     INPUT_SAMPLES_PER_CODE,
     MEL_FRAMES_PER_CODE,
@@ -21,8 +21,8 @@ from mosstalk.constants import (
 from mosstalk.models.features import vocoder_mel
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.language_model import LanguageModel
-from recipes.pocket import flow, language_model
-from recipes.pocket.augment import augment
+from recipes.pocket import flow, language_model, tokenizer
+from recipes.pocket.augment import augment, with_throats
 from recipes.pocket.corpus import (
     HELD_OUT,
     SHARES,
@@ -53,9 +53,9 @@ from recipes.pocket.language_model import (
 )
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.recorded import Recorded
-from recipes.pocket.sizes import SMOKE_FLOW, SMOKE_MODEL
-from recipes.pocket.training import Averaged, Budget, Run, fresh
-from recipes.pocket.voices import TEACHER, Clip
+from recipes.pocket.sizes import SMOKE_CODEC, SMOKE_FLOW, SMOKE_MODEL
+from recipes.pocket.training import Averaged, Budget, Run, adamw, fresh
+from recipes.pocket.voices import KOKORO, LISTENED, TEACHER, Clip, after_silence
 
 CONFIG = LanguageModelConfig.from_dict(SMOKE_MODEL)
 PAD = CONFIG.modality_pad_token_id
@@ -114,6 +114,17 @@ def test_quantising_passes_gradients_on_and_changes_nothing_outside_training() -
     assert torch.equal(pooled.grad, torch.ones(2, 3, 2))
     torch.testing.assert_close(found.values, before[found.codes])
     assert torch.equal(quantizer.codebook, before)
+
+
+def test_a_codebook_that_is_not_moving_stays_in_training() -> None:
+    quantizer = Quantizer(4, 2)
+    quantizer.moving = False
+    before = quantizer.codebook.clone()
+
+    found = quantizer(torch.randn(2, 30, 2))
+
+    assert torch.equal(quantizer.codebook, before)
+    torch.testing.assert_close(found.values, before[found.codes])
 
 
 def test_perplexity_counts_entries_in_even_use() -> None:
@@ -245,6 +256,148 @@ def test_some_rows_are_left_clean_but_for_their_level() -> None:
     level = 20 * heard.abs().amax(dim=1).log10()
     assert -30.1 < float(level.min()) < -20
     assert -10 < float(level.max()) <= -0.4
+
+
+def vowel(hertz: float, formant: float) -> Tensor:
+    """A second (1, 16000) of harmonics of ``hertz``, loudest near ``formant``."""
+    time, sound = torch.arange(16_000) / 16_000, torch.zeros(16_000)
+    for place in range(1, int(7000 / hertz)):
+        nearness = math.exp(-(((place * hertz - formant) / 400) ** 2))
+        sound += (0.01 + nearness) * torch.sin(2 * math.pi * place * hertz * time)
+    return 0.1 * sound[None]
+
+
+@pytest.mark.parametrize("higher", [0.84, 1.0, 1.19])
+def test_a_throat_moves_formants_and_leaves_pitch_and_pace(higher: float) -> None:
+    sound = vowel(125, 1500)
+
+    moved = with_throats(sound, torch.tensor([[higher]]))
+
+    assert moved.shape == sound.shape
+    spectrum = torch.fft.rfft(moved[0]).abs()  # a hertz each
+    between = spectrum[: 7000 // 125 * 125].view(-1, 125)[:, 30:95]
+    assert float(between.max()) < 0.05 * float(spectrum.max()), "still harmonics of 125 Hz"
+    harmonics = spectrum[125:4000:125].square()
+    centre = float((harmonics * torch.arange(125, 4000, 125)).sum() / harmonics.sum())
+    assert centre == pytest.approx(1500 * higher, rel=0.07)
+    if higher == 1.0:
+        torch.testing.assert_close(moved, sound, atol=1e-3, rtol=0)
+
+
+def test_throats_and_microphones_change_most_rows_and_leave_the_rest_of_the_draw() -> None:
+    clean = vowel(125, 1500).repeat(64, 1)
+
+    made = [
+        augment(clean, torch.Generator().manual_seed(0), share=0.5, throats=throats)
+        for throats in (False, True, True)
+    ]
+
+    assert torch.equal(made[1], made[2])
+    plain, other = (torch.cosine_similarity(each, clean, dim=1) > 0.9999 for each in made[:2])
+    assert int(other.sum()) >= 20, "some are left clean"
+    spectra = torch.fft.rfft(made[1][~other])[:, 125:4000:125].abs().square()
+    centres = (spectra * torch.arange(125, 4000, 125)).sum(1) / spectra.sum(1)
+    assert float(centres.std()) > 60
+    assert int(plain.sum()) >= 20
+
+
+def test_some_clips_begin_with_silence_and_their_phones_later() -> None:
+    heard = np.full(16_000, 1000, np.int16)
+    clip = Clip("A.", "slt", heard, phones=(("aa", 0.4), ("pau", 1.0)))
+    draw = random.Random(0)
+
+    made = [after_silence(clip, draw) for _ in range(400)]
+
+    later = [one for one in made if one is not clip]
+    assert 90 <= len(later) <= 150
+    silent = [len(one.heard) - 16_000 for one in later]
+    assert max(silent) <= 1.2 * 16_000
+    assert max(silent) > 16_000
+    for one, before in zip(later, silent, strict=True):
+        assert not one.heard[:before].any()
+        assert np.array_equal(one.heard[before:], heard)
+        ends = [before / 16_000 + end for end in (0, 0.4, 1.0)]
+        assert [end for _, end in one.phones] == pytest.approx(ends)
+        assert [name for name, _ in one.phones] == ["pau", "aa", "pau"]
+    untold = [after_silence(Clip("A.", "espeak", heard), draw) for _ in range(20)]
+    assert not any(one.phones for one in untold), "what is not known stays unknown"
+
+
+# A tokenizer that is held.
+
+
+def test_a_held_tokenizer_is_compared_on_kokoros_sound_alone() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        trainee = tokenizer.Trainee(SpeechTokenizerConfig.from_dict(SMOKE_CODEC), 16)
+    earlier = tokenizer.Earlier(trainee)
+    sound = torch.randn(2, 6 * INPUT_SAMPLES_PER_CODE) * 0.1
+    kokoros = torch.full((2, 6), LISTENED.index(KOKORO))
+    batch = tokenizer.Batch(sound, torch.zeros(2, 24, dtype=torch.long), kokoros)
+    pooled = trainee.pooled(sound).detach()
+
+    assert float(earlier.apart(pooled, batch)["apart"]) < 1e-9
+    kokoros[1] = LISTENED.index("slt")
+    pooled = torch.stack([pooled[0], pooled[1] + 9])
+    assert float(earlier.apart(pooled, batch)["apart"]) < 1e-9, (
+        "the second row is another program's"
+    )
+    kokoros[1] = LISTENED.index(TEACHER)
+    assert float(earlier.apart(pooled, batch)["apart"]) > 1
+
+    with torch.no_grad():
+        for parameter in trainee.tokenizer.parameters():
+            parameter.add_(0.1)
+        changed = trainee.pooled(sound)
+    assert float(earlier.apart(changed, batch)["apart"]) > 1e-3, "it keeps what was said"
+
+
+def test_other_voices_follow_what_whispers_features_tell_of_them() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        trainee = tokenizer.Trainee(SpeechTokenizerConfig.from_dict(SMOKE_CODEC), 16)
+    width, heard = trainee.tokenizer.config.d_model, list[tuple[int, ...]]()
+
+    def features(sound: Tensor) -> Tensor:
+        heard.append(tuple(sound.shape))
+        return torch.randn(2, 1500, width, generator=torch.Generator().manual_seed(1))
+
+    earlier = tokenizer.Earlier(trainee, features).eval()
+    sound = torch.randn(2, 6 * INPUT_SAMPLES_PER_CODE) * 0.1
+    voices = torch.tensor([[LISTENED.index(KOKORO)] * 6, [LISTENED.index("slt")] * 6])
+    batch = tokenizer.Batch(sound, torch.zeros(2, 24, dtype=torch.long), voices)
+    told = earlier.told(features(sound), 6)
+    with torch.no_grad():
+        right = torch.stack([earlier.said(sound)[0], told[1]])
+    right.requires_grad_()
+
+    parts = earlier.apart(right, batch)
+
+    assert heard[-1] == (2, 480_000)
+    assert float(parts["apart"].detach()) < 1e-9
+    assert float(parts["followed"].detach()) < 1e-9
+    learned = torch.autograd.grad(parts["told"], [*earlier.tell.parameters()], retain_graph=True)
+    assert all(bool(gradient.any()) for gradient in learned), "Kokoro's sound teaches what to tell"
+    assert not any(p.requires_grad for p in earlier._tokenizer.parameters())
+    worse = earlier.apart(right.detach() + 3, batch)
+    assert float(worse["followed"].detach()) > 0.1
+    # A row's codes are told of its own features and those before, not of what comes later.
+    later = features(sound)
+    later[:, 4 * 4 :] += 5
+    torch.testing.assert_close(earlier.told(later, 6)[:, :4], told[:, :4])
+    assert not torch.allclose(earlier.told(later, 6)[:, 4:], told[:, 4:])
+
+
+def test_a_group_of_parameters_may_have_a_share_of_the_rate(tmp_path: Path) -> None:
+    run = Run("s", tmp_path, Budget(10, 60), warmup_steps=1)
+    slow, fast = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = adamw([{"params": [slow], "share": 0.1}, {"params": [fast]}])
+
+    run.set_rate(optimizer, 2e-3)
+
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+        [2e-4, 2e-3], rel=1e-3
+    )
 
 
 # The language model's slips and losses.

@@ -20,7 +20,7 @@ from recipes.listener.segments import drawn_stretch
 from recipes.listener.speak import Reader, Reading, reader_of, spoken, style_of
 from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line
 from recipes.pocket.data import write_shard
-from recipes.pocket.voices import KOKORO, TEACHER
+from recipes.pocket.voices import KOKORO, TEACHER, after_silence
 from recipes.pocket.voices import Clip as Read
 
 _SHARD_CLIPS = 400
@@ -116,7 +116,10 @@ def make_shards(
                 reading.spoken if voice == TEACHER else None,
                 phones_of(known[number], reading.frames.tolist()),
             )
-            waiting[voice].append(read if voice == TEACHER else stretched(read, seed, number))
+            if voice != TEACHER:
+                draw = random.Random(f"{seed}/{number}/silence")
+                read = after_silence(stretched(read, seed, number), draw)
+            waiting[voice].append(read)
             samples += len(reading.heard)
         if len(waiting[voice]) == _SHARD_CLIPS:
             write_shard(folder / f"{part:02}-{voice}-{count:05}", waiting[voice])

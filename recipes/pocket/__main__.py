@@ -2,16 +2,19 @@
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from safetensors.torch import load_file
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import SpecialIds
+from mosstalk.models.features import whisper_log_mel
 from mosstalk.models.text_tokenizer import TextTokenizer
 from recipes.pocket.curves import LOGS
 from recipes.pocket.data import Recordings, load_recordings
@@ -95,6 +98,13 @@ def data(
 def tokenizer(
     work: Work, parts: Parts = "0", minutes: Minutes = 8, steps: Steps = NO_LIMIT,
     seed: Seed = 0, resume: Resume = None, smoke: Smoke = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep what the codes of --resume mean, for more voices.")
+    ] = False,
+    whisper: Annotated[
+        Path | None,
+        typer.Option(help="The listener's whisper.safetensors: tells --hold of other voices."),
+    ] = None,
 ) -> None:  # fmt: skip
     """Stage 2: train the speech tokenizer and its codebook.
 
@@ -103,8 +113,19 @@ def tokenizer(
     """
     from recipes.pocket import tokenizer as stage
 
+    if hold and resume is None:
+        raise typer.BadParameter("--hold needs a tokenizer to --resume")
     run = Run("tokenizer", work, Budget(steps, minutes), 300, smoke, seed, resume)
-    stage.train(_load(work, parts, "heard"), run)
+    features = _whisper(whisper) if hold and whisper else None
+    stage.train(_load(work, parts, "heard"), run, hold=hold, features=features)
+
+
+def _whisper(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Whisper's own features (B, 1500, C) of sound (B, 480000)."""
+    from recipes.listener.whisper import load_whisper, unpack
+
+    teacher = load_whisper(unpack(load_file(path)))[0].to(pick_device())
+    return lambda sound: teacher(whisper_log_mel(sound, 80))
 
 
 @app.command()
@@ -135,7 +156,7 @@ def encode(
     smoke: Smoke = False,
 ) -> None:
     """Stage 4: codes of every clip, once clean. In the other hearings the teacher begins 20, 40
-    and 60 ms later, and all others are in rooms and noise.
+    and 60 ms later, and all others have other throats, in rooms and noise.
     """
     from recipes.pocket.tokenizer import encode_all, load_tokenizer, write_codes
 

@@ -26,7 +26,10 @@ def nearest(points: Tensor, entries: Tensor) -> Tensor:
 
 
 class Quantizer(nn.Module):
-    """Nearest entry by squared L2 (van den Oord et al. 2017), entries by moving averages."""
+    """Nearest entry by squared L2 (van den Oord et al. 2017), entries by moving averages.
+
+    Where it is not ``moving`` the entries stay as they are, in training too.
+    """
 
     codebook: Tensor
     counts: Tensor
@@ -34,6 +37,7 @@ class Quantizer(nn.Module):
 
     def __init__(self, entries: int, width: int) -> None:
         super().__init__()
+        self.moving = True
         self.register_buffer("codebook", torch.randn(entries, width))
         self.register_buffer("counts", torch.ones(entries))
         self.register_buffer("sums", self.codebook.clone())
@@ -47,7 +51,7 @@ class Quantizer(nn.Module):
         codes = nearest(points.detach(), self.codebook)
         values = self.codebook[codes]
         kept = slice(None) if counted is None else counted
-        if self.training:
+        if self.training and self.moving:
             self._move(points.detach()[kept], codes[kept])
         commitment = F.mse_loss(points[kept], values.detach()[kept])
         through = points + (values - points).detach()

@@ -6,9 +6,15 @@ one by one, as they are made, and read together.
 Two teachers at once: a classifier of the phone at every 20 ms and a regression of the
 speaker's clean mel, both from the codes alone, while the encoder hears rooms and noise. The
 two heads are thrown away.
+
+A tokenizer that is held goes on with its codebook as it is, and of Kokoro's clean sound says what
+it said before: language model and flow need not follow. What it learns is to say the same of other
+throats and microphones, and to place other programs' voices among its codes where Whisper's
+features, which know thousands of people, would place them.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +41,7 @@ from recipes.pocket.data import (
 from recipes.pocket.quantizer import Quantizer, nearest, perplexity
 from recipes.pocket.sizes import CODEC, SMOKE_CODEC
 from recipes.pocket.training import Averaged, Run, adamw, load_weights, save_weights
-from recipes.pocket.voices import LISTENED, TEACHER
+from recipes.pocket.voices import KOKORO, LISTENED, TEACHER
 
 HEARD_MEL = MelSpec(INPUT_RATE, 1280, 320, 80, 0.0, 8000.0)
 """The flow's mel, taken from what the listener hears: the same bands, 20 ms a frame."""
@@ -50,6 +56,16 @@ _WIDTH = 256
 _CODES_PER_BATCH = 12_000
 _READERS_ALONE = 0.05
 """Share of the budget in which new readers learn the codes of an encoder that is resumed."""
+_HELD_RATE_SHARE, _HELD_WEIGHT = 0.1, 5.0
+"""Of a tokenizer that is held: its rate as a share of the readers', and the weight of how far it is
+from what it said, as a share of the codebook's variance."""
+
+
+SEGMENT = 30 * INPUT_RATE
+"""Samples that Whisper hears at once."""
+_CODES_BEFORE = 2
+"""Of a code's features the codes before it have a part, since it is heard late."""
+Features = Callable[[Tensor], Tensor]
 
 
 class Mixer(nn.Module):
@@ -154,12 +170,78 @@ def resumed(trainee: Trainee, path: Path) -> bool:
     return False
 
 
+class Earlier(nn.Module):
+    """What a tokenizer said before it is trained further on, and what it should say of any voice.
+
+    It said what it should of Kokoro's clean sound. Of that ``told`` learns to say the same of
+    Whisper's ``features`` (B, 1500, C) of sound (B, 480000), and tells it of other voices' too.
+    """
+
+    def __init__(self, trainee: Trainee, features: Features | None = None) -> None:
+        super().__init__()
+        self._tokenizer = copy.deepcopy(trainee.tokenizer).eval().requires_grad_(False)
+        self._scale = trainee.quantizer.codebook.var(0).mean()
+        self._features = features
+        width = trainee.tokenizer.config.d_model
+        near = MEL_FRAMES_PER_CODE * (_CODES_BEFORE + 1) * width
+        self.tell = nn.Sequential(
+            nn.LayerNorm(near), nn.Linear(near, 2 * width), nn.GELU(), nn.LayerNorm(2 * width),
+            nn.Dropout(0.1), nn.Linear(2 * width, 2 * width), nn.GELU(),
+            nn.Linear(2 * width, width),
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def said(self, sound: Tensor) -> Tensor:
+        """Hidden states (B, T, C) of sound (B, n)."""
+        log_mel = whisper_log_mel(sound, self._tokenizer.config.num_mel_bins)
+        with torch.autocast(sound.device.type, torch.bfloat16, enabled=sound.is_cuda):
+            return self._tokenizer.encoder(log_mel)
+
+    def told(self, features: Tensor, codes: int) -> Tensor:
+        """Hidden states (B, ``codes``, C) of features (B, 1500, C): of each code's rows and those
+        of the codes before it.
+        """
+        rows = features[:, : codes * MEL_FRAMES_PER_CODE].unflatten(1, (codes, -1)).flatten(2)
+        before = [F.pad(rows, (0, 0, n, 0))[:, :codes] for n in range(_CODES_BEFORE + 1)]
+        return self.tell(torch.cat(before, dim=-1)) * self._scale.sqrt()
+
+    def apart(self, pooled: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Mean squared distances over the codebook's variance: ``apart`` of ``pooled`` (B, T, C)
+        from what was said of Kokoro's voices, and, with Whisper's features, ``followed`` from what
+        is told of the others; ``told`` is how far that is from what was said.
+        """
+        kokoros = [LISTENED.index(voice) for voice in (TEACHER, KOKORO)]
+        known = torch.isin(batch.voices, torch.tensor(kokoros, device=pooled.device))
+        said, pooled = self.said(batch.clean).float(), pooled.float()
+        parts = {"apart": self._mean(pooled, said, known)}
+        if self._features is None:
+            return parts
+        with (
+            torch.no_grad(),
+            torch.autocast(said.device.type, torch.bfloat16, enabled=said.is_cuda),
+        ):
+            features = self._features(F.pad(batch.clean, (0, SEGMENT - batch.clean.shape[1])))
+        told = self.told(features.float(), pooled.shape[1])
+        followed = self._mean(pooled, told.detach(), ~known)
+        return parts | {"told": self._mean(told, said, known), "followed": followed}
+
+    def _mean(self, made: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
+        error = (made - wanted).square().mean(-1) * counted
+        return error.sum() / counted.sum().clamp_min(1) / self._scale
+
+
 def losses(
-    trainee: Trainee, batch: Batch, heard: Tensor, *, quantise: bool, readers_alone: bool = False
+    trainee: Trainee,
+    batch: Batch,
+    heard: Tensor,
+    *,
+    quantise: bool,
+    readers_alone: bool = False,
+    earlier: Earlier | None = None,
 ) -> dict[str, Tensor]:
     """Loss and its parts; ``heard`` (B, n) is what the encoder hears of ``batch``.
 
-    With ``readers_alone`` no gradient reaches the encoder.
+    With ``readers_alone`` no gradient reaches the encoder. With ``earlier`` it is held.
     """
     target = vocoder_mel(batch.clean, HEARD_MEL)
     with torch.autocast(heard.device.type, torch.bfloat16, enabled=heard.is_cuda):
@@ -178,8 +260,10 @@ def losses(
     weight = torch.where(of_teacher, 1.0, 0.5)[..., None]
     mel_loss = (weight * (mel - target).abs()).mean()
     right = (phones.argmax(-1) == labels)[labels != -100].float().mean()
-    return {
-        "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment,
+    held = {} if earlier is None else earlier.apart(pooled, batch)
+    of_held = _HELD_WEIGHT * sum(held.values())
+    return held | {
+        "loss": phone + 0.7 * mel_loss + _COMMITMENT * commitment + of_held,
         "phone": phone,
         "right": right,
         "mel": mel_loss,
@@ -194,8 +278,14 @@ def begin_codebook(trainee: Trainee, batches: Iterator[Tensor], draw: torch.Gene
     trainee.quantizer.begin(points, draw)
 
 
-def train(data: Recordings, run: Run) -> SpeechTokenizer:
-    """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer."""
+def train(
+    data: Recordings, run: Run, *, hold: bool = False, features: Features | None = None
+) -> SpeechTokenizer:
+    """Train, writing ``tokenizer.safetensors``; return the averaged tokenizer.
+
+    With ``hold`` the codes of the tokenizer that is resumed keep what they mean; ``features`` are
+    Whisper's then, as Earlier has them.
+    """
     device, smoke = data.heard.device, run.smoke
     torch.manual_seed(run.seed)
     draw = torch.Generator(device).manual_seed(run.seed)
@@ -204,7 +294,13 @@ def train(data: Recordings, run: Run) -> SpeechTokenizer:
         trainee = Trainee(config, 32 if smoke else _WIDTH).to(device)
         readers_new = run.resume is not None and not resumed(trainee, run.resume)
     lengths = ((20, 4), (40, 2)) if smoke else _LENGTHS
-    optimizer = adamw([p for p in trainee.parameters() if p.requires_grad], _PEAK_RATE)
+    earlier = Earlier(trainee, features).to(device) if hold else None
+    trainee.quantizer.moving = not hold
+    share = _HELD_RATE_SHARE if hold else 1.0
+    encoder = [p for p in trainee.tokenizer.parameters() if p.requires_grad]
+    others = [*trainee.readers.parameters(), *(earlier.tell.parameters() if earlier else ())]
+    groups = [{"params": encoder, "share": share}, {"params": others}]
+    optimizer = adamw(groups, _PEAK_RATE)
     mean = Averaged(trainee)
     first_kept = _held_out_codes(data)
     quantise = run.resume is not None
@@ -219,11 +315,17 @@ def train(data: Recordings, run: Run) -> SpeechTokenizer:
         codes, rows = lengths[torch.rand(()) < _LONG_SHARE]
         batch = windows(data, codes, rows, first_kept, len(data.voices), draw)
         alone = readers_new and run.progress < _READERS_ALONE
-        heard = augment(batch.clean, draw)
-        parts = losses(trainee, batch, heard, quantise=quantise, readers_alone=alone)
+        heard = augment(batch.clean, draw, throats=hold)
+        parts = losses(
+            trainee, batch, heard, quantise=quantise, readers_alone=alone, earlier=earlier
+        )
         run.learn(parts, optimizer, _PEAK_RATE, mean, trainee)
         if step % 500 == 499:
-            run.log(**validate(trainee, data, first_kept, lengths[0], quantise=quantise))
+            run.log(
+                **validate(trainee, data, first_kept, lengths[0], quantise=quantise),
+                **_as_before(earlier, trainee, data, first_kept, lengths[0]),
+            )
+    run.log(**_as_before(earlier, mean.module, data, first_kept, lengths[0]))
     return _finish(mean.module, trainee, data, run, first_kept, lengths[0])
 
 
@@ -254,6 +356,26 @@ def validate(
         values["right_of_others"] = float(parts["right"])
     trainee.train()
     return values
+
+
+@torch.no_grad()
+def _as_before(
+    earlier: Earlier | None, trainee: Trainee, data: Recordings, last: int, shape: tuple[int, int]
+) -> dict[str, float]:
+    """How many of the teacher's held-out codes are what they were, clean and from other throats;
+    nothing where no tokenizer is held.
+    """
+    if earlier is None:
+        return {}
+    draw = torch.Generator(data.heard.device).manual_seed(1)
+    sound = windows(data, *shape, 0, last, draw).clean
+    entries = trainee.quantizer.codebook
+    before = nearest(earlier.said(sound).float(), entries)
+    heard = {"same_clean": sound, "same_heard": augment(sound, draw, throats=True)}
+    return {
+        name: float((nearest(trainee.pooled(each).float(), entries) == before).float().mean())
+        for name, each in heard.items()
+    }
 
 
 def _finish(
@@ -289,7 +411,7 @@ def encode_all(
     """Codes of all clips in the order of ``data.starts``; those of ``hearing`` 0 are heard clean.
 
     In others the teacher begins ``frames_later(hearing)`` of 20 ms later, and is clean too: replies
-    are of such codes. All other voices are in rooms and noise.
+    are of such codes. All other voices have other throats, in rooms and noise.
     """
     device = data.heard.device
     later = frames_later(hearing) * INPUT_SAMPLES_PER_CODE // MEL_FRAMES_PER_CODE
@@ -301,7 +423,7 @@ def encode_all(
         if hearing:
             moved = F.pad(sound, (later, 0))[:, : sound.shape[1]]
             teachers = torch.as_tensor(clips < data.teacher_clips, device=device)[:, None]
-            sound = torch.where(teachers, moved, augment(sound, draw, 0.9))
+            sound = torch.where(teachers, moved, augment(sound, draw, 0.9, throats=True))
         log_mel = whisper_log_mel(sound, tokenizer.config.num_mel_bins)
         pooled = tokenizer.encoder(log_mel)
         found = nearest(pooled, centres).to(torch.int16).cpu().numpy()

@@ -99,10 +99,12 @@ class Run:
         self.record(**losses)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, peak: float) -> None:
-        """Give every parameter group of ``optimizer`` this step's learning rate."""
+        """Give every parameter group of ``optimizer`` its ``share``, if it has one, of this step's
+        learning rate.
+        """
         rate = self.learning_rate(peak)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
 
     def steps(self) -> Iterator[int]:
         """Step numbers until the budget is used up, with a line of progress now and then."""

@@ -6,7 +6,7 @@ others of Kokoro's. Every clip comes with its phones' end times where the progra
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,8 @@ LISTENED = (
 VOICES = (*LISTENED, *UNSEEN)
 _PSDUR = re.compile(r"(\w+):([\d.]+)")
 _PEAK = 0.5
+_SILENCE_SHARE, _MOST_SILENCE_S = 0.3, 1.2
+"""How many clips begin with silence, as recordings of people do, and with how much at most."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,27 @@ def speak(programs: Programs, voice: str, texts: list[str], folder: Path, seed: 
     """
     draw = random.Random(f"{voice} {seed}")
     if voice in FESTIVAL:
-        return _by_festival(programs, voice, texts, folder, draw)
-    make = _by_espeak if voice == "espeak" else _by_flite
-    clips = [make(programs, voice, text, folder / "clip.wav", draw) for text in texts]
-    return [clip for clip in clips if clip]
+        read = _by_festival(programs, voice, texts, folder, draw)
+    else:
+        make = _by_espeak if voice == "espeak" else _by_flite
+        clips = [make(programs, voice, text, folder / "clip.wav", draw) for text in texts]
+        read = [clip for clip in clips if clip]
+    return [after_silence(clip, draw) for clip in read]
+
+
+def after_silence(clip: Clip, draw: random.Random) -> Clip:
+    """The clip, now and then after some silence; its phones move along.
+
+    Not for the teacher's, whose sound at 24 kHz stays as it is.
+    """
+    if draw.random() >= _SILENCE_SHARE:
+        return clip
+    silent = np.zeros(round(draw.uniform(0, _MOST_SILENCE_S) * INPUT_RATE), np.int16)
+    seconds = len(silent) / INPUT_RATE
+    phones = [(name, end + seconds) for name, end in clip.phones]
+    first = [("pau", seconds)] if phones else []
+    heard = np.concatenate([silent, clip.heard])
+    return replace(clip, heard=heard, phones=(*first, *phones))
 
 
 def _by_festival(

@@ -29,6 +29,8 @@ model, and more steps, the flow most: of what is heard wrong, nearly all is lost
 mel (docs/quality.md)."""
 _READERS = 3
 """Processes that read at once on one card."""
+_HEARINGS = "6"
+"""Of each clip: in all but one somebody else's throat, microphone and room."""
 _LEARNING = ("--passes", "4", "--steps", "24000")
 """Of the language model; no training has made so many steps yet."""
 _LOOK_EVERY_S, _TELL_EVERY_S = 0.5, 30.0
@@ -82,7 +84,7 @@ class Whole:
         give = ("recipes.listener", "give", str(self.kept), tokenizer)
         encoders = []
         for card in range(self.cards):
-            argv = self._stage("encode", parts[card :: self.cards], "--hearings", "4")
+            argv = self._stage("encode", parts[card :: self.cards], "--hearings", _HEARINGS)
             after = ("give", *(reader.name for reader in made if reader.card == card))
             encoders.append(Job(f"encode-{card}", argv, card, after))
         made += [Job("give", give, files=(self.kept,)), *encoders]
