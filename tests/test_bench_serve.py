@@ -268,5 +268,6 @@ def test_a_crowd_counts_only_if_all_of_it_is_let_in(mosstalk: Run) -> None:
     )
     assert last_word > decision > 0
     assert two["server"]["parts"]["detect"][0] > 0
+    assert {"begun early, used", "begun early, dropped"} < set(two["server"]["front"])
     assert (three["admitted"], three["turns"]) == (2, [])
     assert three["breaches"] == ["1 of 3 not let in (1 x status 503)"]

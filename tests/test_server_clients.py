@@ -12,7 +12,17 @@ from select import select
 import attackers
 import pytest
 from conftest import run
-from server_rig import BY_HAND, QUICK, Server, Talker, append, question, serving, typed
+from server_rig import (
+    BY_HAND,
+    QUICK,
+    Server,
+    Talker,
+    append,
+    question,
+    serving,
+    silence,
+    typed,
+)
 from server_soak import soak
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -135,6 +145,34 @@ def test_what_is_said_wrong_is_told_and_changes_nothing(server: Server) -> None:
     ):
         name = f'mosstalk_errors_total{{code="{code}"}}'
         assert after[name] == before.get(name, 0) + count
+
+
+def test_replies_begun_before_their_turn_ended_are_counted(cache_folder: Path) -> None:
+    detection = {"type": "server_vad", "silence_duration_ms": 1500, "create_response": True}
+    settings = {"type": "realtime", "audio": {"input": {"turn_detection": detection}}}
+    begun = "mosstalk_replies_running"
+    used, dropped = (
+        f'mosstalk_replies_begun_early{{outcome="{outcome}"}}' for outcome in ("used", "dropped")
+    )
+    quick = ("--temperature", "0", "--seed", "0", "--script", "speech:300")
+
+    async def main(here: Server) -> None:
+        async with Talker(here) as talker:
+            await talker.send({"type": "session.update", "session": settings})
+            await talker.say(silence(0.5) + question() + silence(0.4))
+            await asyncio.to_thread(here.await_metrics, lambda now: now[begun] == 1)
+            await talker.say(question() + silence(0.4))
+            again = lambda now: (now[dropped], now[begun]) == (1, 1)  # noqa: E731
+            await asyncio.to_thread(here.await_metrics, again)
+            assert "response.created" not in talker.kinds()
+            await talker.say(silence(1.5))
+            await talker.wait("response.created")
+            await asyncio.to_thread(here.await_metrics, lambda now: now[used] == 1)
+
+    with serving(*quick, cache=cache_folder) as here:
+        run(main(here))
+        assert here.metrics()[dropped] == 1
+        here.await_nothing_held()
 
 
 def test_a_message_longer_than_any_may_be_ends_its_connection(server: Server) -> None:

@@ -137,7 +137,8 @@ class Meanwhile:
         runs: by part that made any, its runs a second, how many items a run held, and for how many
             milliseconds its most urgent one had waited; empty from a server that does not tell.
         front: of the process with the sockets, processor time as a share, and in milliseconds for
-            each message that it read or wrote; memory of both processes at the end in MiB.
+            each message that it read or wrote; memory of both processes at the end in MiB; and how
+            many replies were begun before their turn had ended, by whether they were used.
     """
 
     parts: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -176,6 +177,10 @@ class Meanwhile:
         ):
             if name in after:
                 front[label] = after[name] / _MIB
+        for outcome in ("used", "dropped"):
+            name = f'mosstalk_replies_begun_early{{outcome="{outcome}"}}'
+            if name in after:
+                front[f"begun early, {outcome}"] = gone[name]
         return cls(parts, front, card, batches)
 
 

@@ -31,7 +31,8 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
         "that its thread's processor; of the front its processor, also for each message that it "
         "read or wrote. Captures lie within other parts. Card: a GPU's own time for a part, work "
         "of others beside it included. Runs: of a part a second / items (rows, replies or streams) "
-        "that a run held / milliseconds that its most urgent item had waited. Memory at the end."
+        "that a run held / milliseconds that its most urgent item had waited. Memory at the end. "
+        "Begun early: replies begun before their turn had ended, by whether they were used."
     )
     alone = [crowds[0], *crowds]  # each crowd with texts follows the same without
     clients = [
@@ -97,7 +98,9 @@ def _read(crowd: Crowd, alone: Crowd, pattern: Pattern) -> dict[str, str]:
 def _server_figures(crowd: Crowd) -> dict[str, str]:
     parts = {name: _joined(shares, 2) for name, shares in crowd.server.parts.items()}
     runs = {f"runs: {name}": _joined(each, 2) for name, each in crowd.server.runs.items()}
-    digits = {"front, MiB": 0, "worker, MiB": 0}
+    digits = dict.fromkeys(
+        ("front, MiB", "worker, MiB", "begun early, used", "begun early, dropped"), 0
+    )
     front = {n: f"{value:.{digits.get(n, 2)}f}" for n, value in crowd.server.front.items()}
     card = {f"card: {name}": f"{share:.2f}" for name, share in crowd.server.card.items()}
     return parts | runs | card | front
