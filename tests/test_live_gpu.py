@@ -39,6 +39,26 @@ def test_streams_of_all_kinds_at_once_get_the_offline_codes(
     assert live.pages.taken == 0
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_what_turns_would_be_is_told_and_they_go_on_as_if_nobody_had_asked(
+    tokenizer: SpeechTokenizer, *, graphs: bool
+) -> None:
+    live = LiveTokenizer(tokenizer, options=LiveOptions(graphs=graphs))
+    clips = [kind(6 * BLOCK + n * 997) for n, kind in enumerate((speech, rising, noise, quiet))]
+    asked, others = ([live.open(2.0) for _ in clips] for _ in range(2))
+    for start in range(0, 6 * BLOCK, 2 * BLOCK + 300):
+        ends = live.foresee(asked, [clip[start : start + 2000] for clip in clips])
+        for end, clip in zip(ends, clips, strict=True):
+            assert end is not None
+            assert end.codes == tokenizer.encode(clip[: start + 2000])
+        for states in (asked, others):
+            live.push_many(states, [clip[start : start + 2 * BLOCK + 300] for clip in clips])
+        assert [state.codes for state in asked] == [state.codes for state in others]
+    for states in (asked, others):
+        live.push_many(states, [torch.zeros(0)] * 4, [True] * 4)
+    assert [state.codes for state in asked] == [state.codes for state in others]
+
+
 def test_a_graph_gives_what_its_step_gives_bit_for_bit(tokenizer: SpeechTokenizer) -> None:
     found = []
     for graphs in (True, False):

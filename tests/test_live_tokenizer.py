@@ -26,7 +26,7 @@ from torch import Tensor
 
 from evals.codec_parts import live_codes
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
-from mosstalk.codec.tokenizer_stream import LiveTokenizer
+from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.constants import INPUT_RATE, codes_in
 from mosstalk.errors import AudioError
 from mosstalk.models.weights import open_safetensors
@@ -116,14 +116,16 @@ def test_no_maximum_to_begin_with_changes_the_codes_at_the_end(
 @examples(60)
 @given(
     name=BOTH, pieces=sliced(30 * CODE), asked=st.sets(st.integers(0, 20)),
-    maximum=st.none() | st.floats(-10, 4), trusted_s=st.floats(0, 3), data=st.data(),
+    maximum=st.none() | st.floats(-10, 4), trusted_s=st.floats(0, 3), together=st.booleans(),
+    data=st.data(),
 )  # fmt: skip
 def test_what_a_turn_would_be_is_told_and_it_goes_on_as_if_nobody_had_asked(
     name: str, pieces: list[Tensor], asked: set[int], maximum: float | None, trusted_s: float,
-    data: st.DataObject,
+    together: bool, data: st.DataObject,
 ) -> None:  # fmt: skip
     tokenizer = LIVE[name].tokenizer
-    live = LiveTokenizer(tokenizer, trusted_s)
+    options = LiveOptions(together=together, graphs=False, page_s=2 if together else None)
+    live = LiveTokenizer(tokenizer, trusted_s, options)
     state, other = live.open(maximum), live.open(maximum)
     for place, piece in enumerate(pieces):
         if place in asked:
