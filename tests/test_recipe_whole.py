@@ -7,11 +7,12 @@ import pytest
 from safetensors.torch import load_file
 from test_recipe import recipe, trained, write_data
 
-from recipes.pocket.whole import MARKS, Job, Runner, Whole, WholeError
+from recipes.pocket.whole import MARKS, Job, OtherVoices, Runner, Whole, WholeError
 
 
-def whole(work: Path, cards: int = 1) -> Whole:
-    return Whole(work, work / "kept.safetensors", [work / "talks.jsonl"], cards, smoke=True)
+def whole(work: Path, cards: int = 1, others: OtherVoices | None = None) -> Whole:
+    talks = [work / "talks.jsonl"]
+    return Whole(work, work / "kept.safetensors", talks, cards, smoke=True, others=others)
 
 
 def mark(work: Path, *names: str) -> None:
@@ -53,6 +54,25 @@ def test_flow_and_vocoder_wait_for_no_other_card() -> None:
         waited |= set(jobs[name].after) - begun
     assert {jobs[name].card for name in begun} == {0}
     assert "encode-1" in jobs["language-model"].after
+
+
+def test_the_tokenizer_hears_other_programs_before_anything_is_encoded(tmp_path: Path) -> None:
+    others = OtherVoices(tmp_path / "root", tmp_path / "whisper.safetensors")
+    asked = whole(tmp_path, 2, others)
+
+    jobs = {job.name: job for job in asked.jobs()}
+
+    held, voices = jobs["tokenizer"], jobs["voices"]
+    assert set(held.after) == {"read-0", "read-2", "read-4", "voices", "give"}
+    assert {job.card for job in (held, *(jobs[name] for name in held.after))} == {0}
+    assert held.files == (others.whisper,)
+    assert all("tokenizer" in jobs[f"encode-{card}"].after for card in range(2))
+    parts = held.argv[held.argv.index("--parts") + 1].split(",")
+    assert voices.argv[voices.argv.index("--part") + 1] == parts[0]
+    given = jobs["give"].argv[-1]
+    limits = Runner(asked, 10.0)._limits(held)
+    assert limits == ["--minutes", "3.600", "--resume", given]
+    assert not Path(given).name.startswith("tokenizer"), "a second call does not hold it by itself"
 
 
 def test_a_file_that_nothing_makes_is_named(tmp_path: Path) -> None:

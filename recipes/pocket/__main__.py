@@ -346,11 +346,22 @@ def whole(
         Path | None, typer.Option(help="Folder of earlier weights to go on from.")
     ] = None,
     smoke: Smoke = False,
+    speech_root: Annotated[
+        Path | None,
+        typer.Option(help="Root of other programs, whose voices the tokenizer is to hear as well."),
+    ] = None,
+    whisper: Annotated[
+        Path | None,
+        typer.Option(help="The listener's whisper.safetensors, which --speech-root needs."),
+    ] = None,
 ) -> None:
     """Stage 12: all stages at once. A second call leaves out what has ended well."""
-    from recipes.pocket.whole import Runner, Whole
+    from recipes.pocket.whole import OtherVoices, Runner, Whole
 
-    Runner(Whole(work, kept, dialogues, cards, resume, smoke), minutes).run()
+    if (speech_root is None) != (whisper is None):
+        raise typer.BadParameter("--speech-root and --whisper go together: name both or neither")
+    others = OtherVoices(speech_root, whisper) if speech_root and whisper else None
+    Runner(Whole(work, kept, dialogues, cards, resume, smoke, others), minutes).run()
 
 
 def main() -> None:

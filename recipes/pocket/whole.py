@@ -27,6 +27,8 @@ _FIRST_READ_UNTIL, _FIRST_FLOW_UNTIL, _OTHERS_READ_UNTIL = 0.15, 0.8, 0.54
 """The same where there are others beside it: flow and vocoder need less data than the language
 model, and more steps, the flow most: of what is heard wrong, nearly all is lost between codes and
 mel (docs/quality.md)."""
+_HELD_UNTIL, _OTHER_TEXTS = 0.36, "12000"
+"""Share of the time at which the tokenizer has heard other programs' voices, and their texts."""
 _READERS = 3
 """Processes that read at once on one card."""
 _HEARINGS = "6"
@@ -60,10 +62,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class OtherVoices:
+    """What the tokenizer is to hear besides Kokoro: programs in ``root``, as bring-voices.sh packs
+    them. ``whisper``, the listener's file of Whisper's weights, tells it of them.
+    """
+
+    root: Path
+    whisper: Path
+
+
+@dataclass(frozen=True)
 class Whole:
     """A training in ``work`` on ``cards`` cards, to begin from a ``kept`` tokenizer.
 
-    ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights.
+    ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights. With
+    ``others`` the tokenizer is trained too: held, as its stage says, while it hears them.
     """
 
     work: Path
@@ -72,6 +85,7 @@ class Whole:
     cards: int = 1
     resume: Path | None = None
     smoke: bool = False
+    others: OtherVoices | None = None
 
     def jobs(self) -> list[Job]:
         """Readers, encoders, then the language model beside flow and vocoder, then the package.
@@ -80,16 +94,17 @@ class Whole:
         """
         parts, alone = range(_READERS * self.cards), self.cards == 1
         made = [self._reader(part, len(parts)) for part in parts]
-        tokenizer = str(self.work / "tokenizer.safetensors")
-        give = ("recipes.listener", "give", str(self.kept), tokenizer)
-        encoders = []
+        given = self._given if self.others else self.work / "tokenizer.safetensors"
+        give = ("recipes.listener", "give", str(self.kept), str(given))
+        first, encoders = parts[:: self.cards], list[Job]()
+        hold = [] if self.others is None else self._hold(self.others, made, first)
+        tokenizer = hold[-1].name if hold else "give"
         for card in range(self.cards):
             argv = self._stage("encode", parts[card :: self.cards], "--hearings", _HEARINGS)
-            after = ("give", *(reader.name for reader in made if reader.card == card))
+            after = (tokenizer, *(reader.name for reader in made if reader.card == card))
             encoders.append(Job(f"encode-{card}", argv, card, after))
-        made += [Job("give", give, files=(self.kept,)), *encoders]
+        made += [Job("give", give, files=(self.kept,)), *hold, *encoders]
         encoded = tuple(job.name for job in encoders)
-        first = parts[:: self.cards]
         talks = [text for path in self.dialogues for text in ("--dialogues", str(path))]
         return [
             *made,
@@ -107,6 +122,22 @@ class Whole:
                 ("vocoder", "language-model")),
         ]  # fmt: skip
 
+    @property
+    def _given(self) -> Path:
+        return self.work / "given.safetensors"
+
+    def _hold(self, others: OtherVoices, readers: Sequence[Job], first: range) -> list[Job]:
+        """Other programs read into the first card's first part; then the tokenizer hears it all."""
+        whisper = ("--hold", "--whisper", str(others.whisper))
+        on = ("--work", str(self.work), "--speech-root", str(others.root), "--part", str(first[0]))
+        read = ("recipes.pocket", "data", *on, "--texts", _OTHER_TEXTS)
+        heard = (*(reader.name for reader in readers if reader.card == 0), "voices", "give")
+        return [
+            Job("voices", read, files=(others.root,)),
+            Job("tokenizer", self._stage("tokenizer", first, *whisper), 0, heard,
+                (others.whisper,), _HELD_UNTIL),
+        ]  # fmt: skip
+
     def _reader(self, part: int, parts: int) -> Job:
         on = ("--work", str(self.work), "--part", str(part), "--parts", str(parts))
         argv, lines = ("recipes.listener", "shards", *on), (self.work / "lines.xz",)
@@ -121,7 +152,12 @@ class Whole:
         return (*argv, "--smoke") if self.smoke else tuple(argv)
 
     def earlier(self, stage: str) -> Path | None:
-        """Weights to go on from: what a call before left in ``work``, else those of ``resume``."""
+        """Weights to go on from: what a call before left in ``work``, else those of ``resume``.
+
+        The tokenizer goes on from what ``kept`` has: it is held by that.
+        """
+        if stage == "tokenizer":
+            return self._given
         name = f"{stage.replace('-', '_')}.safetensors"
         folders = [self.work, *([self.resume] if self.resume else [])]
         return next((folder / name for folder in folders if (folder / name).exists()), None)
@@ -192,7 +228,7 @@ class Runner:
             return ["--seconds", f"{60 * left:.1f}"]
         weights = self.whole.earlier(job.name)
         more = [] if weights is None else ["--resume", str(weights)]
-        more += ["--plain"] if job.name in self._again else []
+        more += ["--plain"] if job.name in self._again and job.name != "tokenizer" else []
         return ["--minutes", f"{left:.3f}", *more]
 
     def _ended(self, jobs: list[Job]) -> list[str]:
