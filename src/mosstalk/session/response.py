@@ -212,6 +212,7 @@ class Response:
         """Make no more of it; harmless if it has come to its end."""
         if self._task:
             self._task.cancel()
+        self._held.clear()
         self.outcome = self.outcome or outcome
 
     def _forget(self, _: "asyncio.Task[None]") -> None:
