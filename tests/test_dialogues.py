@@ -43,7 +43,7 @@ def dealer() -> Dealer:
     sentences = cycle(["We waited for the bus.", "My brother paints the door."])
     little = little_words(tables)
     glosses = Glosses(known, ("a gnomon", "a quern"))
-    return Dealer(tables, glosses, sentences, draw, ("lantern",), little)
+    return Dealer(World(tables, glosses, sentences, draw, ("lantern",)), little)
 
 
 # Facts.

@@ -37,10 +37,7 @@ def dialogues(
     from recipes.answers.dialogues import Dialogues
 
     drawn = _world(definitions, wordnet, seed)
-    world = Dealer(
-        drawn.tables, drawn.glosses, drawn.sentences, drawn.draw, drawn.to_spell,
-        little_words(drawn.tables),
-    )  # fmt: skip
+    world = Dealer(drawn, little_words(drawn.tables))
     with out.open("w", encoding="utf-8") as file:
         for turns in islice(Dialogues(world), count):
             file.write(json.dumps({"turns": [asdict(turn) for turn in turns]}) + "\n")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from recipes.answers.facts import DAYS, MONTHS, Country, Tables, in_words
-from recipes.answers.glosses import Glosses
 from recipes.answers.kinds import (
     LAST_COUNTED,
     MOST_COUNTED,
@@ -88,21 +87,13 @@ class Deck(Generic[T]):
 
 
 class Dealer(World):
-    """A world whose facts to learn from are dealt; none of them is held out.
+    """A ``world`` whose facts to learn from are dealt; none of them is held out.
 
-    ``little`` are words to spell besides ``words``: three in ten spelled words are of these.
+    ``little`` are words to spell besides its own: three in ten spelled words are of these.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        glosses: Glosses,
-        sentences: Iterator[str],
-        draw: random.Random,
-        words: tuple[str, ...] = (),
-        little: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(tables, glosses, sentences, draw, words)
+    def __init__(self, world: World, little: tuple[str, ...] = ()) -> None:
+        super().__init__(world.tables, world.glosses, world.sentences, world.draw, world.to_spell)
         self.little = little
         self._decks = dict[str, list[tuple[float, Deck[Fact]]]]()
 

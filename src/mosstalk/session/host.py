@@ -337,9 +337,9 @@ class Host:
     @property
     def has_slack(self) -> bool:
         """Whether there is time for what may be thrown away: few replies are being made."""
-        scheduler = self.engine.core.scheduler
+        figures = self.figures
         most = _MOST_BESIDE_GPU if self.pipeline.model.device.type == "cuda" else 0
-        return len(scheduler.running) + len(scheduler.waiting) <= most
+        return figures.replies + figures.waiting <= most
 
     def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)
