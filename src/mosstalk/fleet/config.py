@@ -5,14 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
+    Tag,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -21,6 +23,9 @@ from pydantic import (
 from mosstalk.cli.serve import Serve
 from mosstalk.errors import ConfigError
 from mosstalk.prepared.default_models import NAMES
+
+if TYPE_CHECKING:
+    from mosstalk.server.admission import ServeOptions
 
 _OF_THE_FLEET = {
     "host": "write it outside of serve: it is the fleet's",
@@ -43,6 +48,7 @@ SETTINGS = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
 }
 """Environment variables that every process of Ray must have been started with."""
 HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
@@ -88,7 +94,12 @@ class FleetConfig(_Strict):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     ray: str | None = None
-    replicas: int | Autoscaling = 1
+    replicas: Annotated[
+        Annotated[int, Tag("int"), Field(ge=1)] | Annotated[Autoscaling, Tag("Autoscaling")],
+        Discriminator(
+            lambda it: "Autoscaling" if isinstance(it, (Mapping, Autoscaling)) else "int"
+        ),
+    ] = 1
     gpus: float | None = Field(default=None, ge=0)
     cpus: float = Field(default=1.0, ge=0)
     serve: dict[str, Any] = Field(default_factory=dict)
@@ -96,8 +107,6 @@ class FleetConfig(_Strict):
 
     @model_validator(mode="after")
     def _places(self) -> Self:
-        if self.replicas == 0 or (isinstance(self.replicas, int) and self.replicas < 0):
-            raise ValueError("replicas must be at least 1")
         if isinstance(self.replicas, Autoscaling) and not self.serve.get("max_sessions"):
             raise ValueError(
                 "replicas that come and go need serve.max_sessions: places in use are a share of it"
@@ -152,6 +161,15 @@ def serve_command(options: Mapping[str, Any]) -> Serve:
         ValidationError: one has a value of another type.
     """
     return _reader().validate_python(dict(options))
+
+
+def serve_options(options: Mapping[str, Any]) -> "ServeOptions":
+    """What they mean on this machine, for a replica.
+
+    Raises:
+        ConfigError, OptionError: they mean nothing here.
+    """
+    return replace(serve_command(options).options(), front_processes=0)
 
 
 def read_config(path: Path) -> FleetConfig:

@@ -1,20 +1,33 @@
 """What ``mosstalk fleet`` does: start Ray and Ray Serve, watch replicas, end all in order."""
 
+import logging
+import os
+import secrets
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.environment import set_unless_set
-from mosstalk.fleet.config import FleetConfig
+from mosstalk.errors import ConfigError, OptionError
+from mosstalk.fleet.config import FleetConfig, serve_options
+from mosstalk.server.front import listen
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeStatus
 
 _HERE = "127.0.0.1"
+_PORTS = {
+    "HAPROXY_METRICS_PORT": 9101,
+    "HAPROXY_STATS_PORT": 8404,
+    "FALLBACK_PROXY_HTTP_PORT": 8500,
+}
+"""Ports that Ray Serve takes beside the fleet's."""
+_LONGEST_FOLDER = 20
+"""Characters of the folder for temporary files: sockets are below it, whose paths are limited."""
 _LOOK_S = 0.5
 _FAILED = 70
 """Exit code where no replica could be started, or Ray is gone."""
@@ -24,21 +37,62 @@ def launch(config: FleetConfig, say: Callable[[str], None]) -> int:
     """Serve until a signal, telling ``say`` how far the replicas are; the exit code.
 
     Raises:
+        ConfigError: nothing can listen there.
         OptionError: an option means nothing.
     """
-    with ExitStack() as stack:
-        set_unless_set(config.settings)
-        if config.ray is None:
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="mosstalk-", ignore_cleanup_errors=True)
-            )
-            set_unless_set(_places_of_haproxy(Path(folder)))
-            own = {"_temp_dir": folder, "_node_ip_address": _HERE, "include_dashboard": False}
-            stack.enter_context(_ray(**own))
-        else:
-            stack.enter_context(_ray(address=config.ray))
-        stopped = stack.enter_context(_signals())  # in place of those that Ray has set
-        return _serve(config, say, stopped)
+    set_unless_set(config.settings)
+    with _own_ray(config) if config.ray is None else _ray(address=config.ray), _signals() as stop:
+        return _serve(config, say, stop)
+
+
+@contextmanager
+def _own_ray(config: FleetConfig) -> Iterator[None]:
+    """A Ray on this machine alone, of which nothing is left behind."""
+    try:
+        listen(config.host, config.port).close()
+    except OptionError as error:
+        raise ConfigError(f"{str(error).partition(';')[0]}; choose host and port anew") from None
+    serve_options(config.options())  # before anything is started
+    above = gettempdir() if len(gettempdir()) <= _LONGEST_FOLDER else "/tmp"
+    with TemporaryDirectory("", "mosstalk-", above, ignore_cleanup_errors=True) as folder:
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        set_unless_set(_haproxy(Path(folder)) | token)
+        try:
+            with _ray(_temp_dir=folder, _node_ip_address=_HERE, include_dashboard=False):
+                yield
+        finally:
+            _end_all_in(folder)
+
+
+def _haproxy(folder: Path) -> dict[str, str]:
+    """The environment variables that say where HAProxy's files and ports are."""
+    files = {
+        "CONFIG_FILE_LOC": "haproxy.cfg",
+        "SOCKET_PATH": "s",
+        "METRICS_SOCKET_PATH": "m",
+        "SERVER_STATE_BASE": "",
+        "SERVER_STATE_FILE": "server-state",
+    }
+    named = {f"RAY_SERVE_HAPROXY_{name}": str(folder / path) for name, path in files.items()}
+    return named | {f"RAY_SERVE_{name}": str(_free(port)) for name, port in _PORTS.items()}
+
+
+def _free(port: int) -> int:
+    """The port, or another one where something listens there."""
+    try:
+        with listen("0.0.0.0", port):
+            return port
+    except OptionError:
+        with listen("0.0.0.0", 0) as listener:
+            return int(listener.getsockname()[1])
+
+
+def _end_all_in(folder: str) -> None:
+    """Kill what runs with a file of this folder: HAProxy outlives a Ray that is ended at once."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if folder.encode() in line.read_bytes():
+                os.kill(int(line.parent.name), signal.SIGKILL)
 
 
 @contextmanager
@@ -59,24 +113,13 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(each, handler)
 
 
-def _places_of_haproxy(folder: Path) -> dict[str, str]:
-    """The environment variables that say where HAProxy's files are: in a folder that goes away."""
-    names = {
-        "CONFIG_FILE_LOC": "haproxy.cfg",
-        "SOCKET_PATH": "admin.sock",
-        "METRICS_SOCKET_PATH": "metrics.sock",
-        "SERVER_STATE_BASE": "",
-        "SERVER_STATE_FILE": "server-state",
-    }
-    return {f"RAY_SERVE_HAPROXY_{name}": str(folder / path) for name, path in names.items()}
-
-
 @contextmanager
 def _ray(**more: Any) -> Iterator[None]:
     """A Ray of this process's own, or a running one, which goes on afterwards."""
     import ray
 
-    ray.init(logging_level="warning", namespace="mosstalk", **more)
+    ray.init(logging_level="warning", **more)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
     finally:

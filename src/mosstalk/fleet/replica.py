@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.environment import unset_among
 from mosstalk.errors import OptionError
-from mosstalk.fleet.config import Autoscaling, FleetConfig, serve_command
-from mosstalk.server.admission import Refusal, ServeOptions, ServerContext
+from mosstalk.fleet.config import Autoscaling, FleetConfig, serve_options
+from mosstalk.server.admission import Refusal, ServerContext
 from mosstalk.server.app import make_server
 from mosstalk.server.front import bound_kernel
 from mosstalk.server.ipc import trim_memory_forever
@@ -76,6 +76,7 @@ def application(config: FleetConfig) -> serve.Application:
         health_check_timeout_s=_HEALTH_MOST_S,
         graceful_shutdown_timeout_s=config.drain_s + _ENDING_S,
         graceful_shutdown_wait_loop_s=0.2,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
         **scaling,
     )
     return deployment.bind(config.options(), secrets.token_bytes(32))
@@ -87,15 +88,6 @@ def _gpus(config: FleetConfig) -> float:
     return float(ray.is_initialized() and "GPU" in ray.cluster_resources())
 
 
-def serve_options(options: Mapping[str, Any], secret: bytes) -> ServeOptions:
-    """What the options mean on this machine; ``secret`` is what the fleet signs keys with.
-
-    Raises:
-        ConfigError, OptionError: they mean nothing here.
-    """
-    return replace(serve_command(options).options(), front_processes=0, secret=secret)
-
-
 class Replica:
     """A server without a listening socket of its own, once its models are loaded."""
 
@@ -105,7 +97,7 @@ class Replica:
         Raises:
             OptionError: an option means nothing on this machine, or the models cannot be served.
         """
-        self._options = served = serve_options(options, secret)
+        self._options = served = replace(serve_options(options), secret=secret)
         served.log.install("front")
         self._context = context = ServerContext(served)
         self._server = make_server(context)
