@@ -129,6 +129,11 @@ def fleet(cache_folder: Path) -> Iterator[Fleet]:
         shutil.rmtree(folder)
 
 
+async def await_sessions(fleet: Fleet, numbers: list[int]) -> None:
+    """Wait until so many sessions are open, of each replica."""
+    await asyncio.to_thread(fleet.await_that, lambda: fleet.sessions() == numbers)
+
+
 async def said_hello(talker: Talker) -> bytes:
     """The sound of the answer to a typed turn."""
     await talker.send(typed("Hello"), {"type": "response.create"})
@@ -140,10 +145,11 @@ async def said_hello(talker: Talker) -> bytes:
 def test_connections_are_spread_evenly_and_one_too_many_is_refused_at_once(fleet: Fleet) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            talkers = [
-                await stack.enter_async_context(Talker(fleet)) for _ in range(PLACES * REPLICAS)
-            ]
-            assert await asyncio.to_thread(fleet.sessions) == [PLACES] * REPLICAS
+            talkers = list[Talker]()
+            for each in range(1, PLACES + 1):
+                for _ in range(REPLICAS):
+                    talkers.append(await stack.enter_async_context(Talker(fleet)))
+                await await_sessions(fleet, [each] * REPLICAS)
             with pytest.raises(InvalidStatus) as refused:
                 await stack.enter_async_context(Talker(fleet))
             answer = refused.value.response
@@ -165,14 +171,13 @@ def test_connections_are_spread_evenly_and_one_too_many_is_refused_at_once(fleet
 def test_nobody_is_refused_while_a_place_is_free(fleet: Fleet) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(fleet.await_that, lambda: sum(fleet.sessions()) == 0)
-            others = PLACES * REPLICAS - 1
-            for _ in range(others):
+            await await_sessions(fleet, [0] * REPLICAS)
+            for _ in range(PLACES * REPLICAS - 1):
                 await stack.enter_async_context(Talker(fleet))
             for _ in range(20):
                 async with Talker(fleet):
                     pass
-                await asyncio.to_thread(fleet.await_that, lambda: sum(fleet.sessions()) == others)
+                await await_sessions(fleet, [PLACES - 1, PLACES])
 
     run(main())
 
@@ -194,7 +199,7 @@ def test_a_key_for_a_page_opens_every_replica(fleet: Fleet) -> None:
     key = ask("POST", url, json={}).json()["value"]
 
     async def main() -> None:
-        await asyncio.to_thread(fleet.await_that, lambda: sum(fleet.sessions()) == 0)
+        await await_sessions(fleet, [0] * REPLICAS)
         async with AsyncExitStack() as stack:
             for _ in range(PLACES * REPLICAS):
                 shown = {"Authorization": f"Bearer {key}"}
@@ -213,7 +218,7 @@ def test_a_killed_replica_takes_its_own_clients_along_and_has_a_successor(fleet:
         return False
 
     async def main() -> None:
-        await asyncio.to_thread(fleet.await_that, lambda: sum(fleet.sessions()) == 0)
+        await await_sessions(fleet, [0] * REPLICAS)
         async with AsyncExitStack() as stack:
             talkers = [
                 await stack.enter_async_context(Talker(fleet)) for _ in range(PLACES * REPLICAS)
@@ -224,18 +229,17 @@ def test_a_killed_replica_takes_its_own_clients_along_and_has_a_successor(fleet:
                 True: PLACES,
                 False: PLACES * (REPLICAS - 1),
             }
-            await asyncio.to_thread(fleet.await_that, lambda: fleet.sessions() == [0, PLACES])
+            await await_sessions(fleet, [0, PLACES])
             assert len(set(fleet.replicas()) - set(replicas)) == 1
-            for _ in range(PLACES):
-                newcomer = await stack.enter_async_context(Talker(fleet))
-            assert await said_hello(newcomer)
+            newcomers = [await stack.enter_async_context(Talker(fleet)) for _ in range(PLACES)]
+            assert all(await asyncio.gather(*map(said_hello, newcomers)))
 
     run(main())
 
 
 def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) -> None:
     async def main() -> None:
-        await asyncio.to_thread(fleet.await_that, lambda: sum(fleet.sessions()) == 0)
+        await await_sessions(fleet, [0] * REPLICAS)
         async with AsyncExitStack() as stack:
             talkers = [await stack.enter_async_context(Talker(fleet)) for _ in range(REPLICAS)]
             for talker in talkers:

@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ _PORTS = {
 _LONGEST_FOLDER = 20
 """Characters of the folder for temporary files: sockets are below it, whose paths are limited."""
 _LOOK_S = 0.5
+_LONGEST_FAULT = 2000
+"""Characters that are told of what Ray says at its end; the cause is the last of them."""
 _FAILED = 70
 """Exit code where no replica could be started, or Ray is gone."""
 
@@ -126,33 +129,62 @@ def _ray(**more: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _serve(config: FleetConfig, say: Callable[[str], None], stopped: threading.Event) -> int:
+def _serve(config: FleetConfig, say: Callable[[str], None], stop: threading.Event) -> int:
     from ray import serve
+    from ray.exceptions import RayError
 
     from mosstalk.fleet.replica import NAME, application
 
-    serve.start(
-        proxy_location="EveryNode",
-        http_options={"host": config.host, "port": config.port},
-        logging_config={"log_level": "WARNING"},
-    )
+    http = {"host": config.host, "port": config.port}
     try:
+        serve.start("EveryNode", http, logging_config={"log_level": "WARNING"})
         target = serve.RunTarget(application(config), NAME, "/")
         serve.run_many([target], wait_for_applications_running=False)
-        said, was_ready = "", False
-        while not stopped.wait(_LOOK_S):
-            state = _State(serve.status(), NAME)
-            if state.line != said:
-                say(said := state.line)
-            if state.failed and not was_ready:
-                return _FAILED
-            if state.ready and not was_ready:
-                was_ready = True
-                _say_ready(config, say)
-        say(f"ending: replies that are being made have {config.drain_s:g} s")
-        return 0
+        code = _watch(config, say, stop)
+        if code == 0:
+            say(f"ending: replies that are being made have {config.drain_s:g} s")
+        _end_replicas(config.drain_s)
+        return code
+    except RayError as error:
+        say(f"Ray has failed: {' '.join(str(error).split())[-_LONGEST_FAULT:]}")
+        return _FAILED
     finally:
-        serve.shutdown()
+        if config.ray is None:  # else others may use it
+            serve.shutdown()
+
+
+def _watch(config: FleetConfig, say: Callable[[str], None], stop: threading.Event) -> int:
+    """Tell how far the replicas are until a signal comes, or until none could be started."""
+    from ray import serve
+
+    from mosstalk.fleet.replica import NAME
+
+    said, was_ready = "", False
+    while not stop.wait(_LOOK_S):
+        state = _State(serve.status(), NAME)
+        if state.line != said:
+            say(said := state.line)
+        if state.failed and not was_ready:
+            return _FAILED
+        if state.ready and not was_ready:
+            was_ready = True
+            _say_ready(config, say)
+    return 0
+
+
+def _end_replicas(drain_s: float) -> None:
+    """Have every replica end, each after its replies; the ingress is there until they have."""
+    from ray import serve
+
+    from mosstalk.fleet.replica import NAME
+
+    end_s = time.monotonic() + drain_s
+    while True:
+        with suppress(TimeoutError):  # Serve waits for a minute
+            serve.delete(NAME)
+            return
+        if time.monotonic() > end_s:
+            return
 
 
 class _State:
