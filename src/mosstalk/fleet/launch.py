@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from mosstalk.fleet.config import FleetConfig, serve_options
 from mosstalk.server.front import listen
 
 if TYPE_CHECKING:
-    from ray.serve.schema import ServeStatus
+    from ray.serve.schema import ApplicationStatusOverview
 
 _HERE = "127.0.0.1"
 _PORTS = {
@@ -122,7 +123,6 @@ def _ray(**more: Any) -> Iterator[None]:
     import ray
 
     ray.init(logging_level="warning", **more)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield
     finally:
@@ -137,7 +137,8 @@ def _serve(config: FleetConfig, say: Callable[[str], None], stop: threading.Even
 
     http = {"host": config.host, "port": config.port}
     try:
-        serve.start("EveryNode", http, logging_config={"log_level": "WARNING"})
+        serve.start("EveryNode", http, logging_config={"log_level": "ERROR"})
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         target = serve.RunTarget(application(config), NAME, "/")
         serve.run_many([target], wait_for_applications_running=False)
         code = _watch(config, say, stop)
@@ -161,12 +162,13 @@ def _watch(config: FleetConfig, say: Callable[[str], None], stop: threading.Even
 
     said, was_ready = "", False
     while not stop.wait(_LOOK_S):
-        state = _State(serve.status(), NAME)
-        if state.line != said:
-            say(said := state.line)
-        if state.failed and not was_ready:
+        application = serve.status().applications[NAME]
+        failed = application.status in ("DEPLOY_FAILED", "UNHEALTHY")
+        if (line := _line(application, failed=failed)) != said:
+            say(said := line)
+        if failed and not was_ready:
             return _FAILED
-        if state.ready and not was_ready:
+        if application.status == "RUNNING" and not was_ready:
             was_ready = True
             _say_ready(config, say)
     return 0
@@ -187,29 +189,17 @@ def _end_replicas(drain_s: float) -> None:
             return
 
 
-class _State:
+def _line(application: "ApplicationStatusOverview", *, failed: bool) -> str:
     """What Ray Serve says of the application, in a line."""
-
-    def __init__(self, status: "ServeStatus", name: str) -> None:
-        self.ready = self.failed = False
-        self.line = "replicas: none yet"
-        if application := status.applications.get(name):
-            self.ready = application.status == "RUNNING"
-            self.failed = application.status in ("DEPLOY_FAILED", "UNHEALTHY")
-            self.line = _line(application, failed=self.failed)
-
-
-def _line(application: Any, *, failed: bool) -> str:
-    counts = [
-        f"{number} {str(getattr(state, 'value', state)).lower()}"
-        for deployment in application.deployments.values()
-        for state, number in sorted(deployment.replica_states.items())
-        if number
-    ]
-    why = [deployment.message for deployment in application.deployments.values()]
-    line = f"replicas: {', '.join(counts) or 'none yet'}"
-    if failed and any(why := [" ".join(each.split()) for each in (*why, application.message)]):
-        line += f"; {why[0] or why[-1]}"
+    deployments = application.deployments.values()
+    counts = Counter[str]()
+    for each in deployments:
+        counts.update({str(state).lower(): number for state, number in each.replica_states.items()})
+    parts = [f"{number} {state}" for state, number in sorted(counts.items()) if number]
+    line = f"replicas: {', '.join(parts) or 'none yet'}"
+    if failed:
+        told = (each.message.strip() for each in (*deployments, application))
+        line += f"; {next(filter(None, told), 'Ray does not say why').splitlines()[-1]}"
     return line
 
 
