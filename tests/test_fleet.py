@@ -43,10 +43,10 @@ serve:
 class Fleet:
     """``mosstalk fleet`` as a process of its own, all of whose files are in ``folder``."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, cache: Path, file: str = FILE) -> None:
         self.port, self._printed = free_port(), folder / "printed"
         self.socket = f"ws://127.0.0.1:{self.port}/v1/realtime"
-        (folder / "fleet.yaml").write_text(FILE.replace("PORT", str(self.port)))
+        (folder / "fleet.yaml").write_text(file.replace("PORT", str(self.port)))
         (folder / "tmp").mkdir()
         self.kept = [folder / "tmp", folder / "home"]
         """Where Ray and HAProxy could leave something."""
@@ -259,6 +259,22 @@ def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) ->
         assert time.monotonic() < end_s, left
         time.sleep(POLL_S)
     assert [path for folder in fleet.kept for path in folder.rglob("*")] == []
+
+
+def test_a_fleet_that_cannot_serve_says_why_and_ends(cache_folder: Path) -> None:
+    require_package("ray", "fleet")
+    folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
+    one = FILE.replace(f"replicas: {REPLICAS}", "replicas: 1")
+    fleet = Fleet(folder, cache_folder, f"{one}  model: nowhere\n  codec: nowhere\n")
+    try:
+        assert fleet.process.wait(START_S) == 70, fleet.printed()
+        lines = fleet.printed().splitlines()
+        (why,) = (line for line in lines if line.startswith("replicas: ") and ";" in line)
+        assert str(folder / "nowhere") in why
+        assert "Traceback" not in why
+    finally:
+        fleet.stop()
+        shutil.rmtree(folder)
 
 
 def runs(pid: int) -> bool:

@@ -194,7 +194,7 @@ def _line(application: "ApplicationStatusOverview", *, failed: bool) -> str:
     deployments = application.deployments.values()
     counts = Counter[str]()
     for each in deployments:
-        counts.update({str(state).lower(): number for state, number in each.replica_states.items()})
+        counts.update({it.lower(): number for it, number in each.replica_states.items()})
     parts = [f"{number} {state}" for state, number in sorted(counts.items()) if number]
     line = f"replicas: {', '.join(parts) or 'none yet'}"
     if failed:
