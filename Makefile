@@ -75,7 +75,7 @@ test: setup-dev ## lint, and run the tests that need nothing but the set-up
 	test $$tests = 0 && test $$types = 0
 
 setup-judges: setup-dev
-	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser$(pesq)"
+	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser,fleet$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
 	$(pytest) $(parallel) --hypothesis-profile patient -m "(slow or hypothesis or system) and not alone"

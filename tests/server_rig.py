@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import numpy as np
@@ -257,10 +257,18 @@ def serving(*words: str, cache: Path, env: dict[str, str] | None = None) -> Iter
         server.stop()
 
 
+class Served(Protocol):
+    """What has a WebSocket to talk to."""
+
+    @property
+    def socket(self) -> str:
+        """Where it is."""
+
+
 class Talker:
     """A client of the Realtime protocol that keeps all it hears."""
 
-    def __init__(self, server: Server, *, model: str = "any", **more: Any) -> None:
+    def __init__(self, server: Served, *, model: str = "any", **more: Any) -> None:
         self.events: list[dict[str, Any]] = []
         self._place = 0
         self._dialling = connect(f"{server.socket}?model={model}", max_size=None, **more)

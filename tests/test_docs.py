@@ -28,8 +28,8 @@ JUDGED = "bench "
 """Commands that need judges and voices: run with the other tests that do."""
 ENDLESS = "--max-rows"
 """Chat on given folders gets a short limit: that it runs is seen in a few rows."""
-SERVED = "serve"
-"""A server never ends: here its options are read; ``test_server_*`` run it."""
+SERVED = ("serve", "fleet")
+"""A server never ends: here its options are read; ``test_server_*`` and ``test_fleet`` run it."""
 
 SHOWN = ("build.md", "plan.md")
 """Slow: a build is in first-run.md as well, and plans of these cards are in ``test_plan``."""
@@ -53,6 +53,8 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
     for name in ("README.md", "lm-square", "prompt-mel"):
         (goldens / name).symlink_to(GOLDENS / name)
     (tmp_path / "assets").symlink_to(ROOT / "assets")
+    fleet = (ROOT / "docs" / "fleet.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "fleet.yaml").write_text(fleet)
     return tmp_path
 
 

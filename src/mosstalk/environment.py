@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mosstalk.errors import OptionError
@@ -113,3 +114,14 @@ def read_keys(path: Path) -> list[str]:
     if not keys:
         raise OptionError(f"{path}: holds no key; write one a line")
     return keys
+
+
+def set_unless_set(variables: Mapping[str, str]) -> None:
+    """Set variables for this process and its children; what the user has set stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def unset_among(variables: Iterable[str]) -> list[str]:
+    """Those that this process was started without."""
+    return [name for name in variables if name not in os.environ]

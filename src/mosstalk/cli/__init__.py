@@ -9,6 +9,7 @@ from mosstalk.cli.build import BuildEngine
 from mosstalk.cli.chat import ChatCommand
 from mosstalk.cli.checks import Doctor, Verify
 from mosstalk.cli.command import add_command, add_moved
+from mosstalk.cli.fleet import Fleet
 from mosstalk.cli.plan import PlanMemory
 from mosstalk.cli.replay import Replay
 from mosstalk.cli.serve import Serve
@@ -25,6 +26,7 @@ add_command(app, "chat", ChatCommand)
 add_command(app, "speak", Speak)
 add_command(app, "transcribe", Transcribe)
 add_command(app, "serve", Serve)
+add_command(app, "fleet", Fleet)
 add_command(app, "replay", Replay)
 add_command(app, "verify", Verify)
 add_command(app, "plan", PlanMemory)

@@ -65,9 +65,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a client that reads nothing holds no socket for ever
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+    bound_kernel(listener)
     try:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -79,6 +77,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
     listener.listen(BACKLOG)
     return listener
+
+
+def bound_kernel(connection: socket.socket) -> None:
+    """Bound what the kernel holds for a client of this socket, and how long; see above."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a client that reads nothing holds no socket for ever
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
 
 
 class Front:

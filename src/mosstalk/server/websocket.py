@@ -225,7 +225,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             OSError: that process takes none.
         """
         self.transport.pause_reading()
-        note = _NUMBER.pack(number) + self._request
+        note = note_of(number, self._request)
         try:
             hand_over(carrier, self.transport.get_extra_info("socket"), note)
         except OSError:
@@ -420,6 +420,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Say what websockets has against a request that h11 let through: its headers' size."""
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.close()
+
+
+def note_of(number: int, request: bytes) -> bytes:
+    """What ``take_over`` is to know of a connection: its number, and its request."""
+    return _NUMBER.pack(number) + request
 
 
 async def take_over(

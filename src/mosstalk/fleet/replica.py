@@ -1,0 +1,274 @@
+"""One replica: the front of a server with all its endpoints, in an actor of Ray Serve.
+
+HAProxy, which Ray Serve runs and tells of every replica, hands each connection to the one with the
+fewest. There uvicorn, as Serve sets it up, reads the request. A WebSocket is then taken off it,
+before the handshake is answered, and is one of mosstalk's own from there on, with all its limits:
+uvicorn's would be read without end, whoever listens. Serve counts it until it is over.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import ray
+from ray import serve
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mosstalk.environment import unset_among
+from mosstalk.errors import OptionError
+from mosstalk.fleet.config import Autoscaling, FleetConfig, serve_options
+from mosstalk.server.admission import Refusal, ServerContext
+from mosstalk.server.app import make_server
+from mosstalk.server.front import bound_kernel
+from mosstalk.server.ipc import trim_memory_forever
+from mosstalk.server.websocket import note_of, take_over
+
+_LOG = logging.getLogger("mosstalk.fleet")
+NAME = "mosstalk"
+"""The application and its one deployment."""
+_RAYS_OWN = "/-/"
+"""Where the paths of Ray Serve itself are: health of the ingress and its routes."""
+_HEALTH = f"{_RAYS_OWN}healthz"
+_DRAINING = b"DRAINING"
+"""What Serve answers there once this replica is to end."""
+_LOOK_S = 1.0
+_UNBOUNDED = 100_000
+"""Requests that Serve lets through to a replica at a time: who is refused the server says."""
+_CARRIED = "mosstalk.carried"
+"""The extension of a scope that holds a ``_Carried``."""
+_HEALTH_EVERY_S, _HEALTH_MOST_S = 1.0, 30.0
+_ENDING_S = 15.0
+"""What a replica may take to end beside its replies."""
+_NONE = Refusal(503, "loading", "no replica of this fleet is there yet", 5.0)
+
+
+def application(config: FleetConfig) -> serve.Application:
+    """The fleet as an application of Ray Serve.
+
+    Raises:
+        OptionError: this process, and so perhaps Ray's, lacks settings that Ray needs.
+    """
+    if missing := unset_among(config.settings):
+        raise OptionError(
+            f"Ray must be started with {', '.join(missing)} set; mosstalk fleet FILE --environment "
+            "prints what to set before ray start and serve run"
+        )
+    scaling: dict[str, Any] = {"num_replicas": config.replicas}
+    if isinstance(most := config.replicas, Autoscaling):
+        places = math.floor(config.serve["max_sessions"] * most.used) or 1
+        bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
+        scaling = {"autoscaling_config": bounds | {"target_ongoing_requests": places}}
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name=NAME,
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": _gpus(config)},
+        health_check_period_s=_HEALTH_EVERY_S,
+        health_check_timeout_s=_HEALTH_MOST_S,
+        graceful_shutdown_timeout_s=config.drain_s + _ENDING_S,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        **scaling,
+    )
+    return deployment.bind(config.options(), secrets.token_bytes(32))
+
+
+def _gpus(config: FleetConfig) -> float:
+    if config.gpus is not None or config.serve.get("device") == "cpu":
+        return config.gpus or 0.0
+    return float(ray.is_initialized() and "GPU" in ray.cluster_resources())
+
+
+class Replica:
+    """A server without a listening socket of its own, once its models are loaded."""
+
+    async def __init__(self, options: Mapping[str, Any], secret: bytes) -> None:  # type: ignore[misc]
+        """Start the worker and wait for it.
+
+        Raises:
+            OptionError: an option means nothing on this machine, or the models cannot be served.
+        """
+        self._options = served = replace(serve_options(options), secret=secret)
+        served.log.install("front")
+        self._context = context = ServerContext(served)
+        self._server = make_server(context)
+        await context.engine.start()
+        if context.transcriber:
+            await context.transcriber.start()
+        engine = context.engine
+        await asyncio.wait((engine.ready, engine.dead), return_when=asyncio.FIRST_COMPLETED)
+        if engine.dead.done():
+            raise OptionError(engine.dead.result().message)
+        context.metrics.worker_up.set(1)
+        self._tasks = [
+            asyncio.create_task(trim_memory_forever()),
+            asyncio.create_task(self._drain_when_told()),
+        ]
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """What answers requests; called by Serve."""
+
+        app = cast(ASGIApp, self._server.config.app)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                await self._live(receive, send)
+            elif scope["type"] == "http":
+                await app(scope, receive, send)
+            else:
+                await self._talk(scope["extensions"][_CARRIED])
+
+        return answer
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError once the engine is dead: Serve puts another replica in its place."""
+        engine = self._context.engine
+        if engine.dead.done():
+            raise RuntimeError(engine.dead.result().message)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """From the start, which is over, to the end of the replica."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for task in self._tasks:
+            task.cancel()
+        context = self._context
+        await context.engine.stop()
+        if context.transcriber:
+            await context.transcriber.stop()
+        if context.recorder:
+            context.recorder.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _talk(self, carried: "_Carried") -> None:
+        """One client's connection, to its end."""
+        connection, request = carried.take()
+        bound_kernel(connection)
+        note = note_of(0, request)
+        await take_over(connection, note, self._server, lambda _: carried.over.set())
+        await carried.over.wait()
+
+    async def _drain_when_told(self) -> None:
+        """Send everybody away, after the replies that are being made, once Serve ends this replica.
+
+        Serve lets a replica that is to end live until its connections are over, and tells it
+        nothing; but it answers so whoever asks for its health.
+        """
+        while _DRAINING not in await _health():
+            await asyncio.sleep(_LOOK_S)
+        _LOG.info("draining for up to %g s", self._options.drain_s)
+        await self._context.drain(self._options.drain_s)
+
+
+class _Carried:
+    """A WebSocket as uvicorn has it, before its handshake is answered."""
+
+    def __init__(self, protocol: Any, scope: Scope) -> None:
+        self.over = asyncio.Event()
+        self._protocol, self._scope = protocol, scope
+
+    def take(self) -> tuple[socket.socket, bytes]:
+        """The socket, which uvicorn has no longer, and the head of the request that came by it.
+
+        Raises:
+            OSError: no file is left, or the client has gone.
+        """
+        protocol, transport = self._protocol, self._protocol.transport
+        transport.pause_reading()
+        taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        taken.setblocking(False)
+        protocol.handshake_complete = True  # as far as uvicorn is concerned
+        transport.close()
+        return taken, _head(self._scope)
+
+
+def _head(scope: Scope) -> bytes:
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    lines = (b"%b: %b" % header for header in scope["headers"])
+    return b"\r\n".join((b"GET %b HTTP/1.1" % target, *lines, b"", b""))
+
+
+# Between uvicorn and Ray Serve, in replicas and in Serve's own proxies.
+
+_inner: ASGIApp | None = None
+"""Ray Serve's application in this process."""
+
+
+def middlewares() -> list[Middleware]:
+    """What Ray Serve puts around its application; it asks for them by the setting's name."""
+    return [Middleware(_Door)]
+
+
+class _Door:
+    """Leaves each WebSocket in reach of the replica, and refuses who comes by another way.
+
+    HAProxy falls back to Serve's own proxy where there is no replica. That would have the client
+    wait in silence until there is one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        global _inner
+        self._app = _inner = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"].startswith(_RAYS_OWN):
+            await self._app(scope, receive, send)
+        elif not _is_replica():
+            await _refuse(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._app(scope, receive, send)
+        else:
+            carried = _Carried(cast(Any, receive).__self__, scope)
+            scope.setdefault("extensions", {})[_CARRIED] = carried
+            await self._app(scope, partial(_until_over, carried), send)
+
+
+def _is_replica() -> bool:
+    try:
+        return serve.get_replica_context() is not None
+    except serve.exceptions.RayServeException:
+        return False
+
+
+async def _until_over(carried: _Carried) -> Message:
+    """In place of uvicorn's ``receive``, which would tell Serve that the client has gone."""
+    await carried.over.wait()
+    return {"type": "websocket.disconnect", "code": 1005}
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await _NONE.answer()(scope, receive, send)
+        return
+    answer = _NONE.answer()
+    start = {"type": "websocket.http.response.start", "status": answer.status_code}
+    await send(start | {"headers": answer.raw_headers})
+    await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})
+
+
+async def _health() -> bytes:
+    """What Ray Serve says of this replica's health."""
+    said = bytearray()
+
+    async def send(message: Message) -> None:
+        said.extend(message.get("body", b""))
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": _HEALTH, "headers": [], "query_string": b""}
+    if _inner:
+        with suppress(AssertionError):  # Serve still waits for the replica to start
+            await _inner(scope, receive, send)
+    return bytes(said)

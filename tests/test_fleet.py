@@ -1,0 +1,285 @@
+"""Two replicas of the small model behind one address, by a real Ray, with real clients."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+from conftest import command_environment, require_package, run
+from server_rig import POLL_S, Talker, ask, free_port, typed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+# Slow: Ray takes half a minute to start and ten seconds to end, and asks for an extra of 300 MB.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PLACES, REPLICAS = 2, 2
+START_S = 240.0
+REPLICA = b"ray::ServeReplica"
+"""What the process of a replica is called."""
+FILE = f"""\
+port: PORT
+replicas: {REPLICAS}
+cpus: 0.5
+serve:
+  vad: none
+  temperature: 0
+  seed: 0
+  max-sessions: {PLACES}
+  drain-timeout: 20
+  transcriber: none
+"""
+
+
+class Fleet:
+    """``mosstalk fleet`` as a process of its own, all of whose files are in ``folder``."""
+
+    def __init__(self, folder: Path, cache: Path, file: str = FILE) -> None:
+        self.port, self._printed = free_port(), folder / "printed"
+        self.socket = f"ws://127.0.0.1:{self.port}/v1/realtime"
+        (folder / "fleet.yaml").write_text(file.replace("PORT", str(self.port)))
+        (folder / "tmp").mkdir()
+        self.kept = [folder / "tmp", folder / "home"]
+        """Where Ray and HAProxy could leave something."""
+        ports = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT")
+        more = {f"RAY_SERVE_{name}": str(free_port()) for name in ports}
+        more |= {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder / "tmp"),
+            "HOME": str(folder / "home"),
+        }
+        with self._printed.open("w") as printed:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mosstalk.cli", "fleet", str(folder / "fleet.yaml")],
+                env=command_environment(cache) | more,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+            )
+
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self._printed.read_text()
+
+    def await_that(self, met: Callable[[], bool], most_s: float = START_S) -> None:
+        """Wait until something is so."""
+        end_s = time.monotonic() + most_s
+        while not met():
+            assert self.process.poll() is None, self.printed()
+            assert time.monotonic() < end_s, self.printed()
+            time.sleep(POLL_S * 10)
+
+    def processes(self) -> dict[int, bytes]:
+        """Itself and all processes below it, by id, with what each is called."""
+        found = {self.process.pid: b""}
+        for each in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+            with suppress(OSError):
+                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent in found:
+                    found[int(each.name)] = (each / "cmdline").read_bytes()
+        return found
+
+    def replicas(self) -> list[int]:
+        """The process ids of its replicas."""
+        return [pid for pid, name in self.processes().items() if name.startswith(REPLICA)]
+
+    def sessions(self) -> list[int]:
+        """How many sessions are open, of each replica that is up."""
+        found: dict[str, int] = {}
+        for _ in range(50):
+            lines = ask("GET", f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
+            values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+            found[values["process_start_time_seconds"]] = int(float(values["mosstalk_sessions"]))
+            if len(found) == REPLICAS:
+                break
+        return sorted(found.values())
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        if self.process.poll() is None:
+            processes = self.processes()
+            self.process.kill()
+            for each in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def fleet(cache_folder: Path) -> Iterator[Fleet]:
+    """Two replicas, ready. Its folder has a short name: Ray's sockets are in it."""
+    require_package("ray", "fleet")
+    folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
+    running = Fleet(folder, cache_folder)
+    try:
+        running.await_that(lambda: "\nready: " in running.printed())
+        # A moment later the ingress knows them all.
+        running.await_that(lambda: running.sessions() == [0] * REPLICAS)
+        yield running
+    finally:
+        running.stop()
+        shutil.rmtree(folder)
+
+
+async def await_sessions(fleet: Fleet, numbers: list[int]) -> None:
+    """Wait until so many sessions are open, of each replica."""
+    await asyncio.to_thread(fleet.await_that, lambda: fleet.sessions() == numbers)
+
+
+async def said_hello(talker: Talker) -> bytes:
+    """The sound of the answer to a typed turn."""
+    await talker.send(typed("Hello"), {"type": "response.create"})
+    done = await talker.wait("response.done")
+    assert done["response"]["status"] == "completed", done
+    return talker.pcm()
+
+
+def test_connections_are_spread_evenly_and_one_too_many_is_refused_at_once(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            talkers = list[Talker]()
+            for each in range(1, PLACES + 1):
+                for _ in range(REPLICAS):
+                    talkers.append(await stack.enter_async_context(Talker(fleet)))
+                await await_sessions(fleet, [each] * REPLICAS)
+            with pytest.raises(InvalidStatus) as refused:
+                await stack.enter_async_context(Talker(fleet))
+            answer = refused.value.response
+            error = json.loads(answer.body)["error"]
+            assert (answer.status_code, error["code"]) == (503, "full")
+            assert int(answer.headers["Retry-After"]) == error["retry_after_s"]
+            # A page, which cannot see the status, is told within the connection.
+            page = Talker(fleet, origin=f"http://127.0.0.1:{fleet.port}")
+            with pytest.raises(ConnectionClosed):
+                await stack.enter_async_context(page)
+            assert page.events[0]["error"]["code"] == "full"
+            sounds = await asyncio.gather(*map(said_hello, talkers))
+            assert sounds[0]
+            assert len(set(sounds)) == 1  # whichever replica answers
+
+    run(main())
+
+
+def test_nobody_is_refused_while_a_place_is_free(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await await_sessions(fleet, [0] * REPLICAS)
+            for _ in range(PLACES * REPLICAS - 1):
+                await stack.enter_async_context(Talker(fleet))
+            for _ in range(20):
+                async with Talker(fleet):
+                    pass
+                await await_sessions(fleet, [PLACES - 1, PLACES])
+
+    run(main())
+
+
+def test_everything_else_of_a_server_is_there(fleet: Fleet) -> None:
+    url = f"http://127.0.0.1:{fleet.port}"
+    assert ask("GET", f"{url}/ready").json()["status"] == "ready"
+    assert ask("GET", f"{url}/v1/models").json()["data"][0]["id"] == "mosstalk-pocket"
+    assert "<html" in ask("GET", url).text
+    body = {"model": "any", "input": "Good morning.", "voice": "default", "response_format": "wav"}
+    spoken = ask("POST", f"{url}/v1/audio/speech", json=body)
+    assert (spoken.status_code, spoken.content[:4]) == (200, b"RIFF")
+    missing = ask("GET", f"{url}/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+
+
+def test_a_key_for_a_page_opens_every_replica(fleet: Fleet) -> None:
+    url = f"http://127.0.0.1:{fleet.port}/v1/realtime/client_secrets"
+    key = ask("POST", url, json={}).json()["value"]
+
+    async def main() -> None:
+        await await_sessions(fleet, [0] * REPLICAS)
+        async with AsyncExitStack() as stack:
+            for _ in range(PLACES * REPLICAS):
+                shown = {"Authorization": f"Bearer {key}"}
+                await stack.enter_async_context(Talker(fleet, additional_headers=shown))
+
+    run(main())
+
+
+def test_a_killed_replica_takes_its_own_clients_along_and_has_a_successor(fleet: Fleet) -> None:
+    async def lost(talker: Talker) -> bool:
+        """Whether the connection broke, without a word; False: an answer came first."""
+        try:
+            await said_hello(talker)
+        except ConnectionClosed as error:
+            return error.rcvd is None
+        return False
+
+    async def main() -> None:
+        await await_sessions(fleet, [0] * REPLICAS)
+        async with AsyncExitStack() as stack:
+            talkers = [
+                await stack.enter_async_context(Talker(fleet)) for _ in range(PLACES * REPLICAS)
+            ]
+            first, *_ = replicas = fleet.replicas()
+            os.kill(first, signal.SIGKILL)
+            assert Counter(await asyncio.gather(*map(lost, talkers))) == {
+                True: PLACES,
+                False: PLACES * (REPLICAS - 1),
+            }
+            await await_sessions(fleet, [0, PLACES])
+            assert len(set(fleet.replicas()) - set(replicas)) == 1
+            newcomers = [await stack.enter_async_context(Talker(fleet)) for _ in range(PLACES)]
+            assert all(await asyncio.gather(*map(said_hello, newcomers)))
+
+    run(main())
+
+
+def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    async def main() -> None:
+        await await_sessions(fleet, [0] * REPLICAS)
+        async with AsyncExitStack() as stack:
+            talkers = [await stack.enter_async_context(Talker(fleet)) for _ in range(REPLICAS)]
+            for talker in talkers:
+                await talker.send(typed("Hello"), {"type": "response.create"})
+                await talker.wait("response.output_audio.delta")
+            fleet.process.send_signal(signal.SIGTERM)
+            for talker in talkers:
+                done = await talker.wait("response.done")
+                assert done["response"]["status"] == "completed"
+                assert (await talker.closed())[0] == 1012
+
+    started = fleet.processes()
+    run(main())
+    assert fleet.process.wait(90) == 0, fleet.printed()
+    end_s = time.monotonic() + 30
+    while left := [pid for pid in started if runs(pid)]:
+        assert time.monotonic() < end_s, left
+        time.sleep(POLL_S)
+    assert [path for folder in fleet.kept for path in folder.rglob("*")] == []
+
+
+def test_a_fleet_that_cannot_serve_says_why_and_ends(cache_folder: Path) -> None:
+    require_package("ray", "fleet")
+    folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
+    one = FILE.replace(f"replicas: {REPLICAS}", "replicas: 1")
+    fleet = Fleet(folder, cache_folder, f"{one}  model: nowhere\n  codec: nowhere\n")
+    try:
+        assert fleet.process.wait(START_S) == 70, fleet.printed()
+        lines = fleet.printed().splitlines()
+        (why,) = (line for line in lines if line.startswith("replicas: ") and ";" in line)
+        assert str(folder / "nowhere") in why
+        assert "Traceback" not in why
+    finally:
+        fleet.stop()
+        shutil.rmtree(folder)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

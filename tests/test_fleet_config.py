@@ -1,0 +1,102 @@
+"""A fleet's file: what it may hold, and what is said of one that is wrong. Without Ray."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run, refused
+
+WHOLE = """\
+host: 0.0.0.0
+port: 9000
+replicas: {min: 1, max: 4, used: 0.5}
+gpus: 0
+serve:
+  model: pocket
+  max-sessions: 8
+  voice: default
+  api_keys_file: keys.txt
+  limit: [unsent_s=30]
+"""
+
+
+def test_a_file_says_what_each_replica_is_given(mosstalk: Run, tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(WHOLE)
+    run = mosstalk("fleet", "fleet.yaml", "--print-config")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert (document["host"], document["port"]) == ("0.0.0.0", 9000)
+    assert document["replicas"] == {"min": 1, "max": 4, "used": 0.5}
+    assert document["serve"] == {
+        "model": "pocket",
+        "max_sessions": 8,
+        "voice": "default",
+        "api_keys_file": str(tmp_path / "keys.txt"),
+        "limit": ["unsent_s=30"],
+    }
+
+
+def test_an_empty_file_is_one_replica_of_the_default_model(mosstalk: Run, tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("# nothing chosen\n")
+    document = json.loads(mosstalk("fleet", "fleet.yaml", "--print-config").stdout)
+    assert (document["replicas"], document["port"], document["serve"]) == (1, 8000, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("replicas: [2", "fleet.yaml:1: is no YAML"),
+        ("- 2", "fleet.yaml:1: write NAME: VALUE lines"),
+        ("port: 8000\nreplica: 2", "fleet.yaml:2: replica is unknown; did you mean replicas?"),
+        ("port: high", "fleet.yaml:1: port: Input should be a valid integer, not 'high'"),
+        ("port: 0", "fleet.yaml:1: port: Input should be greater than or equal to 1, not 0"),
+        ("replicas: 0", "fleet.yaml:1: replicas: Input should be greater than or equal to 1"),
+        ("replicas: two", "fleet.yaml:1: replicas: Input should be a valid integer, not 'two'"),
+        (
+            "replicas:\n  min: 3\n  max: 2\nserve: {max_sessions: 2}",
+            "fleet.yaml:1: replicas: min is 3 and max 2: min must not be above max",
+        ),
+        ("replicas:\n  max: 2\n  use: 0.5", "fleet.yaml:3: replicas.use is unknown"),
+        ("replicas: {max: 2}", "need serve.max_sessions"),
+        ("port: 1\nserve: fast", "fleet.yaml:2: serve: Input should be a valid dictionary"),
+        (
+            "serve:\n  vad: none\n  max-sesions: 2",
+            "fleet.yaml:3: serve.max-sesions is no option of mosstalk serve; "
+            "did you mean max_sessions?",
+        ),
+        (
+            "serve:\n  max_sessions: many",
+            "fleet.yaml:2: serve.max_sessions: Input should be a valid integer",
+        ),
+        ("serve: {port: 1}", "serve.port cannot be chosen for a replica"),
+        ("serve: {tls-self-signed: true}", "put a proxy with a certificate before it"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(
+    mosstalk: Run, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "fleet.yaml").write_text(text)
+    assert said in refused(mosstalk("fleet", "fleet.yaml", "--print-config"))
+
+
+def test_a_file_that_is_not_there_is_named(mosstalk: Run) -> None:
+    assert "fleet.yaml: cannot be read" in refused(mosstalk("fleet", "fleet.yaml"))
+
+
+def test_what_ray_must_be_started_with_can_be_read_by_a_shell(
+    mosstalk: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "fleet.yaml").write_text("serve: {max_session_s: 600}\n")
+    lines = mosstalk("fleet", "fleet.yaml", "--environment").stdout
+    script = f"{lines}\necho $RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S; echo $RAY_SERVE_HAPROXY_RETRY_ON"
+    shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    # An ingress process that was replaced lives longer than any session.
+    assert shell.stdout.splitlines() == ["660", "conn-failure 503"]
+
+
+def test_nothing_but_a_fleet_needs_ray() -> None:
+    probe = "import sys, mosstalk.cli, mosstalk.fleet.config; print({'ray'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
