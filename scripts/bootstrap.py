@@ -1,4 +1,4 @@
-"""Create .venv and install mosstalk into it: python3 scripts/bootstrap.py [--extras dev,...].
+"""Create .venv and install mosstalk into it: scripts/bootstrap.py [--extras dev,...] [--cuda].
 
 Needs nothing but Python. So that an old Python can say that it is too old, this file keeps to
 the grammar of Python 3.6, and annotations that such a Python cannot evaluate are quoted.
@@ -18,7 +18,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -66,7 +66,7 @@ class Uv(NamedTuple):
 def main(arguments: "Sequence[str] | None" = None) -> int:
     try:
         check_python(sys.version_info[:3])
-        set_up(parse_extras(arguments))
+        set_up(*parse(arguments))
     except SetupError as error:
         say(str(error), sys.stderr)
         return 1 if isinstance(error, PipError) else 2
@@ -108,10 +108,17 @@ def check_venv_modules() -> None:
         ) from None
 
 
-def parse_extras(arguments: "Sequence[str] | None") -> Set[str]:
+def parse(arguments: "Sequence[str] | None") -> "Tuple[Set[str], bool]":
+    """The chosen extras, and whether torch's CUDA build is wanted in any case."""
     parser = argparse.ArgumentParser(description="Create .venv and install mosstalk into it.")
     parser.add_argument("--extras", default="", help="comma-separated, for example dev,server")
-    chosen = {name for name in parser.parse_args(arguments).extras.split(",") if name}
+    parser.add_argument(
+        "--cuda",
+        action="store_true",
+        help="install torch's CUDA build though no driver is here, as where an image is built",
+    )
+    given = parser.parse_args(arguments)
+    chosen = {name for name in given.extras.split(",") if name}
     # Here, because the Pythons that only get as far as the message lack it.
     import tomllib
 
@@ -122,10 +129,10 @@ def parse_extras(arguments: "Sequence[str] | None") -> Set[str]:
             f"unknown extras {', '.join(sorted(chosen - known))}; "
             f"choose from {', '.join(sorted(known))}"
         )
-    return chosen
+    return chosen, given.cuda
 
 
-def set_up(extras: Set[str]) -> None:
+def set_up(extras: Set[str], cuda: bool) -> None:
     stamp = read_stamp()
     extras = extras | set(stamp.get("extras", ()))
     wanted = describe(extras)
@@ -134,7 +141,7 @@ def set_up(extras: Set[str]) -> None:
     prepare_venv(stamp, wanted)
     try:
         uv = find_uv()
-        install_torch(uv)
+        install_torch(uv, cuda)
         target = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
         size = "over 400" if "quality" in extras else "under 100"
         say(f"installing the other packages ({size} MB to download)")
@@ -231,13 +238,13 @@ def venv_program(name: str) -> Path:
     return VENV / "bin" / name
 
 
-def install_torch(uv: "Uv | None") -> None:
+def install_torch(uv: "Uv | None", cuda: bool) -> None:
     version = pinned_version("torch", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
     if installed_version("torch").split("+")[0] == version:
         return
     source = torch_source(
         sys.platform,
-        has_nvidia_driver(Path("/proc/driver/nvidia/version")),
+        cuda or has_nvidia_driver(Path("/proc/driver/nvidia/version")),
         lambda: answers(f"{CPU_INDEX}/torch/", PROBE_SECONDS),
     )
     say(f"downloading torch {version}, {source.notice}")
@@ -263,7 +270,9 @@ def torch_source(platform: str, driver: bool, cpu_index: Callable[[], bool]) -> 
     if platform != "linux":
         return TorchSource([], "the build for this system (100 to 200 MB)")
     if driver:
-        return TorchSource([], "the CUDA build (several GB): this machine has an NVIDIA driver")
+        return TorchSource(
+            [], "the CUDA build (several GB), as for a machine with an NVIDIA driver"
+        )
     if cpu_index():
         # That index lacks the pinned versions of torch's own requirements; they come later.
         return TorchSource(

@@ -125,6 +125,11 @@ def test_torch_source(
     assert words in source.notice
 
 
+def test_the_cuda_build_can_be_asked_for_where_no_driver_is() -> None:
+    assert bootstrap.parse(["--extras", "server,vad", "--cuda"]) == ({"server", "vad"}, True)
+    assert bootstrap.parse([]) == (set(), False)
+
+
 def test_driver_is_found_by_its_file_or_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +289,15 @@ def test_set_up_fails_clearly_then_installs_then_rests(project: Project) -> None
     assert "torch" not in more.stdout
     assert "installing" in more.stdout
     assert only_line(project.set_up("--extras", "dev,voices").stdout).startswith("ready:")
+
+
+# Slow: a whole set-up.
+@pytest.mark.slow
+def test_an_image_gets_the_cuda_build_though_no_driver_is_here(project: Project) -> None:
+    (project.programs / "nvidia-smi").unlink()
+    installed = project.set_up("--cuda")
+    assert installed.returncode == 0, installed.stderr
+    assert f"downloading torch {TORCH}, the CUDA build" in installed.stdout
 
 
 def test_uv_is_told_where_pip_looks_and_left_out_where_it_cannot_be() -> None:

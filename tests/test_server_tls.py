@@ -75,6 +75,25 @@ def test_a_stranger_cannot_verify_the_certificate(server: Server) -> None:
         httpx.get(f"{server.url}/health")
 
 
+def test_the_doctor_says_how_to_trust_it_and_how_long_it_is_valid(
+    server: Server, cache_folder: Path, mosstalk: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    done = mosstalk("doctor", "--url", server.url)
+    assert done.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stdout
+    assert "SSL_CERT_FILE" in done.stdout
+    monkeypatch.setenv("SSL_CERT_FILE", str(cache_folder / "tls" / "certificate.pem"))
+    monkeypatch.setenv("MOSSTALK_API_KEY", KEY)
+    done = mosstalk("doctor", "--url", server.url)
+    assert done.returncode == 0, done.stdout
+    assert "ok     certificate  valid for 39" in done.stdout
+    assert "ok     places       0 of 64 taken" in done.stdout
+    done = mosstalk("doctor", "--url", server.url.replace("https", "http"))
+    assert done.returncode == 1
+    assert "wrong  health       status 400: " in done.stdout
+
+
 def test_a_spoken_question_is_answered_over_wss(server: Server, trust: ssl.SSLContext) -> None:
     async def main() -> None:
         async with Talker(server, ssl=trust, additional_headers=server.headers) as talker:

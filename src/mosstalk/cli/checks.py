@@ -21,6 +21,12 @@ class Doctor(WritesDocument):
     Exit code 0: the main job, a question answered with sound, runs here.
     1: something that it needs is broken. Optional things never change it.
 
+    --url looks at a server that runs, here or elsewhere, in place of this
+    machine: whether it lives and lets clients in, its certificate, version
+    and clock, places, first audio and underruns; and says what to do. Its
+    metrics need a key if clients do: MOSSTALK_API_KEY. Exit code 1:
+    something is wrong with it.
+
     --report packs what helps to find a fault into one file to send, and says
     what is in it: doctor's facts, verify's results on the given cases, the
     times of one scripted turn, package versions, and hashes of config files.
@@ -33,6 +39,9 @@ class Doctor(WritesDocument):
     cases: list[Path] | None = option(
         None, "Golden case folders to verify and report on; may be repeated."
     )
+    url: str | None = option(
+        None, "Look at the server there, e.g. http://localhost:8000.", metavar="URL"
+    )
     model: opt.Model = None
     codec: opt.Codec = None
     device: opt.Device = "auto"
@@ -42,6 +51,8 @@ class Doctor(WritesDocument):
         """Refuse two documents at once."""
         if self.json and self.report:
             raise OptionError("--report writes its own json; leave it or --json out")
+        if self.url and self.report:
+            raise OptionError("--report is of this machine; leave it or --url out")
 
     def run(self) -> int:
         """Print what is here, or write it to a file; 1 where the main job does not run."""
@@ -53,10 +64,20 @@ class Doctor(WritesDocument):
             )
             print(write_report(self.report, wanted, force=self.force))
             return 0
+        if self.url:
+            return self._look_at(self.url)
         from mosstalk.diagnostics.doctor import examine, printed
 
         with self.printing():
             diagnosis = examine()
+        self.deliver(diagnosis.as_dict(), printed(diagnosis))
+        return diagnosis.exit_code
+
+    def _look_at(self, url: str) -> int:
+        from mosstalk.diagnostics.served import look_at, printed
+
+        with self.printing():
+            diagnosis = look_at(url)
         self.deliver(diagnosis.as_dict(), printed(diagnosis))
         return diagnosis.exit_code
 

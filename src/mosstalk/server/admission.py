@@ -253,6 +253,7 @@ class ServerContext:
         """
         self.limits, self._defaults, self._name = options.limits, options.defaults, options.name
         self.metrics = metrics = Metrics()
+        metrics.sessions_limit.set(options.worker.sessions)
         self.engine = EngineClient(
             options.worker, options.watchdog_s, metrics.on_heartbeat, on_loading
         )

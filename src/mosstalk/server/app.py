@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from mosstalk.server.uploads import read_body
 from mosstalk.server.webrtc import Calls
 from mosstalk.server.websocket import WEBSOCKET, HttpProtocol, ServerConfig, WebSocketProtocol
 
+VERSION = version("mosstalk")
 BACKLOG = 128
 """Newcomers that may wait to be accepted."""
 FOLDER = Path(__file__).parent / "web"
@@ -209,7 +211,7 @@ class Routes:
     async def health(self) -> Response:
         """200 as long as the worker lives, whatever it is doing."""
         engine = self._context.engine
-        body: dict[str, Any] = {"status": "ok", "worker": engine.state}
+        body: dict[str, Any] = {"status": "ok", "worker": engine.state, "version": VERSION}
         if engine.dead.done():
             body |= {"status": "dead", "failure": engine.dead.result().message}
         return JSONResponse(body, 503 if engine.dead.done() else 200)

@@ -37,6 +37,19 @@ _BUSY = {
     "busy_waited_seconds": "How long the most urgent item of each run had waited for it",
 }
 """As the fields of ``Busy`` lie."""
+REFUSALS = (
+    "key", "host", "origin", "unknown_url", "per_key", "full", "connections", "loading",
+    "draining", "dead", "settings",
+)  # fmt: skip
+"""Why connections are refused; a few other words are counted once they were used."""
+CLOSES = (
+    "client", "vanished", "idle", "longest", "slow", "stalled", "too_big", "flood", "protocol",
+    "engine", "drain", "error", "fault",
+)  # fmt: skip
+"""Why sessions end."""
+_ENDS = (("completed", "none"), ("failed", "error"))
+"""How responses usually end, and how they should not, with the reason."""
+_SERVER_ERROR = "server_error"
 _MOST_NOTES = 50
 """Lines of a session's log that its client can cause."""
 
@@ -81,6 +94,7 @@ class Metrics:
 
         self._add_histograms()
         self.sessions = gauge("sessions", "Sessions that are open")
+        self.sessions_limit = gauge("sessions_limit", "Sessions that there may be at a time")
         self.sessions_opened = counter("sessions_opened", "Sessions that were opened")
         self.closes = counter("sessions_closed", "Sessions that have ended, by why", "reason")
         self.refusals = counter("refusals", "Connections that were refused, by why", "reason")
@@ -132,7 +146,19 @@ class Metrics:
         self.step = seconds("engine_step_seconds", "Each step of the engine", _STEP_S)
 
     def _add_first_values(self) -> None:
-        """Let what can be asked for be there before it has happened."""
+        """Let what can be asked for be there before it has happened.
+
+        The rate of a counter that is not there at 0 misses the first time it counts.
+        """
+        for reason in REFUSALS:
+            self.refusals.labels(reason)
+        for reason in CLOSES:
+            self.closes.labels(reason)
+        for ends in _ENDS:
+            self.responses.labels(*ends)
+        self.errors.labels(_SERVER_ERROR)
+        for outcome in ("used", "dropped"):
+            self.early.labels(outcome)
         for direction in ("in", "out"):
             self.messages.labels(direction)
         for state in ("used", "free"):
