@@ -4,11 +4,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import fail
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.keys import TwilioAccount
-    from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
     from mosstalk.session.commands import SessionSettings
 
@@ -194,7 +192,7 @@ class Serve:
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
         require_server("a server")
-        from mosstalk.server.admission import is_loopback
+        from mosstalk.server.cors import is_loopback
         from mosstalk.server.front import serve
 
         options = self.options()
@@ -225,6 +223,7 @@ class Serve:
         from mosstalk.server.captions import transcriber_of
         from mosstalk.server.certificate import tls_of
         from mosstalk.server.front_process import SESSIONS
+        from mosstalk.server.limits import limits_of
         from mosstalk.server.logs import LogStyle
 
         require_pair(self.model, self.codec)
@@ -247,7 +246,7 @@ class Serve:
             port=self.port,
             name=self.model_name,
             worker=worker,
-            limits=_limits(self.limit or []),
+            limits=limits_of(self.limit or []),
             defaults=self._defaults(),
             keys=self._keys(),
             origins=frozenset(origin.rstrip("/") for origin in self.allow_origin or ()),
@@ -345,7 +344,7 @@ class Serve:
 
     def _hosts(self) -> frozenset[str]:
         """The names in ``--allowed-host`` and ``--public-url``, and the one to listen on."""
-        from mosstalk.server.admission import ANY, host_name
+        from mosstalk.server.cors import ANY, host_name
 
         for name in self.allowed_host or ():
             if name != ANY and not _HOST_NAME.fullmatch(name):
@@ -370,27 +369,9 @@ def require_server(what: str) -> None:
         )
 
 
-def _limits(given: list[str]) -> "Limits":
-    from mosstalk.server.limits import Limits
-
-    known: dict[str, Callable[[str], Any]] = {
-        each.name: int if "int" in str(each.type) else float for each in fields(Limits)
-    }
-    chosen = {}
-    for pair in given:
-        name, _, value = pair.partition("=")
-        try:
-            chosen[name] = known[name](value)
-        except (KeyError, ValueError):
-            raise OptionError(
-                f"--limit {pair}: give NAME=VALUE, NAME being one of {', '.join(known)}"
-            ) from None
-    return Limits(**chosen)
-
-
 def _reports(options: "ServeOptions") -> "Reports":
     """What is said of a server as it starts: of what takes long, a line now and then."""
-    from mosstalk.server.admission import is_loopback
+    from mosstalk.server.cors import is_loopback
     from mosstalk.server.front import Reports
 
     page, part, said_s = "", "", 0.0

@@ -1,7 +1,6 @@
 """Who is let in, how those who are not are told, and what all who are in share."""
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
@@ -14,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from secrets import token_bytes
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -23,7 +21,8 @@ from starlette.websockets import WebSocket
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.call_network import CallNetwork
 from mosstalk.server.captions import Transcriber
-from mosstalk.server.certificate import Tls, is_address
+from mosstalk.server.certificate import Tls
+from mosstalk.server.cors import Hosts, Origins, host_name
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, TwilioAccount, shown_key
@@ -41,63 +40,6 @@ if TYPE_CHECKING:
 
 SUBPROTOCOL = "realtime"
 """What a browser offers, and what it is answered."""
-_LOCALHOST = "localhost"
-ANY = "*"
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Names under which a server answers, as requests carry them in ``Host``.
-
-    Somebody else's page can point a name of its own at this server (DNS rebinding), and is a page
-    of this server's to a browser then. Where keys are needed (``checked`` is false) it has none,
-    so any name will do. Where none are, a server answers under names that nobody else can point
-    at it: ``localhost``, addresses, and those in ``allowed``. A request without a name is no
-    browser's.
-    """
-
-    allowed: frozenset[str] = frozenset()
-    checked: bool = True
-
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request came by a name that is the server's."""
-        host = headers.get("host", "")
-        if not self.checked or not host or ANY in self.allowed:
-            return True
-        name = host_name(host)
-        return name == _LOCALHOST or name in self.allowed or is_address(name)
-
-
-@dataclass(frozen=True)
-class Origins:
-    """Pages that browsers may connect from: the server's own, and those in ``allowed``."""
-
-    allowed: frozenset[str] = frozenset()
-
-    def admits_elsewhere(self, origin: str) -> bool:
-        """Whether pages of another origin may ask, and read the answer."""
-        return ANY in self.allowed or origin.rstrip("/") in self.allowed
-
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request may come from where it comes; programs that are no browser may."""
-        origin = headers.get("origin")
-        if origin is None or self.admits_elsewhere(origin):
-            return True
-        _, scheme_ends, place = origin.partition("://")
-        return bool(scheme_ends) and place.lower() == headers.get("host", "").lower()
-
-
-def host_name(host: str) -> str:
-    """The name or address in a ``Host`` header, without its port; "" if there is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    return host == _LOCALHOST or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 _LOG = logging.getLogger("mosstalk.server")
