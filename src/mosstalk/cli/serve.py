@@ -177,6 +177,14 @@ class Serve:
         "own there, for mosstalk replay. Tell the people who talk.",
         metavar="DIR",
     )
+    store: str | None = option(
+        None,
+        "Where conversations are kept that clients may resume: memory, none, or the URL of a Redis "
+        "or Valkey that servers share. A URL with a password is better in MOSSTALK_STORE. Default: "
+        "memory.",
+        metavar="memory|none|redis://HOST",
+    )
+    resume_s: float = option(300.0, "How long after its end a connection can be resumed.")
     transcriber: str = option(
         "auto",
         "Who writes down what is said, beside the talk: whisper-tiny (English), a folder with a "
@@ -202,6 +210,8 @@ class Serve:
             document = asdict(options) | sets | {"keys": len(options.keys)}
             document["twilio"] = options.twilio and {"public_url": options.twilio.public_url}
             del document["secret"]
+            if options.store:  # its address may hold a password
+                document["store"]["url"] = options.store.url.partition(":")[0]
             print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
@@ -217,6 +227,7 @@ class Serve:
         Raises:
             ConfigError, OptionError: they mean nothing.
         """
+        from mosstalk.environment import store_url
         from mosstalk.prepared.default_models import require_pair
         from mosstalk.server.admission import ServeOptions
         from mosstalk.server.call_network import call_network
@@ -225,6 +236,7 @@ class Serve:
         from mosstalk.server.front_process import SESSIONS
         from mosstalk.server.limits import limits_of
         from mosstalk.server.logs import LogStyle
+        from mosstalk.server.store import MEMORY, store_options
 
         require_pair(self.model, self.codec)
         for name in ("drain_timeout", "watchdog", "max_sessions"):
@@ -258,6 +270,7 @@ class Serve:
             untranscribed=untranscribed,
             front_processes=0 if tls else self.front_processes,
             tls=tls,
+            store=store_options(self.store or store_url() or MEMORY, self.resume_s),
             twilio=self._twilio(),
             call_network=call_network(self.webrtc_address or (), self.webrtc_ports),
             log=log,

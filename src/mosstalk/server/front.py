@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from mosstalk.errors import OptionError
@@ -22,6 +22,7 @@ from mosstalk.server.ipc import (
     trim_memory_forever,
 )
 from mosstalk.server.logs import bounded_output
+from mosstalk.server.store import MEMORY
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")
@@ -90,6 +91,11 @@ class Front:
 
     async def run(self) -> int:
         """Serve; the exit code."""
+        number = front_processes(self._options)
+        if number and self._options.store and self._options.store.url == MEMORY:
+            # A client that comes back may come to another process.
+            _LOG.warning("several processes speak with clients: to resume, give them a --store")
+            self._options = replace(self._options, store=None)
         context = ServerContext(self._options, self._reports.loading)
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
@@ -103,7 +109,7 @@ class Front:
                 await context.transcriber.start()
             elif why := self._options.untranscribed:
                 _LOG.warning("what users say is not written down: %s", why)
-            if number := front_processes(self._options):
+            if number:
                 context.fronts = FrontProcesses(number, self._options, context)
                 context.fronts.start()
             self._reports.listening(_url(self._listener, "https" if context.tls else "http"))
@@ -115,6 +121,8 @@ class Front:
             if context.fronts:
                 await context.fronts.stop()
             await context.engine.stop()
+            if context.conversations:
+                await context.conversations.stop()
             if context.transcriber:
                 await context.transcriber.stop()
             if context.recorder:

@@ -278,6 +278,8 @@ async def _serve(control: socket.socket, link: socket.socket, carrier: socket.so
     asyncio.get_running_loop().add_reader(carrier, front.take, carrier)
     await front.handle(messages)
     await context.engine.stop()
+    if context.conversations:
+        await context.conversations.stop()
     if context.recorder:
         context.recorder.stop()
     return 0

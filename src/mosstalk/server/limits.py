@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.errors import OptionError
+from mosstalk.session import commands
 
 if TYPE_CHECKING:
     from mosstalk.server.observers import Metrics
@@ -238,6 +239,20 @@ class Places:
             yield take
         finally:
             self._left += taken
+
+
+_CHARS, _SAMPLES = 500, 6_000
+"""So much text or recorded sound in an item costs as much again as an item without any."""
+
+
+def work_of(command: commands.Command) -> float:
+    """What a command costs the session, in short ones; sound is paced by its length."""
+    if isinstance(command, commands.Push):
+        return 0.0
+    parts = (part for message in commands.messages_of(command) for part in message.parts)
+    texts = sum(len(part) for part in parts if isinstance(part, str))
+    samples = sum(commands.sample_count(sound.pcm) for sound in commands.sounds_of(command))
+    return 1.0 + texts / _CHARS + samples / _SAMPLES
 
 
 class ClientBudget:
