@@ -54,6 +54,8 @@ _AGAIN_S = 1.0
 """How long a store is left alone once it has failed."""
 _PACE_S = 0.1
 """Between two writes of one conversation: sound comes in pieces, each of which adds to it."""
+_SHARE = 0.05
+"""Of one core, what packing may take for one conversation: large ones are written less often."""
 _STALE_S = 60.0
 """How long at most nothing is written of a conversation in which nothing happens."""
 _LAST_S = 5.0
@@ -160,6 +162,7 @@ class Keeper(SessionObserver):
         self._changed, self._over = asyncio.Event(), asyncio.Event()
         self._written: dict[str, tuple[object, ...]] = {}
         """By field, what it was made of when it was last written."""
+        self._packing_s = 0.0
         self._whole = True
         """Whether all is to be written: nobody knows what is there."""
         self.task = asyncio.create_task(self._run())
@@ -194,6 +197,7 @@ class Keeper(SessionObserver):
                     self._changed.set()
                 with suppress(TimeoutError):
                     pause_s = _AGAIN_S if kept is None else _PACE_S
+                    pause_s = max(pause_s, self._packing_s / _SHARE)
                     await asyncio.wait_for(self._over.wait(), pause_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_S):
@@ -211,14 +215,15 @@ class Keeper(SessionObserver):
         """Write what has changed, to be kept for so long; None: the store does not answer."""
         if self._protocol.session.only_transcribes:
             return Written.DONE
-        whole, made = self._whole, self._made_of()
+        whole, begun_s = self._whole, time.perf_counter()
+        made = self._made_of()
         changed = {
             name: parts for name, parts in made.items()
             if whole or not _same(self._written.get(name), parts)
         }  # fmt: skip
         fields = {name: self._packed(name, parts) for name, parts in changed.items()}
         gone = [] if whole else [name for name in self._written if name not in made]
-        self._whole = True
+        self._whole, self._packing_s = True, time.perf_counter() - begun_s
         written = await self._conversations.write(self._key, fields, gone, seconds, whole=whole)
         if written is Written.UNKNOWN:  # the store has lost it
             return await self._keep(seconds)
@@ -261,12 +266,21 @@ class Conversations:
         self.resume_s = options.resume_s
         self.stale_s = min(options.resume_s / 3, _STALE_S)
         self._store: Store
-        self._store = MemoryStore() if options.url == MEMORY else RedisStore(options.url)
+        if options.url == MEMORY:
+            self._store = memory = MemoryStore()
+            metrics.kept.set_function(lambda: len(memory))
+        else:
+            self._store = RedisStore(options.url)
         self._metrics = metrics
         self._live: dict[str, Keeper] = {}
         """Of connections of this process, by key."""
         self._failures = LogLimiter(most=1, per_s=10.0)
         self._is_away = False
+
+    async def start(self) -> None:
+        """Ask the store for nothing, so that its owner is told at once if it does not answer."""
+        with suppress(StoreError):
+            await self._ask("take", self._store.take("nobody", self.resume_s))
 
     def begin(
         self,

@@ -97,6 +97,7 @@ class Front:
             _LOG.warning("several processes speak with clients: to resume, give them a --store")
             self._options = replace(self._options, store=None)
         context = ServerContext(self._options, self._reports.loading)
+        beside = [each for each in (context.conversations, context.transcriber) if each]
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
@@ -105,9 +106,9 @@ class Front:
         tidying = asyncio.create_task(trim_memory_forever())
         try:
             await context.engine.start()
-            if context.transcriber:
-                await context.transcriber.start()
-            elif why := self._options.untranscribed:
+            for part in beside:
+                await part.start()
+            if why := self._options.untranscribed:
                 _LOG.warning("what users say is not written down: %s", why)
             if number:
                 context.fronts = FrontProcesses(number, self._options, context)
@@ -121,10 +122,8 @@ class Front:
             if context.fronts:
                 await context.fronts.stop()
             await context.engine.stop()
-            if context.conversations:
-                await context.conversations.stop()
-            if context.transcriber:
-                await context.transcriber.stop()
+            for part in beside:
+                await part.stop()
             if context.recorder:
                 context.recorder.stop()
         return code

@@ -272,6 +272,8 @@ async def _serve(control: socket.socket, link: socket.socket, carrier: socket.so
     begin.options.log.install(begin.name)
     context = ServerContext(begin.options)
     await context.engine.attach(link)
+    if context.conversations:
+        await context.conversations.start()
     if context.transcriber:
         await context.transcriber.start()
     front = _Front(channel, context)

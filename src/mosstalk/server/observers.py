@@ -102,6 +102,7 @@ class Metrics:
         self.store_failures = counter(
             "store_failures", "Times that the store of conversations did not answer", "operation"
         )
+        self.kept = gauge("conversations_kept", "Conversations kept in the front's memory")
         self.store_up = gauge("store_up", "1 while the store of conversations answers, 0 else")
         self.busy = [counter(name, says, "part") for name, says in _BUSY.items()]
         says = "Replies begun before their turn had ended, by whether they were wanted"
