@@ -223,6 +223,25 @@ def test_of_two_servers_that_are_asked_at_once_one_has_it_and_the_old_connection
     assert "mosstalk_store_failures_total" not in " ".join(first.metrics())
 
 
+def test_another_process_that_speaks_with_clients_goes_on_as_well(
+    store: Store, cache_folder: Path
+) -> None:
+    words = ("--store", store.url, "--front-processes", "2")
+    with serving(*QUICK, *words, cache=cache_folder) as server:
+        server.await_metrics(lambda values: values["mosstalk_front_processes"] == 2)
+
+        async def main() -> None:
+            talker = await talk(server, ASKED[0])  # at one of them, and then at the other
+            async with back(server, token_of(talker)) as again:
+                assert len(await history(again)) == 2
+                await talker.send(typed("Nobody hears this."))
+                assert (await talker.closed())[0] == 1000
+
+        run(main())
+        server.await_nothing_held()
+        assert server.metrics()["mosstalk_conversations_resumed_total"] == 1
+
+
 def test_what_is_kept_names_no_token_and_goes_in_time(store: Store, cache_folder: Path) -> None:
     with serving(*QUICK, "--store", store.url, "--resume-s", "2", cache=cache_folder) as server:
         tokens = []

@@ -27,7 +27,7 @@ from mosstalk.conversation import Mode
 from mosstalk.server.logs import LogLimiter
 from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.items import ListedItem
+from mosstalk.server.realtime.items import ListedItem, shown_item
 from mosstalk.server.realtime.protocol import RealtimeProtocol, Resumption
 from mosstalk.server.store import (
     MEMORY,
@@ -107,10 +107,9 @@ def _unpacked_item(packed: bytes) -> tuple[ListedItem, KeptItem | None]:
     numbers = array("i", base64.b64decode(held["rows"]))
     rows: tuple[Row, ...] = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     modes = None if held["modes"] is None else tuple(Mode(int(each)) for each in held["modes"])
-    status = ItemStatus(held["item"]["status"])
-    if shown.status == ItemStatus.IN_PROGRESS:  # the client has not been told of its end
-        status = ItemStatus.IN_PROGRESS
-    item = Item(**held["item"] | {"status": status})
+    item = Item(**held["item"] | {"status": ItemStatus(held["item"]["status"])})
+    if ItemStatus.IN_PROGRESS in (shown.status, item.status):
+        shown = shown_item(item)  # it has ended since the client was told of it, or has not yet
     return ListedItem(shown), KeptItem(item, rows, modes, held["heard_codes"], held["speech"])
 
 
