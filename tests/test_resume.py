@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from conftest import run
+from openai import AsyncOpenAI
+from openai.types.websocket_reconnection import ReconnectingEvent, ReconnectingOverrides
 from realtime_rig import Caller, judge
 from resume_rig import (
     ASKED,
@@ -215,6 +217,34 @@ def test_a_server_that_is_full_refuses_and_the_token_still_holds(server: Server)
         header = {"X-Mosstalk-Resume": token_of(talker)}
         async with Talker(server, additional_headers=header) as again:
             assert len(await history(again)) == 2
+
+    run(main())
+
+
+def test_openais_package_comes_back_by_itself_with_the_token_it_was_told(server: Server) -> None:
+    """As docs/clients/openai-python.md has it."""
+    told = list[Any]()
+
+    def resume(_: ReconnectingEvent) -> ReconnectingOverrides:
+        created = [each for each in told if each.type == "session.created"][-1]
+        return {"extra_query": {"resume": created.session.mosstalk["resume"]["token"]}}
+
+    async def main() -> None:
+        client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+        connecting = client.realtime.connect(model="mosstalk", on_reconnecting=resume)
+        async with connecting as connection:
+            item: Any = typed(ASKED[0])["item"]
+            await connection.conversation.item.create(item=item)
+            await connection.response.create()
+            async for event in connection:
+                told.append(event)
+                if event.type == "response.done":
+                    connection._connection.transport.abort()
+                if [each.type for each in told].count("session.created") == 2:
+                    break
+            shown = told[-1].session.mosstalk["resume"]
+            assert shown["items"] == 2
+            await connection.close()
 
     run(main())
 
