@@ -19,12 +19,11 @@ from server_rig import full_pipe
 from mosstalk.environment import read_keys
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
-from mosstalk.server.admission import Hosts, Origins, is_loopback
-from mosstalk.server.connection import SendQueue, TooSlowError
+from mosstalk.server.cors import Hosts, Origins, is_loopback
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand
 from mosstalk.server.keys import EphemeralKeys, Grant, Keys
-from mosstalk.server.limits import ClientBudget, Limits, TokenBucket
+from mosstalk.server.limits import ClientBudget, Limits, SendQueue, TokenBucket, TooSlowError
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
 from mosstalk.server.realtime.responses import ResponseConfig

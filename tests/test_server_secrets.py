@@ -52,6 +52,15 @@ def secret(server: Server, **body: Any) -> str:
     return str(answer.json()["value"])
 
 
+def test_processes_with_a_memory_each_promise_nothing_to_who_comes_back(server: Server) -> None:
+    talker = let_in(server, **bearer(KEY))
+    assert "resume" not in talker.events[0]["session"]["mosstalk"]
+    assert any("give them a --store" in str(line) for line in server.logs)
+    assert refused(server, model="any&resume=resume_x", **bearer(KEY)) == (
+        400, "invalid_resume_token"
+    )  # fmt: skip
+
+
 def bearer(key: str) -> dict[str, Any]:
     return {"additional_headers": {"Authorization": f"Bearer {key}"}}
 

@@ -68,6 +68,11 @@ def twilio_auth_token() -> str | None:
     return os.environ.get("MOSSTALK_TWILIO_AUTH_TOKEN")
 
 
+def store_url() -> str | None:
+    """Where a server keeps conversations (``MOSSTALK_STORE``); None if it is not set."""
+    return os.environ.get("MOSSTALK_STORE") or None
+
+
 def stated_commit() -> str | None:
     """The commit that benchmarks name where there is no git (``MOSSTALK_COMMIT``)."""
     return os.environ.get("MOSSTALK_COMMIT") or None

@@ -4,11 +4,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mosstalk.cli import options as opt
 from mosstalk.cli.command import fail
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from mosstalk.server.front import Reports
     from mosstalk.server.ipc import Failed, Loading, WorkerInfo, WorkerOptions
     from mosstalk.server.keys import TwilioAccount
-    from mosstalk.server.limits import Limits
     from mosstalk.server.logs import LogStyle
     from mosstalk.session.commands import SessionSettings
 
@@ -179,6 +177,14 @@ class Serve:
         "own there, for mosstalk replay. Tell the people who talk.",
         metavar="DIR",
     )
+    store: str | None = option(
+        None,
+        "Where conversations are kept that clients may resume: memory, none, or the URL of a Redis "
+        "or Valkey that servers share. A URL with a password is better in MOSSTALK_STORE. Default: "
+        "memory.",
+        metavar="memory|none|redis://HOST",
+    )
+    resume_s: float = option(300.0, "How long after its end a connection can be resumed.")
     transcriber: str = option(
         "auto",
         "Who writes down what is said, beside the talk: whisper-tiny (English), a folder with a "
@@ -194,7 +200,7 @@ class Serve:
     def run(self) -> int:
         """Serve as asked, or print what would be served; the exit code."""
         require_server("a server")
-        from mosstalk.server.admission import is_loopback
+        from mosstalk.server.cors import is_loopback
         from mosstalk.server.front import serve
 
         options = self.options()
@@ -204,6 +210,8 @@ class Serve:
             document = asdict(options) | sets | {"keys": len(options.keys)}
             document["twilio"] = options.twilio and {"public_url": options.twilio.public_url}
             del document["secret"]
+            if options.store:  # its address may hold a password
+                document["store"]["url"] = options.store.url.partition(":")[0]
             print(json.dumps(document, indent=1, default=str))
             return 0
         if not options.keys and not is_loopback(options.host):
@@ -219,13 +227,16 @@ class Serve:
         Raises:
             ConfigError, OptionError: they mean nothing.
         """
+        from mosstalk.environment import store_url
         from mosstalk.prepared.default_models import require_pair
         from mosstalk.server.admission import ServeOptions
         from mosstalk.server.call_network import call_network
         from mosstalk.server.captions import transcriber_of
         from mosstalk.server.certificate import tls_of
         from mosstalk.server.front_process import SESSIONS
+        from mosstalk.server.limits import limits_of
         from mosstalk.server.logs import LogStyle
+        from mosstalk.server.store import MEMORY, store_options
 
         require_pair(self.model, self.codec)
         for name in ("drain_timeout", "watchdog", "max_sessions"):
@@ -247,7 +258,7 @@ class Serve:
             port=self.port,
             name=self.model_name,
             worker=worker,
-            limits=_limits(self.limit or []),
+            limits=limits_of(self.limit or []),
             defaults=self._defaults(),
             keys=self._keys(),
             origins=frozenset(origin.rstrip("/") for origin in self.allow_origin or ()),
@@ -259,6 +270,7 @@ class Serve:
             untranscribed=untranscribed,
             front_processes=0 if tls else self.front_processes,
             tls=tls,
+            store=store_options(self.store or store_url() or MEMORY, self.resume_s),
             twilio=self._twilio(),
             call_network=call_network(self.webrtc_address or (), self.webrtc_ports),
             log=log,
@@ -345,7 +357,7 @@ class Serve:
 
     def _hosts(self) -> frozenset[str]:
         """The names in ``--allowed-host`` and ``--public-url``, and the one to listen on."""
-        from mosstalk.server.admission import ANY, host_name
+        from mosstalk.server.cors import ANY, host_name
 
         for name in self.allowed_host or ():
             if name != ANY and not _HOST_NAME.fullmatch(name):
@@ -370,27 +382,9 @@ def require_server(what: str) -> None:
         )
 
 
-def _limits(given: list[str]) -> "Limits":
-    from mosstalk.server.limits import Limits
-
-    known: dict[str, Callable[[str], Any]] = {
-        each.name: int if "int" in str(each.type) else float for each in fields(Limits)
-    }
-    chosen = {}
-    for pair in given:
-        name, _, value = pair.partition("=")
-        try:
-            chosen[name] = known[name](value)
-        except (KeyError, ValueError):
-            raise OptionError(
-                f"--limit {pair}: give NAME=VALUE, NAME being one of {', '.join(known)}"
-            ) from None
-    return Limits(**chosen)
-
-
 def _reports(options: "ServeOptions") -> "Reports":
     """What is said of a server as it starts: of what takes long, a line now and then."""
-    from mosstalk.server.admission import is_loopback
+    from mosstalk.server.cors import is_loopback
     from mosstalk.server.front import Reports
 
     page, part, said_s = "", "", 0.0

@@ -1,7 +1,6 @@
 """Who is let in, how those who are not are told, and what all who are in share."""
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
@@ -14,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from secrets import token_bytes
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -23,7 +21,9 @@ from starlette.websockets import WebSocket
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.call_network import CallNetwork
 from mosstalk.server.captions import Transcriber
-from mosstalk.server.certificate import Tls, is_address
+from mosstalk.server.certificate import Tls
+from mosstalk.server.conversations import Conversations, key_of
+from mosstalk.server.cors import Hosts, Origins, host_name
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, TwilioAccount, shown_key
@@ -32,6 +32,7 @@ from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
 from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.recording import Recorder
+from mosstalk.server.store import StoreError, StoreOptions
 from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.events import new_id
 
@@ -41,67 +42,10 @@ if TYPE_CHECKING:
 
 SUBPROTOCOL = "realtime"
 """What a browser offers, and what it is answered."""
-_LOCALHOST = "localhost"
-ANY = "*"
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Names under which a server answers, as requests carry them in ``Host``.
-
-    Somebody else's page can point a name of its own at this server (DNS rebinding), and is a page
-    of this server's to a browser then. Where keys are needed (``checked`` is false) it has none,
-    so any name will do. Where none are, a server answers under names that nobody else can point
-    at it: ``localhost``, addresses, and those in ``allowed``. A request without a name is no
-    browser's.
-    """
-
-    allowed: frozenset[str] = frozenset()
-    checked: bool = True
-
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request came by a name that is the server's."""
-        host = headers.get("host", "")
-        if not self.checked or not host or ANY in self.allowed:
-            return True
-        name = host_name(host)
-        return name == _LOCALHOST or name in self.allowed or is_address(name)
-
-
-@dataclass(frozen=True)
-class Origins:
-    """Pages that browsers may connect from: the server's own, and those in ``allowed``."""
-
-    allowed: frozenset[str] = frozenset()
-
-    def admits_elsewhere(self, origin: str) -> bool:
-        """Whether pages of another origin may ask, and read the answer."""
-        return ANY in self.allowed or origin.rstrip("/") in self.allowed
-
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request may come from where it comes; programs that are no browser may."""
-        origin = headers.get("origin")
-        if origin is None or self.admits_elsewhere(origin):
-            return True
-        _, scheme_ends, place = origin.partition("://")
-        return bool(scheme_ends) and place.lower() == headers.get("host", "").lower()
-
-
-def host_name(host: str) -> str:
-    """The name or address in a ``Host`` header, without its port; "" if there is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
-    return host == _LOCALHOST or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 _LOG = logging.getLogger("mosstalk.server")
-_TRY_AGAIN_LATER = 1013
+_TRY_AGAIN_LATER, _WRONG = 1013, 1008
 _BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 _BETA_CLOSES = 4000
 """As at OpenAI, which has retired its beta as well."""
@@ -133,6 +77,8 @@ class Refusal:
             return cls(503, "full", str(error), error.retry_after_s)
         if isinstance(error, EngineStoppedError):
             return cls(503, "dead", str(error), 10.0)
+        if isinstance(error, StoreError):
+            return _STORE_AWAY
         if isinstance(error, WireError):
             return cls(400, error.code, str(error), param=error.param)
         return cls(400, "settings", str(error))
@@ -165,6 +111,20 @@ LOADING = Refusal(503, "loading", "the models are still being loaded", 5.0)
 DRAINING = Refusal(503, "draining", "the server is about to end", 5.0)
 DEAD = Refusal(503, "dead", "the engine has ended; the server is about to", 10.0)
 _BEARER = {"WWW-Authenticate": "Bearer"}
+NOT_RESUMED = Refusal(
+    400,
+    "invalid_resume_token",
+    "no conversation can be resumed with this token: it is unknown, was used, its time is over, or "
+    "it belongs to another key; begin anew: connect without 'resume'",
+    param="resume",
+)
+_STORE_AWAY = Refusal(
+    503,
+    "store",
+    "the conversation cannot be fetched now; come again, or connect without 'resume' to begin anew",
+    2.0,
+    param="resume",
+)
 NO_KEY = Refusal(401, "key", "show an API key: Authorization: Bearer KEY", headers=_BEARER)
 _EXPIRED = Refusal(
     401,
@@ -207,7 +167,8 @@ LEFT_S = 5.0
 class ServeOptions:
     """All that is chosen for a server; ``name`` None is what the worker calls the model.
 
-    ``transcriber`` None writes nothing down, for the log because of ``untranscribed``. ``twilio``
+    ``transcriber`` None writes nothing down, for the log because of ``untranscribed``. ``store``
+    None: conversations end with their connection. ``twilio``
     None takes no calls. ``secret``: what ephemeral keys are signed with, which its
     processes share; b"" is a new one.
     """
@@ -228,6 +189,7 @@ class ServeOptions:
     untranscribed: str = ""
     front_processes: int | None = None
     tls: Tls | None = None
+    store: StoreOptions | None = None
     twilio: TwilioAccount | None = None
     call_network: CallNetwork = field(default_factory=CallNetwork)
     secret: bytes = b""
@@ -264,6 +226,7 @@ class ServerContext:
         self.tls = options.tls.context() if options.tls else None
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None
+        self.conversations = Conversations(options.store, metrics) if options.store else None
         self.transcriber: Transcriber | None = None
         if options.transcriber:
             self.transcriber = Transcriber(options.transcriber, options.log)
@@ -398,6 +361,11 @@ class ServerContext:
         name = self.keys.name_of(headers, protocols)
         return Grant(name) if name else NO_KEY
 
+    def conversation_key(self, token: str, grant: Grant) -> str:
+        """Under what the conversation of a token is kept for the key that was shown."""
+        owner = self.keys.owner_of(grant.name)
+        return key_of(token, owner, self.engine.ready.result().model)
+
     def refuse_now(self, key: str) -> Refusal | None:
         """Whether nobody is let in now, or nobody more with this key."""
         if self.unavailable:
@@ -412,14 +380,17 @@ class ServerContext:
     async def refuse(self, socket: WebSocket, refusal: Refusal) -> None:
         """Tell who asked: over HTTP before the connection; pages cannot see that: within it."""
         self.note_refusal(refusal)
-        if "origin" not in socket.headers or refusal.retry_after_s is None:
+        # What a page can do about it: come back, or ask without what cannot be served.
+        helps = refusal.retry_after_s is not None or refusal.param is not None
+        if "origin" not in socket.headers or not helps:
             await socket.send_denial_response(refusal.answer())
             return
         await socket.accept(subprotocol(socket))
         error = refusal.error() | {"event_id": None}
         event = {"type": "error", "event_id": new_id("event"), "error": error}
         await socket.send_text(json.dumps(event))
-        await socket.close(_TRY_AGAIN_LATER, refusal.reason)
+        code = _WRONG if refusal.retry_after_s is None else _TRY_AGAIN_LATER
+        await socket.close(code, refusal.reason)
 
     async def refuse_beta(self, socket: WebSocket) -> None:
         """Let a client of the beta in and close its connection with the reason, which it sees."""

@@ -19,12 +19,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mosstalk.errors import MosstalkError
 from mosstalk.server import admission, cors
 from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerContext
 from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
-from mosstalk.server.connection import Connection
+from mosstalk.server.connection import end_forerunner, opened
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.keys import Grant
 from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, Limits, raise_file_limit
@@ -309,6 +308,8 @@ class Routes:
             await context.refuse(socket, grant)
             return
         key = grant.name
+        if context.unavailable is None and speaks is RealtimeProtocol:
+            await end_forerunner(socket, context, grant)
         if refusal := context.refuse_now(key):
             await context.refuse(socket, refusal)
         elif admission.asks_for_beta(socket):
@@ -317,7 +318,8 @@ class Routes:
             return  # another process has it
         else:
             with context.opening(key):  # before anything is waited for, so that all are counted
-                connection = await _opened(socket, context, grant, speaks)
+                served = _served(context, socket.query_params.get("model"))
+                connection = await opened(socket, context, grant, speaks, served)
             if connection:
                 await connection.run(admission.subprotocol(socket))
 
@@ -346,28 +348,6 @@ class Routes:
             more = {"voices": info.voices, "weights": info.weights_kind}
         own = {"id": self._context.model, "object": "model", "owned_by": "mosstalk"}
         return own | {"created": self._started_s} | more
-
-
-async def _opened(
-    socket: WebSocket, context: ServerContext, grant: Grant, speaks: type[RealtimeProtocol]
-) -> Connection | None:
-    """A client's connection with its session; None where there can be none, and it was told."""
-    served = _served(context, socket.query_params.get("model"))
-    begins = dict(grant.session)
-    if socket.query_params.get("intent") == "transcription":
-        begins["type"] = "transcription"
-    protocol = speaks(served, begins=begins)
-    settings = context.fitted(protocol.settings)
-    try:
-        session = await context.engine.open(settings, rows=context.recorder is not None)
-    except MosstalkError as error:
-        await context.refuse(socket, Refusal.of(error))
-        return None
-    if unavailable := context.unavailable:  # since it was let in
-        session.close()
-        await context.refuse(socket, unavailable)
-        return None
-    return Connection(socket, protocol, session, context, grant.name)
 
 
 def _served(context: ServerContext, asked_model: str | None = None) -> ServedModel:

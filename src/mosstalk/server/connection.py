@@ -1,13 +1,12 @@
 """One client's socket and its session: what comes in goes to the session, what it tells goes out.
 
-Nothing here waits for a slow client on behalf of anybody else: what it has not read waits in an
+Nothing here waits for a slow client on behalf of anybody else: what it has not read waits in a
 ``SendQueue`` of limited size, and what it sends too fast is left in its own socket.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,84 +14,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from mosstalk.server.admission import LEFT_S, ServerContext
+from mosstalk.errors import MosstalkError
+from mosstalk.server.admission import LEFT_S, NOT_RESUMED, Refusal, RefusedError, ServerContext
 from mosstalk.server.captions import Captions
+from mosstalk.server.conversations import Keeper, KeptConversation
 from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.limits import ClientBudget, Limits
+from mosstalk.server.keys import Grant
+from mosstalk.server.limits import ClientBudget, SendQueue, TooSlowError, work_of
 from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
+from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.websocket import WEBSOCKET, WebSocketProtocol
 from mosstalk.session import commands
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
 
 if TYPE_CHECKING:
     from mosstalk.server.peer import Peer
-
-
-class TooSlowError(Exception):
-    """More waits for a client than may."""
-
-
-class SendQueue:
-    """A queue of one writer and one reader in the same loop; never makes the writer wait."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.unsent_s = 0.0
-        self._limits, self._unsent_bytes, self._answers_bytes = limits, 0, 0
-        self._messages: deque[tuple[str, float]] = deque()
-        self._changed = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._ended = False
-
-    def put(self, message: str, seconds: float = 0.0) -> None:
-        """Add a message that carries so many seconds of sound.
-
-        Raises:
-            TooSlowError: with it more would wait than the limits allow.
-        """
-        self.unsent_s += seconds
-        self._unsent_bytes += len(message)
-        self._answers_bytes += 0 if seconds else len(message)
-        if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
-            raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
-        self._messages.append((message, seconds))
-        self._changed.set()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether no more than may be waits for the client, sound aside."""
-        return self._answers_bytes <= self._limits.unsent_answers_bytes
-
-    async def room(self) -> None:
-        """Wait for that."""
-        while not self.has_room:
-            self._taken.clear()
-            await self._taken.wait()
-
-    def drop(self) -> None:
-        """Nobody takes anything any more: what waits is lost."""
-        self._messages.clear()
-        self.unsent_s, self._unsent_bytes, self._answers_bytes = 0.0, 0, 0
-        self._taken.set()
-
-    def end(self) -> None:
-        """Nothing more comes."""
-        self._ended = True
-        self._changed.set()
-
-    async def get(self) -> str | None:
-        """The next message, once there is one; None at the end."""
-        while not self._messages:
-            if self._ended:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        message, seconds = self._messages.popleft()
-        self.unsent_s -= seconds
-        self._unsent_bytes -= len(message)
-        self._answers_bytes -= 0 if seconds else len(message)
-        self._taken.set()
-        return message
 
 
 _LOG = logging.getLogger(__name__)
@@ -102,8 +39,6 @@ _DRAINED_S = 2.0
 """For what waits to be sent when the server ends: one that reads nothing shall not hold it up."""
 _LOOK_S = 0.25
 """How often it is looked whether a client that is not being read is still there."""
-_CHARS, _SAMPLES = 500, 6_000
-"""So much text or recorded sound in an item costs as much again as an item without any."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +62,7 @@ _CLOSES = {
     CloseReason.HOST: (1012, "the server ends; connect again"),
     DRAIN: (1012, "the server ends; connect again"),
 }
+_TAKEN_UP = Ending("resumed", 1000, "the conversation goes on in another connection")
 _GONE = {1008: "flood", 1009: "too_big", 1002: "protocol", 1003: "protocol", 1007: "protocol"}
 
 
@@ -178,6 +114,11 @@ class Connection:
         self._within_budget_s = 0.0
         """When the client may be heard again, given what it has cost."""
         self._passed_on, self._last_response = asyncio.Event(), ""
+
+    def keep(self, keeper: Keeper) -> None:
+        """Have the conversation kept; whoever takes it up elsewhere ends this connection."""
+        self._observers.append(keeper)
+        keeper.end = partial(self._end, _TAKEN_UP)
 
     @property
     def unsent_s(self) -> float:
@@ -358,7 +299,7 @@ class Connection:
             for observer in self._observers:
                 observer.on_command(command)
             self._session.tell(command)
-            self._budget.cost(commands=_work(command))
+            self._budget.cost(commands=work_of(command))
         for note in step.notes:
             self._metrics.note(note)
         seconds = event.audio_ms / 1000 if isinstance(event, AudioDelta) else 0.0
@@ -433,14 +374,71 @@ class Connection:
             _LOG.error("a session did not end", extra={"session": self._metrics.session_id})
 
 
-def _work(command: commands.Command) -> float:
-    """What a command costs the session, in short ones; sound is paced by its length."""
-    if isinstance(command, commands.Push):
-        return 0.0
-    parts = (part for message in commands.messages_of(command) for part in message.parts)
-    texts = sum(len(part) for part in parts if isinstance(part, str))
-    samples = sum(commands.sample_count(sound.pcm) for sound in commands.sounds_of(command))
-    return 1.0 + texts / _CHARS + samples / _SAMPLES
+# Its beginning.
+
+_RESUME = "resume"
+"""The part of the query that takes a token, for pages too; and the header that does."""
+_RESUME_HEADER = "x-mosstalk-resume"
+
+
+def _resume_key(socket: WebSocket, context: ServerContext, grant: Grant) -> str | None:
+    """Under what the conversation is kept that a client wants to go on with, if it does."""
+    token = socket.query_params.get(_RESUME) or socket.headers.get(_RESUME_HEADER)
+    return context.conversation_key(token, grant) if token else None
+
+
+async def end_forerunner(socket: WebSocket, context: ServerContext, grant: Grant) -> None:
+    """End the connection that has the conversation which a client comes back to, if one has."""
+    key = _resume_key(socket, context, grant)
+    if key and context.conversations:
+        await context.conversations.end_connection(key)
+
+
+async def opened(
+    socket: WebSocket,
+    context: ServerContext,
+    grant: Grant,
+    speaks: type[RealtimeProtocol],
+    served: ServedModel,
+) -> Connection | None:
+    """A client's connection with its session; None where there can be none, and it was told."""
+    transcribes = socket.query_params.get("intent") == "transcription"
+    resumable = speaks is RealtimeProtocol and not transcribes
+    conversations = context.conversations if resumable else None
+    old = _resume_key(socket, context, grant) if speaks is RealtimeProtocol else None
+    kept: KeptConversation | None = None
+    try:
+        if old:
+            kept = await conversations.take(old) if conversations else None
+            if kept is None:
+                raise RefusedError(NOT_RESUMED)
+        begins = dict(kept.asked if kept else grant.session)
+        if transcribes:
+            begins["type"] = "transcription"
+        resumption = conversations.resumption(kept) if conversations else None
+        protocol = speaks(served, begins=begins, resumption=resumption)
+        session = await context.engine.open(
+            context.fitted(protocol.settings),
+            rows=context.recorder is not None,
+            keep=resumption is not None,
+            items=kept.items if kept else (),
+        )
+        if context.unavailable:  # since it was let in
+            session.close()
+            raise RefusedError(context.unavailable)
+    except BaseException as error:
+        if kept and old and conversations:
+            await conversations.give_back(old, kept)
+        if not isinstance(error, MosstalkError):
+            raise
+        await context.refuse(socket, Refusal.of(error))
+        return None
+    connection = Connection(socket, protocol, session, context, grant.name)
+    if conversations and resumption:
+        key = context.conversation_key(resumption.token, grant)
+        give_back = partial(conversations.give_back, old, kept) if old and kept else None
+        connection.keep(conversations.begin(key, protocol, session, give_back))
+    return connection
 
 
 def _went(message: MutableMapping[str, Any]) -> Ending:

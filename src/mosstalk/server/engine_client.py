@@ -55,6 +55,8 @@ class SessionProxy:
     def __init__(self, number: int, settings: SessionSettings, channel: Channel) -> None:
         self.rows: list[Row] | None = None
         """The conversation's rows, at the end, if they were asked for."""
+        self.kept: dict[str, events.KeptItem] = {}
+        """Items that the model reads, by id, if they were asked for."""
         self.clock = 0
         """Samples of input that were heard, counted at 16 kHz, as of the latest event."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -148,8 +150,31 @@ class SessionProxy:
         self._unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
         self._changed.set()
 
+    def take(self, message: ipc.SessionEvent) -> None:
+        """The session has told something."""
+        self.rows = message.rows
+        if message.kept:
+            self._keep(message.kept)
+        self.on_event(message.event)
+
+    def _keep(self, kept: events.KeptItem) -> None:
+        """An item is there, or has changed; of one that is being made there are more rows."""
+        item_id, begins = kept.item.item_id, kept.begins
+        if begins:
+            if not (before := self.kept.get(item_id)):
+                return  # it was deleted meanwhile
+            rows = before.rows[:begins] + kept.rows
+            modes = (before.modes or ())[:begins] + (kept.modes or ())
+            kept = replace(kept, rows=rows, modes=modes, begins=0)
+        self.kept[item_id] = kept
+
     def on_event(self, event: Event) -> None:
         """The session has told something, at first that it is there."""
+        if isinstance(event, events.ItemDeleted):
+            self.kept.pop(event.item_id, None)
+        elif isinstance(event, events.ContextDropped):
+            for item_id in event.item_ids:
+                self.kept.pop(item_id, None)
         if not self.opened.done():
             self.opened.set_result(None)
         self.clock = max(self.clock, event.clock)
@@ -258,8 +283,17 @@ class EngineClient:
             return WorkerState.DEAD
         return WorkerState.READY if self.ready.done() else WorkerState.LOADING
 
-    async def open(self, settings: SessionSettings, *, rows: bool = False) -> SessionProxy:
-        """A new session; with ``rows`` it gives its rows at the end.
+    async def open(
+        self,
+        settings: SessionSettings,
+        *,
+        rows: bool = False,
+        keep: bool = False,
+        items: tuple[events.KeptItem, ...] = (),
+    ) -> SessionProxy:
+        """A new session; with ``rows`` it gives its rows at the end, with ``keep`` its items.
+
+        It goes on from ``items`` of an earlier one.
 
         Raises:
             EngineStoppedError: the worker is not ready, or dead.
@@ -269,7 +303,8 @@ class EngineClient:
             raise EngineStoppedError(f"the worker is {self.state}")
         number = next(self._numbers)
         session = self._sessions[number] = SessionProxy(number, settings, self._channel)
-        self._channel.post(ipc.Open(number, settings, rows))
+        session.kept = {each.item.item_id: each for each in items}
+        self._channel.post(ipc.Open(number, settings, rows, keep, items))
         try:
             await session.opened
         except BaseException:
@@ -289,8 +324,7 @@ class EngineClient:
     def _on_message(self, message: ipc.ToFront) -> None:
         match message:
             case ipc.SessionEvent(number) if session := self._sessions.get(number):
-                session.rows = message.rows
-                session.on_event(message.event)
+                session.take(message)
                 if session.over:
                     self._sessions.pop(number)
             case ipc.Refused(number) if session := self._sessions.get(number):

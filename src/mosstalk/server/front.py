@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from mosstalk.errors import OptionError
@@ -22,6 +22,7 @@ from mosstalk.server.ipc import (
     trim_memory_forever,
 )
 from mosstalk.server.logs import bounded_output
+from mosstalk.server.store import MEMORY
 
 _LOG = logging.getLogger("mosstalk.server")
 _T = TypeVar("_T")
@@ -95,7 +96,13 @@ class Front:
 
     async def run(self) -> int:
         """Serve; the exit code."""
+        number = front_processes(self._options)
+        if number and self._options.store and self._options.store.url == MEMORY:
+            # A client that comes back may come to another process.
+            _LOG.warning("several processes speak with clients: to resume, give them a --store")
+            self._options = replace(self._options, store=None)
         context = ServerContext(self._options, self._reports.loading)
+        beside = [each for each in (context.conversations, context.transcriber) if each]
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signals.put_nowait, each)
@@ -104,11 +111,11 @@ class Front:
         tidying = asyncio.create_task(trim_memory_forever())
         try:
             await context.engine.start()
-            if context.transcriber:
-                await context.transcriber.start()
-            elif why := self._options.untranscribed:
+            for part in beside:
+                await part.start()
+            if why := self._options.untranscribed:
                 _LOG.warning("what users say is not written down: %s", why)
-            if number := front_processes(self._options):
+            if number:
                 context.fronts = FrontProcesses(number, self._options, context)
                 context.fronts.start()
             self._reports.listening(_url(self._listener, "https" if context.tls else "http"))
@@ -120,8 +127,8 @@ class Front:
             if context.fronts:
                 await context.fronts.stop()
             await context.engine.stop()
-            if context.transcriber:
-                await context.transcriber.stop()
+            for part in beside:
+                await part.stop()
             if context.recorder:
                 context.recorder.stop()
         return code

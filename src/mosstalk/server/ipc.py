@@ -36,7 +36,7 @@ from mosstalk.reply_options import SoundRequest
 from mosstalk.runtime.busy import Busy, BusyPart
 from mosstalk.server.logs import LogStyle, bounded_output
 from mosstalk.session.commands import Command, Push, SessionSettings
-from mosstalk.session.events import Event
+from mosstalk.session.events import Event, KeptItem
 
 LENGTH = struct.Struct("!I")
 _READ_BYTES = 1 << 18
@@ -184,11 +184,17 @@ def as_built(
 
 @dataclass(frozen=True)
 class Open:
-    """Open a session and call it ``number``; with ``rows`` send its rows with its last event."""
+    """Open a session and call it ``number``; with ``rows`` send its rows with its last event.
+
+    With ``keep`` send what another session needs to go on from each item; this one goes on from
+    ``items``.
+    """
 
     number: int
     settings: SessionSettings
     rows: bool = False
+    keep: bool = False
+    items: tuple[KeptItem, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,12 +274,14 @@ class Refused:
 class SessionEvent:
     """An event of a session, of which the first says that it is there.
 
-    ``rows`` is the conversation as the model has read it, with the last event if asked for.
+    ``rows`` is the conversation as the model has read it, with the last event if asked for, and
+    ``kept`` the item that the event changes.
     """
 
     number: int
     event: Event
     rows: list[Row] | None = None
+    kept: KeptItem | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ EPHEMERAL = "ek_"
 LONGEST_EPHEMERAL = 6144
 """Characters: proxies take lines of 8 KiB in the head of a request, this server 16 KiB in all."""
 _PROTOCOL = "openai-insecure-api-key."
+_NAME = "key-"
 
 
 class Keys:
@@ -49,7 +50,13 @@ class Keys:
             return None
         shown = _digest(key)
         right = [hmac.compare_digest(shown, digest) for digest in self._digests]
-        return f"key-{right.index(True) + 1}" if any(right) else None
+        return f"{_NAME}{right.index(True) + 1}" if any(right) else None
+
+    def owner_of(self, name: str) -> str:
+        """What stands for the key of that name at every server that has it; "" for anyone."""
+        if not name.startswith(_NAME):
+            return ""
+        return self._digests[int(name.removeprefix(_NAME)) - 1].hex()
 
 
 def shown_key(headers: Mapping[str, str], protocols: Sequence[str] = ()) -> str | None:

@@ -1,15 +1,17 @@
 """How much one client may ask for, how long one waits for it, and how many clients there may be."""
 
+import asyncio
 import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from mosstalk.errors import OptionError
+from mosstalk.session import commands
 
 if TYPE_CHECKING:
     from mosstalk.server.observers import Metrics
@@ -113,6 +115,27 @@ class Limits:
                 raise OptionError(f"{name} must be above 0, not {value}")
 
 
+def limits_of(given: Iterable[str]) -> Limits:
+    """The limits with those that are given as ``NAME=VALUE``.
+
+    Raises:
+        OptionError: there is no such limit, or its value is none.
+    """
+    known: dict[str, Callable[[str], Any]] = {
+        each.name: int if "int" in str(each.type) else float for each in fields(Limits)
+    }
+    chosen = {}
+    for pair in given:
+        name, _, value = pair.partition("=")
+        try:
+            chosen[name] = known[name](value)
+        except (KeyError, ValueError):
+            raise OptionError(
+                f"--limit {pair}: give NAME=VALUE, NAME being one of {', '.join(known)}"
+            ) from None
+    return Limits(**chosen)
+
+
 class TokenBucket:
     """A bucket that fills at ``per_s`` and holds ``burst_s`` seconds' worth."""
 
@@ -126,6 +149,72 @@ class TokenBucket:
         self._left = min(self._most, self._left + filled) - amount
         self._then_s = now_s
         return max(0.0, -self._left / self._per_s)
+
+
+class TooSlowError(Exception):
+    """More waits for a client than may."""
+
+
+class SendQueue:
+    """A queue of one writer and one reader in the same loop; never makes the writer wait."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.unsent_s = 0.0
+        self._limits, self._unsent_bytes, self._answers_bytes = limits, 0, 0
+        self._messages: deque[tuple[str, float]] = deque()
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._ended = False
+
+    def put(self, message: str, seconds: float = 0.0) -> None:
+        """Add a message that carries so many seconds of sound.
+
+        Raises:
+            TooSlowError: with it more would wait than the limits allow.
+        """
+        self.unsent_s += seconds
+        self._unsent_bytes += len(message)
+        self._answers_bytes += 0 if seconds else len(message)
+        if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
+            raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
+        self._messages.append((message, seconds))
+        self._changed.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no more than may be waits for the client, sound aside."""
+        return self._answers_bytes <= self._limits.unsent_answers_bytes
+
+    async def room(self) -> None:
+        """Wait for that."""
+        while not self.has_room:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def drop(self) -> None:
+        """Nobody takes anything any more: what waits is lost."""
+        self._messages.clear()
+        self.unsent_s, self._unsent_bytes, self._answers_bytes = 0.0, 0, 0
+        self._taken.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended = True
+        self._changed.set()
+
+    async def get(self) -> str | None:
+        """The next message, once there is one; None at the end."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        message, seconds = self._messages.popleft()
+        self.unsent_s -= seconds
+        self._unsent_bytes -= len(message)
+        self._answers_bytes -= 0 if seconds else len(message)
+        self._taken.set()
+        return message
 
 
 class Places:
@@ -150,6 +239,20 @@ class Places:
             yield take
         finally:
             self._left += taken
+
+
+_CHARS, _SAMPLES = 500, 6_000
+"""So much text or recorded sound in an item costs as much again as an item without any."""
+
+
+def work_of(command: commands.Command) -> float:
+    """What a command costs the session, in short ones; sound is paced by its length."""
+    if isinstance(command, commands.Push):
+        return 0.0
+    parts = (part for message in commands.messages_of(command) for part in message.parts)
+    texts = sum(len(part) for part in parts if isinstance(part, str))
+    samples = sum(commands.sample_count(sound.pcm) for sound in commands.sounds_of(command))
+    return 1.0 + texts / _CHARS + samples / _SAMPLES
 
 
 class ClientBudget:

@@ -112,6 +112,12 @@ class Metrics:
         self.throttled = counter("throttled", "Times a client was read more slowly than it sent")
         self.recordings_cut = counter("recordings_cut", "Recordings that ended before the session")
         self.recorder_up = gauge("recorder_up", "1 while recordings can be written, 0 else")
+        self.resumed = counter("conversations_resumed", "Conversations that were taken up again")
+        self.store_failures = counter(
+            "store_failures", "Times that the store of conversations did not answer", "operation"
+        )
+        self.kept = gauge("conversations_kept", "Conversations kept in the front's memory")
+        self.store_up = gauge("store_up", "1 while the store of conversations answers, 0 else")
         self.busy = [counter(name, says, "part") for name, says in _BUSY.items()]
         says = "Replies begun before their turn had ended, by whether they were wanted"
         self.early = gauge("replies_begun_early", says, "outcome")
@@ -142,6 +148,9 @@ class Metrics:
         )
         self.real_time_factor = seconds(
             "response_real_time_factor", "Time a response took over the time it plays", _REAL_TIME
+        )
+        self.store_time = seconds(
+            "store_seconds", "How long the store of conversations took to answer"
         )
         self.step = seconds("engine_step_seconds", "Each step of the engine", _STEP_S)
 

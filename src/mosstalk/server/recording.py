@@ -28,6 +28,7 @@ from mosstalk.constants import OUTPUT_RATE
 from mosstalk.conversation import Row
 from mosstalk.errors import OutputError
 from mosstalk.files import as_text
+from mosstalk.server.conversations import TOKEN_PREFIX, shown_token
 from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events
@@ -303,6 +304,8 @@ def _elided(value: Any) -> Any:
         return {name: _elided(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_elided(each) for each in value]
+    if isinstance(value, str) and value.startswith(TOKEN_PREFIX):
+        return shown_token(value)
     if isinstance(value, str) and len(value) >= _ELIDED and " " not in value:
         return {"chars": len(value)}
     return value

@@ -17,9 +17,10 @@ from fastapi import Request, Response
 from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.admission import LONGEST_NAMED, Refusal, RefusedError, ServerContext
-from mosstalk.server.connection import Connection, Ending, TooSlowError
+from mosstalk.server.connection import Connection, Ending
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.keys import Grant
+from mosstalk.server.limits import TooSlowError
 from mosstalk.server.realtime import server_events as told
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel, session_config

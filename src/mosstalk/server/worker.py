@@ -17,8 +17,16 @@ from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel, loop_factory, resident_bytes, trim_memory_forever
 from mosstalk.server.loading import Loaded, load
-from mosstalk.session.commands import Close, Command, SessionSettings
-from mosstalk.session.events import Closed
+from mosstalk.session.commands import Close, Command
+from mosstalk.session.events import (
+    AudioDelta,
+    Closed,
+    Event,
+    ItemDone,
+    ItemTruncated,
+    KeptItem,
+    TextDelta,
+)
 from mosstalk.session.session import Session
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +65,7 @@ async def _serve(end: socket.socket, carrier: socket.socket) -> int:
 class Link:
     """A front and the sessions that it has in this worker."""
 
-    def __init__(self, channel: Channel, opened: Callable[[SessionSettings], Awaitable[Session]]):
+    def __init__(self, channel: Channel, opened: Callable[[ipc.Open], Awaitable[Session]]):
         self.channel, self._opened = channel, opened
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each session, until its last event is sent."""
@@ -92,7 +100,7 @@ class Link:
         """One session, from its opening to its last event."""
         number = asked.number
         try:
-            session = await self._opened(asked.settings)
+            session = await self._opened(asked)
         except MosstalkError as error:
             self._early.pop(number)
             await self.channel.send(ipc.Refused.of(number, error))
@@ -100,18 +108,36 @@ class Link:
         self._sessions[number] = session
         for command in self._early.pop(number):
             session.do(command)
+        told = dict[str, int]()
+        """By item, the rows of it that the front has while it is made."""
         async for event in session:
-            rows = None
+            rows, kept = None, _kept(session, event, told) if asked.keep else None
             if isinstance(event, Closed):
                 self._sessions.pop(number)
                 rows = session.conversation_rows() if asked.rows else None
-            await self.channel.send(ipc.SessionEvent(number, event, rows))
+            await self.channel.send(ipc.SessionEvent(number, event, rows, kept))
 
     def _tell(self, number: int, command: Command) -> None:
         if number in self._sessions:
             self._sessions[number].do(command)
         elif number in self._early:
             self._early[number].append(command)
+
+
+def _kept(session: Session, event: Event, told: dict[str, int]) -> KeptItem | None:
+    """What has changed of the item that an event is about, if it is of the conversation."""
+    match event:
+        case ItemDone(in_conversation=True):
+            told.pop(event.item.item_id, None)
+            return session.kept(event.item.item_id)
+        case ItemTruncated():
+            return session.kept(event.item_id)
+        case AudioDelta() | TextDelta(spoken=False):
+            kept = session.kept(event.item_id, told.get(event.item_id, 0))
+            if kept:
+                told[event.item_id] = kept.begins + len(kept.rows)
+            return kept
+    return None
 
 
 class Worker:
@@ -208,11 +234,11 @@ class Worker:
         await self._tell_all(ipc.Failed(f"the engine has ended: {type(failure).__name__}"))
         return 1
 
-    async def _open(self, settings: SessionSettings) -> Session:
+    async def _open(self, asked: ipc.Open) -> Session:
         if not self._loaded:
             raise EngineStoppedError("the models are still being loaded")
         try:
-            return await self._loaded.host.open(settings)
+            return await self._loaded.host.open(asked.settings, asked.items)
         except MosstalkError:
             raise
         except Exception as error:  # a fault of this one: the others go on

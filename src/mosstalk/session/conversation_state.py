@@ -1,13 +1,13 @@
 """What the parts of one session share: its settings, items and place in the engine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mosstalk.audio.sound import SHORTEST_MS
-from mosstalk.constants import CODES_PER_SECOND, INPUT_RATE
+from mosstalk.constants import CODE_MS, CODES_PER_SECOND, INPUT_RATE
 from mosstalk.conversation import Row, Segment, SpeechSegment
 from mosstalk.errors import ContextLengthError, SessionError
 from mosstalk.models.text_tokenizer import LONG_CHARS
@@ -21,7 +21,16 @@ from mosstalk.session.commands import (
     Sound,
     sample_count,
 )
-from mosstalk.session.events import ContextDropped, ErrorCode, Event, ItemAdded, ItemDone, ms_of
+from mosstalk.session.events import (
+    ContextDropped,
+    ErrorCode,
+    Event,
+    ItemAdded,
+    ItemDone,
+    ItemStatus,
+    KeptItem,
+    ms_of,
+)
 from mosstalk.session.history import ROLES, EngineConversation, Entry, History, PromptBuilder
 from mosstalk.session.listener import Listener
 from mosstalk.session.sound import PlaybackClock, require_rate, resampled
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 LEAST_REPLY_ROWS = 32
 """Rows that must be left of the context for a reply to be begun."""
+UNFINISHED = "\ufffd"
+"""What a decoder of text gives for the bytes of half a character."""
 _MORE_S = 0.05
 """How long an item waits for more of them before the engine reads it ahead."""
 
@@ -136,6 +147,36 @@ class ConversationState:
         before = self.history.before(entry)
         for kind in (ItemAdded, ItemDone):
             self.emit(kind(entry.item, before, command_id=command_id))
+
+    def take_up(self, items: Iterable[KeptItem]) -> None:
+        """Go on from the items of an earlier session, while there are none of this one's.
+
+        A reply that was not whole by then stays as it is, and its end is told.
+        """
+        for kept in items:
+            entry = Entry.of(kept)
+            self.history.insert(entry)
+            unfinished = entry.status is ItemStatus.IN_PROGRESS
+            if unfinished:
+                entry.status = ItemStatus.INCOMPLETE
+                entry.audio_ms = (entry.heard_codes or 0) * CODE_MS if entry.speech else None
+            if entry.reply:
+                self.rewrite_reply(entry)
+            self.playback.was_heard(entry.item_id, (entry.audio_ms or 0) / 1000)
+            if unfinished:
+                self.emit(ItemDone(entry.item, self.history.before(entry)))
+        self.make_room()
+
+    def rewrite_reply(self, entry: Entry) -> None:
+        """Give an item the rows and the text of what is kept of its reply."""
+        reply, heard = entry.reply, entry.heard_codes
+        assert reply is not None, "only replies are cut"
+        rows = self.prompts.reply(reply, speech=entry.speech, heard_codes=heard)
+        self.history.rewrite(entry, rows)
+        text = self.host.pipeline.tokenizer.decode(self.prompts.text_ids(reply, heard))
+        if heard is not None:
+            text = text.rstrip(UNFINISHED)
+        entry.text = text if text or not entry.speech else None
 
     async def entry_of(self, message: Message, item_id: str) -> Entry:
         """A message as a finished item, which is not in the conversation yet.

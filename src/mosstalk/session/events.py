@@ -11,6 +11,7 @@ from secrets import token_hex
 
 from mosstalk import errors
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
+from mosstalk.conversation import Mode, Row
 from mosstalk.errors import MosstalkError
 from mosstalk.session import commands
 from mosstalk.session.commands import ReplyMode, SessionSettings
@@ -97,6 +98,23 @@ class Item:
     status: ItemStatus = ItemStatus.COMPLETED
     response_id: str | None = None
     text_is_spoken: bool = False
+
+
+@dataclass(frozen=True)
+class KeptItem:
+    """An item with all that another session needs to go on from it.
+
+    ``rows`` are those that the model reads, or of a reply those that were drawn, each with its
+    mode; ``modes`` None: it is no reply. ``heard_codes`` of a spoken reply count, None are all.
+    ``begins`` rows come before these, and were told earlier of a reply that is being made.
+    """
+
+    item: Item
+    rows: tuple[Row, ...]
+    modes: tuple[Mode, ...] | None = None
+    heard_codes: int | None = None
+    speech: bool = False
+    begins: int = 0
 
 
 @dataclass(frozen=True)

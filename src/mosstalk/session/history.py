@@ -22,7 +22,7 @@ from mosstalk.engine.async_engine import AsyncEngine, CachedConversation, Edit, 
 from mosstalk.engine.engine_core import ReplyParams
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import ROOT
-from mosstalk.session.events import ErrorCode, Item, ItemStatus
+from mosstalk.session.events import ErrorCode, Item, ItemStatus, KeptItem
 
 ROLES = ("user", "system", "assistant")
 
@@ -101,6 +101,24 @@ class Entry:
             self.text_is_spoken,
         )  # fmt: skip
 
+    @classmethod
+    def of(cls, kept: KeptItem) -> "Entry":
+        """The item again; the rows of a reply are still to be made of what was drawn."""
+        item, reply = kept.item, None
+        if kept.modes is not None:
+            reply = Reply(list(kept.rows), list(kept.modes))
+        return cls(
+            item.item_id, item.role, [] if reply else list(kept.rows), item.text, item.audio_ms,
+            item.status, item.response_id, reply, kept.speech, item.text_is_spoken,
+            kept.heard_codes,
+        )  # fmt: skip
+
+    def kept(self) -> KeptItem:
+        """What another session needs to go on from it."""
+        reply = self.reply
+        rows, modes = (reply.rows, tuple(reply.modes)) if reply else (self.rows, None)
+        return KeptItem(self.item, tuple(rows), modes, self.heard_codes, self.speech)
+
     def cut(self, codes: int) -> None:
         """Keep what was heard of a reply: ``codes``, or less if less was kept before."""
         assert self.reply is not None, "only replies can be cut"
@@ -159,9 +177,13 @@ class History:
         place = last if entry is self._entries[last] else self._entries.index(entry)
         return self._entries[place - 1].item_id if place else None
 
+    def get(self, item_id: str) -> Entry | None:
+        """The item of that id, if there is one."""
+        return self._by_id.get(item_id)
+
     def find(self, item_id: str) -> Entry:
         """The item of that id; raise SessionError if there is none."""
-        found = self._by_id.get(item_id)
+        found = self.get(item_id)
         if found is None:
             raise SessionError(
                 ErrorCode.UNKNOWN_ITEM, f"there is no item {item_id!r} in this conversation"

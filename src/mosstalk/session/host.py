@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,13 @@ from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.memory import sized
-from mosstalk.errors import EngineFullError, EngineStoppedError, OptionError, VoiceError
+from mosstalk.errors import (
+    EngineFullError,
+    EngineStoppedError,
+    OptionError,
+    SessionError,
+    VoiceError,
+)
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice, list_voices
 from mosstalk.offline.defaults import TASKS, Choices
@@ -31,7 +37,7 @@ from mosstalk.session.commands import (
     ReplyMode,
     SessionSettings,
 )
-from mosstalk.session.events import CloseReason, ErrorRaised, ResponseDone
+from mosstalk.session.events import CloseReason, ErrorCode, ErrorRaised, KeptItem, ResponseDone
 from mosstalk.session.session import Session
 from mosstalk.session.workers import DecoderWorker, EncoderWorker
 from mosstalk.vad.detectors import Detector
@@ -213,26 +219,30 @@ class Host:
         await asyncio.to_thread(self.encoder_worker.stop)
         await asyncio.to_thread(self.decoder_worker.stop)
 
-    async def open(self, settings: SessionSettings | None = None) -> Session:
-        """A new session; ``async with`` closes it.
+    async def open(
+        self, settings: SessionSettings | None = None, items: Sequence[KeptItem] = ()
+    ) -> Session:
+        """A new session; ``async with`` closes it. It goes on from ``items`` of an earlier one.
 
         Raises:
             EngineFullError: there are as many as there may be; says when to come back.
             EngineStoppedError: the engine has ended.
-            OptionError, ScriptError, SessionError, VoiceError: the settings cannot be used here.
+            OptionError, ScriptError, SessionError, VoiceError: the settings, or the items, cannot
+                be used here.
         """
         assert self._watch, "the host has not been started: use it as `async with`"
         settings = settings or SessionSettings()
         if self.engine.ended.done():
             raise EngineStoppedError(f"the engine has ended: {self.engine.failure}")
         await self.require_usable(settings)
+        self._require_readable(items)
         if len(self.sessions) >= self.options.sessions:
             raise EngineFullError(
                 f"{len(self.sessions)} sessions are open, which is all there may be; come back in "
                 f"{_COME_BACK_S:.0f} s",
                 _COME_BACK_S,
             )
-        session = Session(self, settings, self._on_session_closed)
+        session = Session(self, settings, self._on_session_closed, items)
         self.sessions[session.session_id] = session
         return session
 
@@ -324,6 +334,18 @@ class Host:
             Script.parse(settings.script)
         if settings.reply is ReplyMode.AUDIO:
             await self.voice(settings.voice)
+
+    def _require_readable(self, items: Sequence[KeptItem]) -> None:
+        """Raise SessionError for rows that are another model's: no embedding has their ids."""
+        config = self.pipeline.model.config
+        rows = [row for kept in items for row in kept.rows]
+        if any(
+            not (0 <= text < config.vocab_size and 0 <= audio < config.audio_vocab_size)
+            for text, audio in rows
+        ):
+            raise SessionError(
+                ErrorCode.BAD_ITEM, "this conversation was held with another model: begin anew"
+            )
 
     @property
     def figures(self) -> HostFigures:

@@ -17,7 +17,7 @@ from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
 from mosstalk.session import events
 from mosstalk.session.commands import ReplyMode
-from mosstalk.session.conversation_state import ConversationState
+from mosstalk.session.conversation_state import UNFINISHED, ConversationState
 from mosstalk.session.history import EngineConversation, Entry, History
 from mosstalk.session.sound import pcm_of
 
@@ -26,8 +26,6 @@ _FIRST_SOUND_S = 0.2
 """When a reply's first sound is due: before the next sound of those that play already."""
 LONGEST_PERIOD = 8
 """Codes in the longest cycle that a ``RepetitionDetector`` looks for: 640 ms."""
-UNFINISHED = "\ufffd"
-"""What a decoder of text gives for the bytes of half a character."""
 _MOST_HELD = 8
 """Ids after which bytes that make no character are given as they are: one has four bytes."""
 
@@ -223,6 +221,16 @@ class Response:
     def sent_codes(self) -> int:
         """Codes of which anything was sent."""
         return -(-self.sent_samples // OUTPUT_SAMPLES_PER_CODE)
+
+    def kept(self, begins: int) -> events.KeptItem:
+        """What has been told of it, so that another session can go on from there.
+
+        Rows that came before ``begins`` are left out.
+        """
+        reply, entry, read = self.stream.reply, self.entry, self.rows_read
+        heard = self.sent_codes if entry.speech else None
+        rows, modes = tuple(reply.rows[begins:read]), tuple(reply.modes[begins:read])
+        return events.KeptItem(entry.item, rows, modes, heard, entry.speech, begins)
 
     @property
     def usage(self) -> events.Usage:

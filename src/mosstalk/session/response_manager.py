@@ -15,7 +15,7 @@ from mosstalk.session.commands import CreateResponse, Playback, ReplyMode
 from mosstalk.session.conversation_state import ConversationState
 from mosstalk.session.events import ErrorCode, ItemStatus, Reason, ResponseStatus, new_id
 from mosstalk.session.history import Entry, History
-from mosstalk.session.response import UNFINISHED, Outcome, Response
+from mosstalk.session.response import Outcome, Response
 
 MOST_OUT_OF_BAND = 4
 """Responses outside the conversation that a session may have at a time."""
@@ -207,7 +207,7 @@ class ResponseManager:
         else:
             raise SessionError(ErrorCode.BAD_VALUE, f"{heard_ms} is no time")
         entry.cut(-(-heard // OUTPUT_SAMPLES_PER_CODE))
-        self._rewrite_item(entry)
+        self._state.rewrite_reply(entry)
         left_ms = entry.audio_ms or 0
         left = min(heard * 1000 // OUTPUT_RATE, left_ms), -(-left_ms // CODE_MS)
         said = entry.text if entry.text_is_spoken else None
@@ -327,18 +327,7 @@ class ResponseManager:
         if entry.speech:
             entry.heard_codes = None if whole else response.sent_codes
             entry.audio_ms = response.sent_samples * 1000 // OUTPUT_RATE
-        self._rewrite_item(entry)
-
-    def _rewrite_item(self, entry: Entry) -> None:
-        """Give an item the rows and the text of what is kept of its reply."""
-        state, reply, heard = self._state, entry.reply, entry.heard_codes
-        assert reply is not None
-        rows = state.prompts.reply(reply, speech=entry.speech, heard_codes=heard)
-        state.history.rewrite(entry, rows)
-        text = state.host.pipeline.tokenizer.decode(state.prompts.text_ids(reply, heard))
-        if heard is not None:
-            text = text.rstrip(UNFINISHED)
-        entry.text = text if text or not entry.speech else None
+        self._state.rewrite_reply(entry)
 
     def _emit_done(self, response: Response) -> None:
         state, item, outcome = self._state, response.entry.item, response.outcome

@@ -6,7 +6,7 @@ responses run beside it and report back to it.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -102,7 +102,9 @@ class Session:
         host: "Host",
         settings: SessionSettings,
         on_closed: Callable[["Session"], None],
+        items: Iterable[events.KeptItem] = (),
     ) -> None:
+        """``items`` are of an earlier session, whose conversation goes on here."""
         self.session_id = new_id("sess")
         self.commands_done = 0
         """Commands that were carried out or refused."""
@@ -111,7 +113,7 @@ class Session:
         self._state = ConversationState(
             host, settings, self._events.put_nowait, lambda error: self._post(_TurnEncoded(error))
         )
-        self._emit = self._state.emit
+        self._emit, self._items = self._state.emit, items
         self._responses = ResponseManager(self._state, self._post)
         self._handlers: dict[type[commands.Command], _Handler] = {
             commands.Commit: self._commit,
@@ -151,6 +153,17 @@ class Session:
     def conversation_rows(self) -> list[Row]:
         """The conversation as the model reads it, the turn under way included."""
         return self._state.rows()
+
+    def kept(self, item_id: str, begins: int = 0) -> events.KeptItem | None:
+        """An item of the conversation as it stands, for another session to go on from.
+
+        Of a reply that is being made the rows before ``begins`` are left out. None: it is gone.
+        """
+        making = self._responses.current
+        if making and making.entry.item_id == item_id:
+            return making.kept(begins)
+        entry = self._state.history.get(item_id)
+        return entry.kept() if entry else None
 
     def do(self, command: commands.Command) -> None:
         """Take a command; what comes of it are events. ``Close`` goes before all others."""
@@ -211,6 +224,8 @@ class Session:
         self._emit(events.SessionOpened(self.session_id, self.settings))
         reason: str = CloseReason.ERROR
         try:
+            self._state.take_up(self._items)
+            self._items = ()
             await self._responses.prefill_ahead()
             reason = await self._work()
         except EngineStoppedError as error:

@@ -200,6 +200,10 @@ class PlaybackClock:
         played = sum(min(max(now_s - begin, 0.0), seconds) for begin, seconds in mine)
         return self._heard_s.get(item_id, 0.0) + played
 
+    def was_heard(self, item_id: str, seconds: float) -> None:
+        """So much of an item was played before this session."""
+        self._heard_s[item_id] = seconds
+
     def stop(self) -> None:
         """What was not played by now will not be."""
         for item_id in {item for item, _, _ in self._pieces}:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mosstalk.server.realtime import client_events as asked
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.items import ItemList, NewItem, cut, new_item
+from mosstalk.server.realtime.items import ItemList, ListedItem, NewItem, cut, new_item
 from mosstalk.server.realtime.responses import ActiveResponse, ResponseConfig, requested
 from mosstalk.server.realtime.server_event_emitter import ServerEventEmitter
 from mosstalk.server.realtime.session_config import (
@@ -75,6 +75,20 @@ class PendingItem:
     after: str | None
 
 
+@dataclass(frozen=True)
+class Resumption:
+    """What a client is told so that it can come back, and what it has come back to.
+
+    ``token`` holds for ``seconds`` after the connection's end. ``items`` are those of the
+    conversation that goes on here; None: it begins here.
+    """
+
+    token: str
+    seconds: float
+    conversation_id: str | None = None
+    items: tuple[ListedItem, ...] | None = None
+
+
 class ProtocolState:
     """``session`` is what the session has confirmed, ``planned`` what it was last told.
 
@@ -90,13 +104,19 @@ class ProtocolState:
     """
 
     def __init__(
-        self, served: ServedModel, now: Callable[[], float], begins: Mapping[str, Any]
+        self,
+        served: ServedModel,
+        now: Callable[[], float],
+        begins: Mapping[str, Any],
+        resumption: Resumption | None,
     ) -> None:
-        self.served, self.now = served, now
+        self.served, self.now, self.resumption = served, now, resumption
         self.session = self.planned = session_config({}, served).updated(dict(begins), served)
         self.session_id, self.expires_at = "", 0
-        self.conversation_id = new_id("conv")
+        self.conversation_id = (resumption and resumption.conversation_id) or new_id("conv")
         self.items = ItemList(served.limits.kept_chars)
+        for listed in (resumption and resumption.items) or ():
+            self.items.add(listed.item, read=listed.read)
         self.updates: dict[str, SessionConfig] = {}
         self.creations: dict[str, PendingItem] = {}
         self.deletions = set[str]()
@@ -173,6 +193,7 @@ class RealtimeProtocol:
 
     ``settings`` is what to open the session with, ``now`` the time of day in seconds since 1970,
     ``begins`` what the session begins with, as a ``session.update`` that can be served asks for it.
+    ``resumption`` None: it cannot be taken up again.
     """
 
     def __init__(
@@ -180,8 +201,9 @@ class RealtimeProtocol:
         served: ServedModel,
         now: Callable[[], float] = time.time,
         begins: Mapping[str, Any] = MappingProxyType({}),
+        resumption: Resumption | None = None,
     ) -> None:
-        self._state = ProtocolState(served, now, begins)
+        self._state = ProtocolState(served, now, begins, resumption)
         self.settings: SessionSettings = self._state.session.settings
         self._handler = ClientEventHandler(self._state)
         self._emitter = ServerEventEmitter(self._state)
@@ -191,6 +213,21 @@ class RealtimeProtocol:
     def transcription(self) -> TranscriptionConfig:
         """What the transcriber is to write down."""
         return self._state.session.transcription
+
+    @property
+    def session(self) -> SessionConfig:
+        """What holds of the session."""
+        return self._state.session
+
+    @property
+    def conversation_id(self) -> str:
+        """What responses name the conversation."""
+        return self._state.conversation_id
+
+    @property
+    def items(self) -> ItemList:
+        """The conversation as the client sees it, to be read only."""
+        return self._state.items
 
     @property
     def waits(self) -> bool:

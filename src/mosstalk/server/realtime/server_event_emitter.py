@@ -106,14 +106,39 @@ class ServerEventEmitter:
             state.expires_at = int(state.now() + event.settings.durations.longest_s)
         else:
             state.session = state.updates.pop(event.command_id or "", state.session)
-        ids = {"id": state.session_id, "expires_at": state.expires_at}
         created = isinstance(event, events.SessionOpened)
+        own: dict[str, Any] = {"id": state.session_id, "expires_at": state.expires_at}
+        own["mosstalk"] = self._vendor(created)
         state.tell(
             told.SessionEvent(
                 type="session.created" if created else "session.updated",
-                session=state.session.shown.model_copy(update=ids),
+                session=state.session.shown.model_copy(update=own),
             )
         )
+        if created:
+            self._show_resumed()
+
+    def _vendor(self, created: bool) -> told.SessionVendor:
+        """What the protocol has no field for, with how the conversation is taken up again."""
+        state, resumption = self._state, self._state.resumption
+        vendor = state.session.shown.mosstalk
+        if resumption is None or state.session.only_transcribes:
+            return vendor
+        items = resumption.items if created else None
+        count = None if items is None else len(items)
+        resume = told.Resume(token=resumption.token, seconds=resumption.seconds, items=count)
+        return vendor.model_copy(update={"resume": resume})
+
+    def _show_resumed(self) -> None:
+        """Tell of the items that have come back, as when they came; of a part, that it is there.
+
+        The session tells the end of a reply that was not whole when the connection was lost.
+        """
+        state = self._state
+        for listed in (state.resumption and state.resumption.items) or ():
+            state.tell_of_item("conversation.item.added", listed.item)
+            if listed.item.status != events.ItemStatus.IN_PROGRESS:
+                state.tell_of_item("conversation.item.done", listed.item)
 
     def _turn_or_change(self, event: events.Event) -> None:
         """Tell of the user's turns, and of items that are less than they were."""

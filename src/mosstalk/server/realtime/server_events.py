@@ -83,6 +83,20 @@ class Audio(ServerObject):
     output: Omitted[AudioOutput] = None
 
 
+class Resume(ServerObject):
+    """How the conversation is taken up again once its connection is lost.
+
+    Attributes:
+        token: what ``?resume=`` takes, once.
+        seconds: for how long after the end of the connection.
+        items: those that came back, in the first event of a connection that took one up.
+    """
+
+    token: str
+    seconds: int | float
+    items: Omitted[int] = None
+
+
 class SessionVendor(ServerObject):
     """``asked``: what was asked for where something else holds, by path."""
 
@@ -93,6 +107,7 @@ class SessionVendor(ServerObject):
     asked: dict[str, str | float]
     warnings: list[str]
     silence_duration_ms: Omitted[int] = None
+    resume: Omitted[Resume] = None
 
 
 class Session(Inert, ServerObject):

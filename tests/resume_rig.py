@@ -1,0 +1,90 @@
+"""What tests of resumed conversations share: clients that are lost, and come back."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run
+from realtime_rig import judge
+from server_rig import Server, Talker
+from websockets.exceptions import InvalidStatus
+
+Wire = dict[str, Any]
+ASKED = ("Good morning.", "What is the time?", "Thank you.")
+
+
+def token_of(talker: Talker) -> str:
+    """The token that a client was told last."""
+    return str(resume_of(talker)["token"])
+
+
+def resume_of(talker: Talker) -> Wire:
+    """What a client was told last of how it can come back."""
+    told = [each for each in talker.events if each["type"].startswith("session.")]
+    resume: Wire = told[-1]["session"]["mosstalk"]["resume"]
+    return resume
+
+
+def back(server: Server, token: str, **more: Any) -> Talker:
+    """A client that comes back with a token."""
+    return Talker(server, model=f"any&resume={token}", **more)
+
+
+def lose(talker: Talker) -> None:
+    """Lose a connection: nobody says goodbye."""
+    talker.socket.transport.abort()
+
+
+async def history(talker: Talker) -> list[Wire]:
+    """The items that have come back, as they were told; every event is as the types want it."""
+    count = resume_of(talker)["items"]
+    done = [await talker.wait("conversation.item.done") for _ in range(count)]
+    for event in talker.events:
+        judge(event)
+    return [each["item"] for each in done]
+
+
+def words(item: Wire) -> str:
+    """What an item says."""
+    content = item["content"][0]
+    return str(content.get("text") or content.get("transcript"))
+
+
+def refusal(server: Server, token: str, **more: Any) -> Wire:
+    """The error with which a token is refused, before any connection is opened."""
+    found: Wire = {}
+
+    async def main() -> None:
+        with pytest.raises(InvalidStatus) as refused:
+            await back(server, token, **more).__aenter__()
+        found["status"] = refused.value.response.status_code
+        found.update(json.loads(refused.value.response.body)["error"])
+
+    run(main())
+    return found
+
+
+def rows_of(server: Server, folder: Path, session_id: str) -> list[tuple[int, int]]:
+    """The rows of a session that has ended, as the model has read them."""
+
+    def found() -> list[Path]:
+        return list(folder.glob(f"*-{session_id}/rows.json"))
+
+    server.await_metrics(lambda _: bool(found()))
+    return [tuple(row) for row in json.loads(found()[0].read_text())]
+
+
+async def talk(server: Server, *asked: str) -> Talker:
+    """A client that has asked this and heard the answers, and is still there."""
+    talker = await Talker(server).__aenter__()
+    for text in asked:
+        done = await talker.ask(text)
+        assert done["status"] == "completed", done
+    return talker
+
+
+async def both(*waits: Any) -> list[Any]:
+    """What both come to, at the same time."""
+    return await asyncio.gather(*waits, return_exceptions=True)
