@@ -11,16 +11,25 @@ from typer.testing import CliRunner
 
 from mosstalk.cli import app
 
+USUAL_S = 0.09
+"""What ``STANDARD`` takes on the machine for which half a second is the goal."""
+STANDARD = "import argparse, asyncio, dataclasses, inspect, json, typing"
+
 
 def test_help_comes_within_half_a_second() -> None:
+    # A processor that others use as well is slower even by its own clock.
+    slower = max(1.0, of_python("-c", STANDARD) / USUAL_S)
+    assert 0 < of_python("-m", "mosstalk.cli", "--help") < 0.5 * slower
+
+
+def of_python(*words: str) -> float:
+    """Seconds of a processor that Python takes for this, the least of three times."""
     seconds = []
     for _ in range(3):
         started = of_children()
-        subprocess.run(
-            [sys.executable, "-m", "mosstalk.cli", "--help"], check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
         seconds.append(of_children() - started)
-    assert 0 < min(seconds) < 0.5
+    return min(seconds)
 
 
 def of_children() -> float:

@@ -84,6 +84,7 @@ def server(cache_folder: Path) -> Iterator[Server]:
 
 def test_a_question_is_heard_and_answered_in_sound_and_events(server: Server) -> None:
     caller = Caller(server)
+    late_before_s = server.metrics()["mosstalk_underrun_seconds_total"]
 
     async def main() -> None:
         async with caller:
@@ -116,7 +117,9 @@ def test_a_question_is_heard_and_answered_in_sound_and_events(server: Server) ->
     took_s = caller.time_s("output_audio_buffer.stopped") - caller.time_s(
         "output_audio_buffer.started"
     )
-    assert said_s - 0.1 < took_s < said_s + 1.0, "it is sent at the pace at which it is heard"
+    # A busy machine makes its sound later than it is due, which the server counts.
+    late_s = server.metrics()["mosstalk_underrun_seconds_total"] - late_before_s
+    assert said_s - 0.1 < took_s < said_s + late_s + 1.0, "it is sent at the pace of hearing"
     assert done["output"][0]["content"][0]["transcript"]
     loud = [samples for _, _, samples in caller.heard if np.abs(samples.astype(int)).max() > 300]
     assert 0.3 * said_s < len(loud) * 0.02 < said_s + 0.1
