@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.call_network import CallNetwork
+from mosstalk.server.capacity import KeyQuotas
 from mosstalk.server.captions import Transcriber
 from mosstalk.server.certificate import Tls
 from mosstalk.server.conversations import Conversations, key_of
@@ -27,7 +28,7 @@ from mosstalk.server.cors import Hosts, Origins, host_name
 from mosstalk.server.engine_client import EngineClient, WorkerState
 from mosstalk.server.ipc import Loading, WorkerOptions
 from mosstalk.server.keys import EPHEMERAL, EphemeralKeys, Grant, Keys, TwilioAccount, shown_key
-from mosstalk.server.limits import KeyQuotas, Limits, Places
+from mosstalk.server.limits import Limits, Places
 from mosstalk.server.logs import LogLimiter, LogStyle
 from mosstalk.server.observers import Metrics
 from mosstalk.server.realtime.validation import WireError

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 MIB = 1 << 20
-_MINUTE_S = 60.0
 _PROCESSOR_BURST_S = 2.0
 """The processor is shared now, whatever a client has left unused before."""
 
@@ -269,45 +268,6 @@ def work_of(command: commands.Command) -> float:
     texts = sum(len(part) for part in parts if isinstance(part, str))
     samples = sum(commands.sample_count(sound.pcm) for sound in commands.sounds_of(command))
     return 1.0 + texts / _CHARS + samples / _SAMPLES
-
-
-class KeyQuotas:
-    """What each API key may have of a server's ``sessions``, and ask of it.
-
-    ``keys`` is how many there are. Where several share a server, a key that has a place leaves the
-    last ones to the keys that have none: so that no key can take them all.
-    """
-
-    def __init__(self, limits: Limits, sessions: int, keys: int) -> None:
-        self._limits, self.sessions, self._keys = limits, sessions, keys
-        self._asked: dict[str, TokenBucket] = {}
-
-    def refuse_connection(self, key: str, connected: Sequence[str]) -> str | None:
-        """Why a key may not have one more; None if it may. ``connected``: every one's key."""
-        count, most = connected.count(key), self._limits.per_key
-        if most is not None and count >= most:
-            return f"this key has {most} connections, which is all it may"
-        others = self._keys - len({*connected, key})
-        if count and 0 < self.sessions - len(connected) <= others:
-            return (
-                f"this key has {count} of {self.sessions} places, and the last ones are kept for "
-                "keys that have none"
-            )
-        return None
-
-    def wait_s(self, key: str, now_s: float) -> float:
-        """Count a request of a key; if it has no more left now, not, but say when it will."""
-        most = self._limits.requests_per_minute
-        if most is None:
-            return 0.0
-        if key not in self._asked:
-            self._asked[key] = TokenBucket(most / _MINUTE_S, _MINUTE_S, now_s)
-        return self._asked[key].wait_for_s(1.0, now_s)
-
-    def left(self, key: str, now_s: float) -> int | None:
-        """How many requests a key may make at once now; None without a limit."""
-        most = self._limits.requests_per_minute
-        return int(self._asked[key].left(now_s)) if key in self._asked else most
 
 
 class ClientBudget:
