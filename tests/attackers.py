@@ -41,6 +41,25 @@ def endless_headers(url: str, mib_per_s: float = 400.0) -> None:
     _again_and_again(once)
 
 
+def requests(url: str, key: str, path: str, body: str) -> None:
+    """The same request of one key again and again, whatever it is answered."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+
+    def once(say: Callable[[], None]) -> None:
+        with raw(url) as connection:
+            while True:
+                connection.sendall(f"{head}{body}".encode())
+                if not (answer := connection.recv(65536)):
+                    return
+                if b" 429 " in answer:
+                    say()
+
+    _again_and_again(once)
+
+
 def idle_connections(url: str, count: int) -> None:
     """Connections that ask for nothing, each opened again when it is closed."""
     where, held = urlsplit(url), list[socket.socket]()

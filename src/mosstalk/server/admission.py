@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.call_network import CallNetwork
+from mosstalk.server.capacity import KeyQuotas
 from mosstalk.server.captions import Transcriber
 from mosstalk.server.certificate import Tls
 from mosstalk.server.conversations import Conversations, key_of
@@ -224,6 +225,7 @@ class ServerContext:
         self.origins, self.twilio = Origins(options.origins), options.twilio
         self.call_network = options.call_network
         self.tls = options.tls.context() if options.tls else None
+        self.quotas = KeyQuotas(options.limits, options.worker.sessions, len(options.keys))
         self._hosts = Hosts(options.hosts, checked=not options.keys)
         self.recorder = Recorder(options.record, metrics) if options.record else None
         self.conversations = Conversations(options.store, metrics) if options.store else None
@@ -370,12 +372,21 @@ class ServerContext:
         """Whether nobody is let in now, or nobody more with this key."""
         if self.unavailable:
             return self.unavailable
-        most = self.limits.per_key
-        if most is not None and self.client_keys.count(key) >= most:
-            return Refusal(
-                429, "per_key", f"this key has {most} connections, which is all it may", 5.0
-            )
+        if message := self.quotas.refuse_connection(key, self.client_keys):
+            return Refusal(429, "per_key", message, 5.0)
         return None
+
+    def refuse_request(self, key: str) -> Refusal | None:
+        """The same for a request that has just come, which counts against its key's quota."""
+        return self.refuse_now(key) or self.refuse_quota(key)
+
+    def refuse_quota(self, key: str) -> Refusal | None:
+        """Whether a key has asked too often; if not, this counts as once more."""
+        if not (wait_s := self.quotas.wait_s(key, time.monotonic())):
+            return None
+        most = self.limits.requests_per_minute
+        message = f"this key has asked {most} times within a minute, which is all it may"
+        return Refusal(429, "rate_limit_exceeded", message, math.ceil(wait_s))
 
     async def refuse(self, socket: WebSocket, refusal: Refusal) -> None:
         """Tell who asked: over HTTP before the connection; pages cannot see that: within it."""

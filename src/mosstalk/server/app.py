@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.server import admission, cors
 from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerContext
+from mosstalk.server.capacity import capacity
 from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
 from mosstalk.server.connection import end_forerunner, opened
@@ -64,12 +65,13 @@ REALTIME = "/v1/realtime"
 SPEECH = "/v1/audio/speech"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CHAT = "/v1/chat/completions"
+CAPACITY = "/v1/capacity"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 CALLS = f"{REALTIME}/calls"
 SERVED = (
     f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {TRANSCRIPTIONS}, "
     f"POST {CHAT}, POST {CLIENT_SECRETS}, POST {CALLS} for WebRTC, and GET /v1/models, "
-    "/v1/models/NAME, /health, /ready, /metrics and /, a page to talk with"
+    f"/v1/models/NAME, {CAPACITY}, /health, /ready, /metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
@@ -91,6 +93,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     app.add_api_websocket_route("/{name:path}", routes.no_socket)
     answers: dict[str, Callable[..., Awaitable[Response]]] = {
         REALTIME: routes.realtime_over_http,
+        CAPACITY: routes.capacity,
         "/v1/models": routes.models,
         "/v1/models/{name}": routes.model,
         "/health": routes.health,
@@ -233,6 +236,11 @@ class Routes:
         text = context.metrics.text(family for each in others for family in each.families)
         return Response(text, media_type=CONTENT_TYPE)
 
+    async def capacity(self, request: Request) -> Response:
+        """What is left, of all and for the key that asks."""
+        key = self._context.keys.name_of(request.headers) or ""
+        return self._stranger(request) or JSONResponse(capacity(self._context, key))
+
     async def models(self, request: Request) -> Response:
         """The one model, as a list."""
         listed = {"object": "list", "data": [self._model()]}
@@ -275,6 +283,9 @@ class Routes:
         if context.unavailable:
             return context.unavailable.answer()
         maker = context.keys.name_of(request.headers) or ""
+        if refusal := context.refuse_quota(maker):
+            context.note_refusal(refusal)
+            return refusal.answer()
         try:
             raw = await _read_json(request, context.limits)
             made = client_secret(raw, maker, _served(context), context.ephemeral)
@@ -310,7 +321,7 @@ class Routes:
         key = grant.name
         if context.unavailable is None and speaks is RealtimeProtocol:
             await end_forerunner(socket, context, grant)
-        if refusal := context.refuse_now(key):
+        if refusal := context.refuse_request(key):
             await context.refuse(socket, refusal)
         elif admission.asks_for_beta(socket):
             await context.refuse_beta(socket)
@@ -336,7 +347,7 @@ class Routes:
         if refused := self._stranger(request):
             return refused
         key = context.keys.name_of(request.headers) or ""
-        if refusal := context.refuse_now(key):
+        if refusal := context.refuse_request(key):
             context.note_refusal(refusal)
             return refusal.answer()
         return key

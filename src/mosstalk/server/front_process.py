@@ -196,7 +196,7 @@ class FrontProcesses:
     def __init__(self, number: int, options: ServeOptions, context: ServerContext) -> None:
         self._context = context
         # The first front has counted keys: whoever gets there has been let in.
-        limits = replace(options.limits, per_key=None)
+        limits = replace(options.limits, per_key=None, requests_per_minute=None)
         options = replace(options, front_processes=0, limits=limits, secret=context.secret)
         self._names = [f"front-{1 + index}" for index in range(number)]
         self._make = partial(FrontProcess, options=options, on_left=context.leave)

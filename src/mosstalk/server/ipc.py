@@ -288,6 +288,7 @@ class SessionEvent:
 class Heartbeat:
     """A sign of life, several times a second, and how things are.
 
+    ``first_audio_ms`` is as ``HostFigures`` has it, and so are the counts.
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
     many commands each session has carried out or refused; ``steps_s`` how long each step took
     since the last pulse, and ``busy`` what each part of the worker spent and did.
@@ -302,6 +303,7 @@ class Heartbeat:
     blocks_in_use: int = 0
     early_used: int = 0
     early_dropped: int = 0
+    first_audio_ms: tuple[float, float] | None = None
     steps_s: tuple[float, ...] = ()
     busy: Mapping[BusyPart, Busy] = field(default_factory=dict)
     done: Mapping[int, int] = field(default_factory=dict)

@@ -66,6 +66,8 @@ class Limits:
         message_s: how long a large message may take while others wait for its place; then the
             connection is closed with code 1008.
         per_key: connections at a time for one API key; None is any number.
+        requests_per_minute: conversations, texts, files, chats and ephemeral keys that one API key
+            may ask for in the long run, as many at once; None is any number.
         connections: open at a time, of all clients together and WebSockets or not; one more takes
             the place of the oldest that waits idly, or is answered 503.
         header_s: how long the first or next request of a connection may take to arrive.
@@ -99,6 +101,7 @@ class Limits:
     large_messages: int = 2
     message_s: float = 20.0
     per_key: int | None = None
+    requests_per_minute: int | None = None
     connections: int = 512
     header_s: float = 10.0
     upload_bytes: int = 25 * MIB
@@ -149,6 +152,18 @@ class TokenBucket:
         self._left = min(self._most, self._left + filled) - amount
         self._then_s = now_s
         return max(0.0, -self._left / self._per_s)
+
+    def left(self, now_s: float) -> float:
+        """How much is there."""
+        self.wait_s(0.0, now_s)
+        return max(0.0, self._left)
+
+    def wait_for_s(self, amount: float, now_s: float) -> float:
+        """Take ``amount`` if so much is there; else nothing, and say for how long it is not."""
+        if self.wait_s(amount, now_s) == 0.0:
+            return 0.0
+        self._left += amount
+        return (amount - self._left) / self._per_s
 
 
 class TooSlowError(Exception):

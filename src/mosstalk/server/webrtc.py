@@ -302,7 +302,7 @@ class Calls:
         context = self._context
         granted = context.granted(request)
         if begins and isinstance(granted, Grant):
-            granted = context.refuse_now(granted.name) or granted
+            granted = context.refuse_request(granted.name) or granted
         if isinstance(granted, Refusal):
             context.note_refusal(granted)
         return granted

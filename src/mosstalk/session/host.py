@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +52,8 @@ _STEPS_IN_A_ROW = 3
 whoever waits for a first sound waits for a run a row."""
 _MOST_BESIDE_GPU = 16
 """Replies being made beside which one more is begun before its turn has ended; on a CPU none."""
+_RECENT_TURNS = 64
+"""Turns of which the time to the first sound is known."""
 _COME_BACK_S = 5.0
 """When to come back to a host that is full: sessions end when their users want."""
 
@@ -77,7 +80,8 @@ class HostFigures:
     """How a host is doing; ``replies`` are being made, ``waiting`` are in line.
 
     Of all replies that were begun before their turn had ended, ``early_used`` were wanted and
-    ``early_dropped`` were not.
+    ``early_dropped`` were not. ``first_audio_ms`` is the time from the end of a turn to the first
+    sound, its median and its 95th percentile over the last turns; None while there are none.
     """
 
     sessions: int
@@ -87,6 +91,7 @@ class HostFigures:
     blocks_in_use: int
     early_used: int
     early_dropped: int
+    first_audio_ms: tuple[float, float] | None
 
 
 class Host:
@@ -120,6 +125,7 @@ class Host:
         self.pipeline, self._detector, self.clock = pipeline, detector, clock
         self.long_work = asyncio.Lock()
         self.early_used = self.early_dropped = 0
+        self.first_audio_ms = deque[float](maxlen=_RECENT_TURNS)
         self._voices: dict[str, Voice] = {}
         """Those that are ready to be spoken with."""
         self._watch: asyncio.Task[None] | None = None
@@ -270,7 +276,8 @@ class Host:
                 if isinstance(event, ErrorRaised):
                     raise EngineStoppedError(f"warming up failed: {event.message}")
                 if isinstance(event, ResponseDone):
-                    return
+                    break
+        self.first_audio_ms.clear()
 
     # For sessions.
 
@@ -354,6 +361,7 @@ class Host:
         return HostFigures(
             len(self.sessions), len(scheduler.running), len(scheduler.waiting),
             pool.size, pool.in_use, self.early_used, self.early_dropped,
+            _median_and_p95(self.first_audio_ms),
         )  # fmt: skip
 
     @property
@@ -373,6 +381,12 @@ class Host:
         why = f"{type(failure).__name__}: {failure}" if failure else "it was stopped"
         for session in list(self.sessions.values()):
             session.on_engine_ended(f"the engine has ended ({why}); open another session later")
+
+
+def _median_and_p95(values: Collection[float]) -> tuple[float, float] | None:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return (ordered[last // 2], ordered[round(0.95 * last)]) if ordered else None
 
 
 def _decoder_of(codec: Codec, options: HostOptions) -> SpeechDecoder:

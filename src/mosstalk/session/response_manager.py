@@ -332,13 +332,16 @@ class ResponseManager:
     def _emit_done(self, response: Response) -> None:
         state, item, outcome = self._state, response.entry.item, response.outcome
         assert outcome is not None
+        timings = response.timings()
+        if timings.commit_to_first_audio_ms is not None:
+            state.host.first_audio_ms.append(timings.commit_to_first_audio_ms)
         own = response.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None
         state.emit(events.ItemDone(item, before, response.in_conversation))
         state.emit(
             events.ResponseDone(
                 response.response_id, outcome.status, outcome.reason, (item,), response.usage,
-                response.timings(), response.in_conversation, outcome.message, response.metadata,
+                timings, response.in_conversation, outcome.message, response.metadata,
             )
         )  # fmt: skip
 
