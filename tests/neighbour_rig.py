@@ -207,7 +207,8 @@ async def _turns(server: Server, turns: int, stay: Stay) -> None:
 
 async def _turn(server: Server) -> float:
     """A spoken question and the whole answer; milliseconds from the commit to the first sound."""
-    async with Talker(server, open_timeout=_PATIENCE_S, close_timeout=1.0) as talker:
+    dialling: dict[str, Any] = {"open_timeout": _PATIENCE_S, "close_timeout": 1.0}
+    async with Talker(server, additional_headers=server.headers, **dialling) as talker:
         await talker.say(_SPEECH)
         begun_s = time.perf_counter()
         await talker.send({"type": "input_audio_buffer.commit"}, _ASK)

@@ -271,7 +271,6 @@ class Talker:
     def __init__(self, server: Served, *, model: str = "any", **more: Any) -> None:
         self.events: list[dict[str, Any]] = []
         self._place = 0
-        more = {"additional_headers": server.headers} | more
         self._dialling = connect(f"{server.socket}?model={model}", max_size=None, **more)
         self._socket: ClientConnection | None = None
 

@@ -29,6 +29,10 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def talker(server: Server, key: str) -> Talker:
+    return Talker(server, additional_headers=bearer(key))
+
+
 def capacity(server: Server, key: str) -> dict[str, Any]:
     answer = ask("GET", f"{server.url}/v1/capacity", headers=bearer(key))
     assert answer.status_code == 200, answer.text
@@ -84,8 +88,8 @@ def test_capacity_counts_places_rows_and_what_a_key_has_left(server: Server) -> 
     assert 0 < before["rows"]["free"] <= before["rows"]["total"]
 
     async def main() -> None:
-        async with Talker(server) as talker:
-            response = await talker.ask("Good morning.")
+        async with talker(server, BETA) as client:
+            response = await client.ask("Good morning.")
             # What the worker says of itself comes some tenths of a second later.
             during = before
             while during["first_audio_ms"] is None:
@@ -112,17 +116,17 @@ def test_a_key_leaves_the_last_place_to_the_other(server: Server) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             for _ in range(PLACES - 1):
-                await stack.enter_async_context(Talker(server))
+                await stack.enter_async_context(talker(server, BETA))
             assert (await asyncio.to_thread(capacity, server, BETA))["admits"] is False
             assert (await asyncio.to_thread(capacity, server, ALPHA))["admits"] is True
             with pytest.raises(InvalidStatus) as refused:
-                await Talker(server).__aenter__()
+                await talker(server, BETA).__aenter__()
             assert refused.value.response.status_code == 429
             assert refused.value.response.headers["retry-after"] == "5"
             error = json.loads(refused.value.response.body)["error"]
             assert error["code"] == "per_key"
             assert "kept for keys that have none" in error["message"]
-            other = Talker(server, additional_headers=bearer(ALPHA))
+            other = talker(server, ALPHA)
             await stack.enter_async_context(other)
             assert (await other.ask("Good morning."))["status"] == "completed"
 

@@ -166,8 +166,7 @@ def ask_for_the_capital(port: int) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-@pytest.mark.system
-@pytest.mark.slow  # a bare system and 500 MB of packages are fetched
+@pytest.mark.bare  # a bare system and 500 MB of packages are fetched
 @pytest.mark.timeout(1800)
 def test_the_steps_of_the_image_end_in_a_server_that_answers(image: Image) -> None:
     port = free_port()
@@ -235,8 +234,7 @@ class Machine:
         return min(found)
 
 
-@pytest.mark.system
-@pytest.mark.slow  # a bare system and 500 MB of packages are fetched
+@pytest.mark.bare  # a bare system and 500 MB of packages are fetched
 @pytest.mark.timeout(1800)
 def test_systemd_runs_the_unit_and_starts_it_again(image: Image) -> None:
     port = free_port()

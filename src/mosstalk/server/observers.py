@@ -38,8 +38,8 @@ _BUSY = {
 }
 """As the fields of ``Busy`` lie."""
 REFUSALS = (
-    "key", "host", "origin", "unknown_url", "per_key", "full", "connections", "loading",
-    "draining", "dead", "settings",
+    "key", "host", "origin", "unknown_url", "per_key", "rate_limit_exceeded", "full",
+    "connections", "loading", "draining", "dead", "invalid_resume_token", "store", "settings",
 )  # fmt: skip
 """Why connections are refused; a few other words are counted once they were used."""
 CLOSES = (
