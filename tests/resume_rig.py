@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
+from conftest import require_program, run
 from realtime_rig import judge
-from server_rig import Server, Talker
+from server_rig import POLL_S, START_S, Served, Server, Talker
 from websockets.exceptions import InvalidStatus
+
+from mosstalk.server.conversations import KeptConversation, unpacked
 
 Wire = dict[str, Any]
 ASKED = ("Good morning.", "What is the time?", "Thank you.")
@@ -27,7 +32,7 @@ def resume_of(talker: Talker) -> Wire:
     return resume
 
 
-def back(server: Server, token: str, **more: Any) -> Talker:
+def back(server: Served, token: str, **more: Any) -> Talker:
     """A client that comes back with a token."""
     return Talker(server, model=f"any&resume={token}", **more)
 
@@ -76,7 +81,7 @@ def rows_of(server: Server, folder: Path, session_id: str) -> list[tuple[int, in
     return [tuple(row) for row in json.loads(found()[0].read_text())]
 
 
-async def talk(server: Server, *asked: str) -> Talker:
+async def talk(server: Served, *asked: str) -> Talker:
     """A client that has asked this and heard the answers, and is still there."""
     talker = await Talker(server).__aenter__()
     for text in asked:
@@ -88,3 +93,55 @@ async def talk(server: Server, *asked: str) -> Talker:
 async def both(*waits: Any) -> list[Any]:
     """What both come to, at the same time."""
     return await asyncio.gather(*waits, return_exceptions=True)
+
+
+@dataclass
+class Store:
+    """A Redis of its own, which can be stopped and started again."""
+
+    folder: Path
+    port: int
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        """Where servers reach it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def client(self) -> Any:
+        """Somebody who looks at what it holds."""
+        from redis import Redis
+
+        return Redis.from_url(self.url)
+
+    def start(self) -> None:
+        """Start it and wait until it answers; it holds nothing."""
+        words = ("--port", str(self.port), "--save", "", "--dir", str(self.folder))
+        self.process = subprocess.Popen(
+            [require_program("redis-server"), *words], stdout=subprocess.DEVNULL
+        )
+        from redis.exceptions import ConnectionError as NotThereError
+
+        end_s = time.monotonic() + START_S
+        while True:
+            try:
+                self.client.ping()
+            except NotThereError:
+                assert time.monotonic() < end_s, "Redis does not start"
+                time.sleep(POLL_S)
+            else:
+                return
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def conversations(self) -> list[KeptConversation]:
+        """All that are kept and were not taken up."""
+        client = self.client
+        held = (client.hgetall(key) for key in client.keys("mosstalk:conversation:*"))
+        plain = ({name.decode(): value for name, value in each.items()} for each in held)
+        return [unpacked(each) for each in plain if "head" in each]

@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
-from conftest import command_environment, require_package, run
+from conftest import command_environment, require_package, require_program, run
+from resume_rig import Store, back, history, token_of, words
 from server_rig import POLL_S, Talker, ask, free_port, typed
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -37,6 +38,7 @@ serve:
   max-sessions: {PLACES}
   drain-timeout: 20
   transcriber: none
+  store: STORE
 """
 
 
@@ -114,11 +116,21 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(cache_folder: Path) -> Iterator[Fleet]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """What both replicas keep conversations in."""
+    redis = Store(tmp_path_factory.mktemp("redis"), free_port())
+    if shutil.which("redis-server"):
+        redis.start()
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture(scope="module")
+def fleet(cache_folder: Path, store: Store) -> Iterator[Fleet]:
     """Two replicas, ready. Its folder has a short name: Ray's sockets are in it."""
     require_package("ray", "fleet")
     folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
-    running = Fleet(folder, cache_folder)
+    running = Fleet(folder, cache_folder, FILE.replace("STORE", store.url))
     try:
         running.await_that(lambda: "\nready: " in running.printed())
         # A moment later the ingress knows them all.
@@ -208,6 +220,48 @@ def test_a_key_for_a_page_opens_every_replica(fleet: Fleet) -> None:
     run(main())
 
 
+@pytest.mark.system
+def test_a_conversation_goes_on_at_another_replica_when_its_own_is_killed(
+    fleet: Fleet, store: Store
+) -> None:
+    require_program("redis-server")
+
+    async def again(talker: Talker) -> float | None:
+        """How many seconds after its connection was lost a client goes on; None: it was not."""
+        with suppress(ConnectionClosed):
+            await said_hello(talker)
+            return None
+        lost_s = time.monotonic()
+        while True:
+            with suppress(InvalidStatus, OSError):  # until the ingress knows that one is gone
+                async with back(fleet, token_of(talker)) as resumed:
+                    resumed_s = time.monotonic() - lost_s
+                    items = await history(resumed)
+                    assert [each["role"] for each in items] == ["user", "assistant"]
+                    assert words(items[1])
+                    assert await said_hello(resumed)
+                    return resumed_s
+
+    def both_kept() -> bool:
+        return [len(each.items) for each in store.conversations()] == [2] * REPLICAS
+
+    async def main() -> None:
+        await await_sessions(fleet, [0] * REPLICAS)
+        store.client.flushall()  # what other tests have left
+        async with AsyncExitStack() as stack:
+            talkers = [await stack.enter_async_context(Talker(fleet)) for _ in range(REPLICAS)]
+            for talker in talkers:
+                await said_hello(talker)
+            await asyncio.to_thread(fleet.await_that, both_kept)
+            os.kill(fleet.replicas()[0], signal.SIGKILL)
+            took = await asyncio.gather(*map(again, talkers))
+        (took_s,) = [each for each in took if each is not None]
+        print(f"resumed {took_s:.2f} s after the connection was lost")
+        await await_sessions(fleet, [0] * REPLICAS)
+
+    run(main(), 180)
+
+
 def test_a_killed_replica_takes_its_own_clients_along_and_has_a_successor(fleet: Fleet) -> None:
     async def lost(talker: Talker) -> bool:
         """Whether the connection broke, without a word; False: an answer came first."""
@@ -264,7 +318,7 @@ def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) ->
 def test_a_fleet_that_cannot_serve_says_why_and_ends(cache_folder: Path) -> None:
     require_package("ray", "fleet")
     folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
-    one = FILE.replace(f"replicas: {REPLICAS}", "replicas: 1")
+    one = FILE.replace(f"replicas: {REPLICAS}", "replicas: 1").replace("STORE", "none")
     fleet = Fleet(folder, cache_folder, f"{one}  model: nowhere\n  codec: nowhere\n")
     try:
         assert fleet.process.wait(START_S) == 70, fleet.printed()

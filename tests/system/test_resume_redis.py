@@ -3,76 +3,22 @@
 import asyncio
 import base64
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import require_package, require_program, run
-from redis import Redis
-from redis.exceptions import ConnectionError as NotThereError
-from resume_rig import ASKED, back, both, history, lose, refusal, rows_of, talk, token_of
+from conftest import require_package, run
+from resume_rig import ASKED, Store, back, both, history, lose, refusal, rows_of, talk, token_of
 from server_rig import POLL_S, QUICK, START_S, Server, Talker, free_port, serving, typed
 from session_rig import pocket
 from websockets.exceptions import InvalidStatus
 
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import Reply, Row
-from mosstalk.server.conversations import KeptConversation, unpacked
 from mosstalk.session.events import KeptItem
 
 pytestmark = pytest.mark.system
-
-
-@dataclass
-class Store:
-    """A Redis of its own, which can be stopped and started again."""
-
-    folder: Path
-    port: int
-    process: "subprocess.Popen[bytes] | None" = None
-
-    @property
-    def url(self) -> str:
-        """Where servers reach it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    @property
-    def client(self) -> Any:
-        """Somebody who looks at what it holds."""
-        return Redis.from_url(self.url)
-
-    def start(self) -> None:
-        """Start it and wait until it answers; it holds nothing."""
-        words = ("--port", str(self.port), "--save", "", "--dir", str(self.folder))
-        self.process = subprocess.Popen(
-            [require_program("redis-server"), *words], stdout=subprocess.DEVNULL
-        )
-        end_s = time.monotonic() + START_S
-        while True:
-            try:
-                self.client.ping()
-            except NotThereError:
-                assert time.monotonic() < end_s, "Redis does not start"
-                time.sleep(POLL_S)
-            else:
-                return
-
-    def kill(self) -> None:
-        """End it at once."""
-        assert self.process
-        self.process.kill()
-        self.process.wait()
-
-    def conversations(self) -> list[KeptConversation]:
-        """All that are kept and were not taken up."""
-        client = self.client
-        held = (client.hgetall(key) for key in client.keys("mosstalk:conversation:*"))
-        plain = ({name.decode(): value for name, value in each.items()} for each in held)
-        return [unpacked(each) for each in plain if "head" in each]
 
 
 @pytest.fixture(scope="module")

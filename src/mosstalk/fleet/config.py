@@ -166,10 +166,17 @@ def serve_command(options: Mapping[str, Any]) -> Serve:
 def serve_options(options: Mapping[str, Any]) -> "ServeOptions":
     """What they mean on this machine, for a replica.
 
+    A client that comes back may come to another replica, which has not this one's memory: so it
+    can where all have one store, and else it is given no token.
+
     Raises:
         ConfigError, OptionError: they mean nothing here.
     """
-    return replace(serve_command(options).options(), front_processes=0)
+    from mosstalk.server.store import MEMORY
+
+    served = serve_command(options).options()
+    shared = served.store if served.store and served.store.url != MEMORY else None
+    return replace(served, front_processes=0, store=shared)
 
 
 def read_config(path: Path) -> FleetConfig:

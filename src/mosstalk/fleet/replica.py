@@ -101,9 +101,10 @@ class Replica:
         served.log.install("front")
         self._context = context = ServerContext(served)
         self._server = make_server(context)
+        self._beside = [each for each in (context.conversations, context.transcriber) if each]
         await context.engine.start()
-        if context.transcriber:
-            await context.transcriber.start()
+        for part in self._beside:
+            await part.start()
         engine = context.engine
         await asyncio.wait((engine.ready, engine.dead), return_when=asyncio.FIRST_COMPLETED)
         if engine.dead.done():
@@ -144,8 +145,8 @@ class Replica:
             task.cancel()
         context = self._context
         await context.engine.stop()
-        if context.transcriber:
-            await context.transcriber.stop()
+        for part in self._beside:
+            await part.stop()
         if context.recorder:
             context.recorder.stop()
         await send({"type": "lifespan.shutdown.complete"})
