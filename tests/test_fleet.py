@@ -81,12 +81,17 @@ class Fleet:
 
     def processes(self) -> dict[int, bytes]:
         """Itself and all processes below it, by id, with what each is called."""
-        found = {self.process.pid: b""}
-        for each in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        parents = dict[int, int]()
+        for each in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent in found:
-                    found[int(each.name)] = (each / "cmdline").read_bytes()
+                stat = (each / "stat").read_text()
+                parents[int(each.name)] = int(stat.rpartition(")")[2].split()[1])
+        found, left = dict[int, bytes](), [self.process.pid]
+        while left:  # a child may well have a smaller id than its parent
+            found[left[0]] = b""
+            with suppress(OSError):
+                found[left[0]] = Path(f"/proc/{left[0]}/cmdline").read_bytes()
+            left = [*left[1:], *(pid for pid, parent in parents.items() if parent == left[0])]
         return found
 
     def replicas(self) -> list[int]:
