@@ -20,6 +20,7 @@ from server_rig import QUICK, Server, Talker, full_pipe, serving, typed
 from typer.testing import CliRunner
 
 from mosstalk.cli import app
+from mosstalk.server.app import VERSION
 
 CODES = 100
 LONG = (*QUICK, "--script", f"speech:{CODES}")
@@ -302,7 +303,8 @@ def test_while_the_models_are_loaded_nobody_is_let_in(cache_folder: Path) -> Non
     server = Server(*QUICK, cache=cache_folder)
     try:
         assert server.get("/ready").json()["error"]["code"] == "loading"
-        assert server.get("/health").json() == {"status": "ok", "worker": "loading"}
+        told = {"status": "ok", "worker": "loading", "version": VERSION}
+        assert server.get("/health").json() == told
         with pytest.raises(Exception, match="HTTP 503"):
             run(Talker(server).__aenter__())  # type: ignore[arg-type]
         server.signal(signal.SIGTERM)

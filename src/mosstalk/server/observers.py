@@ -43,8 +43,8 @@ REFUSALS = (
 )  # fmt: skip
 """Why connections are refused; a few other words are counted once they were used."""
 CLOSES = (
-    "client", "vanished", "idle", "longest", "slow", "stalled", "too_big", "flood", "protocol",
-    "engine", "drain", "error", "fault",
+    "client", "vanished", "resumed", "idle", "longest", "slow", "stalled", "too_big", "flood",
+    "protocol", "engine", "drain", "error", "fault",
 )  # fmt: skip
 """Why sessions end."""
 _ENDS = (("completed", "none"), ("failed", "error"))
@@ -168,8 +168,9 @@ class Metrics:
         self.errors.labels(_SERVER_ERROR)
         for outcome in ("used", "dropped"):
             self.early.labels(outcome)
-        for direction in ("in", "out"):
-            self.messages.labels(direction)
+        named = ((self.messages, ("in", "out")), (self.store_failures, ("take", "write")))
+        for counter, name in ((counter, name) for counter, names in named for name in names):
+            counter.labels(name)
         for state in ("used", "free"):
             self.blocks.labels(state).set(0)
         for kind in events.Usage.__dataclass_fields__:
