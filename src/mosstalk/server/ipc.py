@@ -288,7 +288,7 @@ class SessionEvent:
 class Heartbeat:
     """A sign of life, several times a second, and how things are.
 
-    ``first_audio_ms`` is as ``HostFigures`` has it, and so are the counts.
+    ``first_audio_ms`` is as ``Host`` has it, and the counts as ``HostFigures`` has them.
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
     many commands each session has carried out or refused; ``steps_s`` how long each step took
     since the last pulse, and ``busy`` what each part of the worker spent and did.

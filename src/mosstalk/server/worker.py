@@ -263,6 +263,7 @@ class Worker:
             resident_bytes(),
             engine_silent_s=self._probe.silent_s,
             **vars(loaded.host.figures),
+            first_audio_ms=loaded.host.first_audio_ms,
             steps_s=loaded.steps.taken_s(),
             busy=self._spent(),
             done=self.first.done(),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -80,8 +80,7 @@ class HostFigures:
     """How a host is doing; ``replies`` are being made, ``waiting`` are in line.
 
     Of all replies that were begun before their turn had ended, ``early_used`` were wanted and
-    ``early_dropped`` were not. ``first_audio_ms`` is the time from the end of a turn to the first
-    sound, its median and its 95th percentile over the last turns; None while there are none.
+    ``early_dropped`` were not.
     """
 
     sessions: int
@@ -91,7 +90,6 @@ class HostFigures:
     blocks_in_use: int
     early_used: int
     early_dropped: int
-    first_audio_ms: tuple[float, float] | None
 
 
 class Host:
@@ -125,7 +123,8 @@ class Host:
         self.pipeline, self._detector, self.clock = pipeline, detector, clock
         self.long_work = asyncio.Lock()
         self.early_used = self.early_dropped = 0
-        self.first_audio_ms = deque[float](maxlen=_RECENT_TURNS)
+        self.first_audios_ms = deque[float](maxlen=_RECENT_TURNS)
+        """Of the last turns, how long after their end their first sound was there."""
         self._voices: dict[str, Voice] = {}
         """Those that are ready to be spoken with."""
         self._watch: asyncio.Task[None] | None = None
@@ -277,7 +276,7 @@ class Host:
                     raise EngineStoppedError(f"warming up failed: {event.message}")
                 if isinstance(event, ResponseDone):
                     break
-        self.first_audio_ms.clear()
+        self.first_audios_ms.clear()
 
     # For sessions.
 
@@ -361,8 +360,17 @@ class Host:
         return HostFigures(
             len(self.sessions), len(scheduler.running), len(scheduler.waiting),
             pool.size, pool.in_use, self.early_used, self.early_dropped,
-            _median_and_p95(self.first_audio_ms),
         )  # fmt: skip
+
+    @property
+    def first_audio_ms(self) -> tuple[float, float] | None:
+        """From the end of a turn to its first sound, over the last turns; None without any.
+
+        Its median and its 95th percentile.
+        """
+        ordered = sorted(self.first_audios_ms)
+        last = len(ordered) - 1
+        return (ordered[last // 2], ordered[round(0.95 * last)]) if ordered else None
 
     @property
     def has_slack(self) -> bool:
@@ -381,12 +389,6 @@ class Host:
         why = f"{type(failure).__name__}: {failure}" if failure else "it was stopped"
         for session in list(self.sessions.values()):
             session.on_engine_ended(f"the engine has ended ({why}); open another session later")
-
-
-def _median_and_p95(values: Collection[float]) -> tuple[float, float] | None:
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return (ordered[last // 2], ordered[round(0.95 * last)]) if ordered else None
 
 
 def _decoder_of(codec: Codec, options: HostOptions) -> SpeechDecoder:

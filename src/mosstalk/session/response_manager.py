@@ -334,7 +334,7 @@ class ResponseManager:
         assert outcome is not None
         timings = response.timings()
         if timings.commit_to_first_audio_ms is not None:
-            state.host.first_audio_ms.append(timings.commit_to_first_audio_ms)
+            state.host.first_audios_ms.append(timings.commit_to_first_audio_ms)
         own = response.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None
         state.emit(events.ItemDone(item, before, response.in_conversation))
