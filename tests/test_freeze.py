@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from freeze.__main__ import record
 from freeze.commands import boxes_of
-from freeze.compare import Known, compare, frozen_commit, read_known, report
+from freeze.compare import Known, compare, frozen_commit, lines_of, read_known, report
 from freeze.node_ids import print_tests
 from freeze.results import Results
 from freeze.transcript import transcript
@@ -70,6 +70,17 @@ def test_a_transcript_joins_deltas_and_numbers_ids(tmp_path: Path) -> None:
     ]
 
 
+def test_a_token_to_resume_is_numbered_and_told_from_another(tmp_path: Path) -> None:
+    first, other = f"resume_{'a-_Z' * 10}abc", f"resume_{'0123' * 10}12-"
+    events = [
+        {"type": "session.updated", "session": {"mosstalk": {"resume": {"token": token}}}}
+        for token in (first, first, other, f"{other}more")
+    ]
+    told = transcript(events, Results(tmp_path))
+    tokens = [event["session"]["mosstalk"]["resume"]["token"] for event in told]
+    assert tokens == ["resume#1", "resume#1", "resume#2", f"{other}more"]
+
+
 def test_help_is_compared_entry_by_entry_wherever_its_lines_break() -> None:
     narrow = """
  Usage: mosstalk speak [OPTIONS] [text]
@@ -115,6 +126,16 @@ def test_tests_that_moved_are_told_from_those_that_are_gone(
     ]
 
 
+def what_differs(old: Path, new: Path) -> list[str]:
+    """All differences of two recordings, to be read."""
+    return [
+        f"{verdict.item}: {line}"
+        for verdict in compare(old, new, [])
+        for difference in verdict.differences
+        for line in lines_of(difference)
+    ]
+
+
 @pytest.mark.system  # records what a server or a command does, three times: a minute
 @pytest.mark.parametrize(
     ("only", "was", "now"),
@@ -133,5 +154,5 @@ def test_a_changed_copy_is_caught(only: str, was: str, now: str, tmp_path: Path)
     assert record(ROOT, made, "made/built") == 0
     for checkout, out in ((ROOT, old), (ROOT, same), (copy, new)):
         assert record(checkout, out, only, made) == 0
-    assert all(verdict.word == "equal" for verdict in compare(old, same, []))
-    assert any(verdict.word == "DIFFERS" for verdict in compare(old, new, []))
+    assert what_differs(old, same) == []
+    assert what_differs(old, new)

@@ -23,7 +23,10 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "bigvgan": (*_ALIKE, *BIGVGAN, "--voice", "made/ada.safetensors", "--vad", "none"),
     "built": (*_ALIKE, "--model", "made/built", "--vad", "none"),
 }
-"""Each has the conversations of the folder of its name, one after the other."""
+"""Each has the conversations of the folder of its name, one after the other.
+
+None writes down what is said, as ``Subject.untranscribed`` explains.
+"""
 _RECORDED = "pocket"
 
 
@@ -46,7 +49,8 @@ def replay_jobs(recorder: Recorder) -> Iterator[Job]:
 
 
 def _serve(recorder: Recorder, name: str) -> None:
-    words, recordings = SERVERS[name], recorder.subject.fresh / "recordings"
+    words = (*SERVERS[name], *recorder.subject.untranscribed)
+    recordings = recorder.subject.fresh / "recordings"
     if name == _RECORDED:
         words = (*words, "--record", str(recordings))
     sessions: dict[str, str] = {}

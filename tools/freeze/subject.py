@@ -124,6 +124,18 @@ class Subject:
             self._runners.put(runner)
             return Run(code, *(file.read_text() for file in files[1:]))
 
+    @cached_property
+    def untranscribed(self) -> tuple[str, ...]:
+        """Options with which its server writes down nothing of what is said.
+
+        A process that yields to all others does that, so when its words come depends on what else
+        the machine does. Checkouts that refuse these options do it only where they are asked to.
+        """
+        words = ("--transcriber", "none")
+        asked = self.command("serve", *words, "--vad", "none", "--print-config")
+        run = self.python(*asked[1:])
+        return () if run.code and " ".join(words) in run.err else words
+
     def python(self, *words: str) -> Run:
         """Run Python to its end, where ``import mosstalk`` is this checkout's."""
         run = subprocess.run(

@@ -9,7 +9,10 @@ import numpy as np
 from .results import Results, masked
 from .wire import RATE
 
-_ID = re.compile(r"\b(event|item|resp|sess|conv)_[0-9a-f]{8,}(?:_\d+)?\b")
+_ID = re.compile(
+    r"\b(?:(event|item|resp|sess|conv)_[0-9a-f]{8,}(?:_\d+)?\b|(resume)_[\w-]{43}(?![\w-]))"
+)
+"""What the server makes up anew: ids, and tokens with which a conversation goes on."""
 _TIMINGS = ("_first_audio_ms", "_first_text_ms", "total_ms", "real_time_factor", "expires_at")
 _TIME_DEPENDENT = ("cached_tokens",)
 """How much was read ahead, beside those above."""
@@ -21,7 +24,7 @@ _SOUND = ("response.output_audio.delta", "response.audio.delta")
 def transcript(
     events: list[dict[str, Any]], results: Results, heard_samples: int = 0
 ) -> list[dict[str, Any]]:
-    """Events in their order, a response's deltas as one, ids numbered as they come.
+    """Events in their order, a response's deltas as one, ids and tokens numbered as they come.
 
     Of an interrupted response the first ``heard_samples`` alone are kept.
     """
@@ -62,12 +65,17 @@ def transcript(
 
 
 def _numbered(told: Any) -> Any:
-    """Ids that the server made, by their kind and the order in which they came up."""
+    """Ids and tokens that the server made, by their kind and the order in which they came up.
+
+    They are random, so they differ between any two runs. By their numbers a token that changes
+    within a conversation is still told from one that stays.
+    """
     numbers: dict[str, dict[str, int]] = {}
 
     def name(match: re.Match[str]) -> str:
-        known = numbers.setdefault(match[1], {})
-        return f"{match[1]}#{known.setdefault(match[0], len(known) + 1)}"
+        kind = match[1] or match[2]
+        known = numbers.setdefault(kind, {})
+        return f"{kind}#{known.setdefault(match[0], len(known) + 1)}"
 
     def walk(value: Any) -> Any:
         if isinstance(value, dict):
