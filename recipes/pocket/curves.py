@@ -37,12 +37,17 @@ PANELS = {
             ("mel, L1", "mel", "held_out_mel"),
         ),
         Panel(
-            "share of 20 ms with the right phone",
-            ("", "right", "held_out_right"),
-            ("other voices, no noise", "right_of_others", ""),
+            "share that is right, or stays what it was",
+            ("phones of 20 ms", "right", "held_out_right"),
+            ("codes of the teacher", "", "same_clean"),
+            ("codes of another throat", "", "same_heard"),
             logarithmic=False,
         ),
-        Panel("perplexity of 1,024 codes", ("", "", "perplexity"), logarithmic=False),
+        Panel(
+            "error of the hidden state, share of its variance",
+            ("as the map tells it", "told", ""),
+            ("other voices, from what is told", "followed", ""),
+        ),
     ),
     "flow": (
         Panel("loss", ("flow matching", "flow", ""), ("mu to mel / 4, L1", "mu", "")),

@@ -54,9 +54,9 @@ _SAID_AGAIN = 0.4
 """Of those, the share whose text is asked for in a chat: then it is written before it is spoken, as
 answers are. There are some five times as many such texts as answers."""
 _ASK_TO_SAY = read_wordings()["repeat.say"].patterns
-_LAST_SILENCE = 2
+_LAST_SILENCE = 1
 """Codes of silence at a reply's end. Any code may stand for silence that lasts, so that none can be
-foretold, and one that does not fit those before it is heard as a click."""
+foretold, and one that does not fit those before it is heard as a click: a second one was."""
 _PAUSE = PHONES.index("pau")
 _INTERRUPTED = 0.2
 """Share of the replies before a dialogue's last that are cut short, as by a user who breaks in. A
