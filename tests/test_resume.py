@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from conftest import run
 from openai import AsyncOpenAI
@@ -196,7 +197,7 @@ def test_who_comes_back_takes_the_place_of_its_connection_that_nobody_has_missed
             async with back(server, token_of(talker)) as again:
                 assert len(await history(again)) == 2
                 assert await talker.closed() == (
-                    1000, "the conversation goes on in another connection"
+                    1000, "the conversation was taken up elsewhere, or deleted"
                 )  # fmt: skip
 
     run(main())
@@ -279,6 +280,38 @@ def test_tokens_stand_in_clear_in_no_log_and_no_recording(server: Server, record
             assert tokens[0].encode() not in path.read_bytes(), path
     wires = [path.read_text() for path in records.glob("*/wire.jsonl")]
     assert any(f"{tokens[0][:11]}..." in wire for wire in wires)
+
+
+def test_a_conversation_is_deleted_with_its_recordings(server: Server, records: Path) -> None:
+    """With its token, while somebody still talks; the token is worth nothing from then on."""
+    before = set(records.iterdir())
+
+    def delete(token: str, status: int) -> dict[str, Any]:
+        shown = {"X-Mosstalk-Resume": token}
+        answer = httpx.delete(f"{server.url}/v1/realtime/conversation", headers=shown)
+        assert answer.status_code == status, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
+
+    async def main() -> None:
+        lost = await talk(server, ASKED[0])
+        lose(lost)
+        async with back(server, token_of(lost)) as talker:
+            await history(talker)
+            told = await asyncio.to_thread(delete, token_of(talker), 200)
+            assert (told["object"], told["deleted"]) == ("conversation.deleted", True)
+            assert told["id"].startswith("conv_")
+            assert told["mosstalk"] == {"recordings": 2}
+            assert await talker.closed() == (
+                1000, "the conversation was taken up elsewhere, or deleted"
+            )  # fmt: skip
+            again = await asyncio.to_thread(delete, token_of(talker), 400)
+            assert again["error"]["code"] == "invalid_resume_token"
+        assert refusal(server, token_of(talker))["code"] == "invalid_resume_token"
+
+    run(main())
+    server.await_nothing_held()
+    assert set(records.iterdir()) == before
 
 
 def test_a_session_that_transcribes_has_no_token(server: Server) -> None:

@@ -1,6 +1,8 @@
 """Recordings: what is kept, that it can be replayed, and what a full disk does."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -230,6 +232,24 @@ def test_a_disk_that_fills_ends_the_recording_and_nothing_else(
     assert isinstance(pushed, Push)
     assert (pushed.pcm, pushed.rate) == (b"\1\0" * 240, 24_000)
     assert read.closed is None
+
+
+def test_old_recordings_are_deleted_and_nothing_else_in_the_folder(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, Metrics())
+    for name in ("sess_1", "sess_2"):
+        kept = recorder.open(SETTINGS, FACTS, f"conv_{name}")
+        kept.on_event(SessionOpened(name, SETTINGS, clock=0))
+    recorder.stop()
+    (tmp_path / "notes").mkdir()
+    old, new = (next(tmp_path.glob(f"*{name}")) for name in ("sess_1", "sess_2"))
+    two_days_ago_s = time.time() - 2 * 86_400
+    for path in (tmp_path / "notes", *old.iterdir()):
+        os.utime(path, (two_days_ago_s, two_days_ago_s))
+    os.utime(new / "session.json", (two_days_ago_s, two_days_ago_s))  # but more has come since
+    Recorder(tmp_path, Metrics(), days=3).stop()
+    assert old.exists()
+    Recorder(tmp_path, Metrics(), days=1).stop()
+    assert sorted(tmp_path.iterdir()) == sorted([new, tmp_path / "notes"])
 
 
 def test_a_disk_that_takes_no_more_ends_the_recording_too(

@@ -177,6 +177,9 @@ class Serve:
         "own there, for mosstalk replay. Tell the people who talk.",
         metavar="DIR",
     )
+    record_days: float | None = option(
+        None, "Delete recordings to which nothing was added for so many days. Default: keep them."
+    )
     store: str | None = option(
         None,
         "Where conversations are kept that clients may resume: memory, none, or the URL of a Redis "
@@ -239,7 +242,7 @@ class Serve:
         from mosstalk.server.store import MEMORY, store_options
 
         require_pair(self.model, self.codec)
-        for name in ("drain_timeout", "watchdog", "max_sessions"):
+        for name in ("drain_timeout", "watchdog", "max_sessions", "record_days"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise OptionError(f"--{name.replace('_', '-')} must be above 0")
@@ -266,6 +269,7 @@ class Serve:
             drain_s=self.drain_timeout,
             watchdog_s=self.watchdog,
             record=self.record,
+            record_days=self.record_days,
             transcriber=transcriber,
             untranscribed=untranscribed,
             front_processes=0 if tls else self.front_processes,

@@ -186,6 +186,7 @@ class ServeOptions:
     drain_s: float = 30.0
     watchdog_s: float = 30.0
     record: Path | None = None
+    record_days: float | None = None
     transcriber: str | None = None
     untranscribed: str = ""
     front_processes: int | None = None
@@ -227,7 +228,9 @@ class ServerContext:
         self.tls = options.tls.context() if options.tls else None
         self.quotas = KeyQuotas(options.limits, options.worker.sessions, len(options.keys))
         self._hosts = Hosts(options.hosts, checked=not options.keys)
-        self.recorder = Recorder(options.record, metrics) if options.record else None
+        self.recorder = (
+            Recorder(options.record, metrics, options.record_days) if options.record else None
+        )
         self.conversations = Conversations(options.store, metrics) if options.store else None
         self.transcriber: Transcriber | None = None
         if options.transcriber:

@@ -1,5 +1,6 @@
 """Routes: Realtime and calls by WebSocket, speech, chats, models, health, metrics, the page."""
 
+import asyncio
 import hashlib
 import math
 import re
@@ -24,7 +25,7 @@ from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerConte
 from mosstalk.server.capacity import capacity
 from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
-from mosstalk.server.connection import end_forerunner, opened
+from mosstalk.server.connection import end_forerunner, opened, resume_key
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.keys import Grant
 from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, Limits, raise_file_limit
@@ -33,6 +34,7 @@ from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.realtime.validation import WireError
 from mosstalk.server.speech import SpeechReply, speech_request
+from mosstalk.server.store import StoreError
 from mosstalk.server.telephony import TWILIO, TwilioProtocol, granted
 from mosstalk.server.tls import TlsProtocol
 from mosstalk.server.transcription import TranscriptionReply
@@ -66,12 +68,14 @@ SPEECH = "/v1/audio/speech"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 CHAT = "/v1/chat/completions"
 CAPACITY = "/v1/capacity"
+CONVERSATION = f"{REALTIME}/conversation"
 CLIENT_SECRETS = f"{REALTIME}/client_secrets"
 CALLS = f"{REALTIME}/calls"
 SERVED = (
     f"served are WebSockets at {REALTIME} and {TWILIO}, POST {SPEECH}, POST {TRANSCRIPTIONS}, "
-    f"POST {CHAT}, POST {CLIENT_SECRETS}, POST {CALLS} for WebRTC, and GET /v1/models, "
-    f"/v1/models/NAME, {CAPACITY}, /health, /ready, /metrics and /, a page to talk with"
+    f"POST {CHAT}, POST {CLIENT_SECRETS}, POST {CALLS} for WebRTC, "
+    f"DELETE {CONVERSATION}, and GET /v1/models, /v1/models/NAME, {CAPACITY}, /health, /ready, "
+    "/metrics and /, a page to talk with"
 )
 """What is said to whoever asks for something else."""
 _METHODS = ("GET", "HEAD")
@@ -112,6 +116,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     app.add_api_route(CALLS, calls.begin, methods=["POST"])
     app.add_api_route(f"{CALLS}/{{call_id}}/hangup", calls.hang_up, methods=["POST"])
     app.add_api_route(CLIENT_SECRETS, routes.client_secret, methods=["POST"])
+    app.add_api_route(CONVERSATION, routes.delete, methods=["DELETE"])
     return _Entrance(app, context)
 
 
@@ -292,6 +297,29 @@ class Routes:
         except (WireError, RefusedError) as error:
             return Refusal.of(error).answer()
         return JSONResponse(made, headers={"Cache-Control": "no-store"})
+
+    async def delete(self, request: Request) -> Response:
+        """Delete the conversation whose token is shown, with all recordings of it."""
+        context = self._context
+        grant = context.granted(request)
+        if isinstance(grant, Refusal):
+            context.note_refusal(grant)
+            return grant.answer()
+        if refusal := context.unavailable or context.refuse_quota(grant.name):
+            context.note_refusal(refusal)
+            return refusal.answer()
+        key, conversations = resume_key(request, context, grant), context.conversations
+        try:
+            kept = await conversations.delete(key) if key and conversations else None
+        except StoreError as error:
+            return Refusal.of(error).answer()
+        if kept is None:
+            return admission.NOT_RESUMED.answer()
+        recorder, name, recordings = context.recorder, kept.conversation_id, 0
+        if recorder:
+            recordings = await asyncio.wrap_future(recorder.delete(name))
+        told = {"id": name, "object": "conversation.deleted", "deleted": True}
+        return JSONResponse(told | {"mosstalk": {"recordings": recordings}})
 
     async def realtime_over_http(self) -> Response:
         """Not a conversation: that needs a WebSocket."""

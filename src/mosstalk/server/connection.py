@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mosstalk.errors import MosstalkError
@@ -62,7 +63,7 @@ _CLOSES = {
     CloseReason.HOST: (1012, "the server ends; connect again"),
     DRAIN: (1012, "the server ends; connect again"),
 }
-_TAKEN_UP = Ending("resumed", 1000, "the conversation goes on in another connection")
+_TAKEN_UP = Ending("resumed", 1000, "the conversation was taken up elsewhere, or deleted")
 _GONE = {1008: "flood", 1009: "too_big", 1002: "protocol", 1003: "protocol", 1007: "protocol"}
 
 
@@ -100,8 +101,9 @@ class Connection:
         self._captions: Captions | None = None
         self._observers: list[SessionObserver] = [self._metrics]
         if context.recorder:
-            recording = context.recorder.open(session.settings, context.engine.ready.result())
-            self._observers.append(recording)
+            info = context.engine.ready.result()
+            named = context.recorder.open(session.settings, info, protocol.conversation_id)
+            self._observers.append(named)
         if context.transcriber:
             wanted = lambda: protocol.transcription  # noqa: E731
             told = (wanted, self._pass_on, self._tell_transcript)
@@ -381,15 +383,15 @@ _RESUME = "resume"
 _RESUME_HEADER = "x-mosstalk-resume"
 
 
-def _resume_key(socket: WebSocket, context: ServerContext, grant: Grant) -> str | None:
-    """Under what the conversation is kept that a client wants to go on with, if it does."""
-    token = socket.query_params.get(_RESUME) or socket.headers.get(_RESUME_HEADER)
+def resume_key(asked: HTTPConnection, context: ServerContext, grant: Grant) -> str | None:
+    """Under what the conversation is kept whose token a client shows, if it shows one."""
+    token = asked.query_params.get(_RESUME) or asked.headers.get(_RESUME_HEADER)
     return context.conversation_key(token, grant) if token else None
 
 
 async def end_forerunner(socket: WebSocket, context: ServerContext, grant: Grant) -> None:
     """End the connection that has the conversation which a client comes back to, if one has."""
-    key = _resume_key(socket, context, grant)
+    key = resume_key(socket, context, grant)
     if key and context.conversations:
         await context.conversations.end_connection(key)
 
@@ -405,7 +407,7 @@ async def opened(
     transcribes = socket.query_params.get("intent") == "transcription"
     resumable = speaks is RealtimeProtocol and not transcribes
     conversations = context.conversations if resumable else None
-    old = _resume_key(socket, context, grant) if speaks is RealtimeProtocol else None
+    old = resume_key(socket, context, grant) if speaks is RealtimeProtocol else None
     kept: KeptConversation | None = None
     try:
         if old:

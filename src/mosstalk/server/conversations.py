@@ -329,6 +329,18 @@ class Conversations:
             _LOG.error("a conversation that was kept cannot be read: %s", error)
             return None
 
+    async def delete(self, key: str) -> KeptConversation | None:
+        """Have a conversation end everywhere: what it was, or None if there is none.
+
+        This process closes the connection that has it. Another one does so when it next writes.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        kept = await self.take(key)
+        await self.end_connection(key)
+        return kept
+
     async def write(
         self, key: str, fields: Fields, gone: Collection[str], seconds: float, *, whole: bool
     ) -> Written | None:

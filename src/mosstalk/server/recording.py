@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -44,29 +45,44 @@ LEFT_BYTES = 64 << 20
 _MOST_WAITING_BYTES = 64 << 20
 """What may wait for the disk; each piece counts its sound or message, and a little more."""
 _PIECE_BYTES = 1024
+_SESSION = "session.json"
+_LOOK_EVERY_S, _DAY_S = 3600.0, 86_400.0
+"""How often old recordings are looked for."""
 _ELIDED = 512
 """Strings of the wire from this length on that hold no blank are counted, not kept."""
 
 
 class Recorder:
-    """Keeps recordings in one folder, which is made; raises OutputError where it cannot be."""
+    """Keeps recordings in one folder, which is made; raises OutputError where it cannot be.
 
-    def __init__(self, folder: Path, metrics: Metrics) -> None:
+    Those to which nothing was added for so many ``days`` are deleted; None: never.
+    """
+
+    def __init__(self, folder: Path, metrics: Metrics, days: float | None = None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.disk_usage(folder)
         except OSError as error:
             raise OutputError(f"{folder}: no recordings there ({error.strerror})") from None
-        self._folder, self._metrics = folder, metrics
+        self._folder, self._metrics, self._days = folder, metrics, days
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._waiting_bytes, self._lock = 0, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="mosstalk-recorder", daemon=True)
         self._thread.start()
         metrics.recorder_up.set_function(self._thread.is_alive)
 
-    def open(self, settings: SessionSettings, info: WorkerInfo) -> "Recording":
-        """A recording of a session that begins now."""
-        return Recording(self, settings, info)
+    def open(
+        self, settings: SessionSettings, info: WorkerInfo, conversation_id: str | None = None
+    ) -> "Recording":
+        """A recording of a session that begins now, in a conversation if it has one."""
+        return Recording(self, settings, info, conversation_id)
+
+    def delete(self, conversation_id: str) -> "Future[int]":
+        """Have a conversation's recordings deleted; it comes to how many there were."""
+        deleted = Future[int]()
+        named = partial(self._delete, lambda path: _conversation_of(path) == conversation_id)
+        self._jobs.put((lambda: deleted.set_result(named()), 0))
+        return deleted
 
     def stop(self) -> None:
         """Write what waits, and end."""
@@ -106,7 +122,17 @@ class Recorder:
             _LOG.exception("a recording failed and ends", extra={"session": session_id})
 
     def _run(self) -> None:
-        while given := self._jobs.get():
+        look_s = 0.0
+        while True:
+            if time.monotonic() >= look_s:
+                self._delete_old()
+                look_s = time.monotonic() + _LOOK_EVERY_S
+            try:
+                given = self._jobs.get(timeout=_LOOK_EVERY_S)
+            except queue.Empty:
+                continue
+            if given is None:
+                return
             job, size = given
             try:
                 job()
@@ -114,12 +140,49 @@ class Recorder:
                 with self._lock:
                     self._waiting_bytes -= size
 
+    def _delete_old(self) -> None:
+        if self._days is not None:
+            oldest_s = time.time() - self._days * _DAY_S
+            self._delete(lambda path: max(map(_written_s, path.parent.iterdir())) < oldest_s)
+
+    def _delete(self, chosen: Callable[[Path], bool]) -> int:
+        """Delete those recordings whose ``session.json`` is chosen; how many they were."""
+        count = 0
+        for path in self._folder.glob(f"*-sess_*/{_SESSION}"):
+            try:
+                if chosen(path):
+                    shutil.rmtree(path.parent)
+                    count += 1
+            except OSError as error:
+                _LOG.warning("a recording cannot be deleted: %s", error)
+        return count
+
+
+def _conversation_of(path: Path) -> str | None:
+    """The conversation that a recording's ``session.json`` names."""
+    try:
+        name: str | None = json.loads(path.read_text()).get("conversation_id")
+    except ValueError:  # it is being written
+        return None
+    return name
+
+
+def _written_s(path: Path) -> float:
+    return path.stat().st_mtime
+
 
 class Recording(SessionObserver):
     """Keeps all that it is shown of a session in files, which a thread of its own writes."""
 
-    def __init__(self, recorder: Recorder, settings: SessionSettings, info: WorkerInfo) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        settings: SessionSettings,
+        info: WorkerInfo,
+        conversation_id: str | None,
+    ) -> None:
         self._recorder, self._settings, self._info = recorder, settings, info
+        self._conversation_id = conversation_id
         self._begun_s, self._began = time.monotonic(), datetime.now(UTC)
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._files: _Files
@@ -141,7 +204,7 @@ class Recording(SessionObserver):
             opened = {
                 "format": FORMAT, "version": __version__, "session_id": event.session_id,
                 "began": self._began.isoformat(), "worker": asdict(self._info),
-                "settings": asdict(self._settings),
+                "settings": asdict(self._settings), "conversation_id": self._conversation_id,
             }  # fmt: skip
             self._waiting.appendleft((lambda: self._open(opened), 0))
         size = len(event.pcm) if isinstance(event, events.AudioDelta) else 0
@@ -198,7 +261,7 @@ class _Files:
 
     def __init__(self, folder: Path, opened: dict[str, Any]) -> None:
         self._folder = folder
-        with _text_file(folder / "session.json") as file:
+        with _text_file(folder / _SESSION) as file:
             file.write(as_text(opened))
         names = ("session.jsonl", "wire.jsonl")
         self._lines = {name: _text_file(folder / name) for name in names}

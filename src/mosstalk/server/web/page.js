@@ -262,8 +262,8 @@ talk.addEventListener("entry", ({ detail }) => {
   if (record.samples) by("save-sound").disabled = false;
 });
 talk.addEventListener("turn", ({ detail }) => figures.put(detail.turn));
-talk.addEventListener("settled", ({ detail: { session, first } }) => {
-  if (first && sessions++) log.say("new-session");
+talk.addEventListener("settled", ({ detail: { session, first, resumed } }) => {
+  if (first && sessions++ && !resumed) log.say("new-session");
   if (first && !session.audio.input.turn_detection) onlyHeld();
   const warnings = choices.show(session);
   facts.session = session;

@@ -122,10 +122,10 @@ export class Sound extends EventTarget {
     return new Promise((resolve) => this.stops.push(resolve));
   }
 
-  /** Forget what was sent: a new session counts from zero. */
-  startOver() {
+  /** Forget what was sent: a new session counts from zero. @param {boolean} silent at once */
+  startOver(silent) {
     this.ledger = new Ledger();
-    return this.stop();
+    if (silent) this.stop();
   }
 
   /** When a moment of what was sent was spoken, in ms of the page's clock; undefined if unknown. */

@@ -12,8 +12,8 @@ const SILENCE_PEAK = 16;
 /**
  * Events: "change" (something that `status` depends on), "turn" {turn}, "entry" {id, who, text,
  * more, note, done, sound, heardMs} (a line of the conversation: `text` and `note` replace, `more`
- * and `sound` add; of its sound so much was heard), "notice" {saying}, "settled" {session, first}
- * (what the server says is in force).
+ * and `sound` add; of its sound so much was heard), "notice" {saying}, "settled" {session, first,
+ * resumed} (what the server says is in force).
  */
 export class Talk extends EventTarget {
   handsFree = false;
@@ -29,6 +29,8 @@ export class Talk extends EventTarget {
   speaking = false;
   /** @type {string | null} the response under way */
   response = null;
+  /** @type {string | null} the item whose sound is on its way */
+  sounding = null;
 
   /** @param {import("./wire.js").Wire} wire @param {import("./sound.js").Sound} sound */
   constructor(wire, sound) {
@@ -43,25 +45,34 @@ export class Talk extends EventTarget {
     sound.addEventListener("dry", ({ detail }) => this.noteOn(detail.item, (turn) => turn.gaps++));
   }
 
-  /** A new session, which knows nothing of an earlier one. */
-  startOver() {
+  /**
+   * A new session, which knows nothing of an earlier one, or goes on with the conversation. Then
+   * what is played goes on too. @param {number} [items] that came back, where it goes on
+   */
+  startOver(items) {
     this.ready = this.speaking = false;
     this.held = this.response = null;
-    /** @type {Map<string, Turn>} by response, and by item */
-    this.turns = new Map();
+    /** Items that the server has yet to tell again. */
+    this.returning = items ?? 0;
     /** @type {Turn | null} a turn whose response has not begun */
     this.pending = null;
-    this.playing = new Set();
-    this.cutOff = new Set();
     /** @type {{fromMs: number, toMs: number} | null} on the tape, the turn that is to be committed */
     this.spoken = null;
     this.tape = new Tape();
-    this.sound.startOver();
+    this.sound.startOver(items === undefined);
+    if (items === undefined) {
+      /** @type {Map<string, Turn>} by response, and by item */
+      this.turns = new Map();
+      this.playing = new Set();
+      this.cutOff = new Set();
+    }
     this.emit("change");
   }
 
   /** The session is gone; what of an answer is here already is played. */
   lost() {
+    if (this.sounding) this.sound.end(this.sounding);
+    this.sounding = null;
     this.ready = this.speaking = false;
     this.held = this.response = this.pending = null;
     this.openMicrophone();

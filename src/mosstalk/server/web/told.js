@@ -5,13 +5,15 @@ import { Turn } from "./turn.js";
 
 /** Marks the events of a turn: an error that names it leaves no answer to wait for. */
 export const TURN = "turn";
+const SPEAKERS = { user: "you", assistant: "reply" };
 
 /** @type {Record<string, (talk: import("./talk.js").Talk, event: any) => void>} by type, with _ for . */
 export const HANDLERS = {
   session_created(talk, { session }) {
-    talk.startOver();
+    const items = session.mosstalk?.resume?.items;
+    talk.startOver(items);
     talk.wire.opened();
-    talk.emit("settled", { session, first: true });
+    talk.emit("settled", { session, first: true, resumed: items !== undefined });
     talk.configure(talk.settings);
   },
   session_updated(talk, { session }) {
@@ -46,6 +48,15 @@ export const HANDLERS = {
   conversation_item_input_audio_transcription_completed(talk, { item_id: id, transcript }) {
     if (transcript) talk.emit("entry", { id, who: "you", text: transcript.trim(), done: true });
   },
+  /** What comes back was perhaps not told to its end before the connection was lost. */
+  conversation_item_done(talk, { item }) {
+    if (!talk.returning) return;
+    talk.returning--;
+    const parts = item.content?.map((part) => part.transcript ?? part.text ?? "") ?? [];
+    const text = parts.join(" ").trim();
+    if (!text || !(item.role in SPEAKERS)) return;
+    talk.emit("entry", { id: item.id, who: SPEAKERS[item.role], text });
+  },
   response_created(talk, { response }) {
     talk.response = response.id;
     talk.turns.set(response.id, talk.pending ?? new Turn("unasked", performance.now()));
@@ -65,8 +76,10 @@ export const HANDLERS = {
     const pcm = decode(delta);
     talk.emit("entry", { id: item_id, who: "reply", sound: pcm.slice() });
     talk.sound.play(item_id, pcm);
+    talk.sounding = item_id;
   },
   response_output_audio_done(talk, { response_id, item_id }) {
+    talk.sounding = null;
     if (!talk.cutOff.has(response_id)) talk.sound.end(item_id);
   },
   response_output_audio_transcript_delta(talk, { item_id: id, delta }) {

@@ -31,6 +31,8 @@ export class Wire extends EventTarget {
   /** @type {WireState} */
   state = "off";
   tries = 0;
+  /** @type {string | null} what takes the conversation up again once its connection is lost */
+  token = null;
 
   /** Connect, and keep connected until `close`. */
   async connect() {
@@ -49,6 +51,7 @@ export class Wire extends EventTarget {
   async renew() {
     const { socket } = this;
     this.leave();
+    this.token = null;
     const attempt = (this.attempt = {});
     this.turn("connecting");
     if (socket) await new Promise((resolve) => socket.addEventListener("close", resolve));
@@ -63,6 +66,7 @@ export class Wire extends EventTarget {
 
   /** An event of the server; before there is a session, an error is its reason to refuse one. */
   received(event) {
+    if (event.type === "session.created") this.token = event.session.mosstalk?.resume?.token;
     if (this.state === "connecting" && event.type === "error") this.refused = event.error;
     else this.emit("message", event);
   }
@@ -93,6 +97,7 @@ export class Wire extends EventTarget {
     const url = here("v1/realtime");
     url.protocol = url.protocol.replace("http", "ws");
     if (model) url.searchParams.set("model", model);
+    if (this.token) url.searchParams.set("resume", this.token);
     return url;
   }
 
@@ -110,6 +115,11 @@ export class Wire extends EventTarget {
   async closed({ code, reason }) {
     this.socket = null;
     const attempt = this.attempt;
+    if (this.refused?.code === "invalid_resume_token") {
+      this.token = null;
+      this.connect();
+      return;
+    }
     if (this.state === "open" && ENDED.includes(code)) {
       this.turn("off", { why: because("session-ended", reason) });
       return;
