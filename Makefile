@@ -14,7 +14,7 @@ pytest = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(venv)/pytest
 # A file is one process's, in the order that tests/conftest.py gives.
 parallel = -n auto --dist loadfile --no-loadscope-reorder
 # What needs nothing but the set-up.
-fast = not (slow or system or alone or bare)
+fast = not (slow or system or alone or bare or faults)
 # pesq is built from source.
 pesq := $(shell command -v cc >/dev/null && echo ,pesq)
 
@@ -27,7 +27,7 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare lint format clean
+.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare test-faults lint format clean
 .PHONY: setup-judges setup-demo
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
@@ -83,6 +83,9 @@ test-all: test setup-judges ## test, and also what takes long or needs the Debia
 
 test-bare: setup-dev ## as root: what deploy/ says, done on a bare Debian, which takes some six minutes
 	$(pytest) -m bare
+
+test-faults: setup-judges ## kill and stop every process of a server in every state, and print what its clients saw
+	$(pytest) -s -m faults
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import command_environment, require_package, require_program, run
 from resume_rig import Store, back, history, token_of, words
@@ -108,6 +111,14 @@ class Fleet:
             if len(found) == REPLICAS:
                 break
         return sorted(found.values())
+
+    def replica_sockets(self) -> list[str]:
+        """Where each replica itself takes connections, past the ingress."""
+        (line,) = [line for line in self.processes().values() if b"haproxy\0-db" in line]
+        words = line.decode().split("\0")
+        config = Path(words[words.index("-f") + 1]).read_text()
+        servers = re.findall(r"^\s*server \S+ ([\d.]+:\d+)", config, re.MULTILINE)
+        return [f"ws://{address}/v1/realtime" for address in servers]
 
     def stop(self) -> None:
         """End it, whatever it does."""
@@ -209,6 +220,39 @@ def test_everything_else_of_a_server_is_there(fleet: Fleet) -> None:
     assert (spoken.status_code, spoken.content[:4]) == (200, b"RIFF")
     missing = ask("GET", f"{url}/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+
+
+@dataclass
+class Behind:
+    """A replica, past the ingress."""
+
+    socket: str
+
+
+@pytest.mark.alone
+def test_the_ingress_adds_two_milliseconds_at_most(fleet: Fleet) -> None:
+    async def main() -> None:
+        await await_sessions(fleet, [0] * REPLICAS)
+        async with (
+            Talker(Behind(fleet.replica_sockets()[0])) as straight,
+            Talker(fleet) as through,
+        ):
+            took_ms: dict[Talker, list[float]] = {straight: [], through: []}
+            for _ in range(500):
+                for talker, each in took_ms.items():
+                    begun_s = time.perf_counter()
+                    await (await talker.socket.ping())
+                    each.append(1000 * (time.perf_counter() - begun_s))
+        (p50, p95), (through_p50, through_p95) = (
+            np.percentile(each, (50, 95)) for each in took_ms.values()
+        )
+        print(
+            f"a frame there and back, ms, p50 / p95: {p50:.2f} / {p95:.2f}, through the ingress "
+            f"{through_p50:.2f} / {through_p95:.2f}, so that adds {through_p95 - p95:.2f} at p95"
+        )
+        assert through_p95 - p95 <= 2
+
+    run(main())
 
 
 def test_a_key_for_a_page_opens_every_replica(fleet: Fleet) -> None:

@@ -140,7 +140,11 @@ class Front:
         if isinstance(over, Failed):
             return await self._last_words(over, context)
         _LOG.info("draining for up to %g s; a second signal ends at once", self._options.drain_s)
-        again = await _first(self._signals.get(), context.drain(self._options.drain_s))
+        again = await _first(
+            self._signals.get(), context.drain(self._options.drain_s), _failure_of(context.engine)
+        )
+        if isinstance(again, Failed):
+            return await self._last_words(again, context)
         if again is not None:
             context.engine.kill()
             return 128 + int(again)

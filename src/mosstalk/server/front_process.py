@@ -84,6 +84,16 @@ class Counted:
     families: list[Metric]
     unsent_s: float
 
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions have begun here and not ended."""
+        samples = [sample for family in self.families for sample in family.samples]
+        opened, closed = (
+            sum(each.value for each in samples if each.name == f"mosstalk_sessions_{what}_total")
+            for what in ("opened", "closed")
+        )
+        return int(opened - closed)
+
 
 @dataclass(frozen=True)
 class Left:
@@ -255,6 +265,7 @@ class FrontProcesses:
             if front.counted is None:
                 return
             self._ended.append(replace(front.counted, unsent_s=0.0))
+            self._context.metrics.closes.labels("front").inc(front.counted.open_sessions)
 
 
 def run(control: socket.socket, link: socket.socket, carrier: socket.socket) -> int:

@@ -44,7 +44,7 @@ REFUSALS = (
 """Why connections are refused; a few other words are counted once they were used."""
 CLOSES = (
     "client", "vanished", "resumed", "idle", "longest", "slow", "stalled", "too_big", "flood",
-    "protocol", "engine", "drain", "error", "fault",
+    "protocol", "engine", "drain", "error", "fault", "front",
 )  # fmt: skip
 """Why sessions end."""
 _ENDS = (("completed", "none"), ("failed", "error"))
