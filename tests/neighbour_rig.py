@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from server_rig import RATE, Server, Talker, question
+from server_rig import Server, Talker, question
 from websockets.exceptions import WebSocketException
 
 TRIES = 3
@@ -44,8 +44,8 @@ HEALTH_MS, FRONT_MIB, STOP_S = 500.0, 100.0, 5.0
 _PATIENCE_S = 15.0
 _GIVE_UP = 2
 """Failed turns in a row after which the neighbour goes: nothing more is learnt."""
-_SPEECH = question()[: 2 * RATE]
-_ASK = {"type": "response.create", "response": {"max_output_tokens": 20}}
+_SPEECH = question()
+_ASK = {"type": "response.create", "response": {"max_output_tokens": 30}}
 _LOOK_S = 0.05
 _RUN = """
 import importlib, json, os, signal, sys
