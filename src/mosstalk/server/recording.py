@@ -161,10 +161,10 @@ class Recorder:
 def _conversation_of(path: Path) -> str | None:
     """The conversation that a recording's ``session.json`` names."""
     try:
-        name: str | None = json.loads(path.read_text()).get("conversation_id")
+        opened = json.loads(path.read_text())
     except ValueError:  # it is being written
         return None
-    return name
+    return opened.get("conversation_id") if isinstance(opened, dict) else None
 
 
 def _written_s(path: Path) -> float:
