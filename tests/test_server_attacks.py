@@ -14,7 +14,7 @@ from server_rig import QUICK, Server, serving
 # By themselves: they measure times, and other tests take them.
 pytestmark = pytest.mark.alone
 MIB = 2**20
-FEW, MANY = 3, 30
+FEW, MANY = 3, 10
 FILES = 512
 HTTP, FRAMES, UPDATES = "before the first request", "frames", "updates"
 ATTACKS: dict[str, tuple[str, Callable[..., None], dict[str, Any]]] = {
