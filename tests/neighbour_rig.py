@@ -45,7 +45,7 @@ _PATIENCE_S = 15.0
 _GIVE_UP = 2
 """Failed turns in a row after which the neighbour goes: nothing more is learnt."""
 _SPEECH = question()
-_ASK = {"type": "response.create", "response": {"max_output_tokens": 30}}
+_ASK = {"type": "response.create", "response": {"max_output_tokens": 22}}
 _LOOK_S = 0.05
 _RUN = """
 import importlib, json, os, signal, sys

@@ -11,7 +11,7 @@ from server_rig import QUICK, Server, serving
 
 # By themselves: they measure times, and other tests take them.
 pytestmark = pytest.mark.alone
-FEW, MANY = 3, 30
+FEW, MANY = 3, 10
 FLOODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "system items": (flood_attackers.items, {"role": "system", "chars": 20, "connections": 4}),
     "user items": (flood_attackers.items, {"role": "user", "chars": 20, "connections": 4}),
