@@ -5,6 +5,7 @@ Run as a program it draws the page for the documents: ``python tests/browser_rig
 
 import base64
 import functools
+import math
 import os
 import sys
 import tempfile
@@ -159,6 +160,11 @@ class Visit:
     def require_no_complaints(self) -> None:
         """Check that nothing went wrong that a developer would see."""
         assert self.complaints + self.page.evaluate("window.kept.violations") == []
+
+
+def rounded(value: float) -> str:
+    """A number as JavaScript rounds it: halves go up."""
+    return str(math.floor(value + 0.5))
 
 
 def ratio_db(wanted: Sound, heard: Sound) -> float:

@@ -21,6 +21,7 @@ from browser_rig import (
     browsing,
     levels,
     ratio_db,
+    rounded,
     said,
     speech,
     visit,
@@ -151,11 +152,6 @@ def check_figures(visitor: Visit, turns: tuple[int, ...]) -> None:
         if turn["kind"] == "hands-free":
             assert 500 <= turn["waitMs"] == server["vad_wait_ms"] <= 600
     assert visitor.page.locator("#latest").inner_text() == f"{visitor.cells(turns[-1])[1]} ms"
-
-
-def rounded(value: float) -> str:
-    """A number as JavaScript rounds it: halves go up."""
-    return str(math.floor(value + 0.5))
 
 
 def check_microphone(sent: Pcm, spoken: Samples) -> None:

@@ -19,6 +19,7 @@ from browser_rig import (
     browsing,
     draw,
     levels,
+    rounded,
     said,
     speech,
     visit,
@@ -147,7 +148,7 @@ def test_a_new_conversation_begins_with_nothing(server: Server) -> None:
         assert len(set(sessions)) == 2
         texts = page.locator("#log li .text").all_inner_texts()
         assert len(texts) == 2
-        assert visitor.cells(1)[1] == str(round(visitor.turn(1)["answerMs"]))
+        assert visitor.cells(1)[1] == rounded(visitor.turn(1)["answerMs"])
         visitor.require_no_complaints()
 
 
