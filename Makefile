@@ -79,12 +79,12 @@ setup-judges: setup-dev
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
 	$(pytest) $(parallel) --hypothesis-profile patient -m "(slow or hypothesis or system) and not (alone or bare)"
-	$(pytest) -m alone
+	$(pytest) -m "alone and not faults"
 
 test-bare: setup-dev ## as root: what deploy/ says, done on a bare Debian, which takes some six minutes
 	$(pytest) -m bare
 
-test-faults: setup-judges ## kill and stop every process of a server in every state, and print what its clients saw
+test-faults: setup-judges ## kill and stop every process of a server in every state, and attack it for long; print what clients saw
 	$(pytest) -s -m faults
 
 format: setup-dev ## rewrite the code in the project's style

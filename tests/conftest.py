@@ -37,13 +37,15 @@ SYNTHETIC = ("--model", "synthetic")
 """Asks a command for the tiny random model, whatever the default one is."""
 
 # How long an example takes depends on what else the machine does; tests that hang are ended anyway.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60
+)
 settings.register_profile("quick", parent=settings.get_profile("patient"), max_examples=25)
 settings.load_profile("quick")  # `make test-all` asks for the patient one
 
 
 def examples(count: int) -> settings:
-    """So many examples in the patient profile, and of a hundred 25 in the quick one."""
+    """Of a hundred examples 60 in the patient profile, and 25 in the quick one."""
     return settings(max_examples=max(3, count * settings().max_examples // 100))
 
 

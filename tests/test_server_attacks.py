@@ -14,7 +14,7 @@ from server_rig import QUICK, Server, serving
 # By themselves: they measure times, and other tests take them.
 pytestmark = pytest.mark.alone
 MIB = 2**20
-FEW, MANY = 3, 10
+FEW, MANY = 3, 30
 FILES = 512
 HTTP, FRAMES, UPDATES = "before the first request", "frames", "updates"
 ATTACKS: dict[str, tuple[str, Callable[..., None], dict[str, Any]]] = {
@@ -62,6 +62,7 @@ def test_attacks_of_a_kind_are_not_noticed(kind: str, server: Server) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.faults  # two minutes each
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     _, attacker, more = ATTACKS[name]

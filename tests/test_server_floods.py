@@ -11,7 +11,7 @@ from server_rig import QUICK, Server, serving
 
 # By themselves: they measure times, and other tests take them.
 pytestmark = pytest.mark.alone
-FEW, MANY = 3, 10
+FEW, MANY = 3, 30
 FLOODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "system items": (flood_attackers.items, {"role": "system", "chars": 20, "connections": 4}),
     "user items": (flood_attackers.items, {"role": "user", "chars": 20, "connections": 4}),
@@ -51,6 +51,7 @@ def test_a_flood_is_not_noticed(name: str, server: Server, alone: Stay) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.faults  # two minutes each
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_is_not_noticed_for_long(name: str, cache_folder: Path) -> None:
     flood, more = FLOODS[name]
