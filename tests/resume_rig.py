@@ -4,14 +4,16 @@ import asyncio
 import json
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import require_program, run
+from conftest import require_package, require_program, run
 from realtime_rig import judge
-from server_rig import POLL_S, START_S, Served, Server, Talker
+from server_rig import POLL_S, START_S, Served, Server, Talker, free_port
 from websockets.exceptions import InvalidStatus
 
 from mosstalk.server.conversations import KeptConversation, unpacked
@@ -132,6 +134,18 @@ class Store:
                 time.sleep(POLL_S)
             else:
                 return
+
+    @classmethod
+    @contextmanager
+    def running(cls, folder: Path) -> "Iterator[Store]":
+        """One that answers while the block runs; it needs the package redis."""
+        require_package("redis", "redis")
+        redis = cls(folder, free_port())
+        redis.start()
+        try:
+            yield redis
+        finally:
+            redis.kill()
 
     def kill(self) -> None:
         """End it at once, if it runs."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, require_package, run
+from conftest import ROOT, run
 from resume_rig import Store
-from server_rig import POLL_S, QUICK, Server, Talker, free_port, typed
+from server_rig import POLL_S, QUICK, Server, Talker, typed
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -80,11 +80,8 @@ FAULTS = [
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A Redis of its own."""
-    require_package("redis", "redis")
-    redis = Store(tmp_path, free_port())
-    redis.start()
-    yield redis
-    redis.kill()
+    with Store.running(tmp_path) as redis:
+        yield redis
 
 
 def process_of(fault: Fault, server: Server, store: Store) -> int:

@@ -1,15 +1,13 @@
 """The page goes on with its conversation once the server that had it has been killed."""
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser_rig import SOON_S, Visit, browsing, visit
-from conftest import require_package
+from browser_rig import Visit, browsing, visit
 from resume_rig import Store
-from server_rig import POLL_S, free_port, serving
+from server_rig import free_port, serving
 
 pytestmark = [pytest.mark.system, pytest.mark.alone, pytest.mark.timeout(240)]
 
@@ -20,19 +18,8 @@ LOST = "The connection was lost"
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A Redis of its own."""
-    require_package("redis", "redis")
-    redis = Store(tmp_path, free_port())
-    redis.start()
-    yield redis
-    redis.kill()
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    """Look until something is so."""
-    end_s = time.monotonic() + SOON_S
-    while not met():
-        assert time.monotonic() < end_s, what
-        time.sleep(POLL_S)
+    with Store.running(tmp_path) as redis:
+        yield redis
 
 
 def is_kept(store: Store, items: int) -> bool:
@@ -67,7 +54,7 @@ def test_the_page_goes_on_where_it_was_and_says_when_it_cannot(
         with serving(*keeping, cache=cache_folder) as first:
             visitor = visit(browser, first.url)
             assert "Paris" in ask(visitor, CAPITAL, 1)
-            until(lambda: is_kept(store, 2), "the store has what was said")
+            first.await_metrics(lambda _: is_kept(store, 2))
             first.process.send_signal(signal.SIGKILL)
             visitor.page.get_by_text(LOST).wait_for()
         lines = visitor.page.locator("#log li")

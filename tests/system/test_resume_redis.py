@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import require_package, run
+from conftest import run
 from resume_rig import ASKED, Store, back, both, history, lose, refusal, rows_of, talk, token_of
-from server_rig import POLL_S, QUICK, START_S, Server, Talker, free_port, serving, typed
+from server_rig import POLL_S, QUICK, START_S, Server, Talker, serving, typed
 from session_rig import pocket
 from websockets.exceptions import InvalidStatus
 
@@ -24,11 +24,8 @@ pytestmark = pytest.mark.system
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """One for all servers of this file."""
-    require_package("redis", "redis")
-    redis = Store(tmp_path_factory.mktemp("redis"), free_port())
-    redis.start()
-    yield redis
-    redis.kill()
+    with Store.running(tmp_path_factory.mktemp("redis")) as redis:
+        yield redis
 
 
 @pytest.fixture(scope="module")
