@@ -354,14 +354,23 @@ def whole(
         Path | None,
         typer.Option(help="The listener's whisper.safetensors, which --speech-root needs."),
     ] = None,
+    model_alone: Annotated[
+        bool,
+        typer.Option(
+            "--model-alone", help="Train the language model alone; the codec stays --resume's."
+        ),
+    ] = False,
 ) -> None:
     """Stage 12: all stages at once. A second call leaves out what has ended well."""
     from recipes.pocket.whole import OtherVoices, Runner, Whole
 
     if (speech_root is None) != (whisper is None):
         raise typer.BadParameter("--speech-root and --whisper go together: name both or neither")
+    if model_alone and (resume is None or speech_root):
+        raise typer.BadParameter("--model-alone needs --resume, and goes without --speech-root")
     others = OtherVoices(speech_root, whisper) if speech_root and whisper else None
-    Runner(Whole(work, kept, dialogues, cards, resume, smoke, others), minutes).run()
+    training = Whole(work, kept, dialogues, cards, resume, smoke, others, model_alone)
+    Runner(training, minutes).run()
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
 VOCABULARY = "text"
 """Folder in WORK of the text tokenizer."""
+CODEC = ("flow.safetensors", "vocoder.safetensors")
+"""Files in WORK, of weights that stay where the language model alone is trained."""
 _ROOT = Path(__file__).parents[2]
 _TRAIN_UNTIL = 0.97
 """Share of the time at which all training ends."""
@@ -27,6 +29,8 @@ _FIRST_READ_UNTIL, _FIRST_FLOW_UNTIL, _OTHERS_READ_UNTIL = 0.15, 0.8, 0.54
 """The same where there are others beside it: flow and vocoder need less data than the language
 model, and more steps, the flow most: of what is heard wrong, nearly all is lost between codes and
 mel (docs/quality.md)."""
+_MODEL_READ_UNTIL = 0.4
+"""Share at which reading ends on every card, where the language model alone is trained."""
 _HELD_UNTIL, _OTHER_TEXTS = 0.36, "12000"
 """Share of the time at which the tokenizer has heard other programs' voices, and their texts."""
 _READERS = 3
@@ -76,7 +80,8 @@ class Whole:
     """A training in ``work`` on ``cards`` cards, to begin from a ``kept`` tokenizer.
 
     ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights. With
-    ``others`` the tokenizer is trained too: held, as its stage says, while it hears them.
+    ``others`` the tokenizer is trained too: held, as its stage says, while it hears them. With
+    ``model_alone`` only the language model is trained, and ``resume`` must have flow and vocoder.
     """
 
     work: Path
@@ -86,6 +91,7 @@ class Whole:
     resume: Path | None = None
     smoke: bool = False
     others: OtherVoices | None = None
+    model_alone: bool = False
 
     def jobs(self) -> list[Job]:
         """Readers, encoders, then the language model beside flow and vocoder, then the package.
@@ -106,20 +112,21 @@ class Whole:
         made += [Job("give", give, files=(self.kept,)), *hold, *encoders]
         encoded = tuple(job.name for job in encoders)
         talks = [text for path in self.dialogues for text in ("--dialogues", str(path))]
+        argv = self._stage("language-model", parts, *_LEARNING, *talks)
+        files = tuple(self.dialogues)
+        model = Job("language-model", argv, self.cards - 1, encoded, files, _TRAIN_UNTIL)
+        argv = self._stage("package", None, "--out", str(self.work / "package"))
+        if self.model_alone:
+            return [*made, model, Job("package", argv, 0, ("language-model",))]
         return [
             *made,
-            Job(
-                "language-model",
-                self._stage("language-model", parts, *_LEARNING, *talks),
-                self.cards - 1, encoded, tuple(self.dialogues), _TRAIN_UNTIL,
-            ),
+            model,
             Job("flow", self._stage("flow", first), 0, encoded[:1], (),
                 _FLOW_UNTIL if alone else _FIRST_FLOW_UNTIL),
             Job("predict", self._stage("predict", first), 0, ("flow",)),
             Job("vocoder", self._stage("vocoder", first, "--mels"), 0, ("predict",), (),
                 _TRAIN_UNTIL),
-            Job("package", self._stage("package", None, "--out", str(self.work / "package")), 0,
-                ("vocoder", "language-model")),
+            Job("package", argv, 0, ("vocoder", "language-model")),
         ]  # fmt: skip
 
     @property
@@ -144,6 +151,8 @@ class Whole:
         until = _READ_UNTIL if self.cards == 1 else _OTHERS_READ_UNTIL
         if self.cards > 1 and part % self.cards == 0:
             until = _FIRST_READ_UNTIL
+        if self.model_alone:
+            until = _MODEL_READ_UNTIL
         return Job(f"read-{part}", argv, part % self.cards, (), lines, until, part)
 
     def _stage(self, stage: str, parts: range | None, *options: str) -> tuple[str, ...]:
@@ -180,7 +189,7 @@ class Runner:
         A training stage fails once it has failed twice.
         """
         (self.whole.work / MARKS).mkdir(parents=True, exist_ok=True)
-        self._bring_vocabulary()
+        self._bring()
         jobs, told, failed = self.whole.jobs(), 0.0, list[str]()
         while True:
             failed += self._ended(jobs)
@@ -196,11 +205,15 @@ class Runner:
                 self._tell()
             time.sleep(_LOOK_EVERY_S)
 
-    def _bring_vocabulary(self) -> None:
-        """Weights that are gone on from keep the ids of their words."""
-        resume, own = self.whole.resume, self.whole.work / VOCABULARY
-        if resume and (resume / VOCABULARY).exists() and not own.exists():
-            shutil.copytree(resume / VOCABULARY, own)
+    def _bring(self) -> None:
+        """What ``resume`` has and no stage makes: the ids of words, and a codec that stays."""
+        resume, work = self.whole.resume, self.whole.work
+        if resume and (resume / VOCABULARY).exists() and not (work / VOCABULARY).exists():
+            shutil.copytree(resume / VOCABULARY, work / VOCABULARY)
+        for name in CODEC if self.whole.model_alone else ():
+            if resume is None or not (resume / name).exists():
+                raise WholeError(f"{name}: the language model alone needs it in --resume's folder")
+            shutil.copy(resume / name, work / name)
 
     def _mark(self, name: str) -> Path:
         return self.whole.work / MARKS / f"{name}.done"
