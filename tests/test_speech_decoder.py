@@ -205,6 +205,46 @@ def test_more_replies_than_places_are_all_spoken_and_no_run_is_refused(
     assert decoder.refusals == 0
 
 
+class Counting(SpeechDecoder):
+    """Counts the hops of each run."""
+
+    hops: Sequence[int] = ()
+
+    def decode(self, requests: Sequence[DecodeRequest]) -> list[Tensor]:
+        self.hops = [*self.hops, len(requests)]
+        return super().decode(requests)
+
+
+def test_beside_others_the_background_has_a_quarter_of_a_run(codec: Codec, voice: Voice) -> None:
+    decoder = Counting(codec, DecoderOptions.of(SoundRequest(), codec.device, 16))
+
+    async def main() -> tuple[int, int]:
+        worker = DecoderWorker(decoder, 8)
+        other = worker.open(voice, 0)
+        others = [worker.open(voice, seed, background=True) for seed in range(1, 8)]
+
+        async def hop(reply: SpokenReply) -> None:
+            await worker.decode(DecodeRequest(reply, codes_of(reply.codes_needed)), 0.0)
+
+        async def most_at_once() -> int:
+            decoder.hops = []
+            await asyncio.gather(*(hop(reply) for reply in others))
+            return max(decoder.hops)
+
+        try:
+            await hop(other)
+            beside = await most_at_once()
+            worker.close(other)
+            # A run of its own ends after the close that was asked for before it.
+            await hop(others[0])
+            return beside, await most_at_once()
+        finally:
+            await asyncio.to_thread(worker.stop)
+
+    beside, alone = asyncio.run(main())
+    assert beside <= 8 // 4 < alone
+
+
 def test_a_reply_can_be_spoken_by_bigvgan(codec: Codec, voice: Voice, tmp_path: Path) -> None:
     folder = publish(tmp_path, as_stored(small("22 kHz/80")), SMALL)
     request = SoundRequest(vocoder="bigvgan", vocoder_folder=folder)

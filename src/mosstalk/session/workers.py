@@ -46,8 +46,8 @@ class DecoderWorker:
 
     At most ``most`` hops in a run, so that a first one never waits long; with a ``deadline_lock``
     it takes turns with others who compute. The decoder has places for so many replies: who finds
-    none waits until another has ended. Replies in the background have at most half of them, and
-    wait while another's first sound is being made.
+    none waits until another has ended. Replies in the background have at most half of them, wait
+    while another's first sound is being made, and have at most a quarter of a run beside others.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class DecoderWorker:
         """Those that have a place, or are being given one."""
         self._waiting = set[SpokenReply]()
         self._pausing = asyncio.Lock()
-        self._background_slots = asyncio.Semaphore(most)
-        """Held by each hop in the background from its turn to its sound. No more of them than one
-        run takes wait in line: who begins to speak then finds all others still pausing."""
+        self._most_hops, self._background_hops = most, 0
+        """Of a run, and in the background: each counts from its turn to its sound."""
         self._changed = asyncio.Event()
-        """Set, and another taken, whenever a reply ends or makes its first sound."""
+        """Set, and another taken, whenever a reply ends or makes its first sound, and after each
+        hop in the background."""
 
     async def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it.
@@ -104,9 +104,21 @@ class DecoderWorker:
         holding, most = self._holding, self._most_background
         while reply not in holding and len(holding & self._background) >= most:
             await self._changed.wait()
-        async with self._background_slots:
+        while self._background_hops >= self._most_background_hops():
+            await self._changed.wait()
+        self._background_hops += 1
+        try:
             await self._yield_to_first_audio()
             return await self._decode_with_place(request, due_s + BACKGROUND_S)
+        finally:
+            self._background_hops -= 1
+            self._change()
+
+    def _most_background_hops(self) -> int:
+        """No more than one run takes wait in line: who begins to speak then finds all others still
+        pausing. Beside others a quarter of that: a run that has begun is not broken off."""
+        others = self._before_first_audio or self._holding - self._background
+        return max(1, self._most_hops // 4) if others else self._most_hops
 
     def close(self, reply: SpokenReply) -> None:
         """Give back what a reply holds, once a hop of it that is being made has ended."""
