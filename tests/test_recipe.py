@@ -192,6 +192,23 @@ def test_a_package_has_the_trained_weights_in_eight_bits(work: Path, tmp_path: P
 
 
 @trained
+def test_a_language_model_ships_with_a_codec_that_stays(work: Path, tmp_path: Path) -> None:
+    require_package("onnx", "voices")
+    old, new = tmp_path / "old", tmp_path / "new"
+    package(work, old, SMOKE_SIZES)
+    lone = tmp_path / "work"
+    lone.mkdir()
+    shutil.copy(work / "language_model.safetensors", lone)
+    shutil.copytree(work / "text", lone / "text")
+
+    package(lone, new, SMOKE_SIZES, kept_codec=old / "codec")
+
+    files = [path.relative_to(old) for path in old.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert all((new / path).read_bytes() == (old / path).read_bytes() for path in files)
+
+
+@trained
 def test_trainings_go_on_from_a_package(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")
     package(work, tmp_path, SMOKE_SIZES)

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 from test_recipe import recipe, trained, write_data
 
-from recipes.pocket.whole import CODEC, MARKS, Job, OtherVoices, Runner, Whole, WholeError
+from recipes.pocket.whole import MARKS, Job, OtherVoices, Runner, Whole, WholeError
 
 
 def whole(work: Path, cards: int = 1, others: OtherVoices | None = None) -> Whole:
@@ -56,24 +56,16 @@ def test_flow_and_vocoder_wait_for_no_other_card() -> None:
     assert "encode-1" in jobs["language-model"].after
 
 
-def test_the_language_model_alone_waits_for_its_codes_and_leaves_the_codec(tmp_path: Path) -> None:
-    old, work = tmp_path / "old", tmp_path / "work"
-    old.mkdir()
-    asked = Whole(work, tmp_path, [], 2, old, model_alone=True)
+def test_the_language_model_alone_waits_for_its_codes_and_keeps_the_codec() -> None:
+    kept = Path("codec") / "model.safetensors"
 
-    jobs = {job.name: job for job in asked.jobs()}
+    jobs = {job.name: job for job in Whole(Path("work"), kept, [], 2, model_alone=True).jobs()}
+
     readers = {f"read-{part}" for part in range(6)}
     assert set(jobs) == readers | {"give", "encode-0", "encode-1", "language-model", "package"}
     assert len({jobs[name].until for name in readers}) == 1
     assert jobs["package"].after == ("language-model",)
-    with pytest.raises(WholeError, match=r"flow\.safetensors: the language model alone needs it"):
-        Runner(asked, 1.0).run()
-
-    for name in CODEC:
-        (old / name).write_bytes(name.encode())
-    mark(work, *jobs)
-    Runner(asked, 1.0).run()
-    assert [(work / name).read_bytes() for name in CODEC] == [name.encode() for name in CODEC]
+    assert jobs["package"].argv[-2:] == ("--kept-codec", "codec")
 
 
 def test_the_tokenizer_hears_other_programs_before_anything_is_encoded(tmp_path: Path) -> None:

@@ -265,13 +265,16 @@ def package(
     work: Work,
     out: Annotated[Path, typer.Option(help="Folder that gets model/ and codec/.")] = SHIPPED,
     smoke: Smoke = False,
+    kept_codec: Annotated[
+        Path | None, typer.Option(help="A package's codec/ to ship as it is; no stage makes one.")
+    ] = None,
 ) -> None:
     """Stage 8: write the weights as they ship; refuses more than 40,000,000 bytes."""
     from recipes.pocket.package import package as write
 
     if smoke and out.resolve() == SHIPPED:
         raise typer.BadParameter("a toy must not take the place of what ships: name --out")
-    total = write(work, out, SMOKE_SIZES if smoke else POCKET_SIZES)
+    total = write(work, out, SMOKE_SIZES if smoke else POCKET_SIZES, kept_codec=kept_codec)
     print(f"{out}: {total:,} bytes")
 
 
@@ -357,7 +360,8 @@ def whole(
     model_alone: Annotated[
         bool,
         typer.Option(
-            "--model-alone", help="Train the language model alone; the codec stays --resume's."
+            "--model-alone",
+            help="Train the language model alone; the codec that --kept lies in stays as it is.",
         ),
     ] = False,
 ) -> None:
@@ -366,8 +370,10 @@ def whole(
 
     if (speech_root is None) != (whisper is None):
         raise typer.BadParameter("--speech-root and --whisper go together: name both or neither")
-    if model_alone and (resume is None or speech_root):
-        raise typer.BadParameter("--model-alone needs --resume, and goes without --speech-root")
+    if model_alone and speech_root:
+        raise typer.BadParameter("--model-alone trains no tokenizer: leave out --speech-root")
+    if model_alone and not (kept.parent / "flow").is_dir():
+        raise typer.BadParameter(f"--model-alone ships the codec of --kept, and {kept} is in none")
     others = OtherVoices(speech_root, whisper) if speech_root and whisper else None
     training = Whole(work, kept, dialogues, cards, resume, smoke, others, model_alone)
     Runner(training, minutes).run()

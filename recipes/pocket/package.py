@@ -58,10 +58,17 @@ class PackageError(RuntimeError):
     """The weights cannot be shipped as they are."""
 
 
-def package(work: Path, out: Path, sizes: Sizes, largest_bytes: int = LARGEST_BYTES) -> int:
+def package(
+    work: Path,
+    out: Path,
+    sizes: Sizes,
+    largest_bytes: int = LARGEST_BYTES,
+    kept_codec: Path | None = None,
+) -> int:
     """Write ``out/model`` and ``out/codec`` from the stages' files in ``work``; return their bytes.
 
-    The voice is a clip of the teacher's from ``work/data``. What stood in ``out`` stays until
+    The voice is a clip of the teacher's from ``work/data``. A ``kept_codec``, the codec of an
+    earlier package, is copied as it is, voices included. What stood in ``out`` stays until
     everything is written. Raises PackageError above ``largest_bytes``, FileNotFoundError
     where a stage has not run.
     """
@@ -69,11 +76,12 @@ def package(work: Path, out: Path, sizes: Sizes, largest_bytes: int = LARGEST_BY
     with tempfile.TemporaryDirectory(dir=out, suffix=".part") as scratch:
         model, codec = Path(scratch, "model"), Path(scratch, "codec")
         model.mkdir()
-        (codec / "flow").mkdir(parents=True)
-        (codec / "voices").mkdir()
         _write_model(work, model, sizes)
-        _write_codec(work, codec, sizes)
-        _write_voice(codec, teacher_clip(work / "data", VOICE_CODES), sizes)
+        if kept_codec is None:
+            _write_codec(work, codec, sizes)
+            _write_voice(codec, teacher_clip(work / "data", VOICE_CODES), sizes)
+        else:
+            shutil.copytree(kept_codec, codec)
         open_to_readers(Path(scratch))
         total = sum(path.stat().st_size for path in Path(scratch).rglob("*") if path.is_file())
         if total > largest_bytes:
@@ -126,6 +134,8 @@ def _write_model(work: Path, folder: Path, sizes: Sizes) -> None:
 
 
 def _write_codec(work: Path, folder: Path, sizes: Sizes) -> None:
+    for part in ("flow", "voices"):
+        (folder / part).mkdir(parents=True)
     weights = load_file(work / "tokenizer.safetensors")
     save_file(_small(weights), folder / "model.safetensors", metadata={"format": "pt"})
     own = {FLOWS_KEY: [STREAMING_FLOW], ONE_VOICE_KEY: True} | _LABEL

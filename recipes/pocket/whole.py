@@ -18,8 +18,6 @@ MARKS = "whole"
 """Folder in WORK of each stage's log and mark."""
 VOCABULARY = "text"
 """Folder in WORK of the text tokenizer."""
-CODEC = ("flow.safetensors", "vocoder.safetensors")
-"""Files in WORK, of weights that stay where the language model alone is trained."""
 _ROOT = Path(__file__).parents[2]
 _TRAIN_UNTIL = 0.97
 """Share of the time at which all training ends."""
@@ -81,7 +79,7 @@ class Whole:
 
     ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights. With
     ``others`` the tokenizer is trained too: held, as its stage says, while it hears them. With
-    ``model_alone`` only the language model is trained, and ``resume`` must have flow and vocoder.
+    ``model_alone`` only the language model is, and ships with the codec that ``kept`` lies in.
     """
 
     work: Path
@@ -117,6 +115,7 @@ class Whole:
         model = Job("language-model", argv, self.cards - 1, encoded, files, _TRAIN_UNTIL)
         argv = self._stage("package", None, "--out", str(self.work / "package"))
         if self.model_alone:
+            argv += ("--kept-codec", str(self.kept.parent))
             return [*made, model, Job("package", argv, 0, ("language-model",))]
         return [
             *made,
@@ -189,7 +188,7 @@ class Runner:
         A training stage fails once it has failed twice.
         """
         (self.whole.work / MARKS).mkdir(parents=True, exist_ok=True)
-        self._bring()
+        self._bring_vocabulary()
         jobs, told, failed = self.whole.jobs(), 0.0, list[str]()
         while True:
             failed += self._ended(jobs)
@@ -205,15 +204,11 @@ class Runner:
                 self._tell()
             time.sleep(_LOOK_EVERY_S)
 
-    def _bring(self) -> None:
-        """What ``resume`` has and no stage makes: the ids of words, and a codec that stays."""
-        resume, work = self.whole.resume, self.whole.work
-        if resume and (resume / VOCABULARY).exists() and not (work / VOCABULARY).exists():
-            shutil.copytree(resume / VOCABULARY, work / VOCABULARY)
-        for name in CODEC if self.whole.model_alone else ():
-            if resume is None or not (resume / name).exists():
-                raise WholeError(f"{name}: the language model alone needs it in --resume's folder")
-            shutil.copy(resume / name, work / name)
+    def _bring_vocabulary(self) -> None:
+        """Weights that are gone on from keep the ids of their words."""
+        resume, own = self.whole.resume, self.whole.work / VOCABULARY
+        if resume and (resume / VOCABULARY).exists() and not own.exists():
+            shutil.copytree(resume / VOCABULARY, own)
 
     def _mark(self, name: str) -> Path:
         return self.whole.work / MARKS / f"{name}.done"
