@@ -78,14 +78,15 @@ setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser,fleet$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
-	$(pytest) $(parallel) --hypothesis-profile patient -m "(slow or hypothesis or system) and not (alone or bare)"
+	$(pytest) $(parallel) -m "(slow or system) and not (alone or bare)"
 	$(pytest) -m "alone and not faults"
 
 test-bare: setup-dev ## as root: what deploy/ says, done on a bare Debian, which takes some six minutes
 	$(pytest) -m bare
 
-test-faults: setup-judges ## kill and stop every process of a server in every state, and attack it for long; print what clients saw
+test-faults: setup-judges ## for an hour: kill and stop every process of a server in every state, attack it, and print what clients saw; then try property tests longer
 	$(pytest) -s -m faults
+	$(pytest) $(parallel) --hypothesis-profile patient -m hypothesis
 
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix

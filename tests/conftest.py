@@ -38,14 +38,14 @@ SYNTHETIC = ("--model", "synthetic")
 
 # How long an example takes depends on what else the machine does; tests that hang are ended anyway.
 settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
 )
 settings.register_profile("quick", parent=settings.get_profile("patient"), max_examples=25)
-settings.load_profile("quick")  # `make test-all` asks for the patient one
+settings.load_profile("quick")  # `make test-faults` asks for the patient one
 
 
 def examples(count: int) -> settings:
-    """Of a hundred examples 60 in the patient profile, and 25 in the quick one."""
+    """So many in the patient profile, and a quarter of them in the quick one."""
     return settings(max_examples=max(3, count * settings().max_examples // 100))
 
 

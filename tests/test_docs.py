@@ -88,6 +88,15 @@ def test_the_commands_of_a_document_run(document: Path, mosstalk: Run) -> None:
 HOW_MUCH = re.compile(r" --(?:limit|every|html|json|model|codec|voice) \S+")
 """Options that say how much is judged, of which checkpoint, and where it is written."""
 
+LITTLE = (
+    ("bench quality --part answers", " --every 200"),
+    ("bench quality", " --limit 1"),
+    ("bench codec --part curves", " --random-weights tiny"),
+    ("bench codec", " --random-weights tiny --replies 1 --streams 1 --hops 2 --rounds 1"),
+    ("bench", ""),
+)
+"""What makes a bench of a document short enough for a test, by how its command begins."""
+
 
 @pytest.mark.system
 @pytest.mark.timeout(1800)
@@ -104,10 +113,8 @@ def test_the_bench_commands_of_the_documents_run(desk: Path, cache_folder: Path)
                     shutil.copy(desk / "quality.json", desk / name)
             else:
                 run.add(HOW_MUCH.sub("", command))
-                judged = command.startswith("bench quality")
-                few = " --every 200" if "--part answers" in command else " --limit 1"
-                limit = few if judged else ""
-                check_command(command + limit, desk, cache_folder)
+                few = next(much for start, much in LITTLE if command.startswith(start))
+                check_command(command + few, desk, cache_folder)
 
 
 def check_command(command: str, desk: Path, cache: Path) -> None:

@@ -42,9 +42,14 @@ def test_any_events_in_any_order_are_served_or_refused_by_name(
     fuzz(server, folder, seed, count)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(100, 112))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.slow if seed < 103 else pytest.mark.faults)
+        for seed in range(100, 112)
+    ],
+)
 def test_thousands_of_events_in_any_order_are_too(server: Server, folder: Path, seed: int) -> None:
     fuzz(server, folder, seed, 1000)
 

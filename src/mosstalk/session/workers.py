@@ -40,6 +40,9 @@ _MOST_PAUSE_S = 1.0
 """One hop in the background is made in so long although others have made no sound yet: there may
 always be one of them."""
 
+_HOPS_BESIDE_OTHERS = 4
+"""Hops in the background that one run makes while others speak."""
+
 
 class DecoderWorker:
     """One thread that makes sound: hops of many replies, whoever runs dry first, in one run.
@@ -47,7 +50,7 @@ class DecoderWorker:
     At most ``most`` hops in a run, so that a first one never waits long; with a ``deadline_lock``
     it takes turns with others who compute. The decoder has places for so many replies: who finds
     none waits until another has ended. Replies in the background have at most half of them, wait
-    while another's first sound is being made, and have at most a quarter of a run beside others.
+    while another's first sound is being made, and have little of a run beside others.
     """
 
     def __init__(
@@ -116,9 +119,9 @@ class DecoderWorker:
 
     def _most_background_hops(self) -> int:
         """No more than one run takes wait in line: who begins to speak then finds all others still
-        pausing. Beside others a quarter of that: a run that has begun is not broken off."""
+        pausing. Beside others a few: a run that has begun is not broken off."""
         others = self._before_first_audio or self._holding - self._background
-        return max(1, self._most_hops // 4) if others else self._most_hops
+        return min(_HOPS_BESIDE_OTHERS, self._most_hops) if others else self._most_hops
 
     def close(self, reply: SpokenReply) -> None:
         """Give back what a reply holds, once a hop of it that is being made has ended."""
