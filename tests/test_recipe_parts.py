@@ -40,6 +40,7 @@ from recipes.pocket.data import (
     frame_labels,
     length_batches,
     load_recordings,
+    until_quiet,
     write_shard,
 )
 from recipes.pocket.examples import Examples, split_by_text
@@ -230,6 +231,16 @@ def test_a_frames_label_is_the_phone_at_its_middle() -> None:
     pau, hh, t = (PHONES.index(name) for name in ("pau", "hh", "t"))
     assert found == [pau, hh, UNLABELLED, UNLABELLED, t, pau, pau, pau]
     assert frame_labels([], 3).tolist() == [UNLABELLED] * 12
+
+
+def test_a_clip_is_silent_from_where_it_stays_quiet() -> None:
+    t, pau = PHONES.index("t"), PHONES.index("pau")
+    labels = np.full(8, t, dtype=np.uint8)
+    heard = np.full(8 * 320 - 100, 30, dtype=np.int16)  # 60 dB below what is loud
+    heard[320:640] = heard[1000:1100] = 30_000
+
+    assert until_quiet(labels, heard).tolist() == [t] * 4 + [pau] * 4
+    assert until_quiet(labels, np.zeros(0, dtype=np.int16)).tolist() == [pau] * 8
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -38,6 +38,9 @@ _PHONES = (
 PHONES = tuple(_PHONES.split())
 """Radio phones as flite and festival name them, silence first."""
 UNLABELLED = 255
+_FRAME_SAMPLES = INPUT_SAMPLES_PER_CODE // MEL_FRAMES_PER_CODE
+_QUIET = 1e-4
+"""Of the loudest frame's power."""
 _BATCH = {"slt_hts": 50, "kal_diphone": 50, "ked_diphone": 50}
 _DEFAULT_BATCH = 100
 SHARES = {
@@ -286,6 +289,20 @@ def frame_labels(phones: Sequence[tuple[str, float]], codes: int) -> NDArray[np.
     return ids[np.searchsorted(ends, middles, side="right")]
 
 
+def until_quiet(labels: NDArray[np.uint8], heard: NDArray[np.int16]) -> NDArray[np.uint8]:
+    """Labels of a clip, silence after the last 20 ms within 40 dB of the loudest.
+
+    A synthesiser counts to its last phone what is quiet after it, some 200 ms: of such codes the
+    last are anyone's guess, and a guess can be heard.
+    """
+    frames = np.zeros(len(labels) * _FRAME_SAMPLES, dtype=np.float32)
+    frames[: len(heard)] = heard
+    level = np.square(frames.reshape(len(labels), -1)).mean(axis=1)
+    loud = np.flatnonzero(level > _QUIET * level.max())
+    quiet = loud[-1] + 1 if len(loud) else 0
+    return np.concatenate([labels[:quiet], np.full(len(labels) - quiet, _IDS["pau"], np.uint8)])
+
+
 def _plain(name: str) -> str:
     return {"#": "pau", "h#": "pau", "ssil": "pau", "brth": "pau", "hv": "hh"}.get(name, name)
 
@@ -351,6 +368,10 @@ def write_shard(stem: Path, clips: list[Clip]) -> None:
     ]
     np.save(f"{stem}.16k.npy", np.concatenate([clip.heard for clip in clips]))
     labels = [frame_labels(clip.phones, codes_of(len(clip.heard))) for clip in clips]
+    labels = [
+        until_quiet(of_clip, clip.heard) if clip.phones else of_clip
+        for of_clip, clip in zip(labels, clips, strict=True)
+    ]
     np.save(f"{stem}.labels.npy", np.concatenate(labels))
     spoken = [clip.spoken for clip in clips if clip.spoken is not None]
     if spoken:
