@@ -245,6 +245,28 @@ def test_beside_others_the_background_has_few_hops_of_a_run(codec: Codec, voice:
     assert beside <= 4 < alone
 
 
+def test_in_the_background_the_hop_that_is_due_first_is_made_first(
+    codec: Codec, voice: Voice
+) -> None:
+    decoder = SpeechDecoder(codec, DecoderOptions.of(SoundRequest(), codec.device, 16))
+
+    async def main() -> list[float]:
+        worker, made = DecoderWorker(decoder, 1), list[float]()
+
+        async def hop(due_s: float) -> None:
+            reply = worker.open(voice, 0, background=True)
+            await worker.decode(DecodeRequest(reply, codes_of(reply.codes_needed)), due_s)
+            made.append(due_s)
+
+        try:
+            await asyncio.gather(*map(hop, (9.0, 3.0, 5.0, 1.0)))
+        finally:
+            await asyncio.to_thread(worker.stop)
+        return made
+
+    assert asyncio.run(main()) == [9.0, 1.0, 3.0, 5.0]  # the first found the worker idle
+
+
 def test_a_reply_can_be_spoken_by_bigvgan(codec: Codec, voice: Voice, tmp_path: Path) -> None:
     folder = publish(tmp_path, as_stored(small("22 kHz/80")), SMALL)
     request = SoundRequest(vocoder="bigvgan", vocoder_folder=folder)

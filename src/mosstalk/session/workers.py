@@ -6,8 +6,8 @@ Many calls are done in one run: those that are due first, or all that came since
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -70,9 +70,11 @@ class DecoderWorker:
         self._pausing = asyncio.Lock()
         self._most_hops, self._background_hops = most, 0
         """Of a run, and in the background: each counts from its turn to its sound."""
+        self._background_due = list[float]()
+        """When those in the background are due that wait for their turn."""
         self._changed = asyncio.Event()
-        """Set, and another taken, whenever a reply ends or makes its first sound, and after each
-        hop in the background."""
+        """Set, and another taken, whenever a reply ends or makes its first sound, and whenever a
+        hop in the background has its turn or its sound."""
 
     async def prepare(self, voice: Voice) -> None:
         """Compute what depends on the voice alone, so that no reply has to wait for it.
@@ -107,12 +109,26 @@ class DecoderWorker:
         holding, most = self._holding, self._most_background
         while reply not in holding and len(holding & self._background) >= most:
             await self._changed.wait()
-        while self._background_hops >= self._most_background_hops():
-            await self._changed.wait()
-        self._background_hops += 1
-        try:
+        async with self._background_hop(due_s):
             await self._yield_to_first_audio()
             return await self._decode_with_place(request, due_s + BACKGROUND_S)
+
+    @asynccontextmanager
+    async def _background_hop(self, due_s: float) -> AsyncIterator[None]:
+        """One of the hops in the background that are under way: of those waiting the first due."""
+        self._background_due.append(due_s)
+        try:
+            while (
+                self._background_hops >= self._most_background_hops()
+                or min(self._background_due) < due_s
+            ):
+                await self._changed.wait()
+            self._background_hops += 1
+        finally:
+            self._background_due.remove(due_s)
+            self._change()
+        try:
+            yield
         finally:
             self._background_hops -= 1
             self._change()
