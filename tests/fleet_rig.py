@@ -3,24 +3,28 @@
 import asyncio
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import wave
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from conftest import command_environment, require_package
+from conftest import ROOT, command_environment, require_package
 from server_rig import POLL_S, ask, free_port
 
 REPLICAS = 2
 START_S = 240.0
 REPLICA = b"ray::ServeReplica"
 """What the process of a replica is called."""
+_HEAD = b"/gcs_server"
 
 
 def fleet_file(**serve: object) -> str:
@@ -42,9 +46,14 @@ class Fleet:
     """``mosstalk fleet`` as a process of its own, all of whose files are in ``folder``."""
 
     def __init__(self, folder: Path, cache: Path, file: str) -> None:
-        self.port, self._printed = free_port(), folder / "printed"
+        self.port, self._printed, self._file = (
+            free_port(),
+            folder / "printed",
+            folder / "fleet.yaml",
+        )
+        self.url = f"http://127.0.0.1:{self.port}"
         self.socket = f"ws://127.0.0.1:{self.port}/v1/realtime"
-        (folder / "fleet.yaml").write_text(file.replace("PORT", str(self.port)))
+        self.describe(file)
         (folder / "tmp").mkdir()
         self.kept = [folder / "tmp", folder / "home"]
         """Where Ray and HAProxy could leave something."""
@@ -57,11 +66,15 @@ class Fleet:
         }
         with self._printed.open("w") as printed:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mosstalk.cli", "fleet", str(folder / "fleet.yaml")],
+                [sys.executable, "-m", "mosstalk.cli", "fleet", str(self._file)],
                 env=command_environment(cache) | more,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
             )
+
+    def describe(self, file: str) -> None:
+        """Write its file, anew."""
+        self._file.write_text(file.replace("PORT", str(self.port)))
 
     def printed(self) -> str:
         """What it has printed so far."""
@@ -94,11 +107,21 @@ class Fleet:
         """The process ids of its replicas."""
         return [pid for pid, name in self.processes().items() if name.startswith(REPLICA)]
 
+    def ingress(self) -> int:
+        """The process id of HAProxy: the youngest one, as an older one may still have clients."""
+        found = [pid for pid, name in self.processes().items() if b"haproxy\0-db" in name]
+        return max(found, key=_begun_ticks)
+
+    def head(self) -> int:
+        """The process id of what knows all of Ray's other processes."""
+        (found,) = [pid for pid, name in self.processes().items() if _HEAD in name.split(b"\0")[0]]
+        return found
+
     def sessions(self) -> list[int]:
         """How many sessions are open, of each replica that is up."""
         found: dict[float, int] = {}
         for _ in range(50):
-            values = _metrics(f"http://127.0.0.1:{self.port}")
+            values = _metrics(self.url)
             found[values["process_start_time_seconds"]] = int(values["mosstalk_sessions"])
             if len(found) == REPLICAS:
                 break
@@ -116,8 +139,7 @@ class Fleet:
 
     def replica_sockets(self) -> list[str]:
         """Where each replica itself takes connections, past the ingress."""
-        (line,) = [line for line in self.processes().values() if b"haproxy\0-db" in line]
-        words = line.decode().split("\0")
+        words = self.processes()[self.ingress()].decode().split("\0")
         config = Path(words[words.index("-f") + 1]).read_text()
         servers = re.findall(r"^\s*server \S+ ([\d.]+:\d+)(?!.* backup$)", config, re.MULTILINE)
         return [f"ws://{address}/v1/realtime" for address in servers]
@@ -139,6 +161,11 @@ def _metrics(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
+def _begun_ticks(pid: int) -> int:
+    """When a process began, since the machine did."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _listener(port: int, processes: list[int]) -> int:
     """Which of some processes takes the connections to a port."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -148,10 +175,10 @@ def _listener(port: int, processes: list[int]) -> int:
         if line[3] == "0A" and int(line[1].partition(":")[2], 16) == port
     }
     for pid in processes:
-        with suppress(OSError):  # one that has just ended
-            links = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
-            if links & listening:
-                return pid
+        for file in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):  # one that was just closed
+                if str(file.readlink()) in listening:
+                    return pid
     raise AssertionError(f"no replica listens on {port}")
 
 
@@ -174,3 +201,35 @@ def running_fleet(cache: Path, file: str) -> "Iterator[Fleet]":
     finally:
         running.stop()
         shutil.rmtree(folder)
+
+
+SPOKEN = [ROOT / "assets" / name for name in ("capital.flac", "spain.flac")]
+"""Two questions, of which the second needs the first."""
+LOST, RESUMED = "the connection was lost", "the conversation goes on"
+
+
+@dataclass
+class Talk:
+    """One conversation of examples/agent.py: what it has told and when, and where it is heard."""
+
+    loudspeaker: Path
+    lines: list[tuple[float, str]] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        """Note a line."""
+        self.lines.append((time.monotonic(), line))
+
+    def times(self, beginning: str) -> list[float]:
+        """When such lines were told, in seconds."""
+        return [at_s for at_s, line in self.lines if line.startswith(beginning)]
+
+    def answers(self) -> list[str]:
+        """All answers so far."""
+        return [line for _, line in self.lines if line.startswith("the answer is")]
+
+    async def hold(self, url: str, questions: Iterable[Path]) -> None:
+        """Ask everything, and stay as long as that takes."""
+        agent = runpy.run_path(str(ROOT / "examples" / "agent.py"))
+        with wave.open(str(self.loudspeaker), "wb") as played:
+            played.setparams((1, 2, agent["RATE"], 0, "NONE", ""))
+            await agent["Agent"](f"{url}/v1", played, self.say).converse(questions)

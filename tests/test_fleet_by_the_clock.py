@@ -4,18 +4,26 @@ import asyncio
 import os
 import signal
 import time
-import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser_rig import Visit, browsing, visit
-from conftest import ROOT, run
-from fleet_rig import REPLICAS, Fleet, await_sessions, fleet_file, running_fleet
+from conftest import run
+from fleet_rig import (
+    LOST,
+    REPLICAS,
+    RESUMED,
+    SPOKEN,
+    Fleet,
+    Talk,
+    await_sessions,
+    fleet_file,
+    running_fleet,
+)
 from resume_rig import Store
 from server_rig import Talker
 
@@ -25,10 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.alone, pytest.ma
 TRIES = 6
 PLACES, EACH = 18, 8
 """Of a replica: places, and the conversations that each has when one is killed."""
-SPOKEN = [ROOT / "assets" / name for name in ("capital.flac", "spain.flac")]
 TYPED = ("What is the capital of France?", "And of Spain?")
 ANSWERS = ("Paris", "Madrid")
-LOST, RESUMED = "the connection was lost", "the conversation goes on"
 TOLD_S, RESUMED_S = 1.0, 3.0
 """The goals: after the kill, and after a client knows."""
 ROOM = 2
@@ -86,32 +92,6 @@ def test_the_ingress_adds_two_milliseconds_at_most(fleet: Fleet) -> None:
     run(main())
 
 
-@dataclass
-class Talk:
-    """One conversation of examples/agent.py, and when it has told what."""
-
-    lines: list[tuple[float, str]] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        """Note a line."""
-        self.lines.append((time.monotonic(), line))
-
-    def times(self, beginning: str) -> list[float]:
-        """When such lines were told, in seconds."""
-        return [at_s for at_s, line in self.lines if line.startswith(beginning)]
-
-    def answers(self) -> list[str]:
-        """All answers so far."""
-        return [line for _, line in self.lines if line.startswith("the answer is")]
-
-    async def hold(self, url: str, loudspeaker: Path) -> None:
-        """Ask everything, and stay as long as that takes."""
-        agent = import_module("agent")
-        with wave.open(str(loudspeaker), "wb") as played:
-            played.setparams((1, 2, agent.RATE, 0, "NONE", ""))
-            await agent.Agent(url, played, self.say).converse(SPOKEN)
-
-
 def ask(visitor: Visit, turn: int) -> None:
     """Ask in writing, and hear the answer that belongs to it."""
     visitor.page.get_by_role("textbox", name="A turn in writing").fill(TYPED[turn])
@@ -122,17 +102,13 @@ def ask(visitor: Visit, turn: int) -> None:
 
 
 def test_who_talks_with_a_replica_that_is_killed_goes_on_at_the_other_one(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "examples")
     url = f"http://127.0.0.1:{fleet.port}"
-    talks = [Talk() for _ in range(EACH * REPLICAS - 1)]
+    talks = [Talk(tmp_path / f"{place}.wav") for place in range(EACH * REPLICAS - 1)]
 
     async def main() -> None:
-        holding = (
-            talk.hold(f"{url}/v1", tmp_path / f"{place}.wav") for place, talk in enumerate(talks)
-        )
-        await asyncio.gather(*holding)
+        await asyncio.gather(*(talk.hold(url, SPOKEN) for talk in talks))
 
     with browsing(None) as browser, ThreadPoolExecutor() as beside:
         visitor = visit(browser, url)
