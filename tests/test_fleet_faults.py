@@ -34,6 +34,7 @@ FAULTS = [
     Fault("replica", "killed", "idle", "1006", 1, GOES_ON),
     Fault("replica", "killed", "speaking", "1006", 1, GOES_ON),
     Fault("replica", "hung", "speaking", "1006", HUNG_S, GOES_ON),
+    Fault("ingress", "hung", "speaking", "1006", HUNG_S, GOES_ON),
     Fault("head", "held up", "idle", GOES_ON, 0, GOES_ON),
     Fault("head", "held up", "speaking", GOES_ON, 0, GOES_ON),
     Fault("head", "killed", "idle", "1006", 10, "70"),
