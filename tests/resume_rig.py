@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from conftest import require_package, require_program, run
@@ -22,12 +22,21 @@ Wire = dict[str, Any]
 ASKED = ("Good morning.", "What is the time?", "Thank you.")
 
 
-def token_of(talker: Talker) -> str:
+class Listener(Protocol):
+    """A client, by WebSocket or WebRTC, that keeps the events that it hears."""
+
+    events: list[Wire]
+
+    async def wait(self, kind: str, **fields: Any) -> Wire:
+        """Listen until an event of that kind comes, with these fields."""
+
+
+def token_of(talker: Listener) -> str:
     """The token that a client was told last."""
     return str(resume_of(talker)["token"])
 
 
-def resume_of(talker: Talker) -> Wire:
+def resume_of(talker: Listener) -> Wire:
     """What a client was told last of how it can come back."""
     told = [each for each in talker.events if each["type"].startswith("session.")]
     resume: Wire = told[-1]["session"]["mosstalk"]["resume"]
@@ -44,7 +53,7 @@ def lose(talker: Talker) -> None:
     talker.socket.transport.abort()
 
 
-async def history(talker: Talker) -> list[Wire]:
+async def history(talker: Listener) -> list[Wire]:
     """The items that have come back, as they were told; every event is as the types want it."""
     count = resume_of(talker)["items"]
     done = [await talker.wait("conversation.item.done") for _ in range(count)]

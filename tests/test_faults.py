@@ -4,52 +4,26 @@
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, run
+from conftest import run
+from faults_rig import GOES_ON, HELD_UP_S, Fault, do, require_told, row, seen, until_gone
 from resume_rig import Store
 from server_rig import POLL_S, QUICK, Server, Talker, typed
-from websockets.exceptions import ConnectionClosed
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 LONG = (*QUICK, "--script", "speech:100")
 """Every answer lasts 8 s, which a processor makes in two or three."""
-WATCHDOG_S, HELD_UP_S = 6, 2.0
-GOES_ON, SOON_S = "goes on", 60.0
+WATCHDOG_S, SOON_S = 6, 60.0
 MODULES = {"worker": "mosstalk.server.worker", "second front": "mosstalk.server.front_process"}
-SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM}
 MEASURED: list[str] = []
-PAGE = ROOT / "docs" / "faults.md"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is done to which process in which state, and what was promised for it.
-
-    ``client`` is what it sees: ``GOES_ON``, or the code of its close frame, 1006 where there is
-    none. ``server`` is ``GOES_ON`` or the code that it exits with, -9 where it was killed.
-    """
-
-    process: str
-    done: str
-    state: str
-    client: str
-    within_s: float
-    server: str
-
-    @property
-    def name(self) -> str:
-        """Its id as a test."""
-        return f"{self.process}, {self.done}, {self.state}".replace(" ", "-")
 
 
 FAULTS = [
@@ -94,43 +68,12 @@ def process_of(fault: Fault, server: Server, store: Store) -> int:
     return server.child_id(MODULES[fault.process])
 
 
-async def do(fault: Fault, process: int) -> None:
-    """Do it. A process that is held up goes on by itself; one that hangs does not."""
-    if number := SIGNALS.get(fault.done):
-        os.kill(process, number)
-        return
-    os.kill(process, signal.SIGSTOP)
-    if fault.done == "held up":
-        await asyncio.sleep(HELD_UP_S)  # as long as it lasts: nothing is waited for
-        os.kill(process, signal.SIGCONT)
-
-
-async def seen(talker: Talker, *, asks: bool) -> str:
-    """What a client sees of it: the answer that it waits for, or the end of its connection."""
-    try:
-        if asks:
-            await talker.send(typed("Good morning."), {"type": "response.create"})
-        done = (await talker.wait("response.done"))["response"]
-    except ConnectionClosed:
-        return str(talker.socket.close_code)
-    assert done["status"] in ("completed", "incomplete"), done
-    return GOES_ON
-
-
 async def ended(server: Server, promised: str) -> str:
     """How the server goes on once its client knows: with its exit code, if it has one soon."""
     end_s = time.monotonic() + (HELD_UP_S if promised == GOES_ON else SOON_S)
     while server.process.poll() is None and time.monotonic() < end_s:
         await asyncio.sleep(POLL_S)
     return GOES_ON if server.process.poll() is None else str(server.process.returncode)
-
-
-async def until_gone(processes: list[int], most_s: float = 3.0) -> None:
-    """Wait until all of them have ended."""
-    end_s = time.monotonic() + most_s
-    while any(Path(f"/proc/{each}").exists() for each in processes):
-        assert time.monotonic() < end_s, "a process is left"
-        await asyncio.sleep(POLL_S)
 
 
 def children(server: Server) -> list[int]:
@@ -192,7 +135,9 @@ def test_what_a_client_sees_is_what_was_promised(
                 await asyncio.to_thread(server.await_nothing_held)
             else:
                 await until_gone(helpers)
-            MEASURED.append(row(fault, client, took_s, left, time.monotonic() - begun_s))
+            free_s = time.monotonic() - begun_s
+            said = (fault.process, fault.done, fault.state, client, f"{took_s:.1f} s", left)
+            MEASURED.append(row(*said, f"{free_s:.1f} s"))
             assert (client, left) == (fault.client, fault.server)
             assert not fault.within_s or took_s <= fault.within_s
         finally:
@@ -201,17 +146,7 @@ def test_what_a_client_sees_is_what_was_promised(
     run(main(), 200)
 
 
-def row(fault: Fault, client: str, took_s: float, left: str, free_s: float) -> str:
-    """A line of the table."""
-    times = f"{took_s:.1f} s", f"{free_s:.1f} s"
-    shown = [fault.process, fault.done, fault.state, client, times[0], left, times[1]]
-    return f"| {' | '.join(shown)} |"
-
-
 def test_the_table_is_the_one_in_the_documents(capsys: pytest.CaptureFixture[Any]) -> None:
-    """Of the rows that were measured: their words, not their times."""
     with capsys.disabled():
         print("", *MEASURED, sep="\n")
-    told = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    for measured in (line.split(" | ") for line in MEASURED):
-        assert any(measured[:4] + measured[5:6] == each[:4] + each[5:6] for each in told), measured
+    require_told(MEASURED)

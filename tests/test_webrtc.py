@@ -31,7 +31,7 @@ from server_rig import (
 )
 from webrtc_rig import CALLS, WIRE_RATE, Caller, Microphone, post
 
-from mosstalk.server.webrtc import FRAME, Playback
+from mosstalk.server.call_playback import FRAME, Playback
 from mosstalk.session.events import AudioDelta
 
 KEY = "a-key-for-tests"
@@ -199,6 +199,9 @@ def test_a_call_is_hung_up_by_its_client_or_by_whoever_has_its_key(server: Serve
 
 
 def test_an_offer_whose_client_never_comes_leaves_its_place(server: Server) -> None:
+    vanished = 'mosstalk_sessions_closed_total{reason="vanished"}'
+    before = server.metrics().get(vanished, 0)
+
     async def main() -> None:
         caller = Caller(server)
         answer = await post(server, await caller.offer())
@@ -206,6 +209,7 @@ def test_an_offer_whose_client_never_comes_leaves_its_place(server: Server) -> N
         await caller.connection.close()
 
     run(main())
+    server.await_metrics(lambda values: values.get(vanished, 0) > before)
     server.await_nothing_held()
     assert not server.faults()
 

@@ -161,7 +161,8 @@ class Caller:
     """A client of a call, which keeps the events and the sound that come.
 
     ``relayed``: through a ``LossyRelay``, which is there once the server has answered. ``takes`` is
-    what it announces as its longest message, in bytes; "" announces nothing.
+    what it announces as its longest message, in bytes; "" announces nothing. ``resume`` is a token,
+    to go on with a conversation.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Caller:
         server: Server,
         *,
         key: str | None = None,
+        resume: str | None = None,
         relayed: bool = False,
         takes: int | Literal[""] = 262_144,
     ) -> None:
@@ -185,6 +187,8 @@ class Caller:
         self._takes = takes and f"a=max-message-size:{takes}\r\n"
         self.microphone = Microphone()
         self._server, self._headers = server, {"Authorization": f"Bearer {key}"} if key else {}
+        if resume:
+            self._headers["X-Mosstalk-Resume"] = resume
         self._came, self._place = asyncio.Event(), 0
         self.closed = asyncio.Event()
         self.connection: RTCPeerConnection

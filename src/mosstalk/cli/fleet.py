@@ -32,8 +32,8 @@ class Fleet:
     serve: {model: MOSS-Speech, codec: MOSS-Speech-Codec, max-sessions: 32}
 
     A connection goes to the server with the fewest, and stays there. One that finds no place
-    anywhere is refused at once. A server that dies is started again. For one card there is
-    mosstalk serve.
+    anywhere is refused at once. A server that dies is started again. After SIGHUP the file is
+    read again, and one server after the other is replaced. For one card there is mosstalk serve.
 
     Exit code 0: ended by a signal, running replies finished. 2: wrong input. 70: no server
     could be started. 130 or 143: a second signal.
@@ -63,7 +63,7 @@ class Fleet:
         require_fleet(_PACKAGES)
         from mosstalk.fleet.launch import launch
 
-        return launch(config, lambda line: print(line, flush=True))
+        return launch(lambda: read_config(self.config), lambda line: print(line, flush=True))
 
 
 def _document(config: "FleetConfig") -> dict[str, object]:

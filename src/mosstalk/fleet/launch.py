@@ -4,17 +4,19 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from mosstalk.environment import set_unless_set
-from mosstalk.errors import ConfigError, OptionError
+from mosstalk.errors import ConfigError, MosstalkError, OptionError
 from mosstalk.fleet.config import FleetConfig, serve_options
 from mosstalk.server.front import listen
 
@@ -31,22 +33,39 @@ _PORTS = {
 _LONGEST_FOLDER = 20
 """Characters of the folder for temporary files: sockets are below it, whose paths are limited."""
 _LOOK_S = 0.5
+_RAYLET = "raylet"
+"""The program of Ray whose end is that of this process, at once."""
+_HEAD_S = 1.0
+"""For how long it is tried to reach Ray's head."""
 _LONGEST_FAULT = 2000
 """Characters that are told of what Ray says at its end; the cause is the last of them."""
+_FIXED = {"host": "host", "port": "port", "ray": "ray", "settings": "serve.max-session-s"}
+"""What an upgrade cannot change, and what it is called: Ray was started with it."""
 _FAILED = 70
 """Exit code where no replica could be started, or Ray is gone."""
 
 
-def launch(config: FleetConfig, say: Callable[[str], None]) -> int:
+def launch(read: Callable[[], FleetConfig], say: Callable[[str], None]) -> int:
     """Serve until a signal, telling ``say`` how far the replicas are; the exit code.
+
+    ``read`` gives the fleet as its file describes it: now, and again after each SIGHUP.
 
     Raises:
         ConfigError: nothing can listen there.
         OptionError: an option means nothing.
     """
+    config = read()
     set_unless_set(config.settings)
-    with _own_ray(config) if config.ray is None else _ray(address=config.ray), _signals() as stop:
-        return _serve(config, say, stop)
+    with _own_ray(config) if config.ray is None else _ray(address=config.ray), _signals() as told:
+        return _serve(_Launch(read, say, told, config))
+
+
+@dataclass
+class _Told:
+    """What signals have asked for."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    upgrade: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -64,8 +83,10 @@ def _own_ray(config: FleetConfig) -> Iterator[None]:
         try:
             with _ray(_temp_dir=folder, _node_ip_address=_HERE, include_dashboard=False):
                 yield
+                if not _has_head():  # all would wait for it for a minute
+                    _end_all_of(folder, but=_RAYLET)
         finally:
-            _end_all_in(folder)
+            _end_all_of(folder)
 
 
 def _haproxy(folder: Path) -> dict[str, str]:
@@ -91,27 +112,46 @@ def _free(port: int) -> int:
             return int(listener.getsockname()[1])
 
 
-def _end_all_in(folder: str) -> None:
-    """Kill what runs with a file of this folder: HAProxy outlives a Ray that is ended at once."""
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+def _end_all_of(folder: str, but: str = "") -> None:
+    """Kill what is below this process, and what has this folder in its environment.
+
+    HAProxy outlives Ray, and Ray's processes overwrite their environment.
+    """
+    below = set(_below(os.getpid()))
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if folder.encode() in line.read_bytes():
-                os.kill(int(line.parent.name), signal.SIGKILL)
+            program, pid = (process / "exe").readlink().name, int(process.name)
+            is_own = pid in below or folder.encode() in (process / "environ").read_bytes()
+            if is_own and program != but:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _below(pid: int) -> Iterator[int]:
+    """Every process that one has started, and what those have."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _below(child)
 
 
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set at the first signal; the second one ends the process, whatever it does."""
-    stopped = threading.Event()
+def _signals() -> Iterator[_Told]:
+    """``stop`` is set at the first signal; the second one ends the process, whatever it does."""
+    told = _Told()
 
     def stop(number: int, _: Any) -> None:
-        if stopped.is_set():
+        if told.stop.is_set():
             raise SystemExit(128 + number)
-        stopped.set()
+        told.stop.set()
+
+    def upgrade(*_: Any) -> None:
+        told.upgrade.set()
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, upgrade)
     try:
-        yield stopped
+        yield told
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -129,49 +169,109 @@ def _ray(**more: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _serve(config: FleetConfig, say: Callable[[str], None], stop: threading.Event) -> int:
+@dataclass
+class _Launch:
+    """A fleet that runs as ``config`` says: its file, who is told of it, and what it is told."""
+
+    read: Callable[[], FleetConfig]
+    say: Callable[[str], None]
+    told: _Told
+    config: FleetConfig
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def deploy(self) -> None:
+        """Have the replicas be as ``config`` says; those that are not end, each in its turn."""
+        from ray import serve
+
+        from mosstalk.fleet.replica import NAME, application
+
+        target = serve.RunTarget(application(self.config, self.secret), NAME, "/")
+        serve.run_many([target], wait_for_applications_running=False)
+
+    def upgrade(self) -> bool:
+        """Begin to replace every replica with one of the file as it is now; False: it is wrong."""
+        try:
+            config = self.read()
+            for name, shown in _FIXED.items():
+                if getattr(config, name) != getattr(self.config, name):
+                    raise ConfigError(f"{shown} cannot change while the fleet runs")
+            serve_options(config.options())
+        except MosstalkError as error:
+            self.say(f"no upgrade: {error}")
+            return False
+        self.say("upgrading: one replica after the other is replaced")
+        self.config = config
+        self.deploy()
+        return True
+
+
+def _serve(launched: _Launch) -> int:
     from ray import serve
     from ray.exceptions import RayError
 
-    from mosstalk.fleet.replica import NAME, application
-
-    http = {"host": config.host, "port": config.port}
+    config = launched.config
     try:
+        http = {"host": config.host, "port": config.port}
         serve.start("EveryNode", http, logging_config={"log_level": "ERROR"})
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        target = serve.RunTarget(application(config), NAME, "/")
-        serve.run_many([target], wait_for_applications_running=False)
-        code = _watch(config, say, stop)
+        launched.deploy()
+        code = _watch(launched)
+        drain_s = launched.config.drain_s
         if code == 0:
-            say(f"ending: replies that are being made have {config.drain_s:g} s")
-        _end_replicas(config.drain_s)
+            launched.say(f"ending: replies that are being made have {drain_s:g} s")
+        if _has_head():
+            _end_replicas(drain_s)
         return code
     except RayError as error:
-        say(f"Ray has failed: {' '.join(str(error).split())[-_LONGEST_FAULT:]}")
+        fault = " ".join(str(error).split())[-_LONGEST_FAULT:]
+        launched.say(f"Ray has failed: {fault}")
         return _FAILED
     finally:
-        if config.ray is None:  # else others may use it
+        if config.ray is None and _has_head():  # else others may use it, or nobody can
             serve.shutdown()
 
 
-def _watch(config: FleetConfig, say: Callable[[str], None], stop: threading.Event) -> int:
+def _watch(launched: _Launch) -> int:
     """Tell how far the replicas are until a signal comes, or until none could be started."""
     from ray import serve
 
     from mosstalk.fleet.replica import NAME
 
-    said, was_ready = "", False
-    while not stop.wait(_LOOK_S):
+    said, was_ready, upgrading, told = "", False, False, launched.told
+    while not told.stop.wait(_LOOK_S):
+        if not _has_head():
+            launched.say("Ray has failed: its head has ended; start the fleet again")
+            return _FAILED
+        if was_ready and told.upgrade.is_set():
+            told.upgrade.clear()
+            upgrading = launched.upgrade()
         application = serve.status().applications[NAME]
         failed = application.status in ("DEPLOY_FAILED", "UNHEALTHY")
         if (line := _line(application, failed=failed)) != said:
-            say(said := line)
+            launched.say(said := line)
         if failed and not was_ready:
             return _FAILED
         if application.status == "RUNNING" and not was_ready:
             was_ready = True
-            _say_ready(config, say)
+            _say_ready(launched.config, launched.say)
+        elif application.status == "RUNNING" and upgrading:
+            upgrading = False
+            launched.say("upgraded: every replica is new")
     return 0
+
+
+def _has_head() -> bool:
+    """Whether Ray's head is there: without it Ray itself would end this process, in a minute."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _HEAD_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # it is slow, or far away
+        pass
+    return True
 
 
 def _end_replicas(drain_s: float) -> None:

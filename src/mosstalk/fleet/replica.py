@@ -45,14 +45,15 @@ _UNBOUNDED = 100_000
 """Requests that Serve lets through to a replica at a time: who is refused the server says."""
 _CARRIED = "mosstalk.carried"
 """The extension of a scope that holds a ``_Carried``."""
-_HEALTH_EVERY_S, _HEALTH_MOST_S = 1.0, 30.0
+_HEALTH_EVERY_S, _HEALTH_MOST_S = 1.0, 5.0
+"""How often Serve asks a replica, and how long it waits: one that fails three times is ended."""
 _ENDING_S = 15.0
 """What a replica may take to end beside its replies."""
 _NONE = Refusal(503, "loading", "no replica of this fleet is there yet", 5.0)
 
 
-def application(config: FleetConfig) -> serve.Application:
-    """The fleet as an application of Ray Serve.
+def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
+    """The fleet as an application of Ray Serve, whose ephemeral keys are made with ``secret``.
 
     Raises:
         OptionError: this process, and so perhaps Ray's, lacks settings that Ray needs.
@@ -79,7 +80,7 @@ def application(config: FleetConfig) -> serve.Application:
         logging_config={"log_level": "WARNING", "enable_access_log": False},
         **scaling,
     )
-    return deployment.bind(config.options(), secrets.token_bytes(32))
+    return deployment.bind(config.options(), secret or secrets.token_bytes(32))
 
 
 def _gpus(config: FleetConfig) -> float:

@@ -25,7 +25,7 @@ from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerConte
 from mosstalk.server.capacity import capacity
 from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
-from mosstalk.server.connection import end_forerunner, opened, resume_key
+from mosstalk.server.connection import opened
 from mosstalk.server.engine_client import WorkerState
 from mosstalk.server.keys import Grant
 from mosstalk.server.limits import OTHER_FILES, ConnectionLimiter, Limits, raise_file_limit
@@ -33,6 +33,7 @@ from mosstalk.server.observers import CONTENT_TYPE
 from mosstalk.server.realtime.protocol import RealtimeProtocol
 from mosstalk.server.realtime.session_config import ServedModel
 from mosstalk.server.realtime.validation import WireError
+from mosstalk.server.resume import end_forerunner, resume_key
 from mosstalk.server.speech import SpeechReply, speech_request
 from mosstalk.server.store import StoreError
 from mosstalk.server.telephony import TWILIO, TwilioProtocol, granted

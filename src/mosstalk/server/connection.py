@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mosstalk.errors import MosstalkError
-from mosstalk.server.admission import LEFT_S, NOT_RESUMED, Refusal, RefusedError, ServerContext
+from mosstalk.server.admission import LEFT_S, Refusal, RefusedError, ServerContext
 from mosstalk.server.captions import Captions
-from mosstalk.server.conversations import Keeper, KeptConversation
+from mosstalk.server.conversations import Keeper
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.keys import Grant
 from mosstalk.server.limits import ClientBudget, SendQueue, TooSlowError, work_of
 from mosstalk.server.observers import SessionMetrics, SessionObserver
 from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Transcript
 from mosstalk.server.realtime.session_config import ServedModel
+from mosstalk.server.resume import Beginning
 from mosstalk.server.websocket import WEBSOCKET, WebSocketProtocol
 from mosstalk.session import commands
 from mosstalk.session.events import AudioDelta, Closed, CloseReason, Event
@@ -117,10 +117,11 @@ class Connection:
         """When the client may be heard again, given what it has cost."""
         self._passed_on, self._last_response = asyncio.Event(), ""
 
-    def keep(self, keeper: Keeper) -> None:
-        """Have the conversation kept; whoever takes it up elsewhere ends this connection."""
-        self._observers.append(keeper)
-        keeper.end = partial(self._end, _TAKEN_UP)
+    def keep(self, keeper: Keeper | None) -> None:
+        """Have the conversation kept, if it can be; who takes it up elsewhere ends this one."""
+        if keeper:
+            self._observers.append(keeper)
+            keeper.end = partial(self._end, _TAKEN_UP)
 
     @property
     def unsent_s(self) -> float:
@@ -378,23 +379,6 @@ class Connection:
 
 # Its beginning.
 
-_RESUME = "resume"
-"""The part of the query that takes a token, for pages too; and the header that does."""
-_RESUME_HEADER = "x-mosstalk-resume"
-
-
-def resume_key(asked: HTTPConnection, context: ServerContext, grant: Grant) -> str | None:
-    """Under what the conversation is kept whose token a client shows, if it shows one."""
-    token = asked.query_params.get(_RESUME) or asked.headers.get(_RESUME_HEADER)
-    return context.conversation_key(token, grant) if token else None
-
-
-async def end_forerunner(socket: WebSocket, context: ServerContext, grant: Grant) -> None:
-    """End the connection that has the conversation which a client comes back to, if one has."""
-    key = resume_key(socket, context, grant)
-    if key and context.conversations:
-        await context.conversations.end_connection(key)
-
 
 async def opened(
     socket: WebSocket,
@@ -405,41 +389,32 @@ async def opened(
 ) -> Connection | None:
     """A client's connection with its session; None where there can be none, and it was told."""
     transcribes = socket.query_params.get("intent") == "transcription"
-    resumable = speaks is RealtimeProtocol and not transcribes
-    conversations = context.conversations if resumable else None
-    old = resume_key(socket, context, grant) if speaks is RealtimeProtocol else None
-    kept: KeptConversation | None = None
+    beginning = Beginning()
     try:
-        if old:
-            kept = await conversations.take(old) if conversations else None
-            if kept is None:
-                raise RefusedError(NOT_RESUMED)
-        begins = dict(kept.asked if kept else grant.session)
+        if speaks is RealtimeProtocol:  # nobody can make a telephone call anew from this side
+            resumable = not transcribes
+            beginning = await Beginning.of(socket, context, grant, resumable=resumable)
+        begins = dict(beginning.kept.asked if beginning.kept else grant.session)
         if transcribes:
             begins["type"] = "transcription"
-        resumption = conversations.resumption(kept) if conversations else None
-        protocol = speaks(served, begins=begins, resumption=resumption)
+        protocol = speaks(served, begins=begins, resumption=beginning.resumption)
         session = await context.engine.open(
             context.fitted(protocol.settings),
             rows=context.recorder is not None,
-            keep=resumption is not None,
-            items=kept.items if kept else (),
+            keep=beginning.resumption is not None,
+            items=beginning.items,
         )
         if context.unavailable:  # since it was let in
             session.close()
             raise RefusedError(context.unavailable)
     except BaseException as error:
-        if kept and old and conversations:
-            await conversations.give_back(old, kept)
+        await beginning.give_back()
         if not isinstance(error, MosstalkError):
             raise
         await context.refuse(socket, Refusal.of(error))
         return None
     connection = Connection(socket, protocol, session, context, grant.name)
-    if conversations and resumption:
-        key = context.conversation_key(resumption.token, grant)
-        give_back = partial(conversations.give_back, old, kept) if old and kept else None
-        connection.keep(conversations.begin(key, protocol, session, give_back))
+    connection.keep(beginning.keeper(protocol, session))
     return connection
 
 

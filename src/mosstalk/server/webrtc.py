@@ -9,39 +9,41 @@ played, and cuts an interrupted reply itself.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request, Response
 
-from mosstalk.constants import OUTPUT_RATE
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
-from mosstalk.server.admission import LONGEST_NAMED, Refusal, RefusedError, ServerContext
+from mosstalk.server.admission import LEFT_S, LONGEST_NAMED, Refusal, RefusedError, ServerContext
+from mosstalk.server.call_playback import Change, Playback
 from mosstalk.server.connection import Connection, Ending
 from mosstalk.server.engine_client import SessionProxy
 from mosstalk.server.keys import Grant
 from mosstalk.server.limits import TooSlowError
 from mosstalk.server.realtime import server_events as told
-from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol
+from mosstalk.server.realtime.protocol import ProtocolOutput, RealtimeProtocol, Resumption
 from mosstalk.server.realtime.session_config import ServedModel, session_config
 from mosstalk.server.realtime.validation import WireError, parse_message, require_plain
+from mosstalk.server.resume import Beginning, end_forerunner
 from mosstalk.server.uploads import form_parts, read_body
 from mosstalk.session.commands import Push, Truncate
-from mosstalk.session.events import AudioDelta, Event, ResponseDone, new_id
+from mosstalk.session.events import (
+    AudioDelta,
+    ErrorRaised,
+    Event,
+    ItemTruncated,
+    ResponseDone,
+    new_id,
+)
 
 if TYPE_CHECKING:
     from mosstalk.server.peer import Peer
 
 _LOG = logging.getLogger(__name__)
 SDP = "application/sdp"
-FRAME = OUTPUT_RATE // 50
-"""Samples of 20 ms, which one packet of a reply holds."""
 INPUT_RATE = 16_000
 """Hz of the microphone's sound, from the peer to the session."""
-Change = Literal["started", "stopped"]
-"""What becomes of a response's sound."""
-_SILENCE = bytes(2 * FRAME)
-_MS = OUTPUT_RATE // 1000
 _BEGINS: Mapping[str, Any] = {"type": "realtime", "mosstalk": {"echo_gate": False}}
 """How sessions begin: whoever has WebRTC cancels echo itself."""
 _MISSING = Refusal(
@@ -49,94 +51,6 @@ _MISSING = Refusal(
     "webrtc",
     "this server speaks no WebRTC; its owner may install it with pip install 'mosstalk[webrtc]'",
 )
-
-
-# What is played.
-
-
-@dataclass
-class PlayedReply:
-    """A response's sound: ``unsent`` is int16 at 24 kHz, ``whole`` says that no more follows."""
-
-    response_id: str
-    item_id: str
-    unsent: bytearray = field(default_factory=bytearray)
-    sent_samples: int = 0
-    whole: bool = False
-
-    @property
-    def sent_ms(self) -> int:
-        """How much of it was played."""
-        return self.sent_samples // _MS
-
-
-class Playback:
-    """Replies one after the other, 20 ms at a time, with silence between them.
-
-    ``on_change`` is told when the sound of a response begins, and when it has come to its end.
-    """
-
-    def __init__(self, most_s: float) -> None:
-        self.on_change: Callable[[Change, str], None] = lambda *_: None
-        self._most_bytes = int(most_s * OUTPUT_RATE) * 2
-        self._replies: dict[str, PlayedReply] = {}
-        self._dropped: set[str] = set()
-        """Responses that were cleared while they were being made."""
-
-    @property
-    def is_playing(self) -> bool:
-        """Whether a reply is being played, or about to be."""
-        return bool(self._replies)
-
-    def push(self, sound: AudioDelta) -> None:
-        """Take more sound of a response.
-
-        Raises:
-            TooSlowError: more would wait than may.
-        """
-        if sound.response_id in self._dropped:
-            return
-        reply = self._replies.get(sound.response_id)
-        if reply is None:
-            reply = PlayedReply(sound.response_id, sound.item_id)
-            self._replies[sound.response_id] = reply
-        reply.unsent += sound.pcm
-        if (waiting := sum(len(each.unsent) for each in self._replies.values())) > self._most_bytes:
-            raise TooSlowError(f"{waiting / 2 / OUTPUT_RATE:.0f} s of replies wait to be played")
-
-    def finish(self, response_id: str) -> None:
-        """No more sound of this response follows."""
-        self._dropped.discard(response_id)
-        if reply := self._replies.get(response_id):
-            reply.whole = True
-
-    def frame(self) -> bytes:
-        """The next 20 ms, ``FRAME`` samples: of the reply that is played, or silence."""
-        while self._replies:
-            reply = next(iter(self._replies.values()))
-            if reply.unsent:
-                return self._frame_of(reply)
-            if not reply.whole:
-                break
-            del self._replies[reply.response_id]
-            self.on_change("stopped", reply.response_id)
-        return _SILENCE
-
-    def clear(self) -> list[PlayedReply]:
-        """Stop what is played and what waits; what it was."""
-        stopped, self._replies = list(self._replies.values()), {}
-        self._dropped.update(each.response_id for each in stopped if not each.whole)
-        return stopped
-
-    def _frame_of(self, reply: PlayedReply) -> bytes:
-        if len(reply.unsent) < len(_SILENCE) and not reply.whole:
-            return _SILENCE  # the rest of the frame is late
-        if not reply.sent_samples:
-            self.on_change("started", reply.response_id)
-        frame = bytes(reply.unsent[: len(_SILENCE)])
-        del reply.unsent[: len(_SILENCE)]
-        reply.sent_samples += len(frame) // 2
-        return frame.ljust(len(_SILENCE), b"\0")
 
 
 # What is said.
@@ -152,8 +66,14 @@ class CallProtocol(RealtimeProtocol):
     A message in bytes is the microphone's sound, int16 at ``INPUT_RATE``.
     """
 
-    def __init__(self, served: ServedModel, playback: Playback, begins: Mapping[str, Any]) -> None:
-        super().__init__(served, begins=begins)
+    def __init__(
+        self,
+        served: ServedModel,
+        playback: Playback,
+        begins: Mapping[str, Any],
+        resumption: Resumption | None,
+    ) -> None:
+        super().__init__(served, begins=begins, resumption=resumption)
         self._playback = playback
         self._cut: set[str] = set()
         """Items that were cut here, of which the session has not told yet."""
@@ -188,6 +108,12 @@ class CallProtocol(RealtimeProtocol):
         kind: Any = f"output_audio_buffer.{change}"
         self._state.tell(told.OutputBuffer(type=kind, response_id=response_id))
         return self._output()
+
+    def hung_up(self) -> ProtocolOutput:
+        """What it leads to that nobody listens any more: of a reply there is what was played."""
+        output = self._output()
+        self._clear(output)
+        return output
 
     def _played(self, output: ProtocolOutput) -> ProtocolOutput:
         """The same for a client that hears sound as it is played."""
@@ -237,7 +163,8 @@ class Call(Connection):
         key: str,
     ) -> None:
         super().__init__(peer, protocol, session, context, key)
-        self._playback, self._changed = playback, protocol.from_playback
+        self._playback, self._call = playback, protocol
+        self._hung_up = False
         playback.on_change = self._on_change
 
     @property
@@ -245,7 +172,7 @@ class Call(Connection):
         return super()._has_said and not self._playback.is_playing
 
     def _on_change(self, change: Change, response_id: str) -> None:
-        self._act(self._changed(change, response_id))
+        self._act(self._call.from_playback(change, response_id))
         self._drain_on()
 
     def _pass_on(self, event: Event) -> None:
@@ -253,6 +180,28 @@ class Call(Connection):
             super()._pass_on(event)
         except TooSlowError as error:
             self._end(Ending("slow", 1008, f"too slow: {error}"))
+
+    async def _close_session(self) -> None:
+        if not self._hung_up:
+            self._hung_up = True
+            cut = self._call.hung_up()
+            self._act(cut)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEFT_S):
+                    await self._until_done(len(cut.commands))
+        await super()._close_session()
+
+    async def _until_done(self, left: int) -> None:
+        """Wait until replies were cut: what is asked of a session that is to end it does not do."""
+        events = aiter(self._session)
+        while left and (event := await anext(events, None)):
+            self._note(event)
+            left -= isinstance(event, ItemTruncated | ErrorRaised)
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if self._hung_up and not isinstance(event, AudioDelta):
+            self._call.from_session(event)
 
 
 # Who calls.
@@ -273,8 +222,14 @@ class Calls:
         self._tasks = set[asyncio.Task[None]]()
 
     async def begin(self, request: Request) -> Response:
-        """Answer an offer; the conversation begins once the client has connected."""
-        grant = self._granted(request)
+        """Answer an offer; the conversation begins, or goes on, once the client has connected."""
+        context, grant = self._context, self._granted(request)
+        if isinstance(grant, Grant):
+            if context.unavailable is None:
+                await end_forerunner(request, context, grant)
+            if refusal := context.refuse_request(grant.name):
+                context.note_refusal(refusal)
+                grant = refusal
         if isinstance(grant, Refusal):
             return grant.answer()
         try:
@@ -282,12 +237,12 @@ class Calls:
         except MosstalkError as error:
             refusal = Refusal.of(error)
             if isinstance(error, EngineFullError | EngineStoppedError | RefusedError):
-                self._context.note_refusal(refusal)
+                context.note_refusal(refusal)
             return refusal.answer()
 
     async def hang_up(self, call_id: str, request: Request) -> Response:
         """End a call, for who has the key that it was begun with."""
-        grant = self._granted(request, begins=False)
+        grant = self._granted(request)
         if isinstance(grant, Refusal):
             return grant.answer()
         key, peer = self._peers.get(call_id, ("", None))
@@ -297,14 +252,11 @@ class Calls:
         peer.lost("hung up")
         return Response()
 
-    def _granted(self, request: Request, *, begins: bool = True) -> Grant | Refusal:
-        """What a client may that would begin a call, or end one."""
-        context = self._context
-        granted = context.granted(request)
-        if begins and isinstance(granted, Grant):
-            granted = context.refuse_request(granted.name) or granted
+    def _granted(self, request: Request) -> Grant | Refusal:
+        """What a client may by its key."""
+        granted = self._context.granted(request)
         if isinstance(granted, Refusal):
-            context.note_refusal(granted)
+            self._context.note_refusal(granted)
         return granted
 
     async def _begin(self, request: Request, grant: Grant) -> Response:
@@ -314,30 +266,28 @@ class Calls:
             peer_of = await asyncio.to_thread(_peer)
         except ImportError:
             raise RefusedError(_MISSING) from None
-        served = self._served(context, request.query_params.get("model"))
-        config = session_config({}, served)
-        for each in (_BEGINS, grant.session, asked):
-            config = config.updated(dict(each), served)
-        playback = Playback(context.limits.unsent_s)
-        protocol = CallProtocol(served, playback, config.asked)
-        if refusal := context.refuse_now(grant.name):  # since the request began to come
-            raise RefusedError(refusal)
-        peer = peer_of(
-            offer, context.limits, context.call_network, playback.frame, protocol.is_hands_free
-        )
-        with context.opening(grant.name):
-            settings = context.fitted(protocol.settings)
-            session = await context.engine.open(settings, rows=context.recorder is not None)
-            try:
-                answer = await peer.answer()
-                if context.unavailable:
-                    raise RefusedError(context.unavailable)
-            except BaseException:
-                session.close()
-                await peer.end()
-                raise
-            call = Call(peer, protocol, playback, session, context, grant.name)
-            context.connections.add(call)
+        beginning = await Beginning.of(request, context, grant)
+        try:
+            served = self._served(context, request.query_params.get("model"))
+            config = session_config({}, served)
+            begins = beginning.kept.asked if beginning.kept else grant.session
+            for each in (_BEGINS, begins, asked):
+                config = config.updated(dict(each), served)
+            playback = Playback(context.limits.unsent_s)
+            protocol = CallProtocol(served, playback, config.asked, beginning.resumption)
+            if refusal := context.refuse_now(grant.name):  # since the request began to come
+                raise RefusedError(refusal)
+            peer = peer_of(
+                offer, context.limits, context.call_network, playback.frame, protocol.is_hands_free
+            )
+            with context.opening(grant.name):
+                answer, session = await self._opened(peer, protocol, beginning)
+        except BaseException:
+            await beginning.give_back()
+            raise
+        call = Call(peer, protocol, playback, session, context, grant.name)
+        call.keep(beginning.keeper(protocol, session))
+        context.connections.add(call)
         call_id = new_id("rtc")
         self._peers[call_id] = grant.name, peer
         task = asyncio.create_task(self._hold(call_id, call, peer))
@@ -349,6 +299,27 @@ class Calls:
             "Cache-Control": "no-store",
         }
         return Response(answer, 201, headers, SDP)
+
+    async def _opened(
+        self, peer: "Peer", protocol: CallProtocol, beginning: Beginning
+    ) -> tuple[str, SessionProxy]:
+        """The answer to an offer, and the session of its call; where one fails neither is left."""
+        context = self._context
+        session = await context.engine.open(
+            context.fitted(protocol.settings),
+            rows=context.recorder is not None,
+            keep=beginning.resumption is not None,
+            items=beginning.items,
+        )
+        try:
+            answer = await peer.answer()
+            if context.unavailable:
+                raise RefusedError(context.unavailable)
+        except BaseException:
+            session.close()
+            await peer.end()
+            raise
+        return answer, session
 
     async def _hold(self, call_id: str, call: Call, peer: "Peer") -> None:
         """A call, to its end."""
