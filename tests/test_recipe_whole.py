@@ -56,13 +56,20 @@ def test_flow_and_vocoder_wait_for_no_other_card() -> None:
     assert "encode-1" in jobs["language-model"].after
 
 
-def test_the_language_model_alone_waits_for_its_codes_and_keeps_the_codec() -> None:
+@pytest.mark.parametrize("others", [None, OtherVoices(Path("root"), Path("whisper"))])
+def test_the_language_model_alone_waits_for_its_codes_and_keeps_the_codec(
+    others: OtherVoices | None,
+) -> None:
     kept = Path("codec") / "model.safetensors"
+    asked = Whole(Path("work"), kept, [], 2, others=others, model_alone=True)
 
-    jobs = {job.name: job for job in Whole(Path("work"), kept, [], 2, model_alone=True).jobs()}
+    jobs = {job.name: job for job in asked.jobs()}
 
-    readers = {f"read-{part}" for part in range(6)}
-    assert set(jobs) == readers | {"give", "encode-0", "encode-1", "language-model", "package"}
+    readers, voices = {f"read-{part}" for part in range(6)}, {"voices"} if others else set[str]()
+    encoders = {"encode-0", "encode-1"}
+    assert set(jobs) == readers | voices | encoders | {"give", "language-model", "package"}
+    assert all({"give", *voices} <= set(jobs[name].after) for name in encoders)
+    assert jobs["give"].argv[-1] == str(Path("work") / "tokenizer.safetensors")
     assert len({jobs[name].until for name in readers}) == 1
     assert jobs["package"].after == ("language-model",)
     assert jobs["package"].argv[-2:] == ("--kept-codec", "codec")

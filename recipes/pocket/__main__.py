@@ -370,8 +370,6 @@ def whole(
 
     if (speech_root is None) != (whisper is None):
         raise typer.BadParameter("--speech-root and --whisper go together: name both or neither")
-    if model_alone and speech_root:
-        raise typer.BadParameter("--model-alone trains no tokenizer: leave out --speech-root")
     if model_alone and not (kept.parent / "flow").is_dir():
         raise typer.BadParameter(f"--model-alone ships the codec of --kept, and {kept} is in none")
     others = OtherVoices(speech_root, whisper) if speech_root and whisper else None

@@ -79,7 +79,8 @@ class Whole:
 
     ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights. With
     ``others`` the tokenizer is trained too: held, as its stage says, while it hears them. With
-    ``model_alone`` only the language model is, and ships with the codec that ``kept`` lies in.
+    ``model_alone`` only the language model is; it hears ``others`` if there are any, and ships
+    with the codec that ``kept`` lies in.
     """
 
     work: Path
@@ -98,14 +99,16 @@ class Whole:
         """
         parts, alone = range(_READERS * self.cards), self.cards == 1
         made = [self._reader(part, len(parts)) for part in parts]
-        given = self._given if self.others else self.work / "tokenizer.safetensors"
-        give = ("recipes.listener", "give", str(self.kept), str(given))
         first, encoders = parts[:: self.cards], list[Job]()
         hold = [] if self.others is None else self._hold(self.others, made, first)
-        tokenizer = hold[-1].name if hold else "give"
+        given = self._given
+        if self.model_alone or not hold:
+            hold, given = hold[:1], self.work / "tokenizer.safetensors"
+        give = ("recipes.listener", "give", str(self.kept), str(given))
+        heard = ("give", *(job.name for job in hold))
         for card in range(self.cards):
             argv = self._stage("encode", parts[card :: self.cards], "--hearings", _HEARINGS)
-            after = (tokenizer, *(reader.name for reader in made if reader.card == card))
+            after = (*heard, *(reader.name for reader in made if reader.card == card))
             encoders.append(Job(f"encode-{card}", argv, card, after))
         made += [Job("give", give, files=(self.kept,)), *hold, *encoders]
         encoded = tuple(job.name for job in encoders)
