@@ -41,8 +41,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[str]:
-    """Where a page of another origin is, made of the document's lines."""
-    (lines,) = re.findall(r"```js\n(.+?)```", (ROOT / "docs" / "webrtc.md").read_text(), re.DOTALL)
+    """Where a page of another origin is, made of the document's first lines."""
+    lines, *_ = re.findall(r"```js\n(.+?)```", (ROOT / "docs" / "webrtc.md").read_text(), re.DOTALL)
     (tmp_path / "index.html").write_text(PAGE % lines)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=tmp_path)) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
