@@ -59,7 +59,7 @@ def test_connections_are_spread_evenly_and_one_too_many_is_refused_at_once(fleet
             talkers = list[Talker]()
             for each in range(1, PLACES + 1):
                 for _ in range(REPLICAS):
-                    talkers.append(await stack.enter_async_context(Talker(fleet)))
+                    talkers.append(await let_in(fleet, stack))
                 await await_sessions(fleet, [each] * REPLICAS)
             with pytest.raises(InvalidStatus) as refused:
                 await stack.enter_async_context(Talker(fleet))
