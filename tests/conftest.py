@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +29,9 @@ from mosstalk.cli import app  # noqa: E402
 from mosstalk.files import new_folder  # noqa: E402
 from mosstalk.synthesis.sizes import TINY  # noqa: E402
 from mosstalk.synthesis.weights import Synthesis, synthesize  # noqa: E402
+
+if TYPE_CHECKING:
+    from resume_rig import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"
@@ -99,6 +102,15 @@ class Checkpoint:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache that command-line runs use, shared so that the synthetic model is made once."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Store"]:
+    """A Redis of the module's own, for servers that keep conversations in one place."""
+    from resume_rig import Store
+
+    with Store.running(tmp_path_factory.mktemp("redis")) as redis:
+        yield redis
 
 
 @pytest.fixture(scope="session")

@@ -42,13 +42,6 @@ ROOM = 2
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """What both replicas keep conversations in."""
-    with Store.running(tmp_path_factory.mktemp("redis")) as redis:
-        yield redis
-
-
-@pytest.fixture(scope="module")
 def fleet(cache_folder: Path, store: Store) -> Iterator[Fleet]:
     """Two replicas, ready."""
     with running_fleet(cache_folder, fleet_file(max_sessions=PLACES, store=store.url)) as running:

@@ -22,13 +22,6 @@ PLACES = TALKS, TALKS + 1
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """What all replicas keep conversations in."""
-    with Store.running(tmp_path_factory.mktemp("redis")) as redis:
-        yield redis
-
-
-@pytest.fixture(scope="module")
 def fleet(cache_folder: Path, store: Store) -> Iterator[Fleet]:
     """Two replicas, ready."""
     file = fleet_file(max_sessions=PLACES[0], store=store.url)

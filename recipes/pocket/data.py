@@ -303,6 +303,11 @@ def until_quiet(labels: NDArray[np.uint8], heard: NDArray[np.int16]) -> NDArray[
     return np.concatenate([labels[:quiet], np.full(len(labels) - quiet, _IDS["pau"], np.uint8)])
 
 
+def _labels_of(clip: Clip) -> NDArray[np.uint8]:
+    labels = frame_labels(clip.phones, codes_of(len(clip.heard)))
+    return until_quiet(labels, clip.heard) if clip.phones else labels
+
+
 def _plain(name: str) -> str:
     return {"#": "pau", "h#": "pau", "ssil": "pau", "brth": "pau", "hv": "hh"}.get(name, name)
 
@@ -367,12 +372,7 @@ def write_shard(stem: Path, clips: list[Clip]) -> None:
         for clip in clips
     ]
     np.save(f"{stem}.16k.npy", np.concatenate([clip.heard for clip in clips]))
-    labels = [frame_labels(clip.phones, codes_of(len(clip.heard))) for clip in clips]
-    labels = [
-        until_quiet(of_clip, clip.heard) if clip.phones else of_clip
-        for of_clip, clip in zip(labels, clips, strict=True)
-    ]
-    np.save(f"{stem}.labels.npy", np.concatenate(labels))
+    np.save(f"{stem}.labels.npy", np.concatenate([_labels_of(clip) for clip in clips]))
     spoken = [clip.spoken for clip in clips if clip.spoken is not None]
     if spoken:
         np.save(f"{stem}.24k.npy", np.concatenate(spoken))

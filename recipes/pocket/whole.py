@@ -99,11 +99,13 @@ class Whole:
         """
         parts, alone = range(_READERS * self.cards), self.cards == 1
         made = [self._reader(part, len(parts)) for part in parts]
-        first, encoders = parts[:: self.cards], list[Job]()
-        hold = [] if self.others is None else self._hold(self.others, made, first)
-        given = self._given
-        if self.model_alone or not hold:
-            hold, given = hold[:1], self.work / "tokenizer.safetensors"
+        first, encoders, hold = parts[:: self.cards], list[Job](), list[Job]()
+        given = self.work / "tokenizer.safetensors"
+        if self.others:
+            hold.append(self._voices(self.others, first))
+        if self.others and not self.model_alone:
+            hold.append(self._tokenizer(self.others, made, first))
+            given = self._given
         give = ("recipes.listener", "give", str(self.kept), str(given))
         heard = ("give", *(job.name for job in hold))
         for card in range(self.cards):
@@ -113,13 +115,13 @@ class Whole:
         made += [Job("give", give, files=(self.kept,)), *hold, *encoders]
         encoded = tuple(job.name for job in encoders)
         talks = [text for path in self.dialogues for text in ("--dialogues", str(path))]
-        argv = self._stage("language-model", parts, *_LEARNING, *talks)
+        learn = self._stage("language-model", parts, *_LEARNING, *talks)
         files = tuple(self.dialogues)
-        model = Job("language-model", argv, self.cards - 1, encoded, files, _TRAIN_UNTIL)
-        argv = self._stage("package", None, "--out", str(self.work / "package"))
+        model = Job("language-model", learn, self.cards - 1, encoded, files, _TRAIN_UNTIL)
+        package = self._stage("package", None, "--out", str(self.work / "package"))
         if self.model_alone:
-            argv += ("--kept-codec", str(self.kept.parent))
-            return [*made, model, Job("package", argv, 0, ("language-model",))]
+            package += ("--kept-codec", str(self.kept.parent))
+            return [*made, model, Job("package", package, 0, ("language-model",))]
         return [
             *made,
             model,
@@ -128,24 +130,24 @@ class Whole:
             Job("predict", self._stage("predict", first), 0, ("flow",)),
             Job("vocoder", self._stage("vocoder", first, "--mels"), 0, ("predict",), (),
                 _TRAIN_UNTIL),
-            Job("package", argv, 0, ("vocoder", "language-model")),
+            Job("package", package, 0, ("vocoder", "language-model")),
         ]  # fmt: skip
 
     @property
     def _given(self) -> Path:
         return self.work / "given.safetensors"
 
-    def _hold(self, others: OtherVoices, readers: Sequence[Job], first: range) -> list[Job]:
-        """Other programs read into the first card's first part; then the tokenizer hears it all."""
-        whisper = ("--hold", "--whisper", str(others.whisper))
+    def _voices(self, others: OtherVoices, first: range) -> Job:
+        """Other programs read into the first card's first part."""
         on = ("--work", str(self.work), "--speech-root", str(others.root), "--part", str(first[0]))
         read = ("recipes.pocket", "data", *on, "--texts", _OTHER_TEXTS)
+        return Job("voices", read, files=(others.root,))
+
+    def _tokenizer(self, others: OtherVoices, readers: Sequence[Job], first: range) -> Job:
+        """The tokenizer, held, hears all that was read on the first card."""
+        argv = self._stage("tokenizer", first, "--hold", "--whisper", str(others.whisper))
         heard = (*(reader.name for reader in readers if reader.card == 0), "voices", "give")
-        return [
-            Job("voices", read, files=(others.root,)),
-            Job("tokenizer", self._stage("tokenizer", first, *whisper), 0, heard,
-                (others.whisper,), _HELD_UNTIL),
-        ]  # fmt: skip
+        return Job("tokenizer", argv, 0, heard, (others.whisper,), _HELD_UNTIL)
 
     def _reader(self, part: int, parts: int) -> Job:
         on = ("--work", str(self.work), "--part", str(part), "--parts", str(parts))

@@ -398,12 +398,7 @@ async def opened(
         if transcribes:
             begins["type"] = "transcription"
         protocol = speaks(served, begins=begins, resumption=beginning.resumption)
-        session = await context.engine.open(
-            context.fitted(protocol.settings),
-            rows=context.recorder is not None,
-            keep=beginning.resumption is not None,
-            items=beginning.items,
-        )
+        session = await beginning.open(context, protocol)
         if context.unavailable:  # since it was let in
             session.close()
             raise RefusedError(context.unavailable)

@@ -1,7 +1,6 @@
 """How a client comes back to a conversation: the token that it shows, and what is found for it."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
@@ -10,7 +9,6 @@ from mosstalk.server.admission import NOT_RESUMED, RefusedError, ServerContext
 from mosstalk.server.conversations import Conversations, Keeper, KeptConversation
 from mosstalk.server.keys import Grant
 from mosstalk.server.realtime.protocol import RealtimeProtocol, Resumption
-from mosstalk.session.events import KeptItem
 
 if TYPE_CHECKING:
     from mosstalk.server.engine_client import SessionProxy
@@ -68,10 +66,18 @@ class Beginning:
         new = context.conversation_key(resumption.token, grant)
         return cls(kept, resumption, conversations, old or "", new)
 
-    @property
-    def items(self) -> tuple[KeptItem, ...]:
-        """What the model has read of it."""
-        return self.kept.items if self.kept else ()
+    async def open(self, context: ServerContext, protocol: RealtimeProtocol) -> "SessionProxy":
+        """The session that begins with it, as the client has asked for it.
+
+        Raises:
+            EngineFullError, EngineStoppedError: there can be none.
+        """
+        return await context.engine.open(
+            context.fitted(protocol.settings),
+            rows=context.recorder is not None,
+            keep=self.resumption is not None,
+            items=self.kept.items if self.kept else (),
+        )
 
     async def give_back(self) -> None:
         """Keep what was taken up as before, under the token that was shown: nothing came of it."""
@@ -82,5 +88,5 @@ class Beginning:
         """What keeps the conversation from now on, if it can be kept."""
         if self._conversations is None:
             return None
-        give_back = partial(Beginning.give_back, self) if self.kept else None
+        give_back = self.give_back if self.kept else None
         return self._conversations.begin(self._new_key, protocol, session, give_back)

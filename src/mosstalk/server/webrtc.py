@@ -305,12 +305,7 @@ class Calls:
     ) -> tuple[str, SessionProxy]:
         """The answer to an offer, and the session of its call; where one fails neither is left."""
         context = self._context
-        session = await context.engine.open(
-            context.fitted(protocol.settings),
-            rows=context.recorder is not None,
-            keep=beginning.resumption is not None,
-            items=beginning.items,
-        )
+        session = await beginning.open(context, protocol)
         try:
             answer = await peer.answer()
             if context.unavailable:
