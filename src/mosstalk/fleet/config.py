@@ -49,6 +49,8 @@ SETTINGS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     # A replica that fails its checks has nothing to finish: its clients are told by its end.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # Three failures in a row, and another HAProxy takes the place of one that has ended.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
 }
