@@ -94,6 +94,7 @@ def test_a_long_recording_is_no_long_text(server: Server) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_who_goes_away_frees_its_place_at_once(server: Server, streamed: bool) -> None:
+    server.await_nothing_held()
     before = server.metrics()
     content = json.dumps(body(STRAYING, spoken="pcm16", stream=streamed)).encode()
     host, port = server.url.removeprefix("http://").split(":")

@@ -172,6 +172,7 @@ def test_replies_begun_before_their_turn_ended_are_counted(cache_folder: Path) -
             await asyncio.to_thread(here.await_metrics, lambda now: now[used] == 1)
 
     with serving(*quick, cache=cache_folder) as here:
+        here.await_nothing_held()  # of the reply that it begins with
         run(main(here))
         assert here.metrics()[dropped] == 1
         here.await_nothing_held()

@@ -109,8 +109,7 @@ class ResponseManager:
     @property
     def early_is_stale(self) -> bool:
         """Whether the turn has gone on after a response to it was begun early."""
-        turn = self._state.listener.turn
-        return self._early is not None and not (turn and turn.final_codes)
+        return self._early is not None and self._early[1] != self._state.live_rows()
 
     async def create(
         self, command: CreateResponse, committed_s: float, vad_wait_ms: float | None = None
