@@ -192,6 +192,25 @@ def test_a_package_has_the_trained_weights_in_eight_bits(work: Path, tmp_path: P
 
 
 @trained
+def test_speech_is_trained_alone_and_what_is_written_stays(work: Path, tmp_path: Path) -> None:
+    shutil.copytree(work, tmp_path / "work")
+    before = work / "language_model.safetensors"
+    few = ("--work", tmp_path / "work", "--smoke", "--minutes", "5", "--steps", "40")
+    recipe("language-model", *few, "--speaking-alone", "--resume", before)
+
+    old, new = load_file(before), load_file(tmp_path / "work" / "language_model.safetensors")
+    changed = {name for name, value in old.items() if not torch.equal(value, new[name])}
+    assert changed == {name for name in old if "audio_" in name and "embed" not in name}
+
+
+def test_speech_alone_needs_a_model_to_go_on_from(tmp_path: Path) -> None:
+    words = ["language-model", "--work", str(tmp_path), "--speaking-alone"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "--resume" in result.output
+
+
+@trained
 def test_a_language_model_ships_with_a_codec_that_stays(work: Path, tmp_path: Path) -> None:
     require_package("onnx", "voices")
     old, new = tmp_path / "old", tmp_path / "new"

@@ -422,3 +422,43 @@ def test_replies_are_played_one_after_the_other_and_what_is_cleared_is_told() ->
     playback.finish("b")
     assert not any(playback.frame())
     assert json.dumps(changes).count("stopped") == 1
+
+
+@pytest.mark.alone
+def test_a_reply_does_not_wait_for_the_next_packet_and_timestamps_keep_to_the_clock() -> None:
+    from mosstalk.server.call_sound import ReplyTrack
+
+    playback = Playback(10.0)
+    sound = np.full(5 * FRAME, 3000, "<i2").tobytes()
+    sent = list[tuple[float, int]]()
+
+    async def main() -> None:
+        track = ReplyTrack(playback.frame, lambda: playback.is_playing)
+        playback.on_sound = track.hurry
+
+        async def send() -> None:
+            while True:
+                packet = await track.recv()
+                sent.append((time.monotonic(), packet.pts))
+
+        async def packets(count: int) -> None:
+            while len(sent) < count:
+                await asyncio.sleep(0)
+
+        sending = asyncio.create_task(send())
+        await packets(3)
+        await asyncio.sleep(0.005)  # of the 20 ms to the next packet
+        pushed_s = time.monotonic()
+        playback.push(AudioDelta("a", "item of a", 0, sound))
+        await packets(4)
+        assert sent[3][0] - pushed_s < 0.008, "the next packet was not due yet"
+        playback.finish("a")
+        await packets(30)
+        sending.cancel()
+
+    run(main())
+    stamps = [stamp for _, stamp in sent]
+    assert stamps == list(range(0, 30 * 960, 960)), "48 kHz, whatever the sound's own rate"
+    late_s = [at_s - sent[0][0] - stamp / 48_000 for at_s, stamp in sent]
+    assert min(late_s) > -0.0201, "20 ms early at most"
+    assert min(late_s[12:]) > -0.001, "after a reply all is as before it"

@@ -203,12 +203,18 @@ def language_model(
         typer.Option(help="A file of recipes.answers; each time it is named it is built anew."),
     ] = None,
     passes: Annotated[int, typer.Option(help="Examples of each clip.")] = 1,
+    speaking_alone: Annotated[
+        bool, typer.Option("--speaking-alone", help="Train the audio block alone, of --resume.")
+    ] = False,
 ) -> None:  # fmt: skip
     """Stage 6: train both heads to read aloud, write down and answer; keeps the best weights."""
     from recipes.pocket import language_model as stage
     from recipes.pocket.examples import Maker, build, read_dialogues, split_by_text
 
-    run = Run("language_model", work, Budget(steps, minutes), 400, smoke, seed, resume, plain)
+    if speaking_alone and resume is None:
+        raise typer.BadParameter("--speaking-alone needs a language model to --resume")
+    warm_up = min(400, max(1, steps // 5))
+    run = Run("language_model", work, Budget(steps, minutes), warm_up, smoke, seed, resume, plain)
     data, device = _load(work, parts), pick_device()
     sizes = SMOKE_SIZES if smoke else POCKET_SIZES
     config = LanguageModelConfig.from_dict(sizes.model)
@@ -229,7 +235,7 @@ def language_model(
         answers = build(maker, none, device, seed=seed - 1, dialogues=asked_anew)
         held_out["held_out_answers"] = answers
     print(f"{len(examples.lengths)} examples, {int(examples.lengths.sum())} rows")
-    stage.train(examples, held_out, config, run, rate, listening)
+    stage.train(examples, held_out, config, run, rate, listening, speaking_alone=speaking_alone)
 
 
 def _text_tokenizer(work: Path, texts: list[str], model: dict[str, Any]) -> TextTokenizer:

@@ -29,7 +29,7 @@ from recipes.pocket.recorded import Recorded
 from recipes.pocket.training import Averaged, Run, adamw, fresh, load_weights, save_weights
 
 PEAK_RATE = 2e-3
-_ROWS_PER_BATCH = 48_000
+_ROWS_PER_BATCH, _ROWS_ON_A_CPU = 48_000, 3_000
 _WIDTHS = (48, 64, 80, 104, 128, 160, 208, 256, 336, 416, 512, 704, 1024, 2048)
 """Rows that an example is padded to, so that a card records few shapes; the model has places for no
 more than the last."""
@@ -295,16 +295,26 @@ def train(
     run: Run,
     peak_rate: float,
     listening: float,
+    *,
+    speaking_alone: bool = False,
 ) -> LanguageModel:
     """Train, writing ``language_model.safetensors`` in float16; return what it holds.
 
     That is the average which did best on ``held_out``, as Best has it, and need not be the last.
+    With ``speaking_alone`` only the audio block and its head learn: what is written of the same
+    rows stays what it was, to the bit.
     """
     torch.manual_seed(run.seed)
-    device, rows_per_batch = examples.rows.device, 3_000 if run.smoke else _ROWS_PER_BATCH
+    device = examples.rows.device
+    small = run.smoke or device.type == "cpu"
+    rows_per_batch = _ROWS_ON_A_CPU if small else _ROWS_PER_BATCH
     model = new_model(config, device)
     if run.resume:
         load_weights(model, run.resume)
+    if speaking_alone:
+        model.requires_grad_(False)
+        for part in (model.model.audio_block, model.model.audio_norm, model.audio_lm_head):
+            part.requires_grad_(True)
     listener = Listener(config.hidden_size).to(device)
     optimizer, mean = _optimizer(model, listener), Averaged(model)
     if device.type == "cuda":

@@ -35,11 +35,13 @@ class PlayedReply:
 class Playback:
     """Replies one after the other, 20 ms at a time, with silence between them.
 
-    ``on_change`` is told when the sound of a response begins, and when it has come to its end.
+    ``on_change`` is told when the sound of a response begins, and when it has come to its end, and
+    ``on_sound`` when there is sound to play and was none.
     """
 
     def __init__(self, most_s: float) -> None:
         self.on_change: Callable[[Change, str], None] = lambda *_: None
+        self.on_sound: Callable[[], None] = lambda: None
         self._most_bytes = int(most_s * OUTPUT_RATE) * 2
         self._replies: dict[str, PlayedReply] = {}
         self._dropped: set[str] = set()
@@ -58,11 +60,14 @@ class Playback:
         """
         if sound.response_id in self._dropped:
             return
+        quiet = not any(each.unsent for each in self._replies.values())
         reply = self._replies.get(sound.response_id)
         if reply is None:
             reply = PlayedReply(sound.response_id, sound.item_id)
             self._replies[sound.response_id] = reply
         reply.unsent += sound.pcm
+        if quiet:
+            self.on_sound()
         if (waiting := sum(len(each.unsent) for each in self._replies.values())) > self._most_bytes:
             raise TooSlowError(f"{waiting / 2 / OUTPUT_RATE:.0f} s of replies wait to be played")
 

@@ -50,14 +50,17 @@ _FASTER, _BURST_S = 1.25, 4.0
 class ReplyTrack(MediaStreamTrack):
     """Sends 20 ms of sound every 20 ms, encoded as Opus (RFC 6716) from 24 kHz.
 
-    ``frame`` gives the next ``FRAME`` samples, int16.
+    ``frame`` gives the next ``FRAME`` samples, int16. A reply does not wait for the next packet to
+    be due: after ``hurry`` packets are sent up to 20 ms before their time, all by the same, until
+    nothing ``is_playing``. So their timestamps keep to the clock.
     """
 
     kind = "audio"
 
-    def __init__(self, frame: Callable[[], bytes]) -> None:
+    def __init__(self, frame: Callable[[], bytes], is_playing: Callable[[], bool]) -> None:
         super().__init__()
-        self._frame, self._due_s, self._place = frame, 0.0, 0
+        self._frame, self._is_playing, self._due_s, self._place = frame, is_playing, 0.0, 0
+        self._early_s, self._hurry = 0.0, asyncio.Event()
         self._encoder = av.CodecContext.create("libopus", "w")
         self._encoder.sample_rate, self._encoder.bit_rate = OUTPUT_RATE, _BIT_RATE
         self._encoder.layout, self._encoder.format = "mono", "s16"
@@ -74,7 +77,7 @@ class ReplyTrack(MediaStreamTrack):
         if late * _FRAME_S > _LATE_S:
             self._due_s += late * _FRAME_S
             self._place += late
-        await asyncio.sleep(self._due_s - now_s)
+        await self._until_due()
         sound = av.AudioFrame.from_ndarray(
             np.frombuffer(self._frame(), "<i2")[None], format="s16", layout="mono"
         )
@@ -86,6 +89,25 @@ class ReplyTrack(MediaStreamTrack):
         self._due_s += _FRAME_S
         self._place += 1
         return packet
+
+    def hurry(self) -> None:
+        """There is sound to send, and was none."""
+        self._hurry.set()
+
+    async def _until_due(self) -> None:
+        """Wait for the time of the next packet, which ``hurry`` may bring forward."""
+        loop = asyncio.get_running_loop()
+        if not self._is_playing():
+            self._early_s = 0.0
+        while (left_s := self._due_s - self._early_s - time.monotonic()) > 0.0:
+            timer = loop.call_later(left_s, self._hurry.set)
+            await self._hurry.wait()
+            timer.cancel()
+            self._hurry.clear()
+            if self._is_playing():
+                early_s = self._due_s - time.monotonic()
+                self._early_s = max(self._early_s, min(early_s, _FRAME_S))
+        self._hurry.clear()
 
 
 # Sound from the client.

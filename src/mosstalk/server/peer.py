@@ -30,6 +30,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from mosstalk.server.admission import RefusedError
 from mosstalk.server.call_network import CallNetwork
+from mosstalk.server.call_playback import Playback
 from mosstalk.server.call_sound import Microphone, ReplyTrack
 from mosstalk.server.candidates import name_candidates, own_candidates
 from mosstalk.server.data_channel import LEAST_BYTES, TOO_LONG, BoundedMessages, fitted
@@ -106,7 +107,7 @@ class _Arrivals:
 
 
 class Peer:
-    """A client of one call; ``frame`` gives what is sent to it (``ReplyTrack``).
+    """A client of one call; what is sent to it is what ``playback`` plays (``ReplyTrack``).
 
     ``hears`` is as that of ``WebSocketProtocol``: events are strings, sound is bytes. While
     ``is_hands_free``, a microphone that sends nothing is heard as silence.
@@ -117,7 +118,7 @@ class Peer:
         offer: str,
         limits: Limits,
         network: CallNetwork,
-        frame: Callable[[], bytes],
+        playback: Playback,
         is_hands_free: Callable[[], bool],
     ) -> None:
         """Check the offer; raises WireError as ``require_offer`` does."""
@@ -126,8 +127,10 @@ class Peer:
         self.hears: Callable[[str | bytes], bool] | None = None
         self._offer, self._limits = _NO_CANDIDATE.sub("", offer), limits
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self._network, self._frame, self._is_hands_free = network, frame, is_hands_free
-        self._track, self._microphone = ReplyTrack(self._tick), Microphone()
+        self._network, self._playback, self._is_hands_free = network, playback, is_hands_free
+        self._track = ReplyTrack(self._tick, lambda: playback.is_playing)
+        playback.on_sound = self._track.hurry
+        self._microphone = Microphone()
         self._channel: RTCDataChannel | None = None
         self._channels = 0
         self._bounds: BoundedMessages | None = None
@@ -252,7 +255,7 @@ class Peer:
             self.lost("a message is too long", 1009)
         if self._is_hands_free() and (silence := self._microphone.silence(time.monotonic())):
             self._hear(silence)
-        return self._frame()
+        return self._playback.frame()
 
     # From the client.
 

@@ -278,7 +278,7 @@ class Calls:
             if refusal := context.refuse_now(grant.name):  # since the request began to come
                 raise RefusedError(refusal)
             peer = peer_of(
-                offer, context.limits, context.call_network, playback.frame, protocol.is_hands_free
+                offer, context.limits, context.call_network, playback, protocol.is_hands_free
             )
             with context.opening(grant.name):
                 answer, session = await self._opened(peer, protocol, beginning)
