@@ -439,7 +439,7 @@ def test_a_reply_does_not_wait_for_the_next_packet_and_timestamps_keep_to_the_cl
         async def send() -> None:
             while True:
                 packet = await track.recv()
-                sent.append((time.monotonic(), packet.pts))
+                sent.append((time.monotonic(), packet.pts or 0))
 
         async def packets(count: int) -> None:
             while len(sent) < count:

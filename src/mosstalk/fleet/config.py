@@ -51,6 +51,8 @@ SETTINGS = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Three failures in a row, and another HAProxy takes the place of one that has ended.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # By itself Ray gives HAProxy 5 s to begin, and ends it: on a busy machine it takes longer.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
 }
