@@ -27,12 +27,12 @@ REPLICA = b"ray::ServeReplica"
 _HEAD = b"/gcs_server"
 
 
-def fleet_file(**serve: object) -> str:
+def fleet_file(replicas: str = str(REPLICAS), **serve: object) -> str:
     """A fleet of two replicas, whose port is still to be chosen, with options for each."""
     options = "".join(f"  {name.replace('_', '-')}: {value}\n" for name, value in serve.items())
     return f"""\
 port: PORT
-replicas: {REPLICAS}
+replicas: {replicas}
 cpus: 0.5
 serve:
   temperature: 0
@@ -188,7 +188,7 @@ async def await_sessions(fleet: Fleet, numbers: list[int]) -> None:
 
 
 @contextmanager
-def running_fleet(cache: Path, file: str) -> "Iterator[Fleet]":
+def running_fleet(cache: Path, file: str, replicas: int = REPLICAS) -> "Iterator[Fleet]":
     """One that is ready. Its folder has a short name: Ray's sockets are in it."""
     require_package("ray", "fleet")
     folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
@@ -196,7 +196,7 @@ def running_fleet(cache: Path, file: str) -> "Iterator[Fleet]":
     try:
         running.await_that(lambda: "\nready: " in running.printed())
         # A moment later the ingress knows them all.
-        running.await_that(lambda: running.sessions() == [0] * REPLICAS)
+        running.await_that(lambda: running.sessions() == [0] * replicas)
         yield running
     finally:
         running.stop()

@@ -28,7 +28,9 @@ def test_a_file_says_what_each_replica_is_given(mosstalk: Run, tmp_path: Path) -
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert (document["host"], document["port"]) == ("0.0.0.0", 9000)
-    assert document["replicas"] == {"min": 1, "max": 4, "used": 0.5}
+    assert document["replicas"] == {
+        "min": 1, "max": 4, "used": 0.5, "upscale_delay_s": 30.0, "downscale_delay_s": 600.0,
+    }  # fmt: skip
     assert document["serve"] == {
         "model": "pocket",
         "max_sessions": 8,

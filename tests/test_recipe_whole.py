@@ -75,6 +75,16 @@ def test_the_language_model_alone_waits_for_its_codes_and_keeps_the_codec(
     assert jobs["package"].argv[-2:] == ("--kept-codec", "codec")
 
 
+def test_a_training_of_speech_alone_tells_its_language_model_so() -> None:
+    kept = Path("codec") / "model.safetensors"
+    asked = Whole(Path("work"), kept, [], resume=Path("old"), model_alone=True, speaking_alone=True)
+
+    jobs = {job.name: job for job in asked.jobs()}
+
+    assert "--speaking-alone" in jobs["language-model"].argv
+    assert "flow" not in jobs
+
+
 def test_the_tokenizer_hears_other_programs_before_anything_is_encoded(tmp_path: Path) -> None:
     others = OtherVoices(tmp_path / "root", tmp_path / "whisper.safetensors")
     asked = whole(tmp_path, 2, others)

@@ -204,7 +204,11 @@ def language_model(
     ] = None,
     passes: Annotated[int, typer.Option(help="Examples of each clip.")] = 1,
     speaking_alone: Annotated[
-        bool, typer.Option("--speaking-alone", help="Train the audio block alone, of --resume.")
+        bool,
+        typer.Option(
+            "--speaking-alone",
+            help="Train the audio block of --resume alone: what it writes stays as it is.",
+        ),
     ] = False,
 ) -> None:  # fmt: skip
     """Stage 6: train both heads to read aloud, write down and answer; keeps the best weights."""
@@ -370,6 +374,12 @@ def whole(
             help="Train the language model alone; the codec that --kept lies in stays as it is.",
         ),
     ] = False,
+    speaking_alone: Annotated[
+        bool,
+        typer.Option(
+            "--speaking-alone", help="Of that, train the audio block alone, of the one in --resume."
+        ),
+    ] = False,
 ) -> None:
     """Stage 12: all stages at once. A second call leaves out what has ended well."""
     from recipes.pocket.whole import OtherVoices, Runner, Whole
@@ -378,8 +388,12 @@ def whole(
         raise typer.BadParameter("--speech-root and --whisper go together: name both or neither")
     if model_alone and not (kept.parent / "flow").is_dir():
         raise typer.BadParameter(f"--model-alone ships the codec of --kept, and {kept} is in none")
+    if speaking_alone and not (model_alone and resume):
+        raise typer.BadParameter("--speaking-alone needs --model-alone, and weights to --resume")
     others = OtherVoices(speech_root, whisper) if speech_root and whisper else None
-    training = Whole(work, kept, dialogues, cards, resume, smoke, others, model_alone)
+    training = Whole(
+        work, kept, dialogues, cards, resume, smoke, others, model_alone, speaking_alone
+    )
     Runner(training, minutes).run()
 
 

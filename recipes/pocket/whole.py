@@ -80,7 +80,7 @@ class Whole:
     ``dialogues`` are files of recipes.answers; ``resume`` is a folder of earlier weights. With
     ``others`` the tokenizer is trained too: held, as its stage says, while it hears them. With
     ``model_alone`` only the language model is; it hears ``others`` if there are any, and ships
-    with the codec that ``kept`` lies in.
+    with the codec that ``kept`` lies in. With ``speaking_alone`` as well, only its audio block is.
     """
 
     work: Path
@@ -91,13 +91,14 @@ class Whole:
     smoke: bool = False
     others: OtherVoices | None = None
     model_alone: bool = False
+    speaking_alone: bool = False
 
     def jobs(self) -> list[Job]:
         """Readers, encoders, then the language model beside flow and vocoder, then the package.
 
         Flow and vocoder learn from what the first card reads, and do not wait for the others.
         """
-        parts, alone = range(_READERS * self.cards), self.cards == 1
+        parts, one_card = range(_READERS * self.cards), self.cards == 1
         made = [self._reader(part, len(parts)) for part in parts]
         first, encoders, hold = parts[:: self.cards], list[Job](), list[Job]()
         given = self.work / "tokenizer.safetensors"
@@ -115,7 +116,8 @@ class Whole:
         made += [Job("give", give, files=(self.kept,)), *hold, *encoders]
         encoded = tuple(job.name for job in encoders)
         talks = [text for path in self.dialogues for text in ("--dialogues", str(path))]
-        learn = self._stage("language-model", parts, *_LEARNING, *talks)
+        alone = ["--speaking-alone"] if self.speaking_alone else []
+        learn = self._stage("language-model", parts, *_LEARNING, *alone, *talks)
         files = tuple(self.dialogues)
         model = Job("language-model", learn, self.cards - 1, encoded, files, _TRAIN_UNTIL)
         package = self._stage("package", None, "--out", str(self.work / "package"))
@@ -126,7 +128,7 @@ class Whole:
             *made,
             model,
             Job("flow", self._stage("flow", first), 0, encoded[:1], (),
-                _FLOW_UNTIL if alone else _FIRST_FLOW_UNTIL),
+                _FLOW_UNTIL if one_card else _FIRST_FLOW_UNTIL),
             Job("predict", self._stage("predict", first), 0, ("flow",)),
             Job("vocoder", self._stage("vocoder", first, "--mels"), 0, ("predict",), (),
                 _TRAIN_UNTIL),

@@ -71,11 +71,14 @@ class Autoscaling(_Strict):
         min, max: the bounds.
         used: the share of all places that is to be in use; above it a replica is added, and one
             is taken away where fewer would do.
+        upscale_delay_s, downscale_delay_s: for how long that must be so first.
     """
 
     min: int = Field(default=1, ge=1)
     max: int = Field(ge=1)
     used: float = Field(default=0.7, gt=0, le=1)
+    upscale_delay_s: float = Field(default=30.0, ge=0)
+    downscale_delay_s: float = Field(default=600.0, ge=0)
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

@@ -66,8 +66,14 @@ def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
     scaling: dict[str, Any] = {"num_replicas": config.replicas}
     if isinstance(most := config.replicas, Autoscaling):
         places = math.floor(config.serve["max_sessions"] * most.used) or 1
-        bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
-        scaling = {"autoscaling_config": bounds | {"target_ongoing_requests": places}}
+        scaling["autoscaling_config"] = {
+            "min_replicas": most.min,
+            "initial_replicas": most.min,
+            "max_replicas": most.max,
+            "target_ongoing_requests": places,
+            "upscale_delay_s": most.upscale_delay_s,
+            "downscale_delay_s": most.downscale_delay_s,
+        }
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
