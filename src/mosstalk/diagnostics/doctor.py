@@ -134,7 +134,10 @@ def _findings() -> list[Finding]:
         _package("soxr", "recordings that are not at 16 kHz", no_sound),
         _found("small model", "commands without --model", NO_WEIGHTS, _weights, needed=False),
         _found(
-            "cache folder", "the synthetic model", "--model synthetic does not run", _cache,
+            "cache folder",
+            "the synthetic model",
+            "--model synthetic does not run",
+            _cache,
             needed=False,
         ),
         _found("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
@@ -211,8 +214,7 @@ def _libsndfile() -> tuple[str, str]:
 
 
 def _weights() -> tuple[str, str]:
-    shipped = shipped_model()
-    return ("missing", "not in this installation") if shipped is None else ("ok", str(shipped[0]))
+    return ("ok", "mosstalk-pocket") if shipped_model() else ("missing", "not installed")
 
 
 def _cache() -> tuple[str, str]:
