@@ -55,7 +55,8 @@ def sdist(archives: Path) -> Path:
 
 
 def tracked(*folders: str) -> set[str]:
-    command = ["git", "ls-files", "-z", *folders]
+    """What is in the repository, or would be after `git add`."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *folders]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
 
