@@ -27,7 +27,7 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare test-faults lint format clean
+.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare test-faults lint format dist clean
 .PHONY: setup-judges setup-demo
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
@@ -91,6 +91,9 @@ test-faults: setup-judges ## for an hour: kill and stop every process of a serve
 format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix
 	$(venv)/ruff format
+
+dist: setup-dev ## pack a release into dist/: the wheel with the small model, the source archive without
+	$(venv)/python -m hatchling build --clean --target sdist --target wheel --directory dist
 
 clean: ## remove caches and generated files; .venv stays
 	rm -rf .import_linter_cache .mypy_cache .mypy_worker.*.json .pytest_cache .ruff_cache .hypothesis build dist demo-output

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ class Server:
         cache: Path,
         env: dict[str, str] | None = None,
         output: tuple[int, int] | None = None,
+        program: Sequence[str | Path] = (sys.executable, "-m", "mosstalk.cli"),
     ) -> None:
         """Start it; with ``output`` (stdout, stderr) nothing of what it prints is read here."""
         self.headers: dict[str, str] = {}
@@ -56,7 +57,7 @@ class Server:
         port = free_port() if output else 0
         if "--transcriber" not in words:  # by default there is one where it is installed
             words = (*words, "--transcriber", "none")
-        command = [sys.executable, "-m", "mosstalk.cli", "serve", "--port", str(port)]
+        command = [*program, "serve", "--port", str(port)]
         out, err = output or (subprocess.PIPE, subprocess.PIPE)
         self.process = subprocess.Popen(
             [*command, "--log-format", "json", *words],

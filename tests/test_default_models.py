@@ -14,7 +14,12 @@ from conftest import QUESTION, ROOT, SYNTHETIC, Checkpoint, Run, command_environ
 
 import mosstalk as library
 from mosstalk.errors import ConfigError
-from mosstalk.prepared.default_models import chosen_codec, chosen_model, synthetic_model
+from mosstalk.prepared.default_models import (
+    NO_WEIGHTS,
+    chosen_codec,
+    chosen_model,
+    synthetic_model,
+)
 
 COMMANDS = """
 import json, sys
@@ -132,12 +137,26 @@ def test_with_a_model_that_ships_no_cache_is_needed(shipped: Run) -> None:
     assert shipped("speak", "Hi.", "--max-rows", "6", "--force", cache=nowhere).returncode == 0
 
 
-# Slow: a process with a package that nobody publishes, one without weights.
+# Slow: a process with a package without weights, as one has who installed the sdist.
 @pytest.mark.slow
-def test_without_one_the_synthetic_model_is_the_default(bare: Run) -> None:
-    found = document(bare("speak", "Hi.", "--json", "--script", "speech:5"))
-    assert found["weights"] == "synthetic"
-    assert "holds no pocket model" in refused(bare("transcribe", QUESTION, "--model", "pocket"))
+def test_without_weights_every_command_says_where_they_are(bare: Run) -> None:
+    asked = [
+        ("speak", "Hi."),
+        ("transcribe", QUESTION, "--model", "pocket"),
+        ("chat", "--text", "hi"),
+        ("voice", "list"),
+        ("checkpoint", "inspect", "pocket"),
+        ("bench", "step"),
+        ("bench", "serve"),
+    ]
+    for words in asked:
+        assert refused(bare(*words)) == f"error: {NO_WEIGHTS}", words
+    named = ("speak", "Hi.", "--json", "--script", "speech:5", *SYNTHETIC)
+    assert document(bare(*named))["weights"] == "synthetic"
+    doctor = bare("doctor")
+    assert doctor.returncode == 0
+    assert "the wheel (mosstalk-VERSION-py3-none-any.whl)" in doctor.stdout
+    assert "chat --model synthetic --text hello" in doctor.stdout.splitlines()[-1]
 
 
 # Names and folders.

@@ -22,7 +22,8 @@ from conftest import (
 
 from mosstalk.models.language_model import IN_LAYER, OUTSIDE_LAYERS
 
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+DOCUMENTS = sorted([*FIRST, *(ROOT / "docs").rglob("*.md")])
 COMMAND = re.compile(r"^    (?:\.venv/bin/)?mosstalk (.+)$", re.MULTILINE)
 JUDGED = "bench "
 """Commands that need judges and voices: run with the other tests that do."""

@@ -67,8 +67,7 @@ Model: TypeAlias = Annotated[
         autocompletion=offered_models,
         help="Folder of the language model, together with --codec; or alone a folder that "
         "mosstalk build made, or one of the names pocket (the small model that ships with "
-        "mosstalk) and synthetic (tiny, random weights). "
-        "Default: pocket where it is there, else synthetic.",
+        "mosstalk) and synthetic (tiny, random weights). Default: pocket.",
     ),
 ]
 Codec: TypeAlias = Annotated[

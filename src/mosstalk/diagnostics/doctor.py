@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.environment import cache_folder, install_command, this_command
-from mosstalk.prepared.default_models import shipped_model
+from mosstalk.prepared.default_models import NO_WEIGHTS, shipped_model
 
 OLDEST_PYTHON = (3, 11)
 KV_ROWS = 8192
@@ -132,7 +132,14 @@ def _findings() -> list[Finding]:
         _package("tokenizers", "typed text", "no model runs"),
         _found("libsndfile", "sound files", no_sound, _libsndfile, extra=""),
         _package("soxr", "recordings that are not at 16 kHz", no_sound),
-        _cache_thing(),
+        _found("small model", "commands without --model", NO_WEIGHTS, _weights, needed=False),
+        _found(
+            "cache folder",
+            "the synthetic model",
+            "--model synthetic does not run",
+            _cache,
+            needed=False,
+        ),
         _found("memory and cores", "the model on the CPU", "unknown", _memory, needed=False),
         _found("GPU", "full-size models", "everything runs on the CPU, slower", _gpu, needed=False),
         _optional(
@@ -153,14 +160,6 @@ def _findings() -> list[Finding]:
 def _package(name: str, purpose: str, without: str) -> Finding:
     """A package that the main job imports."""
     return _found(name, purpose, without, lambda: _imported(name), extra="")
-
-
-def _cache_thing() -> Finding:
-    """Where the synthetic model is made; the main job needs it where no other model is there."""
-    if shipped_model():
-        without = "--model synthetic does not run"
-        return _found("cache folder", "the synthetic model", without, _cache, needed=False)
-    return _found("cache folder", "the default model", "chat needs --model and --codec", _cache)
 
 
 def _optional(package: str, purpose: str, without: str, extra: str = "") -> Finding:
@@ -212,6 +211,10 @@ def _libsndfile() -> tuple[str, str]:
 
     formats = sorted(soundfile.available_formats())
     return "ok", f"{soundfile.__libsndfile_version__}, reads {', '.join(formats)}"
+
+
+def _weights() -> tuple[str, str]:
+    return ("ok", "mosstalk-pocket") if shipped_model() else ("missing", "not installed")
 
 
 def _cache() -> tuple[str, str]:
@@ -308,9 +311,8 @@ def full_size_bytes() -> tuple[int, int, int]:
 
 def _next_command(broken: list[Finding]) -> str:
     if not broken:
-        return f"{this_command()} chat --text hello"
-    if any(thing.name == "cache folder" for thing in broken):
-        return f"MOSSTALK_CACHE=FOLDER {this_command()} doctor"
+        model = "" if shipped_model() else "--model synthetic "
+        return f"{this_command()} chat {model}--text hello"
     packages = ["soundfile" if thing.name == "libsndfile" else thing.name for thing in broken]
     again = "--force-reinstall " if any(thing.state == "unusable" for thing in broken) else ""
     return f"{Path(sys.executable).name} -m pip install {again}{' '.join(packages)}"

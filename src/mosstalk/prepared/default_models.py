@@ -1,9 +1,9 @@
-"""Which model a command uses: folders, what ``mosstalk build`` left, or one that is there anyway.
+"""Which model a command uses: folders, what ``mosstalk build`` left, or the pocket model.
 
 A built folder holds ``model``, ``codec``, ``cache`` and ``engine.json``. Nothing here needs torch.
-The pocket model ships inside the package, as far as this one holds its weights. The synthetic
-one is tiny and random, and is written to the cache on first use: the whole path runs, and
-what is heard is noise.
+The pocket model ships inside the wheel, and not in the source archive: an installation made of
+that says so where the model is wanted. The synthetic one is tiny and random, and is written to
+the cache on first use: the whole path runs, and what is heard is noise.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,11 @@ Folders = tuple[Path, Path]
 NAMES = ("pocket", "synthetic")
 """What can be given in place of folders; a folder of that name comes first."""
 _POCKET = Path(__file__).parents[1] / "pocket"
+NO_WEIGHTS = (
+    "this mosstalk was installed without weights, as its source archive (sdist) has none; install "
+    "the wheel (mosstalk-VERSION-py3-none-any.whl), which brings the small model, or give your "
+    "model's folders with --model and --codec"
+)
 _SYNTHETIC = "synthetic-tiny-4"
 """Changes whenever what is written under it would."""
 
@@ -109,12 +114,15 @@ def built_engine(folder: Path | None) -> BuiltEngine | None:
 
 
 def default_model() -> Folders:
-    """Folders of the default model and codec: the pocket one, else the synthetic one.
+    """Folders of the default model and codec: the pocket model's.
 
     Raises:
-        OutputError: the cache folder cannot be written.
+        CheckpointError: this installation has no weights; the message says where they are.
     """
-    return shipped_model() or synthetic_model()
+    shipped = shipped_model()
+    if shipped is None:
+        raise CheckpointError(NO_WEIGHTS)
+    return shipped
 
 
 def shipped_model() -> Folders | None:
@@ -181,8 +189,8 @@ def chosen_model(model: Path | None, codec: Path | None) -> Folders:
 
     Raises:
         ConfigError: one folder was given without the other.
-        CheckpointError: the pocket model was asked for and is not there, or a built folder is
-            of another version.
+        CheckpointError: the pocket model is wanted and not there, or a built folder is of
+            another version.
         OutputError: the cache folder cannot be written.
     """
     require_pair(model, codec)
@@ -198,7 +206,7 @@ def chosen_codec(codec: Path | None) -> Path:
     """The folder that ``--codec`` alone stands for: as given, by name, or the default's.
 
     Raises:
-        CheckpointError: the pocket model was asked for and is not there.
+        CheckpointError: the pocket model is wanted and not there.
     """
     return codec if codec and _is_plain(codec) else chosen_model(codec, None)[1]
 
@@ -218,11 +226,4 @@ def _is_name(path: Path) -> bool:
 
 
 def _named(path: Path) -> Folders:
-    if str(path) == "synthetic":
-        return synthetic_model()
-    shipped = shipped_model()
-    if shipped is None:
-        raise CheckpointError(
-            "this installation holds no pocket model; give folders with --model and --codec"
-        )
-    return shipped
+    return synthetic_model() if str(path) == "synthetic" else default_model()
