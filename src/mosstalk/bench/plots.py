@@ -1,0 +1,189 @@
+"""The pictures of ``docs/measurements.md``."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mosstalk.bench.documents import Document
+from mosstalk.bench.measurements import CLAIMS, Claim, Panel, panels_of, shown
+from mosstalk.reporting.svg import COLOURS, FONT_SIZE, GROUND, INK, drawing, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH_IN = 7.2
+_BAR_IN, _PANEL_IN, _CHART_IN = 0.34, 0.95, 3.0
+_OURS, _LIMIT, _OTHERS = COLOURS[0], COLOURS[1], "#9a9a9a"
+_SHADES = ("#5b5b5b", "#a34700", "#0072b2", "#00724f", "#8c4a70")
+"""Dark enough for light numbers, one for each stage in turn."""
+_ROOM = 1.2
+"""Of an axis, beside what its longest bar needs: for the number."""
+_LEGEND_IN = 0.6
+"""With the heading."""
+_NARROWEST = 0.055
+"""Share of the widest bar below which a part of a bar has no number in it."""
+
+
+def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
+    """Write each claim's picture into ``folder``; return their paths.
+
+    Raises:
+        OptionError: matplotlib is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for claim in CLAIMS:
+        panels = panels_of(claim, documents)
+        path = folder / claim.picture
+        with drawing(path, _WIDTH_IN, _height_in(claim, panels), claim.name) as figure:
+            figure.suptitle(claim.title, fontsize=FONT_SIZE + 1, fontweight="bold", color=INK)
+            _DRAWN[claim.kind](figure, claim, panels)
+        paths.append(path)
+    return paths
+
+
+def _height_in(claim: Claim, panels: Sequence[Panel]) -> float:
+    if claim.kind in ("load", "lines"):
+        return _CHART_IN * -(-len(panels) // 2) + _LEGEND_IN
+    rows = (len(panel.stages or panel.bars) for panel in panels)
+    return sum(_PANEL_IN + _BAR_IN * n for n in rows) + _LEGEND_IN
+
+
+def _stacked(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
+    """Axes below one another, each as high as its bars need."""
+    heights = [_PANEL_IN + _BAR_IN * len(panel.stages or panel.bars) for panel in panels]
+    grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
+    return [row[0] for row in grid]
+
+
+def _bars(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
+    bars = [each for panel in panels for each in panel.bars]
+    most = max(max(each.p50_ms, each.limit_ms or 0.0) for each in bars)
+    for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
+        _across(axes, panel.title, [each.bar.label for each in panel.bars], most, "ms, median")
+        for place, each in enumerate(panel.bars):
+            axes.barh(place, each.p50_ms, 0.62, color=_OURS if each.bar.ours else _OTHERS)
+            axes.annotate(f"{shown(each.p50_ms)} ms", (each.p50_ms, place), (5, 0),
+                          textcoords="offset points", va="center", color=INK)  # fmt: skip
+            if each.limit_ms is not None:
+                axes.vlines(each.limit_ms, place - 0.42, place + 0.42, color=_LIMIT, linewidth=3)
+    keys = [(_OURS, "mosstalk")]
+    keys += [(_OTHERS, "other means, same card")] * any(not each.bar.ours for each in bars)
+    keys += [(_LIMIT, "limit, measured in the same run")] * any(each.limit_ms for each in bars)
+    _legend(figure, keys)
+
+
+def _across(axes: "Axes", title: str, names: Sequence[str], most: float, unit: str) -> None:
+    """Prepare axes for bars that lie: names to the left, the first on top."""
+    plain(axes, title)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, most * _ROOM)
+    axes.set_xlabel(unit)
+    axes.grid(axis="x", alpha=0.25)
+    axes.set_axisbelow(True)
+
+
+def _lines(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
+    grid = _charts(figure, panels)
+    for axes, panel in zip(grid, panels, strict=True):
+        plain(axes, panel.title.replace(", ", ",\n", 1))
+        for series in dict.fromkeys(each.bar.series for each in panel.bars):
+            bars = [each for each in panel.bars if each.bar.series == series]
+            colour = _OURS if bars[0].bar.ours else _OTHERS
+            points = [(each.bar.x, each.p50_ms) for each in bars]
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4)
+            for x, ms in (points[0], points[-1]):
+                _number(axes, shown(ms), x, ms)
+        axes.set_xlabel(claim.x_label)
+        axes.set_ylabel("ms, median")
+        axes.set_ylim(0, 1.15 * max(each.p50_ms for each in panel.bars))
+        axes.margins(x=0.12)
+        axes.grid(alpha=0.25)
+    bars = [each.bar for panel in panels for each in panel.bars]
+    names = {bar.series: _OURS if bar.ours else _OTHERS for bar in bars}
+    _legend(figure, [(colour, name) for name, colour in names.items()])
+
+
+def _load(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
+    for axes, panel in zip(_charts(figure, panels), panels, strict=True):
+        plain(axes, _broken(panel.title))
+        clients = [crowd.clients for crowd in panel.crowds]
+        found = [crowd.first_audio_ms for crowd in panel.crowds if crowd.first_audio_ms]
+        for at, (style, colour) in enumerate((("o-", _OURS), ("s--", COLOURS[1]))):
+            axes.plot(clients, [each[at] for each in found], style, color=colour, markersize=5)
+        for n, (p50, p95) in zip(clients, found, strict=True):
+            _number(axes, shown(p50, 0), n, p50, below=True)
+            _number(axes, shown(p95, 0), n, p95)
+        axes.axhline(panel.bound_ms, color=INK, linewidth=1.4, linestyle=":")
+        axes.set_xticks(clients)
+        axes.set_xlabel("conversations at a time")
+        axes.set_ylabel(f"ms from {panel.begin}\nto first audio")
+        axes.set_ylim(0, 1.15 * max(panel.bound_ms, *(p95 for _, p95 in found)))
+        axes.margins(x=0.12)
+        axes.grid(alpha=0.25)
+    keys = [(_OURS, "median"), (COLOURS[1], "95th percentile"), (INK, "most for that (dotted)")]
+    _legend(figure, keys)
+
+
+def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
+    unit = "s" if claim.kind == "start" else "ms"
+    digits = 1 if unit == "s" else 0
+    bars = [found for panel in panels for found in (panel.stages or {}).values()]
+    names = list(dict.fromkeys(name for found in bars for name in found))
+    colours = dict(zip(names, _SHADES, strict=False))
+    most = max(sum(found.values()) for found in bars)
+    for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
+        stages = panel.stages or {}
+        _across(axes, panel.title, list(stages), most, f"{unit}, mean" if unit == "ms" else unit)
+        for place, found in enumerate(stages.values()):
+            left = 0.0
+            for name, value in found.items():
+                axes.barh(place, value, 0.62, left=left, color=colours[name])
+                if value > _NARROWEST * most:
+                    axes.text(left + value / 2, place, shown(value, digits), ha="center",
+                              va="center", color=GROUND)  # fmt: skip
+                left += value
+            axes.annotate(f"{shown(left, digits)} {unit}", (left, place), (5, 0),
+                          textcoords="offset points", va="center", color=INK)  # fmt: skip
+    _legend(figure, [(colour, name) for name, colour in colours.items()])
+
+
+def _charts(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
+    """Axes side by side, two in a row."""
+    across = min(2, len(panels))
+    grid = figure.subplots(-(-len(panels) // across), across, squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    return list(grid[: len(panels)])
+
+
+def _broken(title: str) -> str:
+    """A title in lines that fit above half a picture."""
+    words = title.split(", ")
+    half = (len(words) + 1) // 2
+    return ",\n".join((", ".join(words[:half]), ", ".join(words[half:])))
+
+
+def _number(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
+    axes.annotate(text, (x, y), (0, -7 if below else 7), textcoords="offset points",
+                  ha="center", va="top" if below else "bottom", color=INK)  # fmt: skip
+
+
+def _legend(figure: "Figure", keys: Sequence[tuple[str, str]]) -> None:
+    """What each colour is, below the picture."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for colour, name in keys]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False,
+                  labelcolor=INK, handlelength=1.0, fontsize=10)  # fmt: skip
+
+
+_DRAWN: dict[str, Callable[["Figure", Claim, Sequence[Panel]], None]] = {
+    "bars": _bars,
+    "lines": _lines,
+    "load": _load,
+    "turn": _stages,
+    "start": _stages,
+}
