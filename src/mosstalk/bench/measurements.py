@@ -25,7 +25,7 @@ from mosstalk.errors import OptionError
 from mosstalk.files import read_json
 
 _TEMPLATE = Path(__file__).with_name("measurements.md")
-_TABLE = ("", "n", "p50, ms", "p95, ms", "limit, ms", "p50 / limit", "valid", "document")
+_TABLE = ("", "n", "p50, ms", "p95, ms", "max, ms", "limit, ms", "p50 / limit", "valid", "document")
 _CROWDS = (
     "conversations", "turns", "first audio p50, ms", "p95, ms", "turns with underruns",
     "bounds that broke", "document",
@@ -73,6 +73,13 @@ class Claim(BaseModel):
         return f"measured-{self.name}.svg"
 
 
+class Note(BaseModel):
+    """What must be known of a measurement: in few words for a picture, and in whole."""
+
+    label: str
+    text: str
+
+
 class Elsewhere(BaseModel):
     """What others published, under a claim of ours."""
 
@@ -87,8 +94,8 @@ class Elsewhere(BaseModel):
 
 _FOUND = read_json(Path(__file__).with_name("measurements.json"))
 CLAIMS = [Claim(**claim) for claim in _FOUND["claims"]]
-NOTES: dict[str, str] = _FOUND["notes"]
-"""By a document's name, what must be known of that measurement."""
+NOTES = {name: Note(**note) for name, note in _FOUND["notes"].items()}
+"""By a document's name."""
 _PUBLISHED = read_json(Path(__file__).with_name("elsewhere.json"))
 ELSEWHERE = [Elsewhere(**row) for row in _PUBLISHED["elsewhere"]]
 
@@ -111,6 +118,11 @@ class Measured:
         """What the hardware allows, if the benchmark computed it."""
         return self.row.get("limit_ms")
 
+    @property
+    def longest_ms(self) -> float:
+        """How far bar and limit reach."""
+        return max(self.p50_ms, self.limit_ms or 0.0)
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -118,12 +130,14 @@ class Panel:
 
     Attributes:
         title: what was measured, on what.
+        machine: the latter alone.
         bars: for kinds ``bars`` and ``lines``.
         crowds: for kind ``load``, all that were let in; ``bound_ms`` is theirs.
         stages: for kinds ``turn`` and ``start``, by the name of a bar, in milliseconds or seconds.
     """
 
     title: str
+    machine: str
     bars: tuple[Measured, ...] = ()
     crowds: tuple[ServedCrowd, ...] = ()
     bound_ms: float = 0.0
@@ -140,15 +154,15 @@ def panels_of(claim: Claim, documents: Sequence[Document]) -> list[Panel]:
         return list(_bar_panels(claim, documents))
     if claim.kind == "start":
         return [
-            Panel(_where(each), stages=_named(each.starts_s, "start"))
+            Panel(_where(each), _where(each), stages=_named(each.starts_s, "start"))
             for each in documents
             if each.format == STARTS
         ]
     served = [each for each in documents if each.crowds]
     if claim.kind == "load":
-        return [_load_panel(each) for each in served]
+        return [panel for each in served if (panel := _load_panel(each)).crowds]
     stages = [(each, _stages(each)) for each in served]
-    return [Panel(_served(each), stages=found) for each, found in stages if found]
+    return [Panel(_served(each), _where(each), stages=found) for each, found in stages if found]
 
 
 def _bar_panels(claim: Claim, documents: Sequence[Document]) -> Iterator[Panel]:
@@ -159,7 +173,7 @@ def _bar_panels(claim: Claim, documents: Sequence[Document]) -> Iterator[Panel]:
             bars = tuple(_measured([b for b in claim.bars if b.panel == name], mine))
             if bars:
                 title = ", ".join(filter(None, (_where(bars[0].document), name)))
-                yield Panel(title, bars)
+                yield Panel(title, _where(bars[0].document), bars)
 
 
 def _measured(bars: Sequence[Bar], documents: Sequence[Document]) -> Iterator[Measured]:
@@ -176,7 +190,8 @@ def _machine(document: Document) -> tuple[str, str]:
 def _where(document: Document) -> str:
     device, weights = _machine(document)
     device = document.settings.get("clients on", "CPU") if device == "cpu" else device
-    return f"{device}, {_WEIGHTS.get(weights, weights)}"
+    note = NOTES[document.name].label if document.name in NOTES else ""
+    return ", ".join(filter(None, (device, note, _WEIGHTS.get(weights, weights))))
 
 
 def _served(document: Document) -> str:
@@ -187,7 +202,13 @@ def _served(document: Document) -> str:
 def _load_panel(document: Document) -> Panel:
     let_in = tuple(crowd for crowd in document.crowds if crowd.first_audio_ms)
     begin = "the server's decision" if document.hands_free else "the commit"
-    return Panel(_served(document), (), let_in, document.bound_ms, begin)
+    return Panel(
+        _served(document),
+        _where(document),
+        crowds=let_in,
+        bound_ms=document.bound_ms,
+        begin=begin,
+    )
 
 
 def _stages(document: Document) -> dict[str, Stages]:
@@ -216,7 +237,7 @@ def measurements_page(documents: Sequence[Document], images: str) -> str:
     shown_here = [each for each in documents if each.name in used]
     filled = {
         "{{claims}}": "\n\n".join(parts),
-        "{{documents}}": "\n\n".join(filter(None, (sources(shown_here), _notes(shown_here)))),
+        "{{documents}}": sources(shown_here),
     }
     page = _TEMPLATE.read_text(encoding="utf-8")
     for place, text in filled.items():
@@ -236,7 +257,9 @@ def _require_row(document: Document) -> None:
 def _section(claim: Claim, documents: Sequence[Document], images: str, used: set[str]) -> str:
     panels = panels_of(claim, documents)
     says = _sentence(claim, panels)
-    head, rows = _table(claim, documents, panels, used)
+    head, rows, names = _table(claim, documents, panels)
+    used |= names
+    notes = [f"**{name}**: {NOTES[name].text}" for name in sorted(names & NOTES.keys())]
     elsewhere = [
         (f"[{each.who}]({each.source})", each.says, each.hardware, each.date, each.but)
         for each in ELSEWHERE
@@ -247,6 +270,7 @@ def _section(claim: Claim, documents: Sequence[Document], images: str, used: set
         says,
         f"![{says}]({images}/{claim.picture})",
         markdown_table(head, rows),
+        *notes,
         claim.note,
         markdown_table(_ELSEWHERE, elsewhere) if elsewhere else "",
         "\n".join(f"* `{command}`" for command in claim.commands),
@@ -278,30 +302,30 @@ def _sentence(claim: Claim, panels: Sequence[Panel]) -> str:
 
 
 def _table(
-    claim: Claim, documents: Sequence[Document], panels: Sequence[Panel], used: set[str]
-) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Columns and rows below a claim's picture; ``used`` gets the documents that they are of."""
+    claim: Claim, documents: Sequence[Document], panels: Sequence[Panel]
+) -> tuple[Sequence[str], list[tuple[str, ...]], set[str]]:
+    """Columns and rows below a claim's picture, and the names of the documents they are of."""
     if claim.kind in ("bars", "lines"):
         measured = [each for panel in panels for each in panel.bars]
-        used |= {each.document.name for each in measured}
-        return _TABLE, [_bar_row(each) for each in measured]
+        return _TABLE, [_bar_row(each) for each in measured], {m.document.name for m in measured}
+    served = [each for each in documents if each.crowds]
+    names = {each.name for each in served}
     if claim.kind == "load":
-        served = [each for each in documents if each.crowds]
-        used |= {each.name for each in served}
-        return _CROWDS, [_crowd_row(crowd, each) for each in served for crowd in each.crowds]
-    used |= {each.name for each in documents if each.starts_s}
-    unit = "s" if claim.kind == "start" else "ms"
+        return _CROWDS, [_crowd_row(crowd, each) for each in served for crowd in each.crowds], names
+    unit, digits = "ms", 0
+    if claim.kind == "start":
+        unit, digits, names = "s", 2, {each.name for each in documents if each.starts_s}
     rows = [(p.title, name, found) for p in panels for name, found in (p.stages or {}).items()]
     columns = list(dict.fromkeys(stage for *_, found in rows for stage in found))
     lines = [
         (
             f"{name}; {title}",
-            *(shown(found.get(stage), 0 if unit == "ms" else 2) for stage in columns),
-            shown(sum(found.values()), 0 if unit == "ms" else 2),
+            *(shown(found.get(stage), digits) for stage in columns),
+            shown(sum(found.values()), digits),
         )
         for title, name, found in rows
     ]
-    return ("", *(f"{stage}, {unit}" for stage in columns), f"all, {unit}"), lines
+    return ("", *(f"{stage}, {unit}" for stage in columns), f"all, {unit}"), lines, names
 
 
 def _bar_row(measured: Measured) -> tuple[str, ...]:
@@ -312,6 +336,7 @@ def _bar_row(measured: Measured) -> tuple[str, ...]:
         str(row["n"]),
         shown(measured.p50_ms),
         shown(row.get("p95_ms")),
+        shown(row.get("max_ms")),
         shown(limit_ms),
         shown(times),
         f"{row['valid']}/{row['n']}",
@@ -331,11 +356,6 @@ def _crowd_row(crowd: ServedCrowd, document: Document) -> tuple[str, ...]:
         broken,
         document.name,
     )
-
-
-def _notes(documents: Sequence[Document]) -> str:
-    found = [(each.name, NOTES[each.name]) for each in documents if each.name in NOTES]
-    return "\n".join(f"* {name}: {note}" for name, note in found)
 
 
 def shown(value: float | None, digits: int = 2) -> str:

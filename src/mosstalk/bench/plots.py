@@ -17,12 +17,18 @@ _BAR_IN, _PANEL_IN, _CHART_IN = 0.34, 0.95, 3.0
 _OURS, _LIMIT, _OTHERS = COLOURS[0], COLOURS[1], "#9a9a9a"
 _SHADES = ("#5b5b5b", "#a34700", "#0072b2", "#00724f", "#8c4a70")
 """Dark enough for light numbers, one for each stage in turn."""
-_ROOM = 1.2
+_ROOM = 1.25
 """Of an axis, beside what its longest bar needs: for the number."""
 _LEGEND_IN = 0.6
 """With the heading."""
 _NARROWEST = 0.055
 """Share of the widest bar below which a part of a bar has no number in it."""
+
+
+_LONGEST_TITLE = 60
+"""Of a panel, in characters of one line."""
+_FAR = 16
+"""Crowds so many times as large as the first stand on a logarithmic axis."""
 
 
 def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
@@ -58,16 +64,17 @@ def _stacked(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
 
 
 def _bars(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
-    bars = [each for panel in panels for each in panel.bars]
-    most = max(max(each.p50_ms, each.limit_ms or 0.0) for each in bars)
     for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
-        _across(axes, panel.title, [each.bar.label for each in panel.bars], most, "ms, median")
+        # Panels of one machine have one scale.
+        most = max(each.longest_ms for p in panels if p.machine == panel.machine for each in p.bars)
+        unit = "ms, median" if any(each.row["n"] > 1 for each in panel.bars) else "ms, one run"
+        _across(axes, panel.title, [each.bar.label for each in panel.bars], most, unit)
         for place, each in enumerate(panel.bars):
             axes.barh(place, each.p50_ms, 0.62, color=_OURS if each.bar.ours else _OTHERS)
-            axes.annotate(f"{shown(each.p50_ms)} ms", (each.p50_ms, place), (5, 0),
-                          textcoords="offset points", va="center", color=INK)  # fmt: skip
+            _after(axes, f"{shown(each.p50_ms)} ms", each.longest_ms, place)
             if each.limit_ms is not None:
                 axes.vlines(each.limit_ms, place - 0.42, place + 0.42, color=_LIMIT, linewidth=3)
+    bars = [each for panel in panels for each in panel.bars]
     keys = [(_OURS, "mosstalk")]
     keys += [(_OTHERS, "other means, same card")] * any(not each.bar.ours for each in bars)
     keys += [(_LIMIT, "limit, measured in the same run")] * any(each.limit_ms for each in bars)
@@ -76,7 +83,7 @@ def _bars(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
 
 def _across(axes: "Axes", title: str, names: Sequence[str], most: float, unit: str) -> None:
     """Prepare axes for bars that lie: names to the left, the first on top."""
-    plain(axes, title)
+    plain(axes, _broken(title) if len(title) > _LONGEST_TITLE else title)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, most * _ROOM)
@@ -101,8 +108,8 @@ def _lines(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
         axes.set_ylim(0, 1.15 * max(each.p50_ms for each in panel.bars))
         axes.margins(x=0.12)
         axes.grid(alpha=0.25)
-    bars = [each.bar for panel in panels for each in panel.bars]
-    names = {bar.series: _OURS if bar.ours else _OTHERS for bar in bars}
+    drawn = (each.bar for panel in panels for each in panel.bars)
+    names = {bar.series: _OURS if bar.ours else _OTHERS for bar in drawn}
     _legend(figure, [(colour, name) for name, colour in names.items()])
 
 
@@ -117,13 +124,20 @@ def _load(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
             _number(axes, shown(p50, 0), n, p50, below=True)
             _number(axes, shown(p95, 0), n, p95)
         axes.axhline(panel.bound_ms, color=INK, linewidth=1.4, linestyle=":")
-        axes.set_xticks(clients)
+        if max(clients) >= _FAR * min(clients):
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(clients, map(str, clients))
+        axes.minorticks_off()
         axes.set_xlabel("conversations at a time")
         axes.set_ylabel(f"ms from {panel.begin}\nto first audio")
         axes.set_ylim(0, 1.15 * max(panel.bound_ms, *(p95 for _, p95 in found)))
         axes.margins(x=0.12)
         axes.grid(alpha=0.25)
-    keys = [(_OURS, "median"), (COLOURS[1], "95th percentile"), (INK, "most for that (dotted)")]
+    keys = [
+        (_OURS, "median"),
+        (COLOURS[1], "95th percentile"),
+        (INK, "bound for the latter (dotted)"),
+    ]
     _legend(figure, keys)
 
 
@@ -133,9 +147,9 @@ def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
     bars = [found for panel in panels for found in (panel.stages or {}).values()]
     names = list(dict.fromkeys(name for found in bars for name in found))
     colours = dict(zip(names, _SHADES, strict=False))
-    most = max(sum(found.values()) for found in bars)
     for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
         stages = panel.stages or {}
+        most = max(sum(found.values()) for found in stages.values())
         _across(axes, panel.title, list(stages), most, f"{unit}, mean" if unit == "ms" else unit)
         for place, found in enumerate(stages.values()):
             left = 0.0
@@ -145,8 +159,7 @@ def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
                     axes.text(left + value / 2, place, shown(value, digits), ha="center",
                               va="center", color=GROUND)  # fmt: skip
                 left += value
-            axes.annotate(f"{shown(left, digits)} {unit}", (left, place), (5, 0),
-                          textcoords="offset points", va="center", color=INK)  # fmt: skip
+            _after(axes, f"{shown(left, digits)} {unit}", left, place)
     _legend(figure, [(colour, name) for name, colour in colours.items()])
 
 
@@ -164,6 +177,11 @@ def _broken(title: str) -> str:
     words = title.split(", ")
     half = (len(words) + 1) // 2
     return ",\n".join((", ".join(words[:half]), ", ".join(words[half:])))
+
+
+def _after(axes: "Axes", text: str, x: float, y: float) -> None:
+    """A number behind the end of a bar."""
+    axes.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", color=INK)
 
 
 def _number(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mosstalk.bench.documents import Document
     from mosstalk.plan.limits import Load
 
-_STARTS_FORMAT = "mosstalk-starts-1"
+STARTS_FORMAT = "mosstalk-starts-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -203,7 +203,7 @@ class BenchStart(WritesDocument):
             print_found(settings, [found.table()], width=10)
         self.deliver(
             measured_document(
-                _STARTS_FORMAT,
+                STARTS_FORMAT,
                 settings,
                 weight_bytes=found.weight_bytes,
                 disk=vars(found.disk) | {"gb_s": found.disk.gb_s},
