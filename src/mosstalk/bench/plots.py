@@ -1,5 +1,6 @@
 """The pictures of ``docs/measurements.md``."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,14 +20,17 @@ _SHADES = ("#5b5b5b", "#a34700", "#0072b2", "#00724f", "#8c4a70")
 """Dark enough for light numbers, one for each stage in turn."""
 _ROOM = 1.25
 """Of an axis, beside what its longest bar needs: for the number."""
+_PAD_IN = 0.1
 _LEGEND_IN = 0.6
 """With the heading."""
 _NARROWEST = 0.055
 """Share of the widest bar below which a part of a bar has no number in it."""
 
 
-_LONGEST_TITLE = 60
-"""Of a panel, in characters of one line."""
+_LONGEST_TITLE, _SLACK = 60, 8
+"""Of a panel as wide as the picture, in characters of one line; its lines may differ so much."""
+_LONGEST_LEGEND = 80
+"""In characters, of three columns."""
 _FAR = 16
 """Crowds so many times as large as the first stand on a logarithmic axis."""
 
@@ -43,6 +47,7 @@ def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
         panels = panels_of(claim, documents)
         path = folder / claim.picture
         with drawing(path, _WIDTH_IN, _height_in(claim, panels), claim.name) as figure:
+            figure.get_layout_engine().set(w_pad=_PAD_IN, h_pad=_PAD_IN / 2)
             figure.suptitle(claim.title, fontsize=FONT_SIZE + 1, fontweight="bold", color=INK)
             _DRAWN[claim.kind](figure, claim, panels)
         paths.append(path)
@@ -50,13 +55,15 @@ def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
 
 
 def _height_in(claim: Claim, panels: Sequence[Panel]) -> float:
-    if claim.kind in ("load", "lines"):
-        return _CHART_IN * -(-len(panels) // 2) + _LEGEND_IN
+    if claim.kind == "lines":
+        return _CHART_IN + _LEGEND_IN
+    if claim.kind == "load":
+        return _CHART_IN * len(panels) + _LEGEND_IN
     rows = (len(panel.stages or panel.bars) for panel in panels)
     return sum(_PANEL_IN + _BAR_IN * n for n in rows) + _LEGEND_IN
 
 
-def _stacked(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
+def _below(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
     """Axes below one another, each as high as its bars need."""
     heights = [_PANEL_IN + _BAR_IN * len(panel.stages or panel.bars) for panel in panels]
     grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
@@ -64,14 +71,15 @@ def _stacked(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
 
 
 def _bars(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
-    for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
+    for axes, panel in zip(_below(figure, panels), panels, strict=True):
         # Panels of one machine have one scale.
         most = max(each.longest_ms for p in panels if p.machine == panel.machine for each in p.bars)
         unit = "ms, median" if any(each.row["n"] > 1 for each in panel.bars) else "ms, one run"
         _across(axes, panel.title, [each.bar.label for each in panel.bars], most, unit)
         for place, each in enumerate(panel.bars):
             axes.barh(place, each.p50_ms, 0.62, color=_OURS if each.bar.ours else _OTHERS)
-            _after(axes, f"{shown(each.p50_ms)} ms", each.longest_ms, place)
+            inside = each.longest_ms > each.p50_ms  # behind it stands the limit
+            _at_end(axes, f"{shown(each.p50_ms)} ms", each.p50_ms, place, inside=inside)
             if each.limit_ms is not None:
                 axes.vlines(each.limit_ms, place - 0.42, place + 0.42, color=_LIMIT, linewidth=3)
     bars = [each for panel in panels for each in panel.bars]
@@ -83,7 +91,7 @@ def _bars(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
 
 def _across(axes: "Axes", title: str, names: Sequence[str], most: float, unit: str) -> None:
     """Prepare axes for bars that lie: names to the left, the first on top."""
-    plain(axes, _broken(title) if len(title) > _LONGEST_TITLE else title)
+    plain(axes, _broken(title, _LONGEST_TITLE))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, most * _ROOM)
@@ -93,9 +101,9 @@ def _across(axes: "Axes", title: str, names: Sequence[str], most: float, unit: s
 
 
 def _lines(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
-    grid = _charts(figure, panels)
-    for axes, panel in zip(grid, panels, strict=True):
-        plain(axes, panel.title.replace(", ", ",\n", 1))
+    across = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(across, panels, strict=True):
+        plain(axes, _broken(panel.title, _LONGEST_TITLE // 2))
         for series in dict.fromkeys(each.bar.series for each in panel.bars):
             bars = [each for each in panel.bars if each.bar.series == series]
             colour = _OURS if bars[0].bar.ours else _OTHERS
@@ -114,8 +122,8 @@ def _lines(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
 
 
 def _load(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
-    for axes, panel in zip(_charts(figure, panels), panels, strict=True):
-        plain(axes, _broken(panel.title))
+    for axes, panel in zip(_below(figure, panels), panels, strict=True):
+        plain(axes, _broken(panel.title, _LONGEST_TITLE))
         clients = [crowd.clients for crowd in panel.crowds]
         found = [crowd.first_audio_ms for crowd in panel.crowds if crowd.first_audio_ms]
         for at, (style, colour) in enumerate((("o-", _OURS), ("s--", COLOURS[1]))):
@@ -147,7 +155,7 @@ def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
     bars = [found for panel in panels for found in (panel.stages or {}).values()]
     names = list(dict.fromkeys(name for found in bars for name in found))
     colours = dict(zip(names, _SHADES, strict=False))
-    for axes, panel in zip(_stacked(figure, panels), panels, strict=True):
+    for axes, panel in zip(_below(figure, panels), panels, strict=True):
         stages = panel.stages or {}
         most = max(sum(found.values()) for found in stages.values())
         _across(axes, panel.title, list(stages), most, f"{unit}, mean" if unit == "ms" else unit)
@@ -159,29 +167,22 @@ def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
                     axes.text(left + value / 2, place, shown(value, digits), ha="center",
                               va="center", color=GROUND)  # fmt: skip
                 left += value
-            _after(axes, f"{shown(left, digits)} {unit}", left, place)
+            _at_end(axes, f"{shown(left, digits)} {unit}", left, place)
     _legend(figure, [(colour, name) for name, colour in colours.items()])
 
 
-def _charts(figure: "Figure", panels: Sequence[Panel]) -> "Sequence[Axes]":
-    """Axes side by side, two in a row."""
-    across = min(2, len(panels))
-    grid = figure.subplots(-(-len(panels) // across), across, squeeze=False).ravel()
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    return list(grid[: len(panels)])
+def _broken(title: str, width: int) -> str:
+    """A title in lines of at most so many characters, all about as long."""
+    lines = -(-len(title) // width)
+    most = width if lines == 1 else len(title) // lines + _SLACK
+    return textwrap.fill(title, most, break_on_hyphens=False)
 
 
-def _broken(title: str) -> str:
-    """A title in lines that fit above half a picture."""
-    words = title.split(", ")
-    half = (len(words) + 1) // 2
-    return ",\n".join((", ".join(words[:half]), ", ".join(words[half:])))
-
-
-def _after(axes: "Axes", text: str, x: float, y: float) -> None:
-    """A number behind the end of a bar."""
-    axes.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", color=INK)
+def _at_end(axes: "Axes", text: str, x: float, y: float, *, inside: bool = False) -> None:
+    """A number at the end of a bar."""
+    axes.annotate(text, (x, y), (-5 if inside else 5, 0), textcoords="offset points",
+                  ha="right" if inside else "left", va="center",
+                  color=GROUND if inside else INK)  # fmt: skip
 
 
 def _number(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
@@ -193,8 +194,9 @@ def _legend(figure: "Figure", keys: Sequence[tuple[str, str]]) -> None:
     """What each colour is, below the picture."""
     from matplotlib.patches import Patch
 
+    across = 3 if sum(len(name) for _, name in keys) < _LONGEST_LEGEND else 2
     handles = [Patch(color=colour, label=name) for colour, name in keys]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False,
+    figure.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False,
                   labelcolor=INK, handlelength=1.0, fontsize=10)  # fmt: skip
 
 
