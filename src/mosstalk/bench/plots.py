@@ -31,8 +31,6 @@ _LONGEST_TITLE, _SLACK = 60, 8
 """Of a panel as wide as the picture, in characters of one line; its lines may differ so much."""
 _LONGEST_LEGEND = 80
 """In characters, of three columns."""
-_FAR = 16
-"""Crowds so many times as large as the first stand on a logarithmic axis."""
 
 
 def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
@@ -47,7 +45,7 @@ def draw_pictures(documents: Sequence[Document], folder: Path) -> list[Path]:
         panels = panels_of(claim, documents)
         path = folder / claim.picture
         with drawing(path, _WIDTH_IN, _height_in(claim, panels), claim.name) as figure:
-            figure.get_layout_engine().set(w_pad=_PAD_IN, h_pad=_PAD_IN / 2)
+            figure.set_layout_engine("constrained", w_pad=_PAD_IN, h_pad=_PAD_IN / 2)
             figure.suptitle(claim.title, fontsize=FONT_SIZE + 1, fontweight="bold", color=INK)
             _DRAWN[claim.kind](figure, claim, panels)
         paths.append(path)
@@ -124,22 +122,21 @@ def _lines(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
 def _load(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
     for axes, panel in zip(_below(figure, panels), panels, strict=True):
         plain(axes, _broken(panel.title, _LONGEST_TITLE))
-        clients = [crowd.clients for crowd in panel.crowds]
         found = [crowd.first_audio_ms for crowd in panel.crowds if crowd.first_audio_ms]
-        for at, (style, colour) in enumerate((("o-", _OURS), ("s--", COLOURS[1]))):
-            axes.plot(clients, [each[at] for each in found], style, color=colour, markersize=5)
-        for n, (p50, p95) in zip(clients, found, strict=True):
-            _number(axes, shown(p50, 0), n, p50, below=True)
-            _number(axes, shown(p95, 0), n, p95)
+        places = range(len(found))
         axes.axhline(panel.bound_ms, color=INK, linewidth=1.4, linestyle=":")
-        if max(clients) >= _FAR * min(clients):
-            axes.set_xscale("log", base=2)
-        axes.set_xticks(clients, map(str, clients))
-        axes.minorticks_off()
+        for at, (style, colour) in enumerate((("o-", _OURS), ("s--", COLOURS[1]))):
+            axes.plot(places, [each[at] for each in found], style, color=colour, markersize=5)
+        for place, (p50, p95) in enumerate(found):
+            _number(axes, shown(p50, 0), place, p50, below=True)
+            _number(axes, shown(p95, 0), place, p95)
+        axes.set_xticks(places, [str(crowd.clients) for crowd in panel.crowds])
         axes.set_xlabel("conversations at a time")
         axes.set_ylabel(f"ms from {panel.begin}\nto first audio")
-        axes.set_ylim(0, 1.15 * max(panel.bound_ms, *(p95 for _, p95 in found)))
-        axes.margins(x=0.12)
+        most = max(panel.bound_ms, *(p95 for _, p95 in found))
+        axes.set_ylim(-0.12 * most, 1.18 * most)  # numbers below the lowest points need room
+        axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= 1.18 * most])
+        axes.margins(x=0.08)
         axes.grid(alpha=0.25)
     keys = [
         (_OURS, "median"),
@@ -153,7 +150,9 @@ def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
     unit = "s" if claim.kind == "start" else "ms"
     digits = 1 if unit == "s" else 0
     bars = [found for panel in panels for found in (panel.stages or {}).values()]
-    names = list(dict.fromkeys(name for found in bars for name in found))
+    # The bar with the most stages says in which order they come.
+    whole_first = sorted(bars, key=len, reverse=True)
+    names = dict.fromkeys(name for found in whole_first for name in found)
     colours = dict(zip(names, _SHADES, strict=False))
     for axes, panel in zip(_below(figure, panels), panels, strict=True):
         stages = panel.stages or {}
@@ -186,8 +185,9 @@ def _at_end(axes: "Axes", text: str, x: float, y: float, *, inside: bool = False
 
 
 def _number(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
-    axes.annotate(text, (x, y), (0, -7 if below else 7), textcoords="offset points",
-                  ha="center", va="top" if below else "bottom", color=INK)  # fmt: skip
+    ground = {"facecolor": GROUND, "edgecolor": "none", "pad": 0.5}
+    axes.annotate(text, (x, y), (0, -7 if below else 7), textcoords="offset points", ha="center",
+                  va="top" if below else "bottom", color=INK, bbox=ground)  # fmt: skip
 
 
 def _legend(figure: "Figure", keys: Sequence[tuple[str, str]]) -> None:
