@@ -25,8 +25,6 @@ _LEGEND_IN = 0.6
 """With the heading."""
 _NARROWEST = 0.055
 """Share of the widest bar below which a part of a bar has no number in it."""
-
-
 _LONGEST_TITLE, _SLACK = 60, 8
 """Of a panel as wide as the picture, in characters of one line; its lines may differ so much."""
 _LONGEST_LEGEND = 80
