@@ -173,6 +173,15 @@ def test_a_turns_stages_add_up_to_what_the_client_waited(tmp_path: Path) -> None
     assert not panels_of(CLAIM["turn"], [served("c.json", tmp_path, told=False)])
 
 
+def test_stages_of_the_documents_at_hand_are_the_whole_of_each_turn() -> None:
+    for path in (path for path in FILES if json.loads(path.read_text())["format"] == SERVE):
+        values = json.loads(path.read_text())
+        for found, crowd in zip(values["crowds"], read_document(path).crowds, strict=True):
+            whole = [turn["commit_to_audio_ms"] for turn in found["turns"]]
+            assert sum(crowd.stages_ms.values()) == pytest.approx(sum(whole) / len(whole))
+            assert min(crowd.stages_ms.values()) >= 0
+
+
 @pytest.mark.system
 def test_another_machines_crowds_get_panels_of_their_own(
     documents: list[Document], tmp_path: Path

@@ -194,12 +194,13 @@ def _stages(turn: Mapping[str, Any], hands_free: bool) -> Stages:
     if after is None:
         return {}
     first, text = told[FIRST_AUDIO], told.get(_FIRST_TEXT, 0.0)
+    after = max(after, first)  # the client is told of the decision a moment later
     stages = {_DECIDING: whole - after} if hands_free else {}
     if 0 < text < first:
         stages |= {_READING: text, _SPEAKING: first - text}
     else:
         stages[_BOTH] = first
-    return stages | {_WAY: max(0.0, after - first)}
+    return stages | {_WAY: after - first}
 
 
 def _require_valid(document: Document) -> None:

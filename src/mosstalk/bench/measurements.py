@@ -316,7 +316,7 @@ def _table(
     if claim.kind == "start":
         unit, digits, names = "s", 2, {each.name for each in documents if each.starts_s}
     rows = [(p.title, name, found) for p in panels for name, found in (p.stages or {}).items()]
-    columns = list(dict.fromkeys(stage for *_, found in rows for stage in found))
+    columns = stage_names(panels)
     lines = [
         (
             f"{name}; {title}",
@@ -356,6 +356,12 @@ def _crowd_row(crowd: ServedCrowd, document: Document) -> tuple[str, ...]:
         broken,
         document.name,
     )
+
+
+def stage_names(panels: Sequence[Panel]) -> list[str]:
+    """All stages of ``panels``, in the order of the bar that has most of them."""
+    bars = [stages for panel in panels for stages in (panel.stages or {}).values()]
+    return list(dict.fromkeys(name for bar in sorted(bars, key=len, reverse=True) for name in bar))
 
 
 def shown(value: float | None, digits: int = 2) -> str:

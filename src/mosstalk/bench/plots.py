@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosstalk.bench.documents import Document
-from mosstalk.bench.measurements import CLAIMS, Claim, Panel, panels_of, shown
+from mosstalk.bench.measurements import CLAIMS, Claim, Panel, panels_of, shown, stage_names
 from mosstalk.reporting.svg import COLOURS, FONT_SIZE, GROUND, INK, drawing, plain
 
 if TYPE_CHECKING:
@@ -147,11 +147,7 @@ def _load(figure: "Figure", _: Claim, panels: Sequence[Panel]) -> None:
 def _stages(figure: "Figure", claim: Claim, panels: Sequence[Panel]) -> None:
     unit = "s" if claim.kind == "start" else "ms"
     digits = 1 if unit == "s" else 0
-    bars = [found for panel in panels for found in (panel.stages or {}).values()]
-    # The bar with the most stages says in which order they come.
-    whole_first = sorted(bars, key=len, reverse=True)
-    names = dict.fromkeys(name for found in whole_first for name in found)
-    colours = dict(zip(names, _SHADES, strict=False))
+    colours = dict(zip(stage_names(panels), _SHADES, strict=False))
     for axes, panel in zip(_below(figure, panels), panels, strict=True):
         stages = panel.stages or {}
         most = max(sum(found.values()) for found in stages.values())
