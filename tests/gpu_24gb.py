@@ -26,7 +26,7 @@ import torch
 from session_rig import QUESTION, RATE, Client, speech
 from torch import Tensor
 
-from mosstalk.bench.report import WHOLE
+from mosstalk.bench.documents import WHOLE
 from mosstalk.codec.speech_decoder import DecoderOptions
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import SpecialIds

@@ -124,6 +124,8 @@ def test_a_long_past_is_typed_and_counted_before_the_first_turn(cache_folder: Pa
     factors = crowd.quantiles("real_time_factor")
     assert factors
     for turn in crowd.turns:
+        # The client is told later than the server knows.
+        assert 0 < turn.server_ms["commit_to_first_audio_ms"] <= (turn.commit_to_audio_ms or 0)
         assert turn.real_time_factor
         assert turn.real_time_factor >= (turn.commit_to_audio_ms or 0) / turn.audio_ms
 

@@ -13,17 +13,8 @@ from typer.testing import CliRunner, Result
 
 from mosstalk.bench import step
 from mosstalk.bench.codec import HopLoad
-from mosstalk.bench.report import (
-    CODEC,
-    ELSEWHERE,
-    LINES,
-    NOT_YET,
-    STEP,
-    WHOLE,
-    Document,
-    read_document,
-    report_page,
-)
+from mosstalk.bench.documents import CODEC, STEP, WHOLE, Document, read_document
+from mosstalk.bench.report import ELSEWHERE, LINES, NOT_YET, report_page
 from mosstalk.bench.timed import Timed
 from mosstalk.cli import app, bench_codec
 from mosstalk.plan.limits import Load

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mosstalk.reporting.svg import COLOURS, GROUND, INK, drawing, plain
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -13,10 +15,6 @@ LOGS = Path(__file__).parent / "logs"
 """Logs of the training that the shipped weights are from."""
 MOST_TRAINING_LINES = 150
 _HELD_OUT = ("held", "mel_error")
-# Okabe & Ito's colours, which the colour-blind tell apart, on a ground of their own, so that
-# labels are readable on a dark page too.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-_GROUND, _INK = "#fbfbf8", "#222222"
 
 
 class Panel:
@@ -121,24 +119,18 @@ def keep_logs(work: Path, logs: Path) -> None:
 def draw(logs: Path, out: Path) -> list[Path]:
     """Write ``out/pocket-STAGE.svg`` for every stage; return their paths.
 
-    Raises FileNotFoundError where a stage's log is missing.
+    Raises:
+        FileNotFoundError: a stage's log is missing.
+        OptionError: matplotlib is not installed.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for stage, panels in PANELS.items():
         lines = read_log(logs / f"{stage}.jsonl")
         path = out / f"pocket-{stage.replace('_', '-')}.svg"
-        # Text stays text and ids stay the same, so that a redrawn file differs little.
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": stage, "font.size": 11}):
-            figure = Figure((4.4 * len(panels), 3.4), layout="constrained", facecolor=_GROUND)
+        with drawing(path, 4.4 * len(panels), 3.4, stage) as figure:
             for axes, panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
                 _draw_panel(axes, panel, lines)
-            part = path.with_suffix(".part")
-            figure.savefig(part, format="svg", metadata={"Date": None})
-            part.replace(path)
         paths.append(path)
     return paths
 
@@ -146,16 +138,15 @@ def draw(logs: Path, out: Path) -> list[Path]:
 def _draw_panel(axes: "Axes", panel: Panel, lines: list[Line]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_facecolor(_GROUND)
-    axes.set_title(panel.title, fontsize=11, color=_INK)
-    axes.set_xlabel("minutes", color=_INK)
+    plain(axes, panel.title)
+    axes.set_xlabel("minutes")
     axes.grid(alpha=0.25, which="both")
     if panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    for colour, (label, training, held_out) in zip(_COLOURS, panel.curves, strict=False):
+    for colour, (label, training, held_out) in zip(COLOURS, panel.curves, strict=False):
         for name, style, kind in ((training, "-", "training"), (held_out, "o-", "held out")):
             points = [(line["minutes"], line[name]) for line in lines if name in line]
             if not points:
@@ -164,7 +155,4 @@ def _draw_panel(axes: "Axes", panel: Panel, lines: list[Line]) -> None:
             alpha, size = (0.5, 0.0) if kind == "training" else (1.0, 3.5)
             axes.plot(*zip(*points, strict=True), style, color=colour, alpha=alpha,
                       markersize=size, linewidth=1.5, label=shown)  # fmt: skip
-    axes.legend(fontsize=9, framealpha=0.8, facecolor=_GROUND, labelcolor=_INK)
-    for spine in axes.spines.values():
-        spine.set_color("#999999")
-    axes.tick_params(colors=_INK, which="both")
+    axes.legend(fontsize=9, framealpha=0.8, facecolor=GROUND, labelcolor=INK)

@@ -111,6 +111,7 @@ class Turn:
         audio_ms: length of all sound.
         real_time_factor: from commit, or last word, to the last sound, over the sound's length.
         input_tokens: rows of the conversation that the answer followed, if the server tells.
+        server_ms: by name, what the server says that it took, as ``session.events.Timings``.
         gaps_ms: time between deltas that follow one another.
         underruns_ms: each silence of a player that buffers nothing.
     """
@@ -125,6 +126,7 @@ class Turn:
     audio_ms: float = 0.0
     real_time_factor: float | None = None
     input_tokens: float | None = None
+    server_ms: dict[str, float] = field(default_factory=dict)
     gaps_ms: list[float] = field(default_factory=list)
     underruns_ms: list[float] = field(default_factory=list)
 
@@ -159,6 +161,7 @@ class _Answer:
             if turn.status == _NO_ANSWER:
                 turn.status = _status(event["response"]) if turn.audio_ms else "no sound"
             turn.input_tokens = (event["response"].get("usage") or {}).get("input_tokens")
+            turn.server_ms = _server_ms(event["response"])
             if turn.audio_ms:
                 turn.real_time_factor = 1000 * (self._came_s - self.asked_s) / turn.audio_ms
             self._count_first(self._came_s)  # of an answer shorter than a hop
@@ -347,6 +350,12 @@ def _status(response: dict[str, Any]) -> str:
     details = response.get("status_details") or {}
     cut = response["status"] == "incomplete" and details.get("reason") == "max_output_tokens"
     return COMPLETED if cut else str(response["status"])
+
+
+def _server_ms(response: dict[str, Any]) -> dict[str, float]:
+    """Those of a mosstalk server's figures of a response that are milliseconds and were taken."""
+    figures = (response.get("mosstalk") or {}).get("timings") or {}
+    return {name: ms for name, ms in figures.items() if name.endswith("_ms") and ms is not None}
 
 
 def _append(pcm: Pcm) -> str:

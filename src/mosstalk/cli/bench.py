@@ -1,5 +1,6 @@
 """``mosstalk bench``: every number that the project publishes."""
 
+import os
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +27,10 @@ from mosstalk.errors import OptionError
 from mosstalk.files import require_target, write_whole
 
 if TYPE_CHECKING:
+    from mosstalk.bench.documents import Document
     from mosstalk.plan.limits import Load
 
-_STARTS_FORMAT = "mosstalk-starts-1"
+STARTS_FORMAT = "mosstalk-starts-1"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -201,7 +203,7 @@ class BenchStart(WritesDocument):
             print_found(settings, [found.table()], width=10)
         self.deliver(
             measured_document(
-                _STARTS_FORMAT,
+                STARTS_FORMAT,
                 settings,
                 weight_bytes=found.weight_bytes,
                 disk=vars(found.disk) | {"gb_s": found.disk.gb_s},
@@ -212,34 +214,63 @@ class BenchStart(WritesDocument):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BenchReport:
-    """Write the page that answers the source reports, from measured documents.
+    """Write a page of figures, and its pictures, from measured documents.
 
     mosstalk bench report step.json prefill.json codec.json --out docs/from-the-reports.md
 
-    What the reports planned, claimed and timed, beside our limits and
-    figures. No figure of ours is typed by hand: what no document holds is
-    "not measured yet". A document with a run that was not valid is refused.
+    mosstalk bench report docs/figures/*.json docs/figures/beside/*.json --plots docs/img
+    --out docs/measurements.md
+
+    Without --plots it answers the source reports: what they planned, claimed
+    and timed, beside our limits and figures. With --plots each claim of speed
+    is a picture, a table and its commands. No figure of ours is typed by
+    hand. A document with a run that was not valid is refused.
     """
 
     documents: list[Path] | None = argument(
-        "What bench step, step --prefill and codec wrote with --json.",
+        "What bench step, step --prefill, codec, serve and start wrote with --json.",
         metavar="[DOCUMENT.json]...",
         default=None,
+    )
+    plots: Path | None = option(
+        None,
+        "Write the page of measurements, and its pictures into this folder. Where several "
+        "documents of a machine have a row, the first one's counts.",
+        metavar="DIR",
     )
     out: str = option(STANDARD, "The page to write; - is stdout.", "--out", "-o", metavar="FILE|-")
     force: opt.Force = False
 
     def run(self) -> None:
-        """Write the page of the documents."""
-        from mosstalk.bench.report import read_document, report_page
+        """Write the page of the documents, and the pictures.
+
+        Raises:
+            OptionError: a document that has no row on the page, or lacks one that it needs.
+            OutputError: a file exists and there is no ``--force``, or cannot be written.
+        """
+        from mosstalk.bench.documents import read_document
+        from mosstalk.bench.report import report_page
 
         if self.out != STANDARD:
             require_target(Path(self.out), replace=self.force)
-        page = report_page([read_document(path) for path in self.documents or ()])
+        documents = [read_document(path) for path in self.documents or ()]
+        page = self._measurements(documents) if self.plots else report_page(documents)
         if self.out == STANDARD:
             print(page, end="")
         else:
             write_whole(Path(self.out), page.encode())
+
+    def _measurements(self, documents: "list[Document]") -> str:
+        from mosstalk.bench.measurements import CLAIMS, measurements_page
+        from mosstalk.bench.plots import draw_pictures
+
+        assert self.plots
+        for claim in CLAIMS:
+            require_target(self.plots / claim.picture, replace=self.force)
+        folder = Path.cwd() if self.out == STANDARD else Path(self.out).parent
+        page = measurements_page(documents, os.path.relpath(self.plots, folder))
+        draw_pictures(documents, self.plots)
+        return page
 
 
 _COMMANDS = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mosstalk.bench.serve import Crowd, Load
     from mosstalk.bench.serve_clients import Pcm
 
-_FORMAT = "mosstalk-serve-1"
+FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
@@ -131,7 +131,7 @@ class BenchServe(WritesPage):
             print_found(settings, tables_of(crowds, load), not_measured(crowds))
             print(f"\n{verdict(crowds, load)}")
         document = measured_document(
-            _FORMAT,
+            FORMAT,
             settings,
             load=asdict(load),
             crowds=[crowd.as_values(load.bounds) for crowd in crowds],
