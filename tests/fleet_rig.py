@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 from conftest import ROOT, command_environment, require_package
-from server_rig import POLL_S, ask, free_port
+from server_rig import CLOSED, POLL_S, ask, free_port
 
 REPLICAS = 2
 START_S = 240.0
@@ -118,11 +118,16 @@ class Fleet:
         return found
 
     def sessions(self) -> list[int]:
-        """How many sessions are open, of each replica that is up."""
+        """How many sessions are open, of each replica that is up.
+
+        What the replica's own process counts, and goes by: its worker's figures lag by a pulse.
+        """
         found: dict[float, int] = {}
         for _ in range(50):
             values = _metrics(self.url)
-            found[values["process_start_time_seconds"]] = int(values["mosstalk_sessions"])
+            closed = sum(number for name, number in values.items() if name.startswith(CLOSED))
+            opened = values["mosstalk_sessions_opened_total"]
+            found[values["process_start_time_seconds"]] = int(opened - closed)
             if len(found) == REPLICAS:
                 break
         return sorted(found.values())

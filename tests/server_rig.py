@@ -32,7 +32,7 @@ BY_HAND = {"type": "session.update", "session": {
 START_S = 180.0
 POLL_S = 0.02
 """Between two looks at what will come: a core that looks all the time computes nothing else."""
-_CLOSED = "mosstalk_sessions_closed_total{"
+CLOSED = "mosstalk_sessions_closed_total{"
 QUICK = ("--vad", "none", "--temperature", "0", "--seed", "0")
 """Push to talk, and the same answers each time."""
 
@@ -142,7 +142,7 @@ class Server:
         names = ("sessions", "replies_running", "replies_waiting", 'kv_blocks{state="used"}')
 
         def met(values: dict[str, float]) -> bool:
-            closed = sum(n for name, n in values.items() if name.startswith(_CLOSED))
+            closed = sum(n for name, n in values.items() if name.startswith(CLOSED))
             over = closed >= values["mosstalk_sessions_opened_total"]
             return over and not any(values[f"mosstalk_{name}"] for name in names)
 
