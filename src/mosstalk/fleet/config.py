@@ -53,6 +53,8 @@ SETTINGS = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     # By itself Ray gives HAProxy 5 s to begin, and ends it: on a busy machine it takes longer.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # By itself Ray runs replicas at niceness 15: beside busy programs they would hardly ever run.
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
 }
