@@ -122,32 +122,37 @@ class Fleet:
 
         What the replica's own process counts, and goes by: its worker's figures lag by a pulse.
         """
-        found: dict[float, int] = {}
-        for _ in range(50):
-            values = _metrics(self.url)
-            closed = sum(number for name, number in values.items() if name.startswith(CLOSED))
-            opened = values["mosstalk_sessions_opened_total"]
-            found[values["process_start_time_seconds"]] = int(opened - closed)
-            if len(found) == REPLICAS:
-                break
-        return sorted(found.values())
+        found = list[int]()
+        for url in self._replica_urls():
+            with suppress(httpx.TransportError):
+                values = _metrics(url)
+                closed = sum(number for name, number in values.items() if name.startswith(CLOSED))
+                found.append(int(values["mosstalk_sessions_opened_total"] - closed))
+        return sorted(found)
+
+    def answering(self) -> int:
+        """How many replicas the ingress sends requests to."""
+        begun = (_metrics(self.url)["process_start_time_seconds"] for _ in range(10 * REPLICAS))
+        return len(set(begun))
 
     def sessions_by_process(self) -> dict[int, int]:
         """How many sessions are open, by the process id of the replica, of those that answer."""
         found: dict[int, int] = {}
-        for address in self.replica_sockets():
+        for url in self._replica_urls():
             with suppress(httpx.TransportError):
-                values = _metrics(address.replace("ws", "http", 1).removesuffix("/v1/realtime"))
-                pid = _listener(int(address.split(":")[2].partition("/")[0]), self.replicas())
-                found[pid] = int(values["mosstalk_sessions"])
+                pid = _listener(int(url.split(":")[2]), self.replicas())
+                found[pid] = int(_metrics(url)["mosstalk_sessions"])
         return found
 
     def replica_sockets(self) -> list[str]:
-        """Where each replica itself takes connections, past the ingress."""
+        """Where each replica itself takes WebSockets, past the ingress."""
+        return [f"{url.replace('http', 'ws', 1)}/v1/realtime" for url in self._replica_urls()]
+
+    def _replica_urls(self) -> list[str]:
         words = self.processes()[self.ingress()].decode().split("\0")
         config = Path(words[words.index("-f") + 1]).read_text()
         servers = re.findall(r"^\s*server \S+ ([\d.]+:\d+)(?!.* backup$)", config, re.MULTILINE)
-        return [f"ws://{address}/v1/realtime" for address in servers]
+        return [f"http://{address}" for address in servers]
 
     def stop(self) -> None:
         """End it, whatever it does."""
@@ -201,7 +206,7 @@ def running_fleet(cache: Path, file: str, replicas: int = REPLICAS) -> "Iterator
     try:
         running.await_that(lambda: "\nready: " in running.printed())
         # A moment later the ingress knows them all.
-        running.await_that(lambda: running.sessions() == [0] * replicas)
+        running.await_that(lambda: running.answering() == replicas)
         yield running
     finally:
         running.stop()
