@@ -66,14 +66,12 @@ def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
     scaling: dict[str, Any] = {"num_replicas": config.replicas}
     if isinstance(most := config.replicas, Autoscaling):
         places = math.floor(config.serve["max_sessions"] * most.used) or 1
-        scaling["autoscaling_config"] = {
-            "min_replicas": most.min,
-            "initial_replicas": most.min,
-            "max_replicas": most.max,
-            "target_ongoing_requests": places,
+        bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
+        delays = {
             "upscale_delay_s": most.upscale_delay_s,
             "downscale_delay_s": most.downscale_delay_s,
         }
+        scaling = {"autoscaling_config": bounds | delays | {"target_ongoing_requests": places}}
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
