@@ -104,6 +104,11 @@ def test_everything_else_of_a_server_is_there(fleet: Fleet) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
 
 
+def test_replicas_have_as_much_of_the_processor_as_whoever_started_them(fleet: Fleet) -> None:
+    niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in fleet.replicas()]
+    assert niceness == [os.getpriority(os.PRIO_PROCESS, fleet.process.pid)] * REPLICAS
+
+
 def test_a_key_for_a_page_opens_every_replica(fleet: Fleet) -> None:
     url = f"http://127.0.0.1:{fleet.port}/v1/realtime/client_secrets"
     key = ask("POST", url, json={}).json()["value"]
