@@ -118,16 +118,11 @@ class Fleet:
         return found
 
     def sessions(self) -> list[int]:
-        """How many sessions are open, of each replica that is up.
-
-        What the replica's own process counts, and goes by: its worker's figures lag by a pulse.
-        """
+        """How many sessions are open, of each replica that answers."""
         found = list[int]()
         for url in self._replica_urls():
             with suppress(httpx.TransportError):
-                values = _metrics(url)
-                closed = sum(number for name, number in values.items() if name.startswith(CLOSED))
-                found.append(int(values["mosstalk_sessions_opened_total"] - closed))
+                found.append(_open_sessions(url))
         return sorted(found)
 
     def answering(self) -> int:
@@ -141,7 +136,7 @@ class Fleet:
         for url in self._replica_urls():
             with suppress(httpx.TransportError):
                 pid = _listener(int(url.split(":")[2]), self.replicas())
-                found[pid] = int(_metrics(url)["mosstalk_sessions"])
+                found[pid] = _open_sessions(url)
         return found
 
     def replica_sockets(self) -> list[str]:
@@ -169,6 +164,13 @@ def _metrics(url: str) -> dict[str, float]:
     lines = ask("GET", f"{url}/metrics").text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
+
+
+def _open_sessions(url: str) -> int:
+    """How many sessions a replica has: what its front counts, as its worker's figures lag."""
+    values = _metrics(url)
+    closed = sum(number for name, number in values.items() if name.startswith(CLOSED))
+    return int(values["mosstalk_sessions_opened_total"] - closed)
 
 
 def _begun_ticks(pid: int) -> int:

@@ -179,7 +179,7 @@ def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) ->
 def test_a_fleet_that_cannot_serve_says_why_and_ends(cache_folder: Path) -> None:
     require_package("ray", "fleet")
     folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
-    one = FILE.replace(f"replicas: {REPLICAS}", "replicas: 1")
+    one = fleet_file("1", vad="none", max_sessions=PLACES)
     fleet = Fleet(folder, cache_folder, f"{one}  model: nowhere\n  codec: nowhere\n")
     try:
         assert fleet.process.wait(START_S) == 70, fleet.printed()

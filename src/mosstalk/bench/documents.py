@@ -22,7 +22,8 @@ _DECIDING = "silence, until the server decides"
 _READING, _SPEAKING = "to the reply's first text", "from there to its first sound"
 _BOTH, _WAY = "to the reply's first sound", "to the client, and all else"
 _FP8 = re.compile("fp8|float8", re.IGNORECASE)
-_NONE = "-"
+NONE = "-"
+"""In a table, what there is not."""
 _COLUMNS = ("document", "device", "weights", "precision", "torch", "commit", "rates")
 
 Stages = dict[str, float]
@@ -136,7 +137,7 @@ def read_document(path: Path) -> Document:
         settings = values["settings"]
         if values["format"] == SERVE:
             told = {"precision": settings.get("dtype", "not stated")}
-            settings = told | {"commit": settings.get("clients' commit", _NONE)} | settings
+            settings = told | {"commit": settings.get("clients' commit", NONE)} | settings
         document = Document(
             path.name, values["format"], settings, values["weights"], **_found(values)
         )
@@ -226,6 +227,26 @@ def figure(documents: Sequence[Document], wanted: RowKey | None) -> Figure | Non
     return found[0] if found else None
 
 
+def require_row(document: Document, wanted: Iterable[RowKey], why: str = "") -> None:
+    """Check that a document has one of the rows that a page wants.
+
+    Raises:
+        OptionError: it has none; ``why`` says more of that.
+    """
+    if not any(any(document.rows(each)) for each in wanted):
+        raise OptionError(f"{document.name}: nothing in it has a row on the page{why}")
+
+
+def filled(template: Path, parts: Mapping[str, str]) -> str:
+    """A page made of its template, in which each part's name stands once, in double braces."""
+    page = template.read_text(encoding="utf-8")
+    for name, text in parts.items():
+        place = f"{{{{{name}}}}}"
+        assert page.count(place) == 1, place
+        page = page.replace(place, text)
+    return page
+
+
 def sources(documents: Sequence[Document]) -> str:
     """Which documents a page is of, and what they were measured on, in Markdown."""
     if not documents:
@@ -233,8 +254,8 @@ def sources(documents: Sequence[Document]) -> str:
     lines = (
         (
             document.name,
-            *(document.settings.get("device", _NONE), document.weights),
-            *(document.settings.get(key, _NONE) for key in _COLUMNS[3:]),
+            *(document.settings.get("device", NONE), document.weights),
+            *(document.settings.get(key, NONE) for key in _COLUMNS[3:]),
         )
         for document in documents
     )

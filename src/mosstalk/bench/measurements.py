@@ -13,12 +13,15 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from mosstalk.bench.documents import (
+    NONE,
     STARTS,
     Document,
     RowKey,
     ServedCrowd,
     Stages,
+    filled,
     markdown_table,
+    require_row,
     sources,
 )
 from mosstalk.errors import OptionError
@@ -36,7 +39,6 @@ _WEIGHTS = {
     "pocket": "mosstalk-pocket's weights",
     "real": "the published weights",
 }
-_NONE = "-"
 
 
 class Bar(BaseModel):
@@ -231,34 +233,22 @@ def measurements_page(documents: Sequence[Document], images: str) -> str:
         OptionError: a claim has a figure that no document has, or a document no figure of a claim.
     """
     for document in documents:
-        _require_row(document)
-    used: set[str] = set()
-    parts = [_section(claim, documents, images, used) for claim in CLAIMS]
-    shown_here = [each for each in documents if each.name in used]
-    filled = {
-        "{{claims}}": "\n\n".join(parts),
-        "{{documents}}": sources(shown_here),
+        if not (document.crowds or document.starts_s):
+            require_row(document, (bar.wanted for claim in CLAIMS for bar in claim.bars))
+    sections = [_section(claim, documents, images) for claim in CLAIMS]
+    used = set[str]().union(*(names for _, names in sections))
+    parts = {
+        "claims": "\n\n".join(section for section, _ in sections),
+        "documents": sources([each for each in documents if each.name in used]),
     }
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    for place, text in filled.items():
-        assert page.count(place) == 1, place
-        page = page.replace(place, text)
-    return page
+    return filled(_TEMPLATE, parts)
 
 
-def _require_row(document: Document) -> None:
-    bars = (bar for claim in CLAIMS for bar in claim.bars)
-    if not (
-        document.crowds or document.starts_s or any(any(document.rows(b.wanted)) for b in bars)
-    ):
-        raise OptionError(f"{document.name}: nothing in it has a row on the page")
-
-
-def _section(claim: Claim, documents: Sequence[Document], images: str, used: set[str]) -> str:
+def _section(claim: Claim, documents: Sequence[Document], images: str) -> tuple[str, set[str]]:
+    """A claim's part of the page, and the names of the documents that it is of."""
     panels = panels_of(claim, documents)
     says = _sentence(claim, panels)
     head, rows, names = _table(claim, documents, panels)
-    used |= names
     notes = [f"**{name}**: {NOTES[name].text}" for name in sorted(names & NOTES.keys())]
     elsewhere = [
         (f"[{each.who}]({each.source})", each.says, each.hardware, each.date, each.but)
@@ -275,7 +265,7 @@ def _section(claim: Claim, documents: Sequence[Document], images: str, used: set
         markdown_table(_ELSEWHERE, elsewhere) if elsewhere else "",
         "\n".join(f"* `{command}`" for command in claim.commands),
     )
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(filter(None, parts)), names
 
 
 def _sentence(claim: Claim, panels: Sequence[Panel]) -> str:
@@ -347,7 +337,7 @@ def _bar_row(measured: Measured) -> tuple[str, ...]:
 def _crowd_row(crowd: ServedCrowd, document: Document) -> tuple[str, ...]:
     first = crowd.first_audio_ms or (None, None)
     broken = "; ".join(crowd.breaches) or "none: served"
-    turns = str(crowd.turns) if crowd.turns else _NONE
+    turns = str(crowd.turns) if crowd.turns else NONE
     return (
         f"{crowd.clients}",
         turns,
@@ -367,5 +357,5 @@ def stage_names(panels: Sequence[Panel]) -> list[str]:
 def shown(value: float | None, digits: int = 2) -> str:
     """A figure as people read it, with at most so many digits, of 100 and more with one less."""
     if value is None:
-        return _NONE
+        return NONE
     return f"{value:,.{max(0, digits - 1) if value >= 100 else digits}f}"

@@ -6,14 +6,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mosstalk.bench.documents import Document, RowKey, figure, markdown_table, sources
-from mosstalk.errors import OptionError
+from mosstalk.bench.documents import (
+    NONE,
+    Document,
+    RowKey,
+    figure,
+    filled,
+    markdown_table,
+    require_row,
+    sources,
+)
 from mosstalk.files import read_json
 from mosstalk.plan.sizes import measured
 
 NOT_STATED = "not stated"
 NOT_YET = "not measured yet"
-_NONE = "-"
 _TEMPLATE = Path(__file__).with_name("reports.md")
 _COLUMNS = ("", "planned", "claimed", "really timed", "our limit", "we measured", "command")
 
@@ -64,34 +71,24 @@ def report_page(documents: Sequence[Document]) -> str:
     """
     for document in documents:
         _require_used(document)
-    filled = {
-        "{{lines}}": markdown_table(_COLUMNS, (_line(line, documents) for line in LINES)),
-        "{{elsewhere}}": markdown_table(
-            _ELSEWHERE, (_elsewhere(row, documents) for row in ELSEWHERE)
-        ),
-        "{{documents}}": sources(documents),
+    parts = {
+        "lines": markdown_table(_COLUMNS, (_line(line, documents) for line in LINES)),
+        "elsewhere": markdown_table(_ELSEWHERE, (_elsewhere(row, documents) for row in ELSEWHERE)),
+        "documents": sources(documents),
     }
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    for place, text in filled.items():
-        assert page.count(place) == 1, place
-        page = page.replace(place, text)
-    return page
+    return filled(_TEMPLATE, parts)
 
 
 def _require_used(document: Document) -> None:
-    if document.whole:
-        return
-    rows = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
-    if not any(any(document.rows(wanted)) for wanted in rows):
-        raise OptionError(
-            f"{document.name}: nothing in it has a row on the page; steps and prompts are taken in "
-            f"bfloat16 or fp8, this is {document.precision}"
-        )
+    if not document.whole:
+        wanted = (each.wanted for each in (*LINES, *ELSEWHERE) if each.wanted)
+        why = f"steps and prompts are taken in bfloat16 or fp8, this is {document.precision}"
+        require_row(document, wanted, f"; {why}")
 
 
 def _line(line: ReportLine, documents: Sequence[Document]) -> tuple[str, ...]:
-    limit, ours = _NONE, NOT_YET
-    command = f"`{line.command}`" if line.command else _NONE
+    limit, ours = NONE, NOT_YET
+    command = f"`{line.command}`" if line.command else NONE
     found = figure(documents, line.wanted)
     if line.wanted:
         limit_ms = found and found[1].get("limit_ms")
@@ -103,7 +100,7 @@ def _line(line: ReportLine, documents: Sequence[Document]) -> tuple[str, ...]:
     if line.peak:
         peak = next(peak for peak in measured().peaks if peak.name == line.peak)
         ours = NOT_YET if peak.gib is None else f"{peak.gib:.2f} GiB ({peak.device})"
-        command = f"`{peak.command}`" if peak.command else _NONE
+        command = f"`{peak.command}`" if peak.command else NONE
     return line.what, line.planned, line.claimed, line.timed, limit, ours, command
 
 

@@ -67,10 +67,7 @@ def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
     if isinstance(most := config.replicas, Autoscaling):
         places = math.floor(config.serve["max_sessions"] * most.used) or 1
         bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
-        delays = {
-            "upscale_delay_s": most.upscale_delay_s,
-            "downscale_delay_s": most.downscale_delay_s,
-        }
+        delays = most.model_dump(include={"upscale_delay_s", "downscale_delay_s"})
         scaling = {"autoscaling_config": bounds | delays | {"target_ongoing_requests": places}}
     deployment = serve.deployment(
         serve.ingress()(Replica),

@@ -60,15 +60,15 @@ class Playback:
         """
         if sound.response_id in self._dropped:
             return
-        quiet = not any(each.unsent for each in self._replies.values())
+        waiting = sum(len(each.unsent) for each in self._replies.values())
         reply = self._replies.get(sound.response_id)
         if reply is None:
             reply = PlayedReply(sound.response_id, sound.item_id)
             self._replies[sound.response_id] = reply
         reply.unsent += sound.pcm
-        if quiet:
+        if not waiting:
             self.on_sound()
-        if (waiting := sum(len(each.unsent) for each in self._replies.values())) > self._most_bytes:
+        if (waiting := waiting + len(sound.pcm)) > self._most_bytes:
             raise TooSlowError(f"{waiting / 2 / OUTPUT_RATE:.0f} s of replies wait to be played")
 
     def finish(self, response_id: str) -> None:
