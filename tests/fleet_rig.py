@@ -200,13 +200,15 @@ async def await_sessions(fleet: Fleet, numbers: list[int]) -> None:
 
 
 @contextmanager
-def running_fleet(cache: Path, file: str, replicas: int = REPLICAS) -> "Iterator[Fleet]":
+def running_fleet(
+    cache: Path, file: str, replicas: int = REPLICAS, start_s: float = START_S
+) -> "Iterator[Fleet]":
     """One that is ready. Its folder has a short name: Ray's sockets are in it."""
     require_package("ray", "fleet")
     folder = Path(tempfile.mkdtemp(prefix="f", dir="/tmp"))
     running = Fleet(folder, cache, file)
     try:
-        running.await_that(lambda: "\nready: " in running.printed())
+        running.await_that(lambda: "\nready: " in running.printed(), start_s)
         # A moment later the ingress knows them all.
         running.await_that(lambda: running.answering() == replicas)
         yield running

@@ -88,7 +88,9 @@ def test_only_those_with_a_key_are_let_in(server: Server) -> None:
     protocols = ["realtime", "openai-insecure-api-key.alpha-key"]
     assert let_in(server, subprotocols=protocols).socket.subprotocol == "realtime"
     assert server.get("/health").status_code == 200
-    assert server.get("/ready").status_code == 200
+    ready = server.get("/ready")
+    assert ready.status_code == 200
+    assert "CPU" in ready.json()["worker"]["device_name"]
     for path in ("/metrics", "/v1/models", "/v1/models/house-model"):
         answer = server.get(path, headers={})
         assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")

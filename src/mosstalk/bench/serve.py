@@ -111,7 +111,10 @@ class Target:
         try:
             worker = json.loads(self._get("/ready") or "")["worker"]
             names = ("model", "device", "dtype")
-            return {name: worker[name] for name in names} | {"weights": worker["weights_kind"]}
+            facts = {name: worker[name] for name in names} | {"weights": worker["weights_kind"]}
+            if facts["device"] != "cpu":
+                facts["device"] = worker.get("device_name") or facts["device"]
+            return facts
         except (ValueError, KeyError, TypeError):
             return {"device": f"whatever serves {self.url}", "weights": "unknown"}
 

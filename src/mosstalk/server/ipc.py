@@ -225,7 +225,7 @@ class Loading:
 @dataclass(frozen=True)
 class WorkerInfo:
     """Everything is loaded and warm: what there is; ``text`` is what the checkpoint asks of text
-    that it reads aloud.
+    that it reads aloud, ``device_name`` the GPU's own name, or the processor's kind and cores.
     """
 
     weights_kind: str
@@ -239,6 +239,7 @@ class WorkerInfo:
     block_rows: int
     warm_up_s: float
     text: TextRules = field(default_factory=TextRules)
+    device_name: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from mosstalk.plan.crowd import replies_at_once
 from mosstalk.plan.fit import BLOCK_ROWS, Plan, Wish, advice, plan_of
 from mosstalk.plan.sizes import Configs
 from mosstalk.prepared.default_models import chosen_model, is_shipped, name_of
+from mosstalk.prepared.machine import device_name
 from mosstalk.prepared.start import configs_of, take_kernels
 from mosstalk.progress import Progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
@@ -140,6 +141,7 @@ class Loaded:
             block_rows=core.pool.rows,
             warm_up_s=warm_up_s,
             text=self.host.pipeline.defaults.text,
+            device_name=device_name(core.model.device),
         )
 
 
