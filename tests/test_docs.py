@@ -32,8 +32,8 @@ ENDLESS = "--max-rows"
 SERVED = ("serve", "fleet")
 """A server never ends: here its options are read; ``test_server_*`` and ``test_fleet`` run it."""
 
-SHOWN = ("build.md", "plan.md")
-"""Slow: a build is in first-run.md as well, and plans of these cards are in ``test_plan``."""
+SHOWN = ("build.md", "plan.md", "first-run.zh.md")
+"""Slow: first-run.md builds as well and has its translation's commands; ``test_plan`` has plans."""
 
 
 def commands_of(document: Path) -> list[str]:
@@ -133,6 +133,15 @@ def check_command(command: str, desk: Path, cache: Path) -> None:
 
 def test_the_documents_show_commands() -> None:
     assert sum(len(commands_of(document)) for document in DOCUMENTS) >= 12
+
+
+def test_the_chinese_first_run_shows_the_same_lines() -> None:
+    english, chinese = (
+        re.findall(r"^    (\S.+)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
+        for name in ("first-run.md", "first-run.zh.md")
+    )
+    assert len(english) > 10
+    assert chinese == english
 
 
 def test_the_table_of_names_is_complete() -> None:
