@@ -64,6 +64,7 @@ def built(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run.returncode == 0, run.stderr
     assert "there are no kernels to compile, and none to tune" in run.stderr
     assert "peak host memory" in run.stdout
+    assert run.stdout.endswith(f"serve --model {out}\n")
     return out
 
 
@@ -104,6 +105,19 @@ def test_an_fp8_folder_answers_as_its_quantised_source(
 
     bf16 = command("build", tmp_path / "q", tiny.codec, tmp_path / "no", "--device", "cpu")
     assert "is quantised" in refused(bf16)
+
+
+# Slow: one more build, without a voice of the default name.
+@pytest.mark.slow
+def test_what_is_to_be_tried_next_names_the_voice_that_there_is(
+    tiny: Checkpoint, tmp_path: Path
+) -> None:
+    sources = tiny.copy(tmp_path)
+    voices = sources.codec / "voices"
+    (voices / "default.safetensors").rename(voices / "ada.safetensors")
+    run = build(sources, tmp_path / "out")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.endswith(f"serve --model {tmp_path / 'out'} --voice ada\n")
 
 
 # Slow: one more build, without one folder.

@@ -1,5 +1,6 @@
 """``mosstalk build``: from a checkpoint to one folder that starts at once."""
 
+import shlex
 import signal
 import sys
 import threading
@@ -169,9 +170,18 @@ def _text_of(out: Path, values: dict[str, Any]) -> str:
         f"{out}: {values['precision']}, {values['weights']} weights, built in "
         f"{values['times_s']['all']:.1f} s; peak host memory {_gib(peaks['host'])}, "
         f"peak device memory {_gib(peaks['device']) if peaks['device'] else '- (no GPU)'}",
-        f"try: {this_command()} serve --model {out}",
+        f"try: {this_command()} serve --model {out}{_voice_to_name(out)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _voice_to_name(out: Path) -> str:
+    """The option without which a server would look for a voice that is not there."""
+    from mosstalk.models.voices import list_voices
+    from mosstalk.prepared.default_models import CODEC
+
+    voices = list_voices(out / CODEC / "voices")
+    return f" --voice {shlex.quote(voices[0])}" if voices and "default" not in voices else ""
 
 
 def _gib(size: int | None) -> str:
