@@ -183,7 +183,7 @@ def python_page() -> str:
 
 
 def build() -> list[str]:
-    """Make ``build/site`` from the prepared sources, and return a line for each thing that is wrong."""
+    """Make ``build/site`` from the prepared sources; a line for each thing that is wrong."""
     shutil.rmtree(SITE, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
