@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -268,10 +267,11 @@ def sentences(text: str) -> list[str]:
 
 def grade(texts: list[str]) -> float:
     """Years of school that the texts ask for, by the Automated Readability Index."""
-    checker = import_module("textstat")
+    import textstat
+
     # Its sentences end at each point, those of 0.3 and of names in code as well.
     each = (re.sub(r"[.!?]", "", one) for text in texts for one in sentences(text))
-    return float(checker.automated_readability_index(". ".join(each) + "."))
+    return float(textstat.automated_readability_index(". ".join(each) + "."))
 
 
 def reading(docs: Path = DOCS) -> None:
