@@ -27,8 +27,8 @@ bootstrap = @python="$(PYTHON)"; test -n "$$python" || { \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare test-faults lint format dist clean
-.PHONY: setup-judges setup-demo
+.PHONY: help setup setup-dev setup-talk demo talk test test-all test-bare test-faults lint format docs dist clean
+.PHONY: setup-judges setup-demo setup-docs
 # Two set-ups at once would write to the same .venv.
 .NOTPARALLEL:
 
@@ -46,6 +46,9 @@ setup-demo:
 
 setup-talk:
 	$(bootstrap) "$(EXTRAS),server,vad,transcribe,webrtc"
+
+setup-docs:
+	$(bootstrap) "$(EXTRAS),docs"
 
 demo: setup-demo ## set up, then ask the small model three questions
 	$(venv)/python scripts/demo.py demo-output
@@ -75,7 +78,7 @@ test: setup-dev ## lint, and run the tests that need nothing but the set-up
 	test $$tests = 0 && test $$types = 0
 
 setup-judges: setup-dev
-	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser,fleet$(pesq)"
+	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser,fleet,docs$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
 	$(pytest) $(parallel) -m "(slow or system) and not (alone or bare)"
@@ -92,9 +95,12 @@ format: setup-dev ## rewrite the code in the project's style
 	$(venv)/ruff check --fix
 	$(venv)/ruff format
 
+docs: setup-docs ## make the documentation's site in build/site, and name each link of it that is broken
+	$(venv)/python -m tools.docs_site build
+
 dist: setup-dev ## pack a release into dist/: the wheel with the small model, the source archive without
 	$(venv)/python -m hatchling build --clean --target sdist --target wheel --directory dist
 
 clean: ## remove caches and generated files; .venv stays
-	rm -rf .import_linter_cache .mypy_cache .mypy_worker.*.json .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf .import_linter_cache .mypy_cache .mypy_worker.*.json .pytest_cache .ruff_cache .hypothesis .cache build dist demo-output
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

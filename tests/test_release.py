@@ -29,7 +29,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: str = PROJECT["version"]
 NOTICE = (ROOT / "NOTICE").read_text()
 SDIST_BYTES = 10_000_000
-FOR_DEVELOPERS = {"dev", "browser", "recipe"}
+FOR_DEVELOPERS = {"dev", "browser", "docs", "recipe"}
 """Extras that nobody needs who runs mosstalk."""
 
 
