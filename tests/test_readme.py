@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from browser_rig import browsing
 from conftest import ROOT, Checkpoint, command_environment, require_program
+from markdown_it import MarkdownIt
 from server_rig import free_port
 
 TEXT = (ROOT / "README.md").read_text()
@@ -50,6 +52,31 @@ def test_the_chinese_one_shows_the_same_commands_and_links() -> None:
         return target.replace(".zh.md", ".md").replace("README.md", "")
 
     assert [*map(other, _LINK.findall(CHINESE))] == [*map(other, _LINK.findall(TEXT))]
+
+
+LIKE_GITHUB = """<meta charset=utf-8><style>
+body { max-width: 830px; margin: 24px auto; font: 16px/1.5 sans-serif } img { max-width: 100% }
+h1 { font-size: 2em } h2 { font-size: 1.5em; margin-top: 24px } h1, h2 { padding-bottom: .3em }
+h1, h2, p, pre { margin-bottom: 16px } h1, p, pre { margin-top: 0 }
+pre { padding: 16px; font-size: 85% }
+</style>"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("text", [TEXT, CHINESE], ids=["English", "Chinese"])
+def test_what_it_is_its_picture_and_both_commands_stand_on_the_first_screen(
+    text: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(LIKE_GITHUB + MarkdownIt().render(text.replace("](docs", f"]({ROOT}/docs")))
+    with browsing(None, viewport={"width": 1280, "height": 800}) as browser:
+        shown = browser.new_page()
+        shown.goto(page.as_uri())
+        for what in ("p:has(a[href*=MOSS-Speech])", "pre:has-text('make talk')", "img >> nth=0"):
+            box = shown.locator(what).first.bounding_box()
+            assert box, what
+            assert box["height"] > 40, what
+            assert box["y"] + box["height"] <= 800, what
 
 
 def test_each_line_of_code_is_a_command_of_the_set_up() -> None:
