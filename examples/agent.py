@@ -1,7 +1,7 @@
 """A voice agent: an asyncio program that listens and speaks through a running server.
 
     make talk                            # in another terminal
-    .venv/bin/pip install openai
+    .venv/bin/pip install 'openai[realtime]'
     .venv/bin/python examples/agent.py assets/capital.flac answer.wav
 
 The client is OpenAI's own, unchanged; only the address is another. Sound files stand for the
