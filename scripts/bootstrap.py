@@ -281,7 +281,7 @@ def torch_source(platform: str, driver: bool, cpu_index: Callable[[], bool]) -> 
         )
     return TorchSource(
         [],
-        f"the build pip finds (200 MB for a CPU build, several GB for CUDA): {CPU_INDEX} "
+        f"the build pip finds (200 MB for a CPU build, several GB for CUDA), since {CPU_INDEX} "
         "does not answer",
     )
 
