@@ -149,8 +149,9 @@ def _verdict(plan: Plan, serve: str) -> str:
         # Cut, not rounded: a hundredth too much would be a refusal at the start.
         return (
             f"fits; {serve} --max-sessions {wish.sessions} "
-            f"--codec-memory {plan.flow_memory_mib} --kv-gib {int(kv_gib * 100) / 100:.2f}"
-            + (" --embeddings host" if wish.embeddings == "host" else "")
+            f"--codec-memory {plan.flow_memory_mib} --kv-gib {int(kv_gib * 100) / 100:.2f} "
+            # Without it a start asks for room for the model's whole context.
+            f"--max-rows {wish.rows}" + (" --embeddings host" if wish.embeddings == "host" else "")
         )
     lines = [
         f"does not fit: {_gib(plan.needed_bytes)} GiB are needed for one conversation of "
