@@ -17,7 +17,7 @@ from mosstalk.errors import BuildError, PoisonedError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.models.voices import Voice, list_voices
+from mosstalk.models.voices import Voice, any_voice, list_voices
 from mosstalk.reply_options import Limits, SamplingOptions
 from mosstalk.synthesis.weights import random_rows, random_voice
 from mosstalk.verify.compare import LOW_PRECISION, Check, Comparer
@@ -124,7 +124,7 @@ def a_voice(codec: Codec) -> Voice:
     names = list_voices(codec.folder / "voices")
     if not names:
         return random_voice(codec, _VOICE_S)
-    return codec.voice("default" if "default" in names else names[0])
+    return codec.voice(any_voice(names))
 
 
 @torch.inference_mode()

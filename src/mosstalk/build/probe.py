@@ -17,6 +17,7 @@ from typing import Any  # noqa: E402
 
 def main() -> None:
     """Start as ``mosstalk serve`` does, ask once, and say what it took."""
+    from mosstalk.models.voices import any_voice, list_voices
     from mosstalk.prepared.default_models import BuiltEngine
     from mosstalk.prepared.machine import Peaks
     from mosstalk.prepared.start import kernels_in
@@ -25,9 +26,11 @@ def main() -> None:
     from mosstalk.server.loading import load
 
     folder, device = Path(sys.argv[1]), sys.argv[2]
-    cache = BuiltEngine.read(folder).cache
+    engine = BuiltEngine.read(folder)
+    cache = engine.cache
     before, marks = kernels_in(cache).count, [("imports", time.perf_counter())]
-    options = WorkerOptions(model=folder, device=device, detector=BY_HAND)
+    voice = any_voice(list_voices(engine.codec / "voices"))
+    options = WorkerOptions(model=folder, device=device, detector=BY_HAND, voice=voice)
     peaks = Peaks(pick_device(device))
     loaded = load(as_built(options, None, None, 1), lambda *_: None)
     marks.append(("weights", time.perf_counter()))
@@ -55,6 +58,7 @@ async def _first_audio(host: Any, marks: list[tuple[str, float]]) -> float:
         kind = host.engine.core.model.config.weights_kind
         settings = SessionSettings(
             turn_detection=None,
+            voice=host.options.voice,
             limits=ReplyLimits(longest_s=2.0),
             script="speech:25" if kind == "synthetic" else None,
         )

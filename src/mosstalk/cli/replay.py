@@ -64,6 +64,7 @@ class Replay(WritesDocument):
                 self.dtype,
                 sessions=1,
                 detector="auto" if worker["detector"] else BY_HAND,
+                voice=recorded.settings.voice,
             )
             with loading() as (_, tell):
                 loaded = load(options, tell)

@@ -303,6 +303,7 @@ class Serve:
             detector=self.vad,
             ear_processes=self.ear_processes,
             voices={voice.stem: voice.resolve()} if voice.is_file() else {},
+            voice=voice.stem if voice.is_file() else self.voice,
             log=log,
             batch_invariant=self.batch_invariant,
         )

@@ -19,6 +19,7 @@ from mosstalk.diagnostics.report import SCRIPT, Wanted
 from mosstalk.errors import ConfigError, MosstalkError
 from mosstalk.files import write_document
 from mosstalk.models.quantization import Quantization, precision_of
+from mosstalk.models.voices import any_voice, list_voices
 from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.prepared.default_models import chosen_model
 from mosstalk.reply_options import Script
@@ -181,7 +182,7 @@ def _turn(folders: tuple[Path, Path], device: torch.device, dtype: torch.dtype) 
     asked = {"script": f"{SCRIPT}: mode changes and length forced"}
     try:
         pipeline = Pipeline.load(*folders, device=device, dtype=dtype)
-        chat = pipeline.chat()
+        chat = pipeline.chat(voice=any_voice(list_voices(pipeline.codec.folder / "voices")))
         chat.read(QUESTION)
         answer = chat.answer(script=Script.parse(SCRIPT))
         hops = sum(1 for _ in answer)

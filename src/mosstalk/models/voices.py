@@ -177,6 +177,8 @@ def _foreign(model: Path, size: int, reason: str) -> CheckpointError:
 
 
 SUFFIX = ".safetensors"
+NO_VOICE = "none, make one with mosstalk voice create"
+"""In place of the names of a codec's voices, where it has none as published."""
 CODEC_KEY = "codec"
 """Key of a voice's info under which the fingerprint of its codec stands."""
 _FORMAT = "mosstalk-voice-1"
@@ -284,10 +286,17 @@ def find_voice(name: str, folder: Path) -> Path:
     known = list_voices(folder)
     if name in known:
         return folder / f"{name}{SUFFIX}"
-    there = ", ".join(known) or "none"
+    there = ", ".join(known) or NO_VOICE
     raise VoiceError(f"unknown voice {name!r}; {folder} has: {there}. Or give a voice file's path")
 
 
 def list_voices(folder: Path) -> list[str]:
     """Names of the voices in a folder, sorted."""
     return sorted(path.stem for path in folder.glob(f"*{SUFFIX}"))
+
+
+def any_voice(names: Sequence[str]) -> str:
+    """For what needs a voice, and not a particular one: ``default`` where it is there or no other
+    is, else the first of ``names``.
+    """
+    return "default" if "default" in names or not names else names[0]

@@ -127,7 +127,8 @@ class WorkerOptions:
     """What a worker loads and how much it may take on.
 
     ``model`` and ``codec`` are as ``chosen_model`` takes them; ``voices`` are files by the name
-    that sessions ask for. ``context_rows`` of one conversation must fit: None are the model's.
+    that sessions ask for, ``voice`` the name of those that ask for none. ``context_rows`` of one
+    conversation must fit: None are the model's.
     ``detector`` is as ``open_detector`` takes it, or ``BY_HAND``. ``ear_processes`` look for speech
     beside the worker; None: on a GPU as many as sessions and processors make worth it, else 0.
     ``embeddings`` is as ``Pipeline.load`` takes it.
@@ -144,6 +145,7 @@ class WorkerOptions:
     detector: str = "auto"
     ear_processes: int | None = None
     voices: Mapping[str, Path] = field(default_factory=dict)
+    voice: str = "default"
     log: LogStyle = field(default_factory=LogStyle)
     batch_invariant: bool = False
     embeddings: str = "device"

@@ -172,6 +172,7 @@ def load(options: WorkerOptions, progress: Progress) -> Loaded:
         engine=engine,
         decoder=DecoderOptions.of(options.sound, device, replies_at_once(options.sessions)),
         voices=options.voices,
+        voice=options.voice,
         ear_processes=_ear_processes(options, device),
     )
     with settings_named(options, model, codec, device):

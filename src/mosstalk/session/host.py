@@ -21,7 +21,7 @@ from mosstalk.errors import (
     VoiceError,
 )
 from mosstalk.models.codec_folder import Codec
-from mosstalk.models.voices import Voice, list_voices
+from mosstalk.models.voices import NO_VOICE, Voice, list_voices
 from mosstalk.offline.defaults import TASKS, Choices
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.plan.crowd import heard_s
@@ -61,9 +61,9 @@ _COME_BACK_S = 5.0
 @dataclass(frozen=True)
 class HostOptions:
     """``sessions`` at once at most; ``voices`` are files outside the codec's folder that may be
-    asked for by name. ``decoder`` says how sound is made; ``in_turn`` lets either that or the
-    engine compute, whoever's work is due first. With ``ear_processes`` so many processes look for
-    speech, else a thread of this one.
+    asked for by name, and ``voice`` is the one to warm up with. ``decoder`` says how sound is made;
+    ``in_turn`` lets either that or the engine compute, whoever's work is due first. With
+    ``ear_processes`` so many processes look for speech, else a thread of this one.
     """
 
     sessions: int = 64
@@ -73,6 +73,7 @@ class HostOptions:
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
     ear_processes: int = 0
     voices: Mapping[str, Path] = field(default_factory=dict)
+    voice: str = "default"
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ class Host:
         """Make one short reply and throw it away, so that the first user waits no longer.
 
         Raises:
+            VoiceError: there is no voice of the name to warm up with.
             EngineStoppedError: no reply could be made; the message says why.
         """
         await self.engine.warm()
@@ -267,6 +269,7 @@ class Host:
             durations=Durations(idle_s=600.0),
             # Whatever the weights would say: there must be first, ordinary and last hops.
             script=_WARM_SCRIPT if on_gpu else None,
+            voice=self.options.voice,
         )
         async with await self.open(settings) as session:
             session.do(CreateText("user", "Good morning."))
@@ -301,7 +304,7 @@ class Host:
         """
         if name not in self._voices:
             if name not in self.voice_names:
-                there = ", ".join(self.voice_names)
+                there = ", ".join(self.voice_names) or NO_VOICE
                 raise VoiceError(f"unknown voice {name!r}; there are: {there}")
             file = str(self.options.voices.get(name, name))
             voice = await asyncio.to_thread(self.pipeline.codec.voice, file)
