@@ -28,7 +28,7 @@ def test_a_sound_machine_exits_0_and_names_the_next_command(mosstalk: Run) -> No
     run = mosstalk("doctor")
 
     assert (run.returncode, run.stderr) == (0, "")
-    assert "Runs here: the main job in float32 on the CPU" in run.stdout
+    assert "Runs here: answering questions with sound, in float32 on the CPU" in run.stdout
     assert run.stdout.splitlines()[-1] == f"Next: {this_command()} chat --text hello"
 
 
@@ -117,7 +117,7 @@ def test_a_broken_package_is_a_finding_and_no_traceback(
     assert finding["detail"] == "cannot load library: wrong ELF class"
     assert lost in finding["without"]
     document = json.loads(run.stdout)
-    assert document["runs"][0] == f"The main job does not run here: {name}"
+    assert document["runs"][0] == f"Cannot answer with sound here: {name}"
     assert document["next_command"].endswith(f"pip install --force-reinstall {package}")
 
 
@@ -131,7 +131,7 @@ def test_everything_that_is_broken_is_in_the_next_command(
 
     document = json.loads(run_with(tmp_path / "soxr.py", cache_folder).stdout)
 
-    assert document["runs"][0] == "The main job does not run here: libsndfile, soxr"
+    assert document["runs"][0] == "Cannot answer with sound here: libsndfile, soxr"
     assert document["next_command"].endswith("--force-reinstall soundfile soxr")
 
 

@@ -18,7 +18,7 @@ class Doctor(WritesDocument):
 
     mosstalk doctor --report report.json --cases tests/goldens/hift
 
-    Exit code 0: the main job, a question answered with sound, runs here.
+    Exit code 0: questions are answered with sound here.
     1: something that it needs is broken. Optional things never change it.
 
     --url looks at a server that runs, here or elsewhere, in place of this

@@ -73,10 +73,10 @@ def examine() -> Diagnosis:
     """Look at everything, and import what the main job needs; takes seconds, raises nothing."""
     findings = _findings()
     broken = [finding for finding in findings if finding.broken]
-    runs = ["Runs here: the main job in float32 on the CPU, the exact reference path (slow)"]
+    runs = ["Runs here: answering questions with sound, in float32 on the CPU (exact and slow)"]
     if broken:
         names = ", ".join(finding.name for finding in broken)
-        runs = [f"The main job does not run here: {names}"]
+        runs = [f"Cannot answer with sound here: {names}"]
     if all(finding.name != "torch" for finding in broken):
         runs += _gpu_lines()
     return Diagnosis(findings, runs, _next_command(broken))
@@ -145,9 +145,7 @@ def _findings() -> list[Finding]:
         _optional(
             "wetext", "numbers in text that is read aloud", "mosstalk-pocket reads no numbers"
         ),
-        _optional(
-            "triton", "fast kernels on a GPU (later)", "plain torch operations are used", "gpu"
-        ),
+        _optional("triton", "fast kernels on a GPU", "plain torch operations are used", "gpu"),
         _optional("onnxruntime", "making voices (x-vector)", no_voices, "voices"),
         _optional("kaldi-native-fbank", "making voices (features)", no_voices, "voices"),
         _optional("fastapi", serve, no_server, "server"),
