@@ -21,7 +21,7 @@ import numpy as np
 from fleet_rig import Fleet, fleet_file, running_fleet
 
 from mosstalk.audio.sound import read_audio
-from mosstalk.bench.serve import QUANTILES, Crowd, Load, Target, measure, quantiles
+from mosstalk.bench.serve import QUANTILES, Bounds, Crowd, Load, Target, measure, quantiles
 from mosstalk.bench.serve_clients import COMPLETED, RATE, Pattern
 from mosstalk.files import write_document
 from mosstalk.session.sound import pcm_of
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def measured(fleet: Fleet, clients: Clients, given: argparse.Namespace) -> int:
-    """The three crowds; the exit code."""
+    """The four crowds; the exit code."""
     sockets = fleet.replica_sockets()
     assert len(sockets) == given.replicas, sockets
     one = clients.crowd(sockets[0], given.each)
@@ -144,8 +144,7 @@ def measured(fleet: Fleet, clients: Clients, given: argparse.Namespace) -> int:
     failed = len(one.failures) + len(all_.failures) + len(quiet.failures)
     if given.json:
         crowds = {"one": one, "all": all_, "before": quiet, "killed": faulty}
-        bounds = Load((1,), Pattern(), 1, 0).bounds
-        values = {name: crowd.as_values(bounds) for name, crowd in crowds.items()}
+        values = {name: crowd.as_values(Bounds()) for name, crowd in crowds.items()}
         write_document(given.json, values | {"equal": times, "beside a fault": beside})
     return int(bool(failed) or times > EQUAL or beside > BESIDE_A_FAULT)
 

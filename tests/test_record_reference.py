@@ -261,9 +261,11 @@ def test_a_model_that_is_not_there_is_one_line(
 
 
 def test_the_tool_imports_nothing_from_the_package() -> None:
-    parts = sorted((ROOT / "tools").glob("reference_*.py"))
-    assert len(parts) > 1
-    for path in (TOOL, *parts):
+    paths = sorted((ROOT / "tools").glob("*.py"))
+    assert TOOL in paths
+    for path in paths:
+        if path.name == "docs_site.py":  # it documents the package
+            continue
         assert not re.search(r"^\s*(import|from) mosstalk", path.read_text(), re.MULTILINE)
 
 

@@ -177,11 +177,11 @@ def _text_of(out: Path, values: dict[str, Any]) -> str:
 
 def _voice_to_name(out: Path) -> str:
     """The option without which a server would look for a voice that is not there."""
-    from mosstalk.models.voices import list_voices
+    from mosstalk.models.voices import any_voice, list_voices
     from mosstalk.prepared.default_models import CODEC
 
-    voices = list_voices(out / CODEC / "voices")
-    return f" --voice {shlex.quote(voices[0])}" if voices and "default" not in voices else ""
+    voice = any_voice(list_voices(out / CODEC / "voices"))
+    return "" if voice == "default" else f" --voice {shlex.quote(voice)}"
 
 
 def _gib(size: int | None) -> str:

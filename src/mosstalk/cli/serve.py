@@ -280,6 +280,12 @@ class Serve:
             log=log,
         )
 
+    @property
+    def _voice_name(self) -> str:
+        """What sessions call the voice: of a file its name without the ending."""
+        voice = Path(self.voice)
+        return voice.stem if voice.is_file() else self.voice
+
     def _worker(self, log: "LogStyle") -> "WorkerOptions":
         from mosstalk.reply_options import SoundRequest
         from mosstalk.server.ipc import WorkerOptions, as_built
@@ -303,7 +309,7 @@ class Serve:
             detector=self.vad,
             ear_processes=self.ear_processes,
             voices={voice.stem: voice.resolve()} if voice.is_file() else {},
-            voice=voice.stem if voice.is_file() else self.voice,
+            voice=self._voice_name,
             log=log,
             batch_invariant=self.batch_invariant,
         )
@@ -314,10 +320,9 @@ class Serve:
         from mosstalk.session.commands import Durations, ReplyLimits, Sampling, SessionSettings
         from mosstalk.vad.turns import TurnDetection
 
-        voice = Path(self.voice)
         return SessionSettings(
             instructions=self.system,
-            voice=voice.stem if voice.is_file() else self.voice,
+            voice=self._voice_name,
             turn_detection=None if self.vad == BY_HAND else TurnDetection(),
             echo_gate=self.echo_gate,
             sampling=Sampling(temperature=self.temperature, seed=self.seed),
