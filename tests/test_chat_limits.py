@@ -225,7 +225,7 @@ def test_the_transcriber_gives_the_words_of_a_model_that_does_not_write_them(
     with serving(*words, cache=cache_folder) as server:
         first = reply(server, spoken="wav")
         assert first.content is None
-        assert "Paris" in first.audio.transcript
+        assert "capital" in first.audio.transcript  # it says more surely what it wrote before
         chunks = streamed(server, spoken="pcm16")
         told = [each.choices[0].delta.audio for each in chunks if each.choices[0].delta.audio]
         assert "".join(each.transcript or "" for each in told) == first.audio.transcript

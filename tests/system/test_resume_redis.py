@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 
 from mosstalk.constants import OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import Reply, Row
-from mosstalk.session.events import KeptItem
+from mosstalk.session.events import ItemStatus, KeptItem
 
 pytestmark = pytest.mark.system
 
@@ -123,9 +123,15 @@ def second_reply(talker: Talker) -> bytes:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_who_comes_to_another_server_hears_what_it_would_have_heard(
-    end: signal.Signals, first: Server, second: Server, records: Path
+    end: signal.Signals, first: Server, second: Server, store: Store, records: Path
 ) -> None:
     sounds, ids = [], []
+    store.client.flushall()
+
+    def is_kept() -> bool:
+        """Whether both answers are kept as they ended: killed before, it would lose the end."""
+        kept = [each.items for each in store.conversations() if len(each.items) == 4]
+        return any(items[-1].item.status is ItemStatus.COMPLETED for items in kept)
 
     async def main() -> None:
         whole = await talk(second, *ASKED)
@@ -133,6 +139,8 @@ def test_who_comes_to_another_server_hears_what_it_would_have_heard(
         ids.append(whole.events[0]["session"]["id"])
         await whole.socket.close()
         talker = await talk(first, *ASKED[:2])
+        if end is signal.SIGKILL:
+            await until(is_kept, "kept")
         first.process.send_signal(end)
         await talker.closed()
         async with back(second, token_of(talker)) as again:
