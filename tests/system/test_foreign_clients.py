@@ -4,15 +4,19 @@ They are installed into a virtual environment of their own, from a package index
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT, require_package
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from server_rig import QUICK, RATE, Server, free_port, serving, silence
 
 from mosstalk.audio.sound import read_audio
@@ -153,6 +157,34 @@ def test_transcribed_by_whisper_their_histories_have_the_words_of_both_sides(
         assert said["errors"] == []
 
 
+INSTALLED = re.compile(r"^    pip install (.+)$", re.M)
+
+
+def packages_of(python: Path, page: str, folder: Path) -> dict[str, str]:
+    """An environment with what the page has installed, and what that brings, but nothing else.
+
+    The other pages' packages would hide that one is missing. Needs Python's ``-S``.
+    """
+    (site,) = python.parents[1].glob("lib/python3*/site-packages")
+    there = {canonicalize_name(each.name): each for each in distributions(path=[str(site)])}
+    wanted = [Requirement(each.strip("'")) for each in INSTALLED.findall(page)[0].split()]
+    seen = set[str]()
+    for each in wanted:  # grows on the way
+        found = there[canonicalize_name(each.name)]
+        assert each.specifier.contains(found.version, prereleases=True), each
+        for extra in sorted(each.extras | {""}):
+            if f"{found.name}[{extra}]" not in seen:
+                seen.add(f"{found.name}[{extra}]")
+                needs = map(Requirement, found.requires or ())
+                wanted += [n for n in needs if not n.marker or n.marker.evaluate({"extra": extra})]
+    for name in {each.partition("[")[0] for each in seen}:
+        for file in there[canonicalize_name(name)].files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                os.link(site / file, folder / file)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
 PAGES = ("openai-python", "agents-python", "livekit", "pipecat")
 PROGRAM = re.compile(
     r"^`(\w+\.py)` .*?^```python\n(.+?)^```(?:.*?^```text\n(.+?)^```)?", re.M | re.S
@@ -170,13 +202,16 @@ def test_the_programs_of_its_page_do_what_the_page_says(
     text = (ROOT / "docs" / "clients" / f"{page}.md").read_text()
     programs = [found for part in text.split("\n## ") for found in PROGRAM.findall(part)]
     assert len(programs) == text.count("```python") > 0, "each block of code is run"
+    packages = packages_of(foreign, text, tmp_path / "packages")
     for name, code, shown in programs:
         assert "localhost:8000" in code
         (tmp_path / name).write_text(code.replace("localhost:8000", server.url.split("/")[-1]))
         server.await_nothing_held()
         before_s = server.metrics()[MADE]
-        command = [str(foreign), name]
-        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TALK_S)
+        ran = subprocess.run(
+            [str(foreign), "-S", name], cwd=tmp_path, env=packages, capture_output=True, text=True,
+            timeout=TALK_S,
+        )  # fmt: skip
         assert ran.returncode == 0, ran.stderr[-3000:]
         assert beginnings(ran.stdout) == beginnings(shown)
         if name not in HEARING:
