@@ -9,10 +9,11 @@ EXTRAS ?=
 OPTIONS ?=
 
 venv := .venv/bin
-# As many processes as cores, so one torch thread in each, unless chosen otherwise.
+# About as many processes as cores, so one torch thread in each, unless chosen otherwise.
 pytest = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(venv)/pytest
-# A file is one process's, in the order that tests/conftest.py gives.
-parallel = -n auto --dist loadfile --no-loadscope-reorder
+# One process more than cores, since tests wait for sound as well. A file is one process's, in the
+# order that tests/conftest.py gives.
+parallel = -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 # What needs nothing but the set-up.
 fast = not (slow or system or alone or bare or faults)
 # pesq is built from source.

@@ -58,8 +58,8 @@ def test_items_that_come_together_are_told_to_the_engine_as_one(
         async with host() as here, await here.open(WRITTEN) as session:
             client = Client(session)
             monkeypatch.setattr(AsyncEngine, "rewrite", counted)
-            client.do(*(CreateText("user", "Hello.", item_id=str(n)) for n in range(100)))
-            client.do(DeleteItem("98"))
+            client.do(*(CreateText("user", "Hello.", item_id=str(n)) for n in range(40)))
+            client.do(DeleteItem("38"))
             await client.wait(ItemDeleted)
             assert len(told) <= 5
             sequence = session._state.conversation._cached.sequence
