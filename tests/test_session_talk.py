@@ -286,6 +286,22 @@ def test_a_response_apart_leaves_the_conversation_as_it_was() -> None:
     run(main())
 
 
+def test_a_response_apart_is_no_turn_whose_first_sound_a_host_counts() -> None:
+    async def main() -> None:
+        settings = replace(BY_HAND, limits=ReplyLimits(longest_s=0.8))
+        async with host() as here, await here.open(settings) as session:
+            client, counted = Client(session), list[bool]()
+            client.do(CreateText("user", "Good morning."))
+            for in_conversation in (False, True):
+                client.do(CreateResponse(in_conversation=in_conversation))
+                done = await client.wait(ResponseDone)
+                assert done.timings.commit_to_first_audio_ms
+                counted.append(here.first_audio_ms is not None)
+            assert counted == [False, True]
+
+    run(main())
+
+
 def test_settings_change_what_comes_after_them() -> None:
     async def main() -> None:
         async with host() as here, await here.open(BY_HAND) as session:

@@ -332,7 +332,8 @@ class ResponseManager:
         state, item, outcome = self._state, response.entry.item, response.outcome
         assert outcome is not None
         timings = response.timings()
-        if timings.commit_to_first_audio_ms is not None:
+        # One apart gets what conversations leave: how long it waits says nothing of their turns.
+        if response.in_conversation and timings.commit_to_first_audio_ms is not None:
             state.host.first_audios_ms.append(timings.commit_to_first_audio_ms)
         own = response.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None
