@@ -8,7 +8,6 @@ uvicorn's would be read without end, whoever listens. Serve counts it until it i
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import socket
@@ -65,10 +64,10 @@ def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
         )
     scaling: dict[str, Any] = {"num_replicas": config.replicas}
     if isinstance(most := config.replicas, Autoscaling):
-        places = math.floor(config.serve["max_sessions"] * most.used) or 1
         bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
         delays = most.model_dump(include={"upscale_delay_s", "downscale_delay_s"})
-        scaling = {"autoscaling_config": bounds | delays | {"target_ongoing_requests": places}}
+        target = {"target_ongoing_requests": config.target_sessions}
+        scaling = {"autoscaling_config": bounds | delays | target}
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
