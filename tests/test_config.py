@@ -102,6 +102,24 @@ def test_codec_configs_round_trip_and_refuse_unknown_keys(
         kind.from_dict(values | {"frobnicate": 1})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"upsample_rates": ["8", 5, 3]}, "upsample_rates must hold whole numbers"),
+        ({"upsample_rates": [8, 0, 3]}, "upsample_rates must hold whole numbers"),
+        ({"upsample_rates": []}, "upsample_rates must hold whole numbers"),
+        ({"resblock_dilation_sizes": [1, 3, 5]}, "resblock_dilation_sizes must hold whole numbers"),
+        ({"resblock_kernel_sizes": [3]}, "one list of resblock_dilation_sizes per"),
+        ({"source_resblock_dilation_sizes": [[1]]}, "one source block per upsampling rate"),
+    ],
+)
+def test_sizes_of_a_vocoder_that_make_no_network_are_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HiftConfig.from_dict(changes)
+
+
 @pytest.mark.parametrize("case", ["flow", "flow-tails", "hift", "hift-unvoiced"])
 def test_written_codec_configs_have_exactly_the_goldens_keys(case: str) -> None:
     config = read_json(GOLDENS / case / "case.json")["config"]
