@@ -214,8 +214,9 @@ class ResponseManager:
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
-        if self._active.pop(response.response_id, None) is None:
-            return  # it was stopped at the moment in which it ended
+        if self._active.get(response.response_id) is not response:
+            return  # it was stopped at the moment in which it ended; another may have its id
+        del self._active[response.response_id]
         with suppress(EngineStoppedError):  # the host tells every session of that
             await response.conversation.end_reply(response.stream)
             if response.conversation is not self._state.conversation:
