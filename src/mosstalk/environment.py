@@ -28,7 +28,7 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "mosstalk"
     except RuntimeError:
         raise OptionError(
-            "this user has no home folder to keep generated files in: set MOSSTALK_CACHE to a folder"
+            "this user has no home folder to keep generated files in: set MOSSTALK_CACHE to one"
         ) from None
 
 

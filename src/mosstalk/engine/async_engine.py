@@ -94,7 +94,10 @@ def _codes(heard_ms: float) -> int:
 
 
 _T = TypeVar("_T")
-_PATIENCE_S, _SOON_S = 0.002, 0.3
+_PATIENCE_S = 0.002
+"""How long the engine waits for its turn before it looks for new jobs."""
+_SOON_S = 0.3
+"""A row that is due within this has ``steps_in_a_row``."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The threads that compute for all sessions of a host: one makes sound, two hear.
+"""The threads that compute for all sessions of a host: codes to sound, sound to codes, and speech.
 
 Many calls are done in one run: those that are due first, or all that came since the last one.
 """
@@ -261,7 +261,7 @@ class Ear:
 
 
 class EncoderWorker:
-    """Threads that hear.
+    """Threads that hear: one makes codes of sound, and one for each of the ears looks for speech.
 
     ``detector`` None: no session can be hands-free. With ``ear_processes`` so many processes look
     for speech, else a thread of this one. ``limit_s``: see ``LiveOptions``.
