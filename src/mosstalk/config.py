@@ -387,7 +387,7 @@ def _exact(cls: type[_C], values: Mapping[str, Any], where: str) -> _C:
             raise ConfigError(f"{where}: {name} must be at least 1, found {found[name]}")
         if kind is tuple and not _is_like(found[name], spec.default):
             raise ConfigError(
-                f"{where}: {name} must hold whole numbers of at least 1, in lists as in "
-                f"{list(spec.default)}, found {_shown(found[name])}"
+                f"{where}: {name} must hold whole numbers of at least 1, nested as in "
+                f"{spec.default}, found {_shown(found[name])}"
             )
     return cls(**found)
