@@ -10,6 +10,7 @@ from conftest import GOLDENS
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.errors import ConfigError
 from mosstalk.files import read_json
+from mosstalk.reporting.sentences import read_sentences
 from mosstalk.synthesis.sizes import PUBLISHED_CODEC, PUBLISHED_MODEL
 
 
@@ -126,6 +127,14 @@ def test_written_codec_configs_have_exactly_the_goldens_keys(case: str) -> None:
     kind = FlowConfig if "flow" in case else HiftConfig
     assert set(kind().to_dict()) == set(config)
     assert json.loads(json.dumps(kind.from_dict(config).to_dict())) == config
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_part_of_a_file(tmp_path: Path) -> None:
+    config, sentences = tmp_path / "config.json", tmp_path / "sentences.txt"
+    config.write_text('{"a": 1}', encoding="utf-8-sig")
+    sentences.write_text("Good morning.\n", encoding="utf-8-sig")
+    assert read_json(config) == {"a": 1}
+    assert read_sentences(sentences) == ("Good morning.",)
 
 
 @pytest.mark.parametrize(("content", "word"), [("[1]", "object"), ("{", "json"), (None, "no such")])
