@@ -441,3 +441,15 @@ def test_an_option_without_a_meaning_is_refused(
 @pytest.mark.slow
 def test_a_process_ends_with_one_line_and_exit_code_2(process: Run, tmp_path: Path) -> None:
     assert "none.wav: no such file" in refusal(process, tmp_path, "--speech", "none.wav")
+
+
+def test_who_has_no_home_is_told_how_to_name_a_folder(
+    here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MOSSTALK_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert "set MOSSTALK_CACHE" in refused(here("chat", *TYPED, *SYNTHETIC))

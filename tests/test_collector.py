@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from mosstalk.runtime.device import lasting_objects_spared
+from mosstalk.runtime.device import gc_frozen
 
 
 class Knot:
@@ -17,7 +17,7 @@ def test_what_is_alive_on_entry_is_not_looked_at_again() -> None:
     gc.collect()  # what other tests left behind does not last
     before = gc.get_freeze_count()
     objects = len(gc.get_objects())
-    with lasting_objects_spared():
+    with gc_frozen():
         assert gc.get_freeze_count() - before > 0.9 * objects
         assert len(gc.get_objects()) < 0.1 * objects
     assert gc.get_freeze_count() == 0
@@ -25,7 +25,7 @@ def test_what_is_alive_on_entry_is_not_looked_at_again() -> None:
 
 
 def test_what_is_made_within_is_freed() -> None:
-    with lasting_objects_spared():
+    with gc_frozen():
         made = weakref.ref(Knot())
         gc.collect()
         assert made() is None
@@ -33,5 +33,5 @@ def test_what_is_made_within_is_freed() -> None:
 
 def test_what_was_garbage_on_entry_is_freed_by_then() -> None:
     gone = weakref.ref(Knot())
-    with lasting_objects_spared():
+    with gc_frozen():
         assert gone() is None

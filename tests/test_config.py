@@ -10,6 +10,7 @@ from conftest import GOLDENS
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.errors import ConfigError
 from mosstalk.files import read_json
+from mosstalk.reporting.sentences import read_sentences
 from mosstalk.synthesis.sizes import PUBLISHED_CODEC, PUBLISHED_MODEL
 
 
@@ -102,12 +103,38 @@ def test_codec_configs_round_trip_and_refuse_unknown_keys(
         kind.from_dict(values | {"frobnicate": 1})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"upsample_rates": ["8", 5, 3]}, "upsample_rates must hold whole numbers"),
+        ({"upsample_rates": [8, 0, 3]}, "upsample_rates must hold whole numbers"),
+        ({"upsample_rates": []}, "upsample_rates must hold whole numbers"),
+        ({"resblock_dilation_sizes": [1, 3, 5]}, "resblock_dilation_sizes must hold whole numbers"),
+        ({"resblock_kernel_sizes": [3]}, "one list of resblock_dilation_sizes per"),
+        ({"source_resblock_dilation_sizes": [[1]]}, "one source block per upsampling rate"),
+    ],
+)
+def test_sizes_of_a_vocoder_that_make_no_network_are_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HiftConfig.from_dict(changes)
+
+
 @pytest.mark.parametrize("case", ["flow", "flow-tails", "hift", "hift-unvoiced"])
 def test_written_codec_configs_have_exactly_the_goldens_keys(case: str) -> None:
     config = read_json(GOLDENS / case / "case.json")["config"]
     kind = FlowConfig if "flow" in case else HiftConfig
     assert set(kind().to_dict()) == set(config)
     assert json.loads(json.dumps(kind.from_dict(config).to_dict())) == config
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_part_of_a_file(tmp_path: Path) -> None:
+    config, sentences = tmp_path / "config.json", tmp_path / "sentences.txt"
+    config.write_text('{"a": 1}', encoding="utf-8-sig")
+    sentences.write_text("Good morning.\n", encoding="utf-8-sig")
+    assert read_json(config) == {"a": 1}
+    assert read_sentences(sentences) == ("Good morning.",)
 
 
 @pytest.mark.parametrize(("content", "word"), [("[1]", "object"), ("{", "json"), (None, "no such")])

@@ -134,6 +134,27 @@ def by_hand(worker: EncoderWorker) -> Listener:
     return Listener(worker, SessionSettings(input_rate=16_000, turn_detection=None))
 
 
+def test_turns_by_hand_follow_one_another_at_a_rate_that_is_resampled(
+    encoder_worker: EncoderWorker,
+) -> None:
+    listener = Listener(encoder_worker, SessionSettings(input_rate=24_000, turn_detection=None))
+    places, sound = list[tuple[int, int]](), np.zeros(12_000, np.float32)
+
+    async def hear() -> None:
+        for number in range(4):
+            async for _ in listener.hear(sound, 24_000, lambda: False):
+                pass
+            if number == 2:  # what is forgotten was heard all the same
+                listener.clear()
+            else:
+                turn = await listener.commit()
+                places.append((turn.start, turn.end))
+
+    asyncio.run(hear())
+    assert places == [(0, 8_000), (8_000, 16_000), (24_000, 32_000)]
+    assert listener.clock == 32_000
+
+
 def hear_all(listener: Listener, clip: torch.Tensor) -> AsyncIterator[TurnUpdate]:
     return listener.hear(clip.numpy(), 16_000, lambda: False)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import Run, refused
 
+from mosstalk.fleet.config import FleetConfig, read_config
+from mosstalk.fleet.launch import _say_ready
+
 WHOLE = """\
 host: 0.0.0.0
 port: 9000
@@ -96,6 +99,26 @@ def test_what_ray_must_be_started_with_can_be_read_by_a_shell(
     shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     # An ingress process that was replaced lives longer than any session.
     assert shell.stdout.splitlines() == ["660", "conn-failure 503"]
+
+
+@pytest.mark.parametrize(("sessions", "target"), [("8", 4), ("'8'", 4), ("1", 1)])
+def test_replicas_are_added_above_the_share_of_their_places_that_is_to_be_used(
+    tmp_path: Path, sessions: str, target: int
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"replicas: {{max: 4, used: 0.5}}\nserve: {{max-sessions: {sessions}}}\n")
+    assert read_config(file).target_sessions == target
+
+
+def test_a_fixed_number_of_replicas_has_no_target() -> None:
+    assert FleetConfig(replicas=3).target_sessions is None
+
+
+def test_addresses_of_a_fleet_can_be_opened_as_they_are_printed() -> None:
+    for host, shown in (("0.0.0.0", "localhost"), ("::1", "[::1]"), ("10.1.2.3", "10.1.2.3")):
+        lines = list[str]()
+        _say_ready(FleetConfig(host=host), lines.append)
+        assert lines[0] == f"ready: http://{shown}:8000"
 
 
 def test_nothing_but_a_fleet_needs_ray() -> None:

@@ -439,13 +439,13 @@ def test_calls_that_can_wait_go_with_the_next_run_and_begin_none_for_a_while() -
         return given
 
     async def main() -> None:
-        soon = BatchWorker[int, int]("test", work, company_s=0.25)
+        soon = BatchWorker[int, int]("test", work, batch_delay_s=0.25)
         assert await soon.put(1) == 1  # nothing was done before: nobody is waited for
         assert list(await asyncio.gather(soon.put(2), soon.put(3))) == [2, 3]
         assert begun_s[1] - begun_s[0] >= 0.25
         await asyncio.to_thread(soon.stop)
 
-        never = BatchWorker[int, int]("test", work, company_s=3600.0)
+        never = BatchWorker[int, int]("test", work, batch_delay_s=3600.0)
         assert await never.put(4) == 4
         waiting = [never.put(5), never.put(6)]
         assert await never.run(lambda: "a job") == "a job"

@@ -56,6 +56,7 @@ from mosstalk.session.events import (
     TurnCommitted,
 )
 from mosstalk.session.host import Host
+from mosstalk.session.response import Response
 
 
 def test_a_spoken_turn_is_answered_as_offline_and_so_is_the_next_one() -> None:
@@ -281,6 +282,45 @@ def test_a_response_apart_leaves_the_conversation_as_it_was() -> None:
                 own = pocket().ids
                 spoken = [audio for text, audio in client.rows if text == own.modality_pad]
                 assert len(spoken) * 1920 == len(client.pcm("own")) // 2 + 1920
+            require_nothing_held(here)
+
+    run(main())
+
+
+def test_a_response_apart_is_no_turn_whose_first_sound_a_host_counts() -> None:
+    async def main() -> None:
+        settings = replace(BY_HAND, limits=ReplyLimits(longest_s=0.8))
+        async with host() as here, await here.open(settings) as session:
+            client, counted = Client(session), list[bool]()
+            client.do(CreateText("user", "Good morning."))
+            for in_conversation in (False, True):
+                client.do(CreateResponse(in_conversation=in_conversation))
+                done = await client.wait(ResponseDone)
+                assert done.timings.commit_to_first_audio_ms
+                counted.append(here.first_audio_ms is not None)
+            assert counted == [False, True]
+
+    run(main())
+
+
+def test_an_id_may_be_used_again_at_the_moment_in_which_its_response_ends() -> None:
+    async def main() -> None:
+        async with host() as here:
+            async with await here.open(WRITTEN) as session:
+                client, manager, post = Client(session), session._responses, session._post
+
+                def ends(response: Response) -> None:
+                    """It has ended, and before the session knows its client has asked again."""
+                    manager._on_end = post
+                    client.do(CancelResponse("again"), CreateResponse("again"))
+                    post(response)
+
+                manager._on_end = ends
+                client.do(CreateText("user", "Good morning."), CreateResponse("again"))
+                done = [await client.wait(ResponseDone) for _ in range(2)]
+                assert [each.status for each in done] == [ResponseStatus.COMPLETED] * 2
+                assert done[0].items[0].item_id != done[1].items[0].item_id
+                assert not session.is_answering
             require_nothing_held(here)
 
     run(main())

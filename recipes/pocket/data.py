@@ -26,6 +26,7 @@ from mosstalk.constants import (
     MEL_FRAMES_PER_CODE,
     OUTPUT_RATE,
     OUTPUT_SAMPLES_PER_CODE,
+    codes_in,
 )
 from recipes.pocket.corpus import Sources, load_sources, texts
 from recipes.pocket.voices import LISTENED, TEACHER, Clip, Programs, speak
@@ -238,7 +239,7 @@ def _joined(pieces: list[NDArray[Any]], device: torch.device) -> Tensor:
 def _read_shard(table: Path, sound: Container[str]) -> _Shard:
     rows = json.loads(table.read_text())
     for row in rows:
-        row["codes"] = codes_of(row["length"])
+        row["codes"] = codes_in(row["length"])
 
     def read(name: str, suffix: str, length: str, per_code: int) -> NDArray[np.int16] | None:
         path = table.with_suffix(suffix)
@@ -273,11 +274,6 @@ def frames_later(hearing: int) -> int:
     return hearing % MEL_FRAMES_PER_CODE
 
 
-def codes_of(samples: int) -> int:
-    """Codes that ``samples`` at 16 kHz become."""
-    return -(-samples // INPUT_SAMPLES_PER_CODE)
-
-
 def frame_labels(phones: Sequence[tuple[str, float]], codes: int) -> NDArray[np.uint8]:
     """The phone at the middle of every 20 ms, silence after the last; 255 without phones."""
     frames = codes * MEL_FRAMES_PER_CODE
@@ -304,7 +300,7 @@ def until_quiet(labels: NDArray[np.uint8], heard: NDArray[np.int16]) -> NDArray[
 
 
 def _labels_of(clip: Clip) -> NDArray[np.uint8]:
-    labels = frame_labels(clip.phones, codes_of(len(clip.heard)))
+    labels = frame_labels(clip.phones, codes_in(len(clip.heard)))
     return until_quiet(labels, clip.heard) if clip.phones else labels
 
 

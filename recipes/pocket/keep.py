@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from mosstalk.constants import MEL_FRAMES_PER_CODE
+from mosstalk.constants import MEL_FRAMES_PER_CODE, codes_in
 from mosstalk.files import write_whole
-from recipes.pocket.data import codes_of, load_recordings
+from recipes.pocket.data import load_recordings
 
 _Array = NDArray[Any]
 _DAMAGES = (lzma.LZMAError, zipfile.BadZipFile, EOFError, LookupError, TypeError, ValueError)
@@ -70,7 +70,7 @@ def unkeep(work: Path, kept: Path) -> dict[str, int]:
         arrays = np.load(io.BytesIO(lzma.decompress(kept.read_bytes())))
         tables: dict[str, str] = json.loads(arrays["tables"].tobytes())
         rows = {name: json.loads(table) for name, table in tables.items()}
-        shards = {name: sum(codes_of(row["length"]) for row in rows[name]) for name in rows}
+        shards = {name: sum(codes_in(row["length"]) for row in rows[name]) for name in rows}
         if not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError("a shard's name leads elsewhere")
         total = sum(shards.values())

@@ -339,9 +339,12 @@ class HiftConfig:
             len(config.upsample_rates),
             len(config.upsample_kernel_sizes),
             len(config.source_resblock_kernel_sizes),
+            len(config.source_resblock_dilation_sizes),
         }
         if len(lengths) != 1:
             raise ConfigError(f"{where}: one kernel and one source block per upsampling rate")
+        if len(config.resblock_kernel_sizes) != len(config.resblock_dilation_sizes):
+            raise ConfigError(f"{where}: one list of resblock_dilation_sizes per resblock kernel")
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -353,6 +356,17 @@ class HiftConfig:
 
 def _tupled(value: Any) -> Any:
     return tuple(map(_tupled, value)) if isinstance(value, list | tuple) else value
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value is made of whole numbers of at least 1, in tuples that nest as its default's.
+
+    How many there are may differ, but for none at all.
+    """
+    if not isinstance(default, tuple):
+        return type(value) is int and value >= 1
+    nested = isinstance(value, tuple) and bool(value)
+    return nested and all(_is_like(each, default[0]) for each in value)
 
 
 _C = TypeVar("_C", FlowConfig, HiftConfig)
@@ -371,4 +385,9 @@ def _exact(cls: type[_C], values: Mapping[str, Any], where: str) -> _C:
         found[name] = reader.get(name, kind, spec.default)
         if kind is int and found[name] < 1:
             raise ConfigError(f"{where}: {name} must be at least 1, found {found[name]}")
+        if kind is tuple and not _is_like(found[name], spec.default):
+            raise ConfigError(
+                f"{where}: {name} must hold whole numbers of at least 1, nested as in "
+                f"{spec.default}, found {_shown(found[name])}"
+            )
     return cls(**found)

@@ -13,12 +13,23 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def cache_folder() -> Path:
-    """Where generated files that can be made again are kept (``MOSSTALK_CACHE``)."""
+    """Where generated files that can be made again are kept (``MOSSTALK_CACHE``).
+
+    Raises:
+        OptionError: nothing says where, and this user has no home, as in some containers.
+    """
     chosen = os.environ.get("MOSSTALK_CACHE")
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mosstalk"
+    if base:
+        return Path(base) / "mosstalk"
+    try:
+        return Path.home() / ".cache" / "mosstalk"
+    except RuntimeError:
+        raise OptionError(
+            "this user has no home folder to keep generated files in: set MOSSTALK_CACHE to one"
+        ) from None
 
 
 def share_the_processor() -> None:

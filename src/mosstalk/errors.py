@@ -1,7 +1,8 @@
 """Typed exceptions for everything others send us.
 
-One place (``cli.main`` today, the server later) turns them into an exit code, an
-HTTP status or a wire event. Each message is one line: what is wrong, then what to do.
+``cli.command`` makes exit codes of them, ``session.events`` makes error events, and the server
+makes HTTP statuses and its protocol's events. Each message is one line: what is wrong, then what to
+do.
 """
 
 

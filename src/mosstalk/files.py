@@ -70,13 +70,13 @@ def open_to_readers(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a json file.
+    """Return the object in a json file, which may begin with a byte order mark.
 
     Raises:
         ConfigError: the file is missing, unreadable, nested too deeply, or holds no json object.
     """
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; is this the right folder?") from None
     except (OSError, UnicodeDecodeError) as error:

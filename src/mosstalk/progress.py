@@ -1,4 +1,4 @@
-"""What is going on, on the terminal: nothing is shown where standard error is none."""
+"""Status lines and progress bars on standard error; nothing is shown where that is no terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much is done and how much there is."""
 
 
-def untold(what: str, done: int, total: int) -> None:
-    """Progress that nobody wants to hear of."""
+def no_progress(what: str, done: int, total: int) -> None:
+    """A ``Progress`` that shows nothing: the default of what can be watched."""
     del what, done, total
 
 

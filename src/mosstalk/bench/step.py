@@ -38,7 +38,7 @@ from mosstalk.reply_options import Limits, SamplingOptions, Script
 from mosstalk.reporting.tables import Table
 from mosstalk.runtime.device import (
     fit_threads,
-    lasting_objects_spared,
+    gc_frozen,
     pick_device,
     pick_dtype,
     synchronize,
@@ -237,7 +237,7 @@ class StepBench:
         if self.record is None and self.quantise:
             self.record = Quantization()
             quantize_in_place(self.model, self.record)
-        with lasting_objects_spared():
+        with gc_frozen():
             ceilings = measure_ceilings(
                 self.model.device, self.model.dtype, fp8=self.record is not None
             )

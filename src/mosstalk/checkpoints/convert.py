@@ -39,7 +39,7 @@ from mosstalk.models.weights import (
     shapes_of,
     shard_name,
 )
-from mosstalk.progress import Progress, progress_bar, untold
+from mosstalk.progress import Progress, no_progress, progress_bar
 
 SHARD_GIB = 2.0
 """Largest shard written; with the tensors being read it bounds the memory conversion takes."""
@@ -61,7 +61,7 @@ def convert(
     source: Path,
     out: Path,
     dtype: torch.dtype,
-    tell: Progress = untold,
+    tell: Progress = no_progress,
     shard_gib: float = SHARD_GIB,
 ) -> Converted:
     """Convert a model folder or a codec folder; see ``convert_model`` and ``convert_codec``."""
@@ -81,7 +81,7 @@ def convert_model(
     source: Path,
     out: Path,
     dtype: torch.dtype,
-    tell: Progress = untold,
+    tell: Progress = no_progress,
     shard_gib: float = SHARD_GIB,
 ) -> Converted:
     """Write the language model in ``dtype`` with q, k, v and gate, up fused.
@@ -177,7 +177,7 @@ def _write_model_config(folder: RestartableFolder, source: Path, dtype: torch.dt
             folder.copy(path.name, path)
 
 
-def convert_codec(source: Path, out: Path, tell: Progress = untold) -> Converted:
+def convert_codec(source: Path, out: Path, tell: Progress = no_progress) -> Converted:
     """Write the codec with every ``.pt`` as safetensors beside configs that say its sizes.
 
     Tensors keep their names, values and precision; everything else is copied, but for

@@ -30,7 +30,7 @@ from mosstalk.models.weights import (
     open_sharded,
     shapes_of,
 )
-from mosstalk.progress import Progress, untold
+from mosstalk.progress import Progress, no_progress
 
 REPORTS_FILE = "rank0.safetensors"
 """What the source reports' converter for TensorRT-LLM wrote."""
@@ -99,7 +99,7 @@ class CheckpointReport:
 
 
 def inspect(
-    folder: Path, *, hashes: bool = True, tell: Progress = untold
+    folder: Path, *, hashes: bool = True, tell: Progress = no_progress
 ) -> list[CheckpointReport]:
     """Look into a model or codec folder, or one that holds both as ``model`` and ``codec``.
 

@@ -43,7 +43,7 @@ from mosstalk.numerics.fp8 import Fp8Weight
 from mosstalk.offline.defaults import read_defaults
 from mosstalk.prepared.default_models import NAMES, chosen_model
 from mosstalk.prepared.machine import machine_facts
-from mosstalk.progress import Progress, untold
+from mosstalk.progress import Progress, no_progress
 from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
 
 SHARD_GIB = 2.0
@@ -85,7 +85,7 @@ class Source:
         found = (path for path in self.folder.iterdir() if path.is_file())
         return sorted(path for path in found if not path.name.startswith("."))
 
-    def hashes(self, tell: Progress = untold) -> dict[str, str]:
+    def hashes(self, tell: Progress = no_progress) -> dict[str, str]:
         """SHA-256 of every file."""
         return {path.name: sha256(path, tell) for path in self.files}
 
@@ -129,7 +129,7 @@ class Writer:
     record: Quantization
     hashes: Mapping[str, str]
     input_scales: Mapping[str, Tensor]
-    tell: Progress = untold
+    tell: Progress = no_progress
     shard_gib: float = SHARD_GIB
 
     def write(self, out: Path) -> Written:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mosstalk.errors import CheckpointError, ConfigError, OutputError
 from mosstalk.files import open_to_readers, read_json
-from mosstalk.progress import Progress, untold
+from mosstalk.progress import Progress, no_progress
 
 INDEX = "model.safetensors.index.json"
 MANIFEST = "mosstalk.json"
@@ -41,7 +41,7 @@ def fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
     return {str(path): [stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()}
 
 
-def sha256(path: Path, tell: Progress = untold) -> str:
+def sha256(path: Path, tell: Progress = no_progress) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     digest, done, total = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:

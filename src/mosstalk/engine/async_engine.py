@@ -94,7 +94,10 @@ def _codes(heard_ms: float) -> int:
 
 
 _T = TypeVar("_T")
-_PATIENCE_S, _SOON_S = 0.002, 0.3
+_PATIENCE_S = 0.002
+"""How long the engine waits for its turn before it looks for new jobs."""
+_SOON_S = 0.3
+"""A row that is due within this has ``steps_in_a_row``."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class AsyncEngine:
         """Done once the thread has ended, whatever ended it."""
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._streams: dict[int, ReplyStream] = {}
-        self._door = threading.Lock()
+        self._open_lock = threading.Lock()
         self._open = False
         self._thread = threading.Thread(target=self._run, name="mosstalk-engine", daemon=True)
 
@@ -280,7 +283,7 @@ class AsyncEngine:
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         job = Job(work)
-        with self._door:
+        with self._open_lock:
             if not self._open:
                 raise _stopped(self.failure)
             self._jobs.put(job)
@@ -341,7 +344,7 @@ class AsyncEngine:
 
     def _shut(self) -> None:
         """Take no more jobs; what was asked before is done, then the thread ends."""
-        with self._door:
+        with self._open_lock:
             self._open = False
             self._jobs.put(None)
 

@@ -44,9 +44,9 @@ Matrix = Tensor | Fp8Matrix
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: ``qkv`` ((H+2G)D, C), ``mixed`` (C, HD), ``gate_up`` (2I, C), gate first,
-    ``down`` (C, I); the gains of its norms before attention and before the MLP (C,), and of a
-    head's query and key (D,).
+    """One decoder layer: ``qkv`` ((H+2G)D, C), ``o_proj`` (C, HD), ``gate_up`` (2I, C), gate first,
+    ``down`` (C, I); the weights of its norms before attention and before the MLP (C,), and of
+    those of a head's query and key (D,).
     """
 
     qkv: Matrix
@@ -68,11 +68,11 @@ class LayerWeights:
         Raises:
             CheckpointError: linear layers of one input are quantised differently.
         """
-        qkv, mixed, gate_up, down = (_matrix(linears) for linears in _by_input(layer))
+        qkv, o_proj, gate_up, down = (_matrix(linears) for linears in _by_input(layer))
         attention = layer.self_attn
         return cls(
             qkv,
-            mixed,
+            o_proj,
             gate_up,
             down,
             layer.input_layernorm.weight.detach(),

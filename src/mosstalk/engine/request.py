@@ -19,8 +19,9 @@ from mosstalk.errors import MosstalkError
 from mosstalk.reply_options import Limits, SamplingOptions, Script, StepRule
 
 _FREE = StepRule()
-_FIRST_SOUND_S = 0.2
-"""When the first sound of a reply is due after it was asked for, unless said otherwise."""
+FIRST_SOUND_S = 0.2
+"""When the first sound of a reply is due after it was asked for, unless said otherwise: before the
+next sound of those that play already."""
 BACKGROUND_S = 3600.0
 """How much later all is due of a reply in the background: what others need goes first."""
 
@@ -98,7 +99,7 @@ class Request:
     @property
     def due_s(self) -> float:
         """The playback deadline that orders work."""
-        first = self.asked_s + _FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
+        first = self.asked_s + FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
         later_s = BACKGROUND_S if self.background else 0.0
         return first + later_s + len(self.reply.rows) * CODE_MS / 1000
 
@@ -158,7 +159,7 @@ class Request:
         return bool(rows) and (rows[-1][0] in self.ids.stop or len(rows) >= self.most_rows)
 
     def add(self, row: Row) -> None:
-        """Append a drawn row; a put-off audio token stands as ``audio_pad`` until it is made up."""
+        """Append a drawn row; a put-off audio token stands as ``audio_pad`` until then."""
         self.reply.rows.append(row)
         self.reply.modes.append(self.mode)
         self.sequence.rows.append(row)

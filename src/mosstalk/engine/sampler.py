@@ -147,7 +147,7 @@ class DrawInputs:
 
 
 def draw_values(draws: list[Draw], channel: int) -> dict[str, NDArray[Any]]:
-    """What each draw is made by, (R,) by name; which tokens it must not draw is told apart."""
+    """What each draw is made by, (R,) by name, but for the tokens that it must not draw."""
     options = [draw.request.options for draw in draws]
     whole = {
         "slots": [draw.request.slot for draw in draws],

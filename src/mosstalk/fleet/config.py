@@ -134,6 +134,13 @@ class FleetConfig(_Strict):
         """The environment variables that Ray must be started with for this fleet."""
         return SETTINGS | {HARD_STOP: str(int(self._command.max_session_s) + _STOP_S)}
 
+    @property
+    def target_sessions(self) -> int | None:
+        """Sessions a replica, above which another one is added; None: their number is fixed."""
+        if not isinstance(self.replicas, Autoscaling):
+            return None
+        return max(1, int((self._command.max_sessions or 0) * self.replicas.used))
+
     def within(self, folder: Path) -> Self:
         """With the folder that paths are relative to."""
         self._folder = folder.absolute()
@@ -216,11 +223,11 @@ def read_config(path: Path) -> FleetConfig:
     try:
         config = FleetConfig.model_validate(given).within(path.parent)
     except ValidationError as error:
-        raise _told(error, path, node, FleetConfig.model_fields) from None
+        raise _first_fault(error, path, node, FleetConfig.model_fields) from None
     try:
         serve_command(config.serve)
     except ValidationError as error:
-        raise _told(error, path, node, (), ("serve",)) from None
+        raise _first_fault(error, path, node, (), ("serve",)) from None
     return config
 
 
@@ -241,7 +248,7 @@ def _check_names(options: Mapping[Any, Any], path: Path, node: yaml.Node) -> Non
             )
 
 
-def _told(
+def _first_fault(
     error: ValidationError,
     path: Path,
     node: yaml.Node,

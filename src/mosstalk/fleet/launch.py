@@ -56,12 +56,12 @@ def launch(read: Callable[[], FleetConfig], say: Callable[[str], None]) -> int:
     """
     config = read()
     set_unless_set(config.settings)
-    with _own_ray(config) if config.ray is None else _ray(address=config.ray), _signals() as told:
-        return _serve(_Launch(read, say, told, config))
+    with _own_ray(config) if config.ray is None else _ray(address=config.ray), _signals() as asked:
+        return _serve(_Launch(read, say, asked, config))
 
 
 @dataclass
-class _Told:
+class _Asked:
     """What signals have asked for."""
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -136,22 +136,22 @@ def _below(pid: int) -> Iterator[int]:
 
 
 @contextmanager
-def _signals() -> Iterator[_Told]:
+def _signals() -> Iterator[_Asked]:
     """``stop`` is set at the first signal; the second one ends the process, whatever it does."""
-    told = _Told()
+    asked = _Asked()
 
     def stop(number: int, _: Any) -> None:
-        if told.stop.is_set():
+        if asked.stop.is_set():
             raise SystemExit(128 + number)
-        told.stop.set()
+        asked.stop.set()
 
     def upgrade(*_: Any) -> None:
-        told.upgrade.set()
+        asked.upgrade.set()
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, upgrade)
     try:
-        yield told
+        yield asked
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -171,11 +171,19 @@ def _ray(**more: Any) -> Iterator[None]:
 
 @dataclass
 class _Launch:
-    """A fleet that runs as ``config`` says: its file, who is told of it, and what it is told."""
+    """A fleet that runs as ``config`` says.
+
+    Attributes:
+        read: gives the fleet as its file describes it now.
+        say: prints a line.
+        asked: what signals have asked for.
+        config: what was deployed last.
+        secret: makes ephemeral keys, the same in all replicas.
+    """
 
     read: Callable[[], FleetConfig]
     say: Callable[[str], None]
-    told: _Told
+    asked: _Asked
     config: FleetConfig
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -237,13 +245,13 @@ def _watch(launched: _Launch) -> int:
 
     from mosstalk.fleet.replica import NAME
 
-    said, was_ready, upgrading, told = "", False, False, launched.told
-    while not told.stop.wait(_LOOK_S):
+    said, was_ready, upgrading, asked = "", False, False, launched.asked
+    while not asked.stop.wait(_LOOK_S):
         if not _has_head():
             launched.say("Ray has failed: its head has ended; start the fleet again")
             return _FAILED
-        if was_ready and told.upgrade.is_set():
-            told.upgrade.clear()
+        if was_ready and asked.upgrade.is_set():
+            asked.upgrade.clear()
             upgrading = launched.upgrade()
         application = serve.status().applications[NAME]
         failed = application.status in ("DEPLOY_FAILED", "UNHEALTHY")
@@ -298,13 +306,14 @@ def _line(application: "ApplicationStatusOverview", *, failed: bool) -> str:
     parts = [f"{number} {state}" for state, number in sorted(counts.items()) if number]
     line = f"replicas: {', '.join(parts) or 'none yet'}"
     if failed:
-        told = (each.message.strip() for each in (*deployments, application))
-        line += f"; {next(filter(None, told), 'Ray does not say why').splitlines()[-1]}"
+        messages = (each.message.strip() for each in (*deployments, application))
+        line += f"; {next(filter(None, messages), 'Ray does not say why').splitlines()[-1]}"
     return line
 
 
 def _say_ready(config: FleetConfig, say: Callable[[str], None]) -> None:
     host = "localhost" if config.host in ("0.0.0.0", "127.0.0.1", "::") else config.host
+    host = f"[{host}]" if ":" in host else host
     say(f"ready: http://{host}:{config.port}")
     say(f"talk in a browser   http://{host}:{config.port}/")
     say(f"Realtime clients    ws://{host}:{config.port}/v1/realtime")

@@ -8,7 +8,6 @@ uvicorn's would be read without end, whoever listens. Serve counts it until it i
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import socket
@@ -35,21 +34,21 @@ from mosstalk.server.websocket import note_of, take_over
 _LOG = logging.getLogger("mosstalk.fleet")
 NAME = "mosstalk"
 """The application and its one deployment."""
-_RAYS_OWN = "/-/"
+_RAY_PATHS = "/-/"
 """Where the paths of Ray Serve itself are: health of the ingress and its routes."""
-_HEALTH = f"{_RAYS_OWN}healthz"
+_HEALTH = f"{_RAY_PATHS}healthz"
 _DRAINING = b"DRAINING"
 """What Serve answers there once this replica is to end."""
 _LOOK_S = 1.0
 _UNBOUNDED = 100_000
 """Requests that Serve lets through to a replica at a time: who is refused the server says."""
-_CARRIED = "mosstalk.carried"
-"""The extension of a scope that holds a ``_Carried``."""
+_PENDING = "mosstalk.pending"
+"""The extension of a scope that holds a ``_PendingWebSocket``."""
 _HEALTH_EVERY_S, _HEALTH_MOST_S = 1.0, 5.0
 """How often Serve asks a replica, and how long it waits: one that fails three times is ended."""
 _ENDING_S = 15.0
 """What a replica may take to end beside its replies."""
-_NONE = Refusal(503, "loading", "no replica of this fleet is there yet", 5.0)
+_NO_REPLICA = Refusal(503, "loading", "no replica of this fleet is there yet", 5.0)
 
 
 def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
@@ -65,10 +64,10 @@ def application(config: FleetConfig, secret: bytes = b"") -> serve.Application:
         )
     scaling: dict[str, Any] = {"num_replicas": config.replicas}
     if isinstance(most := config.replicas, Autoscaling):
-        places = math.floor(config.serve["max_sessions"] * most.used) or 1
         bounds = {"min_replicas": most.min, "initial_replicas": most.min, "max_replicas": most.max}
         delays = most.model_dump(include={"upscale_delay_s", "downscale_delay_s"})
-        scaling = {"autoscaling_config": bounds | delays | {"target_ongoing_requests": places}}
+        target = {"target_ongoing_requests": config.target_sessions}
+        scaling = {"autoscaling_config": bounds | delays | target}
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
@@ -128,7 +127,7 @@ class Replica:
             elif scope["type"] == "http":
                 await app(scope, receive, send)
             else:
-                await self._talk(scope["extensions"][_CARRIED])
+                await self._talk(scope["extensions"][_PENDING])
 
         return answer
 
@@ -153,13 +152,13 @@ class Replica:
             context.recorder.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _talk(self, carried: "_Carried") -> None:
+    async def _talk(self, pending: "_PendingWebSocket") -> None:
         """One client's connection, to its end."""
-        connection, request = carried.take()
+        connection, request = pending.take()
         bound_kernel(connection)
         note = note_of(0, request)
-        await take_over(connection, note, self._server, lambda _: carried.over.set())
-        await carried.over.wait()
+        await take_over(connection, note, self._server, lambda _: pending.over.set())
+        await pending.over.wait()
 
     async def _drain_when_told(self) -> None:
         """Send everybody away, after the replies that are being made, once Serve ends this replica.
@@ -173,7 +172,7 @@ class Replica:
         await self._context.drain(self._options.drain_s)
 
 
-class _Carried:
+class _PendingWebSocket:
     """A WebSocket as uvicorn has it, before its handshake is answered."""
 
     def __init__(self, protocol: Any, scope: Scope) -> None:
@@ -210,10 +209,10 @@ _inner: ASGIApp | None = None
 
 def middlewares() -> list[Middleware]:
     """What Ray Serve puts around its application; it asks for them by the setting's name."""
-    return [Middleware(_Door)]
+    return [Middleware(_ReplicaMiddleware)]
 
 
-class _Door:
+class _ReplicaMiddleware:
     """Leaves each WebSocket in reach of the replica, and refuses who comes by another way.
 
     HAProxy falls back to Serve's own proxy where there is no replica. That would have the client
@@ -225,16 +224,16 @@ class _Door:
         self._app = _inner = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"].startswith(_RAYS_OWN):
+        if scope["type"] == "lifespan" or scope["path"].startswith(_RAY_PATHS):
             await self._app(scope, receive, send)
         elif not _is_replica():
             await _refuse(scope, receive, send)
         elif scope["type"] == "http":
             await self._app(scope, receive, send)
         else:
-            carried = _Carried(cast(Any, receive).__self__, scope)
-            scope.setdefault("extensions", {})[_CARRIED] = carried
-            await self._app(scope, partial(_until_over, carried), send)
+            pending = _PendingWebSocket(cast(Any, receive).__self__, scope)
+            scope.setdefault("extensions", {})[_PENDING] = pending
+            await self._app(scope, partial(_until_over, pending), send)
 
 
 def _is_replica() -> bool:
@@ -244,17 +243,17 @@ def _is_replica() -> bool:
         return False
 
 
-async def _until_over(carried: _Carried) -> Message:
+async def _until_over(pending: _PendingWebSocket) -> Message:
     """In place of uvicorn's ``receive``, which would tell Serve that the client has gone."""
-    await carried.over.wait()
+    await pending.over.wait()
     return {"type": "websocket.disconnect", "code": 1005}
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        await _NONE.answer()(scope, receive, send)
+        await _NO_REPLICA.answer()(scope, receive, send)
         return
-    answer = _NONE.answer()
+    answer = _NO_REPLICA.answer()
     start = {"type": "websocket.http.response.start", "status": answer.status_code}
     await send(start | {"headers": answer.raw_headers})
     await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})

@@ -359,7 +359,7 @@ class Answer:
                 yield step
 
     def _heard(self, sound: Tensor) -> Samples:
-        self.timings.heard()
+        self.timings.note_first_audio()
         samples: Samples = sound.cpu().numpy().astype(np.float32, copy=False)
         self.samples += len(samples)
         return samples

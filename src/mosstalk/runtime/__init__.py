@@ -1,1 +1,1 @@
-"""What fast paths stand on: devices, graphs, host buffers, clocks, and the lock by deadline."""
+"""Below engine and codec: devices, CUDA graphs, pinned host buffers, timing, the deadline lock."""

@@ -129,7 +129,7 @@ class _Clock:
     """Spans on their way, and events to use again."""
 
     def __init__(self) -> None:
-        self.runs = False
+        self.on = False
         self._lock = threading.Lock()
         self._waiting: deque[_Span] = deque()
         self._free: list[torch.cuda.Event] = []
@@ -166,7 +166,7 @@ _clock = _Clock()
 
 def count_card_time(*, on: bool = True) -> None:
     """Whether parts' time on a card is counted from now on; it is not unless somebody asks."""
-    _clock.runs = on
+    _clock.on = on
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def on_card(work: Work | BusyPart, device: "torch.device") -> Iterator[None]:
 
     A ``work`` that is given may change its part until it is counted. On a CPU nothing is done.
     """
-    if not _clock.runs or device.type != "cuda":
+    if not _clock.on or device.type != "cuda":
         yield
         return
     import torch

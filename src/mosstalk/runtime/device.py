@@ -1,8 +1,4 @@
-"""A device and a precision, float32 that means float32, and a process that is not held up.
-
-Threads of a small model, streams, and Python's garbage collector kept from looking again and again
-at what will not be freed.
-"""
+"""Choice of device and dtype, torch's threads and streams, and the garbage collector's freeze."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
@@ -81,8 +77,8 @@ def synchronize(device: torch.device) -> None:
 
 
 @contextmanager
-def lasting_objects_spared() -> Iterator[None]:
-    """Within, collections leave out what is alive on entry, after a last one of everything.
+def gc_frozen() -> Iterator[None]:
+    """Within, the garbage collector leaves out what is alive on entry, after a last full run.
 
     A process with torch and a model holds hundreds of thousands of objects. Looking at all of
     them takes longer than a listener has sound in hand, and stops every thread. What is made

@@ -179,15 +179,15 @@ class BatchWorker(Generic[_A, _B]):
         most: int = sys.maxsize,
         deadline_lock: DeadlineLock | None = None,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
-        company_s: float = 0.0,
+        batch_delay_s: float = 0.0,
     ) -> None:
         """``within`` makes a context for each run and each job, such as a stream of a GPU.
 
-        Calls without a ``due_s`` wait for company: they begin a run ``company_s`` after the one
-        before it at the earliest, but go with any run.
+        Calls without a ``due_s`` wait for others to share a run with: they begin one
+        ``batch_delay_s`` after the run before it at the earliest, but go with any run.
         """
         self._work, self._most, self._deadline_lock = work, most, deadline_lock
-        self._within, self._company_s, self._begun_s = within, company_s, -math.inf
+        self._within, self._batch_delay_s, self._begun_s = within, batch_delay_s, -math.inf
         self._calls = list[_Call]()
         """A heap, guarded by ``_changed`` as ``_jobs`` and ``_stopped`` are."""
         self._jobs = deque[tuple[Job[Any], bool]]()
@@ -208,7 +208,7 @@ class BatchWorker(Generic[_A, _B]):
         return await self.put(given, due_s)
 
     def put(self, given: _A, due_s: float | None = None) -> "asyncio.Future[_B]":
-        """``do`` without waiting for it; no ``due_s``: it can wait for company.
+        """``do`` without waiting for it; no ``due_s``: it can wait for others.
 
         Raises:
             EngineStoppedError: the thread has been stopped.
@@ -287,12 +287,12 @@ class BatchWorker(Generic[_A, _B]):
             del job  # it may hold much, and the next one may be long in coming
 
     def _left_s(self) -> float:
-        """For how long the calls in line wait for company; infinity: there are none."""
+        """For how long the calls in line wait for others; infinity: there are none."""
         if not self._calls:
             return math.inf
         if self._calls[0].due_s < math.inf:
             return 0.0
-        return self._begun_s + self._company_s - time.monotonic()
+        return self._begun_s + self._batch_delay_s - time.monotonic()
 
     def _due_s(self) -> float:
         """When what is next is due by now."""

@@ -52,8 +52,8 @@ class TurnTimings:
         if self.committed_s is None:
             self.committed_s = time.perf_counter()
 
-    def heard(self) -> None:
-        """Note the first audio of the answer."""
+    def note_first_audio(self) -> None:
+        """The answer has sound: the first call after ``commit`` sets ``first_audio_ms``."""
         if self.first_audio_ms is None and self.committed_s is not None:
             self.first_audio_ms = 1000 * (time.perf_counter() - self.committed_s)
 

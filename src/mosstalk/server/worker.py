@@ -12,7 +12,7 @@ from mosstalk.conversation import Conversation
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.runtime.busy import Busy, BusyPart, count_card_time, settle_card_time, spend, taken
-from mosstalk.runtime.device import lasting_objects_spared
+from mosstalk.runtime.device import gc_frozen
 from mosstalk.runtime.graphs import CAPTURES, expect_no_more
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel, loop_factory, resident_bytes, trim_memory_forever
@@ -226,7 +226,7 @@ class Worker:
         _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
         self._ready = loaded.info(time.monotonic() - begun_s)
         await self._tell_all(self._ready)
-        with lasting_objects_spared():
+        with gc_frozen():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
         failure = host.engine.failure
         _LOG.error("the engine has ended", exc_info=failure)

@@ -136,9 +136,10 @@ class SessionSettings:
     ``create_response`` answers each turn at its end and ``interrupt_response`` lets speech end
     the reply that is being made or played. ``task`` is what replies are for, one of
     ``offline.defaults.TASKS``: the checkpoint's choices and prompt for it hold where nothing else
-    was chosen. It stays as it is for the whole session. ``echo_gate`` tells the assistant's own
-    voice, come back through the microphone, from the user's. Off for headsets, telephones and
-    clients that cancel echo themselves: where none comes back the gate can only be wrong.
+    was chosen. Whether replies are written before they are spoken follows from the task that a
+    session begins with. ``echo_gate`` tells the assistant's own voice, come back through the
+    microphone, from the user's. Off for headsets, telephones and clients that cancel echo
+    themselves: where none comes back the gate can only be wrong.
     ``script`` forces a reply's modes and length, for random weights, which never end one.
     """
 

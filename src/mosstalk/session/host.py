@@ -49,7 +49,7 @@ _WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
 """The first reply on a GPU."""
 _STEPS_IN_A_ROW = 3
 """On a GPU, where a run of hops takes as long as several steps. With a run between any two steps
-whoever waits for a first sound waits for a run a row."""
+a reply would wait for one run for each row that its first sound needs."""
 _MOST_BESIDE_GPU = 16
 """Replies being made beside which one more is begun before its turn has ended; on a CPU none."""
 _RECENT_TURNS = 64

@@ -168,7 +168,7 @@ class Listener:
             self._finder.forget_speech(found.end)
             return found
         turn = self.turn or self._open(self._position)
-        turn.take(self._resampler.flush())
+        turn.take(self._held_back())
         if turn.samples < _SHORTEST_SAMPLES:
             raise SessionError(
                 ErrorCode.COMMIT_EMPTY,
@@ -183,7 +183,7 @@ class Listener:
         if self._finder:
             self._finder.forget_speech(self._position)
         else:
-            self._resampler.flush()
+            self._held_back()
 
     def close(self) -> None:
         """Hear nothing more."""
@@ -225,6 +225,12 @@ class Listener:
             found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
             ear = self._worker.open_ear(gated=settings.echo_gate)
             self._finder = _SpeechFinder(found, ear, self._position)
+
+    def _held_back(self) -> Samples:
+        """What resampling held back, (n,): it counts as heard from now on."""
+        samples = self._resampler.flush()
+        self._position += len(samples)
+        return samples
 
     def _drop_turn(self) -> None:
         for run in (self.turn.encoding, self.turn.foreseen) if self.turn else ():

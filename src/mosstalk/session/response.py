@@ -12,6 +12,7 @@ from mosstalk.constants import CODE_MS, OUTPUT_RATE, OUTPUT_SAMPLES_PER_CODE
 from mosstalk.conversation import FinishReason, Mode, Row
 from mosstalk.engine.async_engine import ReplyStream
 from mosstalk.engine.engine_core import ReplyParams
+from mosstalk.engine.request import FIRST_SOUND_S
 from mosstalk.errors import MosstalkError
 from mosstalk.models.text_tokenizer import TextTokenizer
 from mosstalk.models.voices import Voice
@@ -22,8 +23,6 @@ from mosstalk.session.history import EngineConversation, Entry, History
 from mosstalk.session.sound import pcm_of
 
 _LOG = getLogger(__name__)
-_FIRST_SOUND_S = 0.2
-"""When a reply's first sound is due: before the next sound of those that play already."""
 LONGEST_PERIOD = 8
 """Codes in the longest cycle that a ``RepetitionDetector`` looks for: 640 ms."""
 _MOST_HELD = 8
@@ -337,7 +336,7 @@ class Response:
     def _due_s(self) -> float:
         """When whoever listens runs dry."""
         played_s = self.sent_samples / OUTPUT_RATE
-        begun_s = self.committed_s + _FIRST_SOUND_S if self._first_s is None else self._first_s
+        begun_s = self.committed_s + FIRST_SOUND_S if self._first_s is None else self._first_s
         return begun_s + played_s
 
     def _send_text(self, text: str) -> None:

@@ -214,8 +214,9 @@ class ResponseManager:
 
     async def finish(self, response: Response) -> None:
         """Make an item of a response that has ended, and go on without it."""
-        if self._active.pop(response.response_id, None) is None:
-            return  # it was stopped at the moment in which it ended
+        if self._active.get(response.response_id) is not response:
+            return  # it was stopped at the moment in which it ended; another may have its id
+        del self._active[response.response_id]
         with suppress(EngineStoppedError):  # the host tells every session of that
             await response.conversation.end_reply(response.stream)
             if response.conversation is not self._state.conversation:
@@ -332,7 +333,8 @@ class ResponseManager:
         state, item, outcome = self._state, response.entry.item, response.outcome
         assert outcome is not None
         timings = response.timings()
-        if timings.commit_to_first_audio_ms is not None:
+        # One apart gets what conversations leave: how long it waits says nothing of their turns.
+        if response.in_conversation and timings.commit_to_first_audio_ms is not None:
             state.host.first_audios_ms.append(timings.commit_to_first_audio_ms)
         own = response.in_conversation and response.entry in state.history
         before = state.history.before(response.entry) if own else None

@@ -56,8 +56,8 @@ class Timeouts:
     """How long a session has lasted, and since when nothing has happened in it.
 
     Both in seconds on two clocks, of which the one that is further counts. ``heard_s`` counts the
-    samples that came in, so that time stands still for nobody who sends them faster than they
-    are; ``wall_s`` goes on for those who send none.
+    samples that came in, for who sends an hour of sound in a minute; ``wall_s`` goes on for who
+    sends none.
     """
 
     durations: Durations

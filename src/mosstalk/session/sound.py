@@ -14,7 +14,8 @@ from mosstalk.session.events import ErrorCode
 
 _FULL_SCALE = 32768.0
 _QUALITY = "HQ"
-"""At 24 kHz it holds sound back for 37 ms at most, where "VHQ" does so for 76."""
+"""At 24 kHz it holds sound back for 37 ms at most, where "VHQ" does so for 76. At 8 kHz it does for
+115 ms, as "VHQ" would, and "LQ" for 61."""
 LONGEST_STALL_S = 3.5
 """A microphone may fall silent for so long and send what it recorded in a burst. Whoever is
 silent for longer has recorded nothing meanwhile."""

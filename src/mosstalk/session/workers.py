@@ -1,4 +1,4 @@
-"""The threads that compute for all sessions of a host: one makes sound, two hear.
+"""The threads that compute for all sessions of a host: codes to sound, sound to codes, and speech.
 
 Many calls are done in one run: those that are due first, or all that came since the last one.
 """
@@ -230,7 +230,7 @@ class DecoderWorker:
 
 _MOST_ENCODE_WAIT_S = 2.0
 """Who finds no memory for sound waits so long for others' turns to end."""
-_COMPANY_S = 0.1
+_BATCH_DELAY_S = 0.1
 """On a GPU sound of turns that go on waits so long after a run for that of others: a run of many
 streams takes hardly longer than one of a single stream."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
@@ -261,7 +261,7 @@ class Ear:
 
 
 class EncoderWorker:
-    """Threads that hear.
+    """Threads that hear: one makes codes of sound, and one for each of the ears looks for speech.
 
     ``detector`` None: no session can be hands-free. With ``ear_processes`` so many processes look
     for speech, else a thread of this one. ``limit_s``: see ``LiveOptions``.
@@ -279,9 +279,9 @@ class EncoderWorker:
         self._ended = asyncio.Event()
         """Set, and another taken, whenever a turn ends and gives back what it held."""
         stream = own_stream(self._tokenizer.device)
-        company_s = _COMPANY_S if self._tokenizer.on_gpu else 0.0
+        batch_delay_s = _BATCH_DELAY_S if self._tokenizer.on_gpu else 0.0
         self._codes = BatchWorker(
-            "mosstalk-codes", self._encode, within=stream, company_s=company_s
+            "mosstalk-codes", self._encode, within=stream, batch_delay_s=batch_delay_s
         )
         self.ears: list[Ears] = []
         """Those that hear, each asked by a thread of its own."""

@@ -36,7 +36,7 @@ from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
 from mosstalk.models.voices import CODEC_KEY, X_VECTOR_FILE, Voice, save_voice
 from mosstalk.models.weights import in_shards, shapes_of, shard_name
-from mosstalk.progress import Progress, progress_bar, untold
+from mosstalk.progress import Progress, no_progress, progress_bar
 from mosstalk.runtime.device import pick_dtype
 from mosstalk.synthesis.sizes import Sizes, parse_sizes
 from mosstalk.synthesis.small_parts import copy_tokenizer, write_tokenizer, write_x_vector_model
@@ -65,7 +65,7 @@ class Synthesis:
     seed: int = 0
     dtype: torch.dtype = torch.bfloat16
     tokenizer: Path | None = None
-    tell: Progress = field(default=untold, compare=False)
+    tell: Progress = field(default=no_progress, compare=False)
     device: torch.device = _CPU
 
 

@@ -278,7 +278,7 @@ class WebRtcState:
     """What is known of one stream: the library's own object, and what follows the last frame.
 
     The object cannot be copied, so a state that was pushed to is used up. ``noise_db`` is the
-    level of the noise below full scale, None before the first frame.
+    noise's level in dB of full scale, at most 0; None before the first frame.
     """
 
     inside: Any

@@ -1,6 +1,7 @@
-"""Ears: speech found in many streams, the assistant's echo taken out; here, or in a process apart.
+"""Voice activity detection of many streams, each perhaps behind an echo gate: the "ears".
 
-What is known of a stream stays where it is computed, and is named by a number.
+They are in this process, or in one of their own. The state of a stream, the detector's and the
+gate's, stays where it is computed; who asks names it by a number.
 """
 
 import signal
@@ -41,7 +42,7 @@ class JudgedFrames(NamedTuple):
 
 
 class Ears(Protocol):
-    """Where streams are heard; one thread at a time asks."""
+    """A detector of speech with the state of its streams; one thread at a time asks."""
 
     def hear(
         self, asked: Sequence[HearRequest], closed: Sequence[int]

@@ -98,7 +98,10 @@ class SpeechStarted(NamedTuple):
 
 
 class SpeechStopped(NamedTuple):
-    """The last speech ended before ``end_samples``; the silence was long enough at ``decided``."""
+    """The last speech ended before ``end_samples``.
+
+    ``decided_samples`` is the end of the frame with which the silence was long enough.
+    """
 
     end_samples: int
     decided_samples: int
