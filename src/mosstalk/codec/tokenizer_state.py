@@ -150,10 +150,15 @@ class Pages:
                 "end a live stream first",
                 RETRY_AFTER_S,
             ) from None
-        self.grown += 1
+        finally:
+            # Also where memory ran out: the layers that came before it have moved.
+            self.grown += 1
         self._pool.grow(range(max(before, 1), after))
 
     def _longer(self, kept: Tensor, pages: int) -> Tensor:
+        """``kept`` with room for ``pages``; itself where a growth that failed has made the room."""
+        if kept.shape[0] >= pages:
+            return kept
         make = torch.zeros if self._zeroed else torch.empty
         longer = make((pages, *kept.shape[1:]), dtype=kept.dtype, device=kept.device)
         longer[: kept.shape[0]] = kept
