@@ -211,9 +211,13 @@ class SpeechDecoder:
         Raises:
             CodecFullError: there is no room; then nothing has changed.
         """
-        self._begin([request.reply for request in requests])
+        begun = self._begin([request.reply for request in requests])
         hops = [(request.reply.flow, request.codes, request.last) for request in requests]
-        mels = self.flow.advance(hops)
+        try:
+            mels = self.flow.advance(hops)
+        except CodecFullError:
+            self._undo(begun)
+            raise
         work = [
             (request.reply.vocoder, mel, request.last)
             for request, mel in zip(requests, mels, strict=True)
@@ -256,8 +260,8 @@ class SpeechDecoder:
         """What is held now."""
         return self.flow.figures(), self.vocoder.figures()
 
-    def _begin(self, replies: Sequence[SpokenReply]) -> None:
-        """Take a place for each that has none, or none at all."""
+    def _begin(self, replies: Sequence[SpokenReply]) -> list[SpokenReply]:
+        """Take a place for each that has none, or none at all; return those that got one."""
         begun: list[SpokenReply] = []
         try:
             for reply in replies:
@@ -265,11 +269,16 @@ class SpeechDecoder:
                     reply.vocoder = self.vocoder.open(reply.seed)
                     begun.append(reply)
         except CodecFullError:
-            for reply in begun:
-                if reply.vocoder:
-                    self.vocoder.close(reply.vocoder)
-                reply.vocoder = None
+            self._undo(begun)
             raise
+        return begun
+
+    def _undo(self, begun: Sequence[SpokenReply]) -> None:
+        """Give back the places that ``_begin`` took."""
+        for reply in begun:
+            if reply.vocoder:
+                self.vocoder.close(reply.vocoder)
+            reply.vocoder = None
 
 
 def _vocoder(codec: Codec, options: DecoderOptions) -> StreamingVocoder:
