@@ -186,7 +186,7 @@ def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
 
     assert len(places) == TOKENIZER.config.quantize_position
     for attention, place in zip(attentions, places, strict=True):
-        weights, biases = attention.in_one()
+        weights, biases = attention.fused_qkv()
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         assert weights.data_ptr() == attention.q_proj.weight.data_ptr() == place
         assert torch.equal(weights, torch.cat([part.weight for part in parts]))

@@ -117,7 +117,7 @@ class FlowPass:
 
     def _clear(self, lane: int) -> None:
         """Have buffers and graphs of its own."""
-        self._lane, most = lane, self.buckets[-1]
+        most = self.buckets[-1]
         self._first = lane * most
         self._buffers = EstimatorBuffers.allocate(self._layout, most, self._device)
         self._inputs: dict[tuple[int, int], PassInputs] = {}

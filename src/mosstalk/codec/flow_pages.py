@@ -1,7 +1,7 @@
 """What a flow for many replies may keep: its options, pages of blocks, and computed voices.
 
 A page is what one block leaves for those that follow it: the keys and values of every layer, Euler
-step and guidance branch, and the last rows that each convolution reads. Page 0 belongs to nobody:
+step and guidance branch, and the last rows that each convolution reads. Page 0 is never given out:
 places of a batch that are not in use write there. I items of a pass, T codes and F frames of a
 block, S pages that the longest item may see.
 
@@ -403,7 +403,7 @@ def alone_codes(voice: Voice, config: FlowConfig) -> int:
 Start = TypeVar("Start")
 
 
-class VoiceShelf(Generic[Start]):
+class VoiceCache(Generic[Start]):
     """Computed voices by digest, at most ``limit`` of them unused; ``drop`` frees one."""
 
     def __init__(self, limit: int, drop: Callable[[Start], None]) -> None:

@@ -22,7 +22,7 @@ from mosstalk.codec.flow_pages import (
     FlowPages,
     Item,
     PageLayout,
-    VoiceShelf,
+    VoiceCache,
     alone_codes,
     in_blocks,
 )
@@ -116,7 +116,7 @@ class BatchedFlow(ABC):
         self.device = flow.encoder_proj.weight.device
         self.limit = options.context_blocks(flow.config)
         self.pool = FlowPages(options.page_count(self.layout))
-        self.shelf: VoiceShelf[Start] = VoiceShelf(options.voices, self._drop)
+        self.voices: VoiceCache[Start] = VoiceCache(options.voices, self._drop)
         self._flow = flow
         self._lock = RLock()
 
@@ -173,8 +173,8 @@ class BatchedFlow(ABC):
         """
         with self._lock:
             digest = voice.digest
-            self.shelf.take(digest, partial(self._compute, voice))
-            self.shelf.give(digest)
+            self.voices.take(digest, partial(self._compute, voice))
+            self.voices.give(digest)
 
     def close(self, reply: FlowReply) -> None:
         """Give a reply's pages back at once; its voice stays for others."""
@@ -186,7 +186,7 @@ class BatchedFlow(ABC):
             reply.own.clear()
             reply.kept = None
             if reply.start is not None:
-                self.shelf.give(reply.digest)
+                self.voices.give(reply.digest)
                 reply.start = None
 
     def advance(self, hops: Sequence[tuple[FlowReply, Sequence[int], bool]]) -> list[Tensor]:
@@ -258,7 +258,7 @@ class BatchedFlow(ABC):
                 pages_in_use=self.pool.in_use,
                 page_bytes=self.layout.bytes,
                 mb_per_s=self.layout.bytes / 1e6 / page_s,
-                voices=len(self.shelf),
+                voices=len(self.voices),
                 weight_bytes=self.weight_bytes,
                 fixed_bytes=self.fixed_bytes,
                 graphs=self.graph_count,
@@ -270,14 +270,14 @@ class BatchedFlow(ABC):
         try:
             for reply in (hop.reply for hop in hops if hop.reply.start is None):
                 compute = partial(self._compute, reply.voice)
-                reply.start = self.shelf.take(reply.digest, compute)
+                reply.start = self.voices.take(reply.digest, compute)
                 begun.append(reply)
             fresh = sum(self._fresh(hop) for hop in hops)
             self._make_room(fresh)
             return self.pool.take(fresh)
         except CodecFullError:
             for reply in begun:
-                self.shelf.give(reply.digest)
+                self.voices.give(reply.digest)
                 reply.start = None
             raise
 
@@ -307,7 +307,7 @@ class BatchedFlow(ABC):
 
     def _make_room(self, pages: int) -> None:
         """Drop voices that nobody uses until so many pages are free, or none is left; then grow."""
-        while self.pool.free < pages and self.shelf.evict():
+        while self.pool.free < pages and self.voices.evict():
             pass
         if self.options.grows and self.pool.free < pages:
             self._grow(max(2 * self.pool.size, self.pool.in_use + pages))

@@ -100,9 +100,9 @@ class DecoderOptions:
 
     @classmethod
     def few(cls, replies: int, device: torch.device) -> Self:
-        """What speaks where nobody asked for anything: exact on a CPU; on a GPU what serves.
+        """Options where the user gave none: exact on a CPU; on a GPU those of a server.
 
-        There it is 16 bit and ``CONTEXT_S`` remembered, in as few pages.
+        These are 16 bit and a history of ``CONTEXT_S``, here in as few pages as ``exact`` has.
         """
         exact = cls.exact(replies)
         if device.type != "cuda":
@@ -119,7 +119,8 @@ class DecoderOptions:
         and a reply's history is bounded, there are pages for ``replies`` at once and some voices.
 
         Raises:
-            OptionError, DeviceError: it means nothing.
+            OptionError: a value is out of its range.
+            DeviceError: the dtype is unknown.
         """
         dtype = request.dtype or ("float16" if device.type == "cuda" else "float32")
         context_s = (CONTEXT_S if request.context_s is None else request.context_s) or None

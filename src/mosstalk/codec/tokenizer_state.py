@@ -348,18 +348,19 @@ class Repair:
 class LiveCodes:
     """One turn's codes and all that its stream keeps; only ``LiveTokenizer`` writes here.
 
-    The first ``settled`` of ``codes`` are final, the others but for repairs. ``gaps`` says of
-    each of those how much nearer its entry of the codebook is than the next one, and ``trusted``
-    is the maximum that is still taken for this turn's. For the record: ``blocks`` counts the
-    times that something was encoded, ``rows`` all rows of 20 ms that were, and ``ties`` the
-    segments encoded whole at their end, because rounding could choose between two entries.
+    The first ``settled`` of ``codes`` are final, the others but for repairs. ``leads`` says of
+    each of those how much nearer its entry of the codebook is than the next one, see
+    ``LiveEncoder.nearest``. ``trusted`` is the last turn's maximum while it is still taken for
+    this turn's. For the record: ``blocks`` counts the times that something was encoded, ``rows``
+    all rows of 20 ms that were, and ``ties`` the segments encoded whole at their end, because
+    rounding could choose between two entries.
     """
 
     segment: LiveSegment = field(repr=False)
     trusted: float | None
     codes: list[int] = field(default_factory=list)
     settled: int = 0
-    gaps: list[float] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
     samples: int = 0
     finished: bool = False
     maximum_before: float | None = None
@@ -373,7 +374,7 @@ class LiveCodes:
 
         What it writes there lies after all that this one knows, or is to be encoded again.
         """
-        lists = {name: getattr(self, name).copy() for name in ("codes", "gaps", "repairs")}
+        lists = {name: getattr(self, name).copy() for name in ("codes", "leads", "repairs")}
         return replace(self, segment=replace(self.segment), **lists)
 
     @property

@@ -56,7 +56,7 @@ def shares_for(tiles: int, kv_heads: int, dtype: torch.dtype, *, invariant: bool
     return WHOLE if tiles * kv_heads >= ENOUGH_PROGRAMS else SHARES
 
 
-def tiles_work(
+def prefill_numbers(
     tiles: int,
     heads: int,
     kv_heads: int,
@@ -127,7 +127,7 @@ def attention_prefill(
     line of the table. A row sees all positions up to its own; none may be ``span`` or later.
     Rows that are in no tile are neither read nor written. Scores are divided by sqrt(D).
 
-    ``table`` and ``tiles`` are read before the kernel's turn. ``work`` has ``tiles_work``
+    ``table`` and ``tiles`` are read before the kernel's turn. ``work`` has ``prefill_numbers``
     numbers. In float32, and with ``invariant``, a row's bits do not depend on other rows as long
     as tiles are those of ``tiles_of``; else how many tiles there are says whether keys are shared.
     """

@@ -46,10 +46,11 @@ Norm = tuple[Tensor, Tensor, float]
 """Weight and bias (C,) of a LayerNorm, and its epsilon."""
 
 _SMALLEST_SIDE = 16
-"""Of a tile in a matmul."""
+"""The fewest rows, columns or channels of a tile that ``tl.dot`` takes."""
 _DEPENDENT_SINCE = (9, 0)
+"""The first compute capability with programmatic dependent launch."""
 LINE_BYTES = 128
-"""Of the card's cache."""
+"""Size of a line of the card's L2 cache."""
 
 
 @dataclass
@@ -235,7 +236,7 @@ class Launch(NamedTuple):
 
 
 _MOST_COUNTERS = 4096
-"""Tiles that several programs may share."""
+"""The most tiles of one launch that several programs share."""
 
 
 class Workspace:
