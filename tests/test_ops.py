@@ -2,7 +2,10 @@
 
 import importlib
 import inspect
+import operator
 import pkgutil
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mosstalk import ops
+from mosstalk.ops import launch
 from mosstalk.ops.launch import Launch, Op, op, strided
 from mosstalk.ops.norm import rms_norm
 from mosstalk.ops.tiles import Tile
@@ -21,6 +25,14 @@ MODULES = [
 OPS: dict[str, Op[..., ..., Any]] = {
     name: value for one in MODULES for name, value in vars(one).items() if isinstance(value, Op)
 }
+
+
+def test_what_the_page_says_of_launches_is_there() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    names = re.findall(r"\blaunch\.([A-Za-z_.]+)", page)
+    assert len(names) >= 3
+    for name in names:
+        operator.attrgetter(name)(launch)
 
 
 @pytest.mark.parametrize("name", OPS)

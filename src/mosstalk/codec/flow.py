@@ -15,7 +15,7 @@ from torch import Tensor
 from mosstalk.codec.flow_networks import Estimator, EstimatorBuffers
 from mosstalk.codec.flow_paged import PagedFlow
 from mosstalk.codec.flow_pages import BRANCHES, FlowOptions, Item, speaker_of
-from mosstalk.codec.flow_replies import BatchedFlow, Hop, Start
+from mosstalk.codec.flow_replies import BatchedFlow, ComputedVoice, Hop
 from mosstalk.codec.flow_row_state import RowEncoder, RowFrames, RowState, seen_mask
 from mosstalk.errors import OptionError
 from mosstalk.models.flow import FlowDecoder, fixed_noise
@@ -55,15 +55,15 @@ class RowFlow(BatchedFlow):
         """Memory of the flow's own weights."""
         return sum(weight.numel() * weight.element_size() for weight in self._flow.parameters())
 
-    def _compute(self, voice: Voice) -> Start:
+    def _compute(self, voice: Voice) -> ComputedVoice:
         alone, pages = self._voice_pages(voice)
         speaker = speaker_of(self._flow, voice)
         kept = RowState.empty(self.config, self._estimator.weights, speaker)
-        start = Start(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
-        items = self._voice_items(voice, alone, start)
+        computed = ComputedVoice(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
+        items = self._voice_items(voice, alone, computed)
         if items:
             self._decode([_Work(_joined(items), kept)])
-        return start
+        return computed
 
     def _warm(self, pages: int) -> None:
         """Nothing is to be made ready."""
@@ -86,10 +86,10 @@ class RowFlow(BatchedFlow):
         """A hop in one go, or block by block where the oldest is to be dropped."""
         reply = hop.reply
         if reply.kept is None:
-            assert reply.start is not None
-            assert reply.start.kept is not None
+            assert reply.computed is not None
+            assert reply.computed.kept is not None
             room = None if self.limit is None else self.limit * self.layout.frames
-            reply.kept = reply.start.kept.fork(room)
+            reply.kept = reply.computed.kept.fork(room)
         items = list(self._items(hop, fresh))
         for item in [_joined(items)] if self.limit is None else items:
             yield _Work(item, reply.kept)

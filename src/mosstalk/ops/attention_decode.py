@@ -49,7 +49,7 @@ def shares_for(items: int, dtype: torch.dtype) -> Shares:
 def decode_numbers(
     items: int, heads: int, kv_heads: int, channels: int, span: int, dtype: torch.dtype
 ) -> int:
-    """How many float32 numbers of work ``attention_decode`` needs; zeros before its first call.
+    """How many float32 numbers ``work`` of ``attention_decode`` has; zeros before the first call.
 
     Calls that follow one another share them, and so do calls with fewer items or keys.
     """

@@ -66,7 +66,7 @@ def prefill_numbers(
     *,
     invariant: bool = False,
 ) -> int:
-    """How many float32 numbers of work ``attention_prefill`` needs; zeros before its first call.
+    """How many float32 numbers ``work`` of ``attention_prefill`` has; zeros before the first call.
 
     Calls that follow one another share them, and so do calls with fewer tiles or keys.
     """
