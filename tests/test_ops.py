@@ -67,6 +67,23 @@ class Kernel:
         return lambda **given: self.calls.append((grid, given))
 
 
+@pytest.mark.skipif(not launch.INSTALLED, reason="needs Triton")
+def test_launches_that_are_compiled_alike_are_compiled_together_once() -> None:
+    class Compiled(Kernel):
+        """Notes what it is compiled for."""
+
+        def warmup(self, **given: Any) -> None:
+            self.calls.append((given["grid"], given))
+
+    kernel, x = Compiled(), torch.ones(2, 3)
+    with launch.compiled_together():
+        for stride in (1, 17, 33, 16, 32, 5):
+            given = {"x": x, "x_stride": stride}
+            Launch(kernel, (1,), given, {}, Tile(1, 1, 1, 4, 2), short=False).run()
+
+    assert [given["x_stride"] for _, given in kernel.calls] == [1, 17, 16, 5]
+
+
 def doubled_reference(x: Tensor, *, by: int = 2) -> Tensor:
     return x * by
 

@@ -227,9 +227,14 @@ class Launch(NamedTuple):
         raise AssertionError("a kernel reads or writes a tensor")
 
     def _variant(self) -> Variant:
-        """What tells apart launches that are not compiled alike, and perhaps some that are."""
+        """What tells apart launches that are not compiled alike, and perhaps some that are.
+
+        Triton compiles anew for numbers that 16 divides, and for 1.
+        """
         values = (
-            value.dtype if torch.is_tensor(value) else isinstance(value, int) and value % 16
+            value.dtype
+            if torch.is_tensor(value)
+            else isinstance(value, int) and (value % 16, value == 1)
             for value in self.arguments.values()
         )
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
