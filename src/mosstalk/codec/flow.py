@@ -1,4 +1,4 @@
-"""A flow for many replies, by pages or by rows, and what bounded memory and fewer steps cost it.
+"""A flow for many replies, by pages or by rows.
 
 On a CPU each reply keeps its rows side by side, and layers run for several replies at once
 (``RowFlow``); on a GPU replies lie in pages (``flow_paged``).
@@ -6,7 +6,7 @@ On a CPU each reply keeps its rows side by side, and layers run for several repl
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -148,41 +148,6 @@ def batched_flow(flow: FlowDecoder, options: FlowOptions | None = None) -> Batch
     if not paged and options.dtype != torch.float32:
         raise OptionError("without pages a flow computes in float32")
     return (PagedFlow if paged else RowFlow)(with_steps(flow, options.steps), options)
-
-
-@torch.inference_mode()
-def flow_curve(
-    flow: FlowDecoder,
-    replies: Sequence[tuple[Voice, Sequence[int]]],
-    ways: Mapping[float, FlowOptions],
-    full: FlowOptions,
-) -> dict[float, list[float]]:
-    """What each of ``ways`` costs: each reply's relative error of the mel.
-
-    ||mel - truth|| / ||truth - its mean||, truth being the mel by the options ``full``.
-    """
-
-    def mels(options: FlowOptions) -> list[Tensor]:
-        batched = batched_flow(flow, options)
-        return [whole_reply(batched, voice, codes) for voice, codes in replies]
-
-    truths = mels(full)
-    return {
-        value: [
-            float((mel - truth).norm() / (truth - truth.mean()).norm())
-            for mel, truth in zip(mels(options), truths, strict=True)
-        ]
-        for value, options in ways.items()
-    }
-
-
-def whole_reply(batched: BatchedFlow, voice: Voice, codes: Sequence[int]) -> Tensor:
-    """Mel (80, frames) of a whole reply, hop by hop."""
-    reply = batched.open(voice)
-    hops = reply.push(codes)
-    last = reply.finish()
-    reply.close()
-    return torch.cat(hops if last is None else [*hops, last], dim=1)
 
 
 def with_steps(flow: FlowDecoder, steps: int | None) -> FlowDecoder:
