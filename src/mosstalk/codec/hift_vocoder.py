@@ -24,6 +24,7 @@ from mosstalk.codec.hift_step import (
     steady_convolutions,
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
+from mosstalk.constants import MEL_FRAMES_PER_CODE
 from mosstalk.errors import OptionError
 from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.runtime.device import pick_dtype
@@ -32,9 +33,8 @@ from mosstalk.runtime.graphs import DECODING, Graphs
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 """Batch sizes that are captured; a batch in between runs as the next larger one."""
-_HOP_FRAMES = 20
-_CODE_FRAMES = 4
-_OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * _CODE_FRAMES, _CODE_FRAMES)
+_HOP_FRAMES = 5 * MEL_FRAMES_PER_CODE
+_OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * MEL_FRAMES_PER_CODE, MEL_FRAMES_PER_CODE)
 """Lengths of first and last hops, and of whole short replies but for one code alone."""
 _OTHER_BUCKETS = (32, 8, 4, 1)
 """Batch sizes that are captured for these."""

@@ -22,6 +22,8 @@ from mosstalk.runtime.sharing import PagePool
 
 
 Places = npt.NDArray[np.int64]
+ROW_S = CONV_STRIDE * WHISPER_HOP / INPUT_RATE
+"""Seconds of a row of the encoder: 20 ms."""
 RETRY_AFTER_S = 1.0
 """Turns end all the time, and each gives back what it held."""
 _GROWN_BY = 0.5
@@ -61,7 +63,6 @@ class Pages:
         self.grown = 0
         self.limit_s = limit_s
         self._zeroed = zeroed
-        self._row_s = CONV_STRIDE / 100
         size = (0, 1, 2, heads, rows, config.d_model // heads)
         self.kv = [weight.new_empty(size) for _ in range(config.quantize_position)]
         bins = config.num_mel_bins
@@ -101,7 +102,7 @@ class Pages:
             if missing > room:
                 raise CodecFullError(
                     f"the sound of all live streams together is limited to {self.limit_s:g} s, "
-                    f"and {self.taken * self.rows * self._row_s:g} s are held: end one first",
+                    f"and {self.taken * self.rows * ROW_S:g} s are held: end one first",
                     RETRY_AFTER_S,
                 )
             wanted = min(wanted, room)
@@ -134,7 +135,7 @@ class Pages:
         return self.log_mel.flatten(0, 1)
 
     def _pages_in(self, seconds: float) -> int:
-        return -(-round(seconds / self._row_s) // self.rows)
+        return -(-round(seconds / ROW_S) // self.rows)
 
     def _grow(self, pages: int) -> None:
         before = self.log_mel.shape[0]

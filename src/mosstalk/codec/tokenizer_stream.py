@@ -23,6 +23,7 @@ from mosstalk.codec.tokenizer_encoder import (
     encode_rows,
 )
 from mosstalk.codec.tokenizer_state import (
+    ROW_S,
     Change,
     Floats,
     LiveCodes,
@@ -42,8 +43,6 @@ Sound = Tensor | npt.NDArray[np.float32]
 TRUSTED_S = 1.0
 """Seconds of a turn for which the last turn's maximum is taken for this one's. Where this turn is
 not as loud, that has to be repaired, so the end must not be the time to find out."""
-ROW_S = 0.02
-"""Seconds of a row of the encoder."""
 _PAGE_S = 1.28
 """Seconds of a page on a GPU: short turns hold little, and a kernel finds its rows quickly."""
 TIE = 1e-5

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     Shares,
     combine,
@@ -27,7 +28,6 @@ from mosstalk.ops.rope_kv import (
     with_partner,
 )
 
-LOG2_E = 1 / math.log(2)
 ANY_ITEMS = 1 << 31
 SHARES = {
     4: Shares(64, 64, 64, 2, 2),

@@ -22,6 +22,7 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     combine,
     combined_at_once,
@@ -34,7 +35,6 @@ from mosstalk.ops.parts import (
 )
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
-_LOG2_E = 1 / math.log(2)
 MEMBERS = 3
 """Most items of a pack: of 20 frames each, they fill a tile of 64 rows."""
 _PACKED_REGISTERS = 128
@@ -152,7 +152,7 @@ def attention_flow(
             "pages": pages,
             "items": items,
             **page_strides(kv),
-            "scale": _LOG2_E / math.sqrt(channels),
+            "scale": LOG2_E / math.sqrt(channels),
         },
         {
             "FRAMES": frames,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
+from mosstalk.ops.attention_decode import kept, mixed_reference, rows_of, see_kept
 from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     Shares,
     combine,

@@ -29,7 +29,7 @@ from mosstalk.ops.linear_tf32x3 import (
     tf32x3_dot,
     upper,
 )
-from mosstalk.ops.parts import combine, combined_at_once, gdc_wait, store_partial
+from mosstalk.ops.parts import LOG2_E, combine, combined_at_once, gdc_wait, store_partial
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -41,7 +41,6 @@ _PROGRAMS = 160
 _SPLITS = (1, 2, 4, 8)
 _MOST_SPLITS = 16
 """Where none of the others fills a card."""
-_LOG2_E = 1 / math.log(2)
 
 
 class Items(NamedTuple):
@@ -135,7 +134,7 @@ def attention_tokenizer(
             **Shared.of(workspace, splits, count * heads, numbers, q)._asdict(),
             "pages": table.shape[1],
             **strides,
-            "scale": _LOG2_E / math.sqrt(channels),
+            "scale": LOG2_E / math.sqrt(channels),
         },
         {
             "SPLIT": out.low is not None,

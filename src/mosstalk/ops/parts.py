@@ -4,6 +4,7 @@ At the end is one attention over keys that several programs share: partial sums,
 combined.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -351,6 +352,8 @@ def summed(
 # How programs share the keys of one attention, and join what each of them has summed.
 
 
+LOG2_E = 1 / math.log(2)
+"""Factor of scores, for ``softmax_step`` takes powers of two where a softmax has powers of e."""
 _COUNTERS = 1 << 14
 """The most (tile, key head) pairs in one launch."""
 _AT_ONCE = 64
