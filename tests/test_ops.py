@@ -84,6 +84,17 @@ def test_launches_that_are_compiled_alike_are_compiled_together_once() -> None:
     assert [given["x_stride"] for _, given in kernel.calls] == [1, 17, 16, 5]
 
 
+def test_a_launch_of_more_tiles_than_a_workspace_has_counters_makes_its_own() -> None:
+    made, x = launch.Workspace(8, torch.device("cpu")), torch.ones(2, 3)
+    few = launch.Shared.of(made, splits=2, tiles=2, numbers=2, like=x)
+    many = launch.Shared.of(made, splits=2, tiles=5000, numbers=0, like=x)
+
+    assert few.counters is made.counters
+    assert many.counters is not None
+    assert len(many.counters) >= 5000
+    assert not many.counters.any()
+
+
 def doubled_reference(x: Tensor, *, by: int = 2) -> Tensor:
     return x * by
 

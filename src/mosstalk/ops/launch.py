@@ -240,8 +240,8 @@ class Launch(NamedTuple):
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
 
 
-_MOST_COUNTERS = 4096
-"""The most tiles of one launch that several programs share."""
+_USUAL_TILES = 4096
+"""Tiles of one launch that several programs share, of which each has a counter."""
 
 
 class Workspace:
@@ -250,8 +250,8 @@ class Workspace:
     Calls that follow one another on a stream share it: each leaves the counters at zero.
     """
 
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+    def __init__(self, numbers: int, device: torch.device, tiles: int = _USUAL_TILES) -> None:
+        self.counters = torch.zeros(tiles, dtype=torch.int32, device=device)
         self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
 
 
@@ -269,10 +269,14 @@ class Shared(NamedTuple):
         if splits == 1:
             return cls(None, None)
         numbers *= tiles * splits
-        # One that was made before other divisions were found for the card may be too small.
-        if workspace is None or workspace.sums.numel() < numbers:
-            workspace = Workspace(numbers, like.device)
-        assert workspace.counters.numel() >= tiles
+        # One that was made before other divisions were found for the card may be too small, and
+        # one for steps of a usual size for a longer one.
+        if (
+            workspace is None
+            or workspace.sums.numel() < numbers
+            or workspace.counters.numel() < tiles
+        ):
+            workspace = Workspace(numbers, like.device, max(tiles, _USUAL_TILES))
         return cls(workspace.counters, workspace.sums)
 
 
