@@ -6,24 +6,27 @@ what is not is named, with what brings it.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import add
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from evals.readings import TEACHER, VOICES, Reading, asset_recordings, read_aloud, speakers
 from mosstalk.audio.sound import Samples, resample
 from mosstalk.bench.codec import OfSpeech
-from mosstalk.codec.flow import flow_curve
+from mosstalk.codec.flow import batched_flow
 from mosstalk.codec.flow_pages import FlowOptions
+from mosstalk.codec.flow_replies import BatchedFlow
 from mosstalk.codec.tokenizer_state import Change, LiveCodes
 from mosstalk.codec.tokenizer_stream import LiveTokenizer, Sound
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import BenchError
 from mosstalk.models.codec_folder import Codec
+from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.voices import Voice
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.reporting.tables import NONE, Table, figure
@@ -356,6 +359,41 @@ def _times(part: LiveFigures) -> tuple[str, ...]:
         figure(np.median([repair.ms for repair in repairs]) if repairs else None, 1),
         figure(np.median(part.push_ms) if part.push_ms else None, 1),
     )
+
+
+@torch.inference_mode()
+def flow_curve(
+    flow: FlowDecoder,
+    replies: Sequence[tuple[Voice, Sequence[int]]],
+    ways: Mapping[float, FlowOptions],
+    full: FlowOptions,
+) -> dict[float, list[float]]:
+    """What each of ``ways`` costs: each reply's relative error of the mel, by the way's name.
+
+    ||mel - truth|| / ||truth - its mean||, truth being the mel by the options ``full``.
+    """
+
+    def mels(options: FlowOptions) -> list[Tensor]:
+        batched = batched_flow(flow, options)
+        return [_whole_reply(batched, voice, codes) for voice, codes in replies]
+
+    truths = mels(full)
+    return {
+        value: [
+            float((mel - truth).norm() / (truth - truth.mean()).norm())
+            for mel, truth in zip(mels(options), truths, strict=True)
+        ]
+        for value, options in ways.items()
+    }
+
+
+def _whole_reply(batched: BatchedFlow, voice: Voice, codes: Sequence[int]) -> Tensor:
+    """Mel (80, frames) of a whole reply, hop by hop."""
+    reply = batched.open(voice)
+    hops = reply.push(codes)
+    last = reply.finish()
+    reply.close()
+    return torch.cat(hops if last is None else [*hops, last], dim=1)
 
 
 def curve_tables(codec: Codec, voice: Voice) -> tuple[list[Table], dict[str, dict[str, float]]]:

@@ -210,7 +210,7 @@ def beside(cases: dict[tuple[int, int], Draws]) -> None:
     bad = torch.zeros(64, 2, dtype=torch.bool, device=DEVICE)
     stop, tokens = torch.tensor([3, 4], device=DEVICE), ModeTokens(5, EOSP, 6, 512)
     settled = microseconds(
-        lambda: update_modes(state, case.settings.slots, bad, stop, tokens, put_off=True)
+        lambda: update_modes(state, case.settings.slots, bad, stop, tokens, deferred=True)
     )
     print(f"update_modes of 64 rows: {settled:.2f} us")
 

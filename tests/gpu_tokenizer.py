@@ -142,7 +142,7 @@ def leads(tokenizer: SpeechTokenizer) -> None:
             states = [live.open() for _ in range(streams)]
             for part in clip.split(BLOCK):
                 live.push_many(states, [part] * streams)
-            gaps = torch.tensor([state.gaps for state in states])
+            gaps = torch.tensor([state.leads for state in states])
             moved = (gaps - offline.cpu()[: gaps.shape[1]]).abs()
             print(f"  {precision:6} {streams:2} streams: moved by {float(moved.max()):.1e} at "
                   f"most, {float(moved.mean()):.1e} on average")  # fmt: skip
@@ -191,13 +191,13 @@ def rewind(states: Sequence[LiveCodes]) -> Callable[[], None]:
     """What brings the streams back to where they are now; their pages hold no less then."""
     names = ("samples", "frames", "rows", "loudest", "floor")
     kept = [
-        (list(s.codes), list(s.gaps), s.samples, [getattr(s.segment, name) for name in names])
+        (list(s.codes), list(s.leads), s.samples, [getattr(s.segment, name) for name in names])
         for s in states
     ]
 
     def back() -> None:
         for state, (codes, gaps, samples, values) in zip(states, kept, strict=True):
-            state.codes, state.gaps, state.samples = list(codes), list(gaps), samples
+            state.codes, state.leads, state.samples = list(codes), list(gaps), samples
             for name, value in zip(names, values, strict=True):
                 setattr(state.segment, name, value)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_pages import packs_of
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow
+from mosstalk.ops.attention_flow import attention_flow, attention_workspace
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear, norm_qkv
 from mosstalk.ops.launch import Launch
@@ -93,7 +93,7 @@ def rooms(
     own = 1 + voice_pages + torch.arange(items * OWN_PAGES).view(items, OWN_PAGES)
     voice = torch.arange(1, 1 + voice_pages).expand(items, -1)
     seen = torch.full((items,), (voice_pages + OWN_PAGES) * FRAMES)
-    room = attend_workspace(items, kv[:, 0], FRAMES, splits)
+    room = attention_workspace(items, kv[:, 0], FRAMES, splits)
     table = torch.cat([voice, own], dim=1)
     packs = packs_of(table.numpy(), [voice_pages + OWN_PAGES] * items)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.codec.flow_pages import packs_of
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow, may_pack
+from mosstalk.ops.attention_flow import attention_flow, attention_workspace, may_pack
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import (
     close_residual,
@@ -196,7 +196,7 @@ def test_attention_flow(
     q = apart(rand(branches * 4 * frames, heads * size, dtype=dtype))
     expected = torch.empty_like(q)
     attention_flow.reference(q, kv, table, visible, expected, frames=frames)
-    room = attend_workspace(4, kv, frames, splits)
+    room = attention_workspace(4, kv, frames, splits)
     out = apart(unwritten(*q.shape, dtype=dtype))
     attention_flow(q, kv, table, visible, out, frames=frames, splits=splits, workspace=room)
     same(out, expected, dtype)

@@ -16,12 +16,12 @@ from torch import Tensor
 from mosstalk.models.language_model import RMSNorm
 from mosstalk.numerics.rope import rotary_tables, rotate
 from mosstalk.ops import attention_decode as by_rows
-from mosstalk.ops.attention_decode import attention_decode, rows_work
+from mosstalk.ops.attention_decode import attention_decode, decode_numbers
 from mosstalk.ops.attention_prefill import (
     TILE_ROWS,
     attention_prefill,
+    prefill_numbers,
     tiles_of,
-    tiles_work,
 )
 from mosstalk.ops.launch import interprets, runs
 from mosstalk.ops.move_rows import (
@@ -161,7 +161,7 @@ class Layer:
         if reference:
             return attention_decode.reference(*given, block_rows=self.block_rows)
         heads = self.heads
-        numbers = rows_work(
+        numbers = decode_numbers(
             len(length), heads.queries, heads.keys, heads.channels, span, qkv.dtype
         )  # fmt: skip
         work = torch.zeros(numbers, device=DEVICE) if work is None else work
@@ -268,7 +268,7 @@ def test_launches_of_any_sizes_share_their_work(rand: Draw, dtype: torch.dtype) 
     q = rand(40, heads.queries * heads.channels, dtype=dtype)
     shape = (heads.queries, heads.keys, heads.channels)
     lines = packed([Stretch(0, 40)], lengths, padding=0)
-    sizes = rows_work(4, *shape, 140, dtype), tiles_work(len(lines), *shape, 140, dtype)
+    sizes = decode_numbers(4, *shape, 140, dtype), prefill_numbers(len(lines), *shape, 140, dtype)
     work = torch.zeros(max(sizes), device=DEVICE)
     firsts: list[Tensor] = []
     for _ in range(2):
@@ -333,7 +333,7 @@ def mix(
     """``attention_prefill`` into an output of which nothing is written yet."""
     heads, count = layer.heads, len(lines)
     out = torch.full_like(q, float("nan"))
-    numbers = tiles_work(
+    numbers = prefill_numbers(
         count, heads.queries, heads.keys, heads.channels, span, q.dtype, **how
     )  # fmt: skip
     work = torch.zeros(numbers, device=DEVICE) if work is None else work

@@ -322,7 +322,7 @@ MODE_IDS = ModeTokens(sosp=3, eosp=6, modality_pad=4, audio_pad=5)
 
 
 def settled(
-    rows: list[tuple[int, int, int]], *, put_off: bool, bad: list[int] | None = None
+    rows: list[tuple[int, int, int]], *, deferred: bool, bad: list[int] | None = None
 ) -> DrawState:
     """What follows from rows (mode, text, audio), one a slot; slot 0 is nobody's."""
     mode, *latest = torch.tensor([(TEXT, 3, 0), *rows], device=DEVICE).T
@@ -335,8 +335,8 @@ def settled(
         damaged[len(rows) + 1 - number, number % 2] = True
     stop = torch.tensor([1, 2], device=DEVICE)
     other = copied(state)
-    update_modes(state, slots, damaged, stop, MODE_IDS, put_off=put_off)
-    update_modes.reference(other, slots, damaged, stop, MODE_IDS, put_off=put_off)
+    update_modes(state, slots, damaged, stop, MODE_IDS, deferred=deferred)
+    update_modes.reference(other, slots, damaged, stop, MODE_IDS, deferred=deferred)
     for one, two in zip(vars(state).values(), vars(other).values(), strict=True):
         assert torch.equal(one, two)
     assert state.mode is not None
@@ -344,17 +344,17 @@ def settled(
     return state
 
 
-@pytest.mark.parametrize("put_off", [False, True])
-def test_modes_follow_from_rows_as_in_conversations(put_off: bool) -> None:
+@pytest.mark.parametrize("deferred", [False, True])
+def test_modes_follow_from_rows_as_in_conversations(deferred: bool) -> None:
     rows = list(product([TEXT, AUDIO], range(7), range(7)))
-    state = settled(rows, put_off=put_off)
+    state = settled(rows, deferred=deferred)
     assert state.mode is not None
     assert state.latest is not None
     for place, (mode, text, audio) in enumerate(rows, 1):
         speaking = mode == AUDIO
         row = (
             IDS.modality_pad if speaking else text,
-            IDS.audio_pad if put_off and not speaking else audio,
+            IDS.audio_pad if deferred and not speaking else audio,
         )
         after = next_mode(Mode.AUDIO if speaking else Mode.TEXT, row, IDS)
         expected = AUDIO if after is Mode.AUDIO else TEXT
@@ -367,7 +367,7 @@ def test_modes_follow_from_rows_as_in_conversations(put_off: bool) -> None:
 
 def test_a_bad_row_ends_its_slot_and_an_ended_slot_stays() -> None:
     rows = [(TEXT, 0, 0), (AUDIO, 0, 0), (ENDED, 3, 0), (AUDIO, 0, 1)]
-    state = settled(rows, put_off=True, bad=[1, 2])
+    state = settled(rows, deferred=True, bad=[1, 2])
     assert state.mode is not None
     assert state.latest is not None
     assert state.mode.tolist() == [TEXT, ENDED, ENDED, ENDED, AUDIO]

@@ -230,6 +230,11 @@ def test_a_file_without_a_generator_is_refused(tmp_path: Path) -> None:
         ({"resblock_kernel_sizes": [3, 4]}, "residual kernels are odd"),
         ({"resblock_dilation_sizes": [[1]]}, "dilations for each residual kernel"),
         ({"resblock_dilation_sizes": [[1], 3]}, "whole numbers above 0"),
+        ({"resblock_dilation_sizes": [[1], []]}, "resblock_dilation_sizes is empty"),
+        (
+            {"resblock_kernel_sizes": [], "resblock_dilation_sizes": []},
+            "resblock_kernel_sizes is empty",
+        ),
         ({"upsample_initial_channel": 18}, "must halve at each upsampling"),
         ({"win_size": 512}, "win_size must be n_fft"),
         ({"fmin": 9000, "fmax": 8000}, "fmin and fmax"),

@@ -160,3 +160,20 @@ def test_training_counters_are_dropped_and_nothing_else(tmp_path: Path) -> None:
 def test_half_a_weight_norm_pair_is_left_to_be_reported() -> None:
     stored = StoredTensor((2, 1, 1), "x", lambda: torch.ones(2, 1, 1))
     assert "conv.weight_g" in fold_weight_norm({"conv.weight_g": stored})
+
+
+def test_a_part_of_a_tensor_reads_no_other_rows() -> None:
+    read: list[tuple[int, int]] = []
+
+    def load_rows(start: int, end: int) -> torch.Tensor:
+        read.append((start, end))
+        return torch.arange(16.0).view(8, 2)[start:end]
+
+    def load() -> torch.Tensor:
+        raise AssertionError("the whole tensor is read")
+
+    part = StoredTensor((8, 2), "x", load, load_rows=load_rows).part(2, (4, 2))
+
+    assert part.load().tolist() == [[4, 5], [6, 7], [8, 9], [10, 11]]
+    assert part.rows(1, 3).tolist() == [[6, 7], [8, 9]]
+    assert read == [(2, 6), (3, 5)]

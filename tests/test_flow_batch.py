@@ -16,8 +16,9 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
 from torch import Tensor
 
+from evals.codec_parts import flow_curve
 from mosstalk.codec import flow_paged
-from mosstalk.codec.flow import batched_flow, flow_curve, with_steps
+from mosstalk.codec.flow import batched_flow, with_steps
 from mosstalk.codec.flow_pages import FlowOptions
 from mosstalk.codec.flow_replies import BatchedFlow, FlowReply
 from mosstalk.errors import CodecFullError, ConfigError, OptionError

@@ -21,7 +21,7 @@ from mosstalk.codec.flow_pages import (
     PageLayout,
     PageStore,
     PassInputs,
-    VoiceShelf,
+    VoiceCache,
     descriptors,
     in_blocks,
 )
@@ -147,17 +147,17 @@ def test_a_context_is_whole_blocks(context_s: float | None, blocks: int | None) 
 
 def test_voices_in_use_are_never_dropped() -> None:
     dropped = list[str]()
-    shelf: VoiceShelf[str] = VoiceShelf(1, dropped.append)
+    cache: VoiceCache[str] = VoiceCache(1, dropped.append)
     for name in ("a", "b", "a"):
-        assert shelf.take(name.encode(), lambda name=name: name) == name  # type: ignore[misc]
+        assert cache.take(name.encode(), lambda name=name: name) == name  # type: ignore[misc]
 
-    assert not shelf.evict()
-    shelf.give(b"a")
-    assert not shelf.evict()
-    shelf.give(b"b")
-    shelf.give(b"a")  # two are unused, one too many
+    assert not cache.evict()
+    cache.give(b"a")
+    assert not cache.evict()
+    cache.give(b"b")
+    cache.give(b"a")  # two are unused, one too many
     assert dropped == ["b"]
-    assert shelf.evict()
+    assert cache.evict()
     assert dropped == ["b", "a"]
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mosstalk.checkpoints.inspect import inspect
 from mosstalk.config import LanguageModelConfig
+from mosstalk.errors import ConfigError
 from mosstalk.models.language_model import fused_tensors
 from mosstalk.synthesis.sizes import PUBLISHED_MODEL
 
@@ -60,6 +61,24 @@ def test_a_lost_codec_part_is_a_problem(tiny: Checkpoint, tmp_path: Path) -> Non
     (codec / "flow" / "hift.pt").unlink()
     (report,) = inspect(codec, hashes=False)
     assert [p for p in report.problems if "hift.pt: no such file" in p]
+
+
+@pytest.mark.parametrize(
+    ("flows", "message"),
+    [
+        (5, "mosstalk_flows must be list, found 5"),
+        ("flow", "mosstalk_flows must be list, found 'flow'"),
+        ([3], "unknown flow '3'"),
+    ],
+)
+def test_flows_that_are_no_list_of_known_names_are_refused(
+    tiny: Checkpoint, tmp_path: Path, flows: object, message: str
+) -> None:
+    codec = tiny.copy(tmp_path).codec
+    path = codec / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mosstalk_flows": flows}))
+    with pytest.raises(ConfigError, match=message):
+        inspect(codec, hashes=False)
 
 
 def write_reports_checkpoint(folder: Path, *, norms: bool) -> None:

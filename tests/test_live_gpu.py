@@ -67,7 +67,7 @@ def test_a_graph_gives_what_its_step_gives_bit_for_bit(tokenizer: SpeechTokenize
         for part in range(4):
             sounds = [speech(BLOCK, start=n * 5000 + part * BLOCK) for n in range(3)]
             live.push_many(states, sounds)
-        found.append([(state.codes, state.gaps) for state in states])
+        found.append([(state.codes, state.leads) for state in states])
 
     assert found[0] == found[1]
 

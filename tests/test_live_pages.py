@@ -3,6 +3,7 @@
 import copy
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from live_rig import CODE, LIVE, Consumer, Kind, heard, noise, quiet, rising, silent, sliced, speech
 from torch import Tensor
 
+from mosstalk.codec import tokenizer_state
 from mosstalk.codec.tokenizer_block import BUCKETS
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.constants import INPUT_RATE
@@ -135,6 +137,33 @@ def test_what_is_kept_stays_when_the_pool_grows() -> None:
     assert first.codes == TOKENIZER.encode(clip)
 
 
+def test_a_pool_that_found_no_memory_to_grow_can_grow_by_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer_state, "_FEWEST_BYTES", 0)
+    live, clip = tokenizer_with(0.5), rising(8 * BLOCK)
+    state = live.open()
+    live.push(state, clip[: 4 * BLOCK])
+    count, grown, zeros = live.pages.count, live.pages.grown, torch.zeros
+
+    def features_fail(size: tuple[int, ...], **how: Any) -> Tensor:
+        if len(size) == live.pages.log_mel.ndim:
+            raise torch.OutOfMemoryError
+        return zeros(size, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", features_fail)
+        with pytest.raises(CodecFullError, match="no memory for 100 more pages"):
+            live.pages.reserve(100 + live.pages.count - live.pages.taken)
+
+    # Keys and values have moved: graphs that read them must be captured anew.
+    assert (live.pages.count, live.pages.grown) == (count, grown + 1)
+    live.push(state, clip[4 * BLOCK :])
+    live.finish(state)
+    assert state.codes == TOKENIZER.encode(clip)
+    assert count < live.pages.count < 100
+
+
 def test_a_page_is_as_large_as_what_lies_in_it() -> None:
     config = TOKENIZER.config
     live = tokenizer_with(2)
@@ -157,7 +186,7 @@ def test_three_projections_in_one_product_keep_no_weight_twice() -> None:
 
     assert len(places) == TOKENIZER.config.quantize_position
     for attention, place in zip(attentions, places, strict=True):
-        weights, biases = attention.in_one()
+        weights, biases = attention.fused_qkv()
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         assert weights.data_ptr() == attention.q_proj.weight.data_ptr() == place
         assert torch.equal(weights, torch.cat([part.weight for part in parts]))

@@ -130,9 +130,9 @@ def test_what_a_turn_would_be_is_told_and_it_goes_on_as_if_nobody_had_asked(
     for place, piece in enumerate(pieces):
         if place in asked:
             more = piece[: data.draw(st.integers(0, len(piece)))]
-            before = copy.deepcopy((state.codes, state.samples, state.settled, state.gaps))
+            before = copy.deepcopy((state.codes, state.samples, state.settled, state.leads))
             (foreseen,) = live.foresee([state], [more])
-            assert (state.codes, state.samples, state.settled, state.gaps) == before
+            assert (state.codes, state.samples, state.settled, state.leads) == before
             if foreseen is None:
                 assert state.samples + len(more) == 0
             else:

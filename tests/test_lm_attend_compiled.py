@@ -35,7 +35,7 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
         return undrawn(*size, dtype=torch.int32)
 
     def tiles(count: int) -> Launch:
-        work = undrawn(attention_prefill.tiles_work(count, *sizes, SPAN, dtype))
+        work = undrawn(attention_prefill.prefill_numbers(count, *sizes, SPAN, dtype))
         return attention_prefill.attention_prefill.plan(
             query, keys, keys, ints(8, 128), ints(count, 4), query,
             block_rows=16, span=SPAN, work=work,
@@ -48,7 +48,7 @@ def launches(dtype: torch.dtype) -> dict[str, Launch]:
         "attention_decode": attention_decode.attention_decode.plan(
             undrawn(64, width, dtype=dtype), *turn, keys, keys, ints(64, 128), ints(64), query,
             block_rows=16, span=SPAN,
-            work=undrawn(attention_decode.rows_work(64, *sizes, SPAN, dtype)),
+            work=undrawn(attention_decode.decode_numbers(64, *sizes, SPAN, dtype)),
         ),
         "few tiles": tiles(2),
         "many tiles": tiles(36),

@@ -31,7 +31,7 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
         torch.zeros(2, 2, dtype=torch.bool),
         torch.tensor([3, 5]),
         sampling.ModeTokens(sosp=6, eosp=7, modality_pad=8, audio_pad=9),
-        put_off=True,
+        deferred=True,
     )
     return {"topk_candidates": best, "sampling": pick, "update_modes": settle}
 

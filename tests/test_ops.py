@@ -2,7 +2,10 @@
 
 import importlib
 import inspect
+import operator
 import pkgutil
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mosstalk import ops
+from mosstalk.ops import launch
 from mosstalk.ops.launch import Launch, Op, op, strided
 from mosstalk.ops.norm import rms_norm
 from mosstalk.ops.tiles import Tile
@@ -21,6 +25,14 @@ MODULES = [
 OPS: dict[str, Op[..., ..., Any]] = {
     name: value for one in MODULES for name, value in vars(one).items() if isinstance(value, Op)
 }
+
+
+def test_what_the_page_says_of_launches_is_there() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    names = re.findall(r"\blaunch\.([A-Za-z_.]+)", page)
+    assert len(names) >= 3
+    for name in names:
+        operator.attrgetter(name)(launch)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -53,6 +65,34 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda **given: self.calls.append((grid, given))
+
+
+@pytest.mark.skipif(not launch.INSTALLED, reason="needs Triton")
+def test_launches_that_are_compiled_alike_are_compiled_together_once() -> None:
+    class Compiled(Kernel):
+        """Notes what it is compiled for."""
+
+        def warmup(self, **given: Any) -> None:
+            self.calls.append((given["grid"], given))
+
+    kernel, x = Compiled(), torch.ones(2, 3)
+    with launch.compiled_together():
+        for stride in (1, 17, 33, 16, 32, 5):
+            given = {"x": x, "x_stride": stride}
+            Launch(kernel, (1,), given, {}, Tile(1, 1, 1, 4, 2), short=False).run()
+
+    assert [given["x_stride"] for _, given in kernel.calls] == [1, 17, 16, 5]
+
+
+def test_a_launch_of_more_tiles_than_a_workspace_has_counters_makes_its_own() -> None:
+    made, x = launch.Workspace(8, torch.device("cpu")), torch.ones(2, 3)
+    few = launch.Shared.of(made, splits=2, tiles=2, numbers=2, like=x)
+    many = launch.Shared.of(made, splits=2, tiles=5000, numbers=0, like=x)
+
+    assert few.counters is made.counters
+    assert many.counters is not None
+    assert len(many.counters) >= 5000
+    assert not many.counters.any()
 
 
 def doubled_reference(x: Tensor, *, by: int = 2) -> Tensor:

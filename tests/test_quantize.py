@@ -217,6 +217,10 @@ def test_damaged_weights_and_scales_are_named(
         ({"activations": "token"}, r"unknown activations 'token'"),
         ({"version": 2}, r"version 2 is of another mosstalk"),
         ({"activations": "calibrated"}, r"'calibration' is missing"),
+        (
+            {"activations": "calibrated", "calibration": {}},
+            r"calibration: key 'prompts' is missing",
+        ),
         ({"group_size": 128}, r"unknown key 'group_size'"),
     ],
 )

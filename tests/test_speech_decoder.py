@@ -140,6 +140,7 @@ def test_a_full_decoder_refuses_and_nothing_has_changed(
         decoder.decode(
             [DecodeRequest(first, codes_of(5, 2)), DecodeRequest(second, codes_of(8, 1))]
         )
+    assert decoder.figures()[1].slots_used == 1
     decoder.close(first)
     found = decoder.decode_one(DecodeRequest(second, codes_of(8, 1)))
     plain = SpeechStream(codec, voice, 1).push(codes_of(8, 1))[0]

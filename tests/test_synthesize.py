@@ -151,6 +151,7 @@ def test_what_is_written_loads_and_answers(
         (("--size", "decoder.width=96"), "unknown key 'decoder.width'"),
         (("--size", "preprocessor.n_fft=512"), "unknown key 'preprocessor.n_fft'"),
         (("--size", "hidden_size=many"), "hidden_size=many: the value is not a number"),
+        (("--size", "num_shared_layers=null"), "num_shared_layers=null: the value is not a number"),
         (("--size", "hidden_size=96.5"), "hidden_size must be int"),
         (("--size", "hidden_size=0"), "hidden_size must be at least 1"),
         (("--size", "vocab_size=100"), "leave no room for 256 bytes"),

@@ -297,7 +297,7 @@ def test_what_loses_is_kept_neither_on_the_disk_nor_in_the_process(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "nobody"))
     cache = tmp_path / "cache"
     cache.mkdir()
-    kernels = linear._rms_linear, linear_fp8._one_row
+    kernels = linear._rms_linear, linear_fp8._fp8_linear_one_row
     before = [dict(kernel.device_caches) for kernel in kernels]
     with kernels_apart(cache):
         lost = Path(manager("k1").put(b"x", "a.cubin"))

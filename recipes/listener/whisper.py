@@ -144,7 +144,7 @@ class Teacher(nn.Module):
             inner = layer.self_attn_layer_norm(x)
             own = read_with(layer.self_attn, inner)
             x = x + attend(layer.self_attn, inner, own, causal=False)
-            x = x + layer.fed_forward(x)
+            x = x + layer.feed_forward(x)
         return cast(Tensor, self.layer_norm(x))
 
 

@@ -254,7 +254,7 @@ class BatchedBigVgan:
         self.reach = reach(vocoder.config)
         ahead = options.lookahead_frames
         self.lookahead = self.reach.right if ahead is None else min(ahead, self.reach.right)
-        self._slots = Slots(options.replies, "vocoder")
+        self._slots = Slots(options.replies)
         self._places = [_Place() for _ in range(options.replies + 1)]
         rows = options.replies + 1
         kept = self.reach.left + self.lookahead
@@ -268,13 +268,14 @@ class BatchedBigVgan:
         Raises:
             CodecFullError: all places are taken.
         """
+        del seed
         slot = self._slots.take()
         self._places[slot] = _Place()
         if self.spec.rate != OUTPUT_RATE:
             self._places[slot].resampler = soxr.ResampleStream(
                 self.spec.rate, OUTPUT_RATE, 1, dtype="float32", quality=_QUALITY
             )
-        return VocoderReply(slot, seed)
+        return VocoderReply(slot)
 
     def close(self, reply: VocoderReply) -> None:
         """Give the reply's place back; closing twice does nothing."""

@@ -1,4 +1,4 @@
-"""A flow for many replies, by pages or by rows, and what bounded memory and fewer steps cost it.
+"""A flow for many replies, by pages or by rows.
 
 On a CPU each reply keeps its rows side by side, and layers run for several replies at once
 (``RowFlow``); on a GPU replies lie in pages (``flow_paged``).
@@ -6,7 +6,7 @@ On a CPU each reply keeps its rows side by side, and layers run for several repl
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from mosstalk.codec.flow_networks import Estimator, EstimatorBuffers
 from mosstalk.codec.flow_paged import PagedFlow
 from mosstalk.codec.flow_pages import BRANCHES, FlowOptions, Item, speaker_of
-from mosstalk.codec.flow_replies import BatchedFlow, Hop, Start
+from mosstalk.codec.flow_replies import BatchedFlow, ComputedVoice, Hop
 from mosstalk.codec.flow_row_state import RowEncoder, RowFrames, RowState, seen_mask
 from mosstalk.errors import OptionError
 from mosstalk.models.flow import FlowDecoder, fixed_noise
@@ -55,15 +55,15 @@ class RowFlow(BatchedFlow):
         """Memory of the flow's own weights."""
         return sum(weight.numel() * weight.element_size() for weight in self._flow.parameters())
 
-    def _compute(self, voice: Voice) -> Start:
+    def _compute(self, voice: Voice) -> ComputedVoice:
         alone, pages = self._voice_pages(voice)
         speaker = speaker_of(self._flow, voice)
         kept = RowState.empty(self.config, self._estimator.weights, speaker)
-        start = Start(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
-        items = self._voice_items(voice, alone, start)
+        computed = ComputedVoice(pages, voice.codes[alone:].tolist(), voice.mel.float(), 0, kept)
+        items = self._voice_items(voice, alone, computed)
         if items:
             self._decode([_Work(_joined(items), kept)])
-        return start
+        return computed
 
     def _warm(self, pages: int) -> None:
         """Nothing is to be made ready."""
@@ -86,10 +86,10 @@ class RowFlow(BatchedFlow):
         """A hop in one go, or block by block where the oldest is to be dropped."""
         reply = hop.reply
         if reply.kept is None:
-            assert reply.start is not None
-            assert reply.start.kept is not None
+            assert reply.computed is not None
+            assert reply.computed.kept is not None
             room = None if self.limit is None else self.limit * self.layout.frames
-            reply.kept = reply.start.kept.fork(room)
+            reply.kept = reply.computed.kept.fork(room)
         items = list(self._items(hop, fresh))
         for item in [_joined(items)] if self.limit is None else items:
             yield _Work(item, reply.kept)
@@ -148,41 +148,6 @@ def batched_flow(flow: FlowDecoder, options: FlowOptions | None = None) -> Batch
     if not paged and options.dtype != torch.float32:
         raise OptionError("without pages a flow computes in float32")
     return (PagedFlow if paged else RowFlow)(with_steps(flow, options.steps), options)
-
-
-@torch.inference_mode()
-def flow_curve(
-    flow: FlowDecoder,
-    replies: Sequence[tuple[Voice, Sequence[int]]],
-    ways: Mapping[float, FlowOptions],
-    full: FlowOptions,
-) -> dict[float, list[float]]:
-    """What each of ``ways`` costs: each reply's relative error of the mel.
-
-    ||mel - truth|| / ||truth - its mean||, truth being the mel by the options ``full``.
-    """
-
-    def mels(options: FlowOptions) -> list[Tensor]:
-        batched = batched_flow(flow, options)
-        return [whole_reply(batched, voice, codes) for voice, codes in replies]
-
-    truths = mels(full)
-    return {
-        value: [
-            float((mel - truth).norm() / (truth - truth.mean()).norm())
-            for mel, truth in zip(mels(options), truths, strict=True)
-        ]
-        for value, options in ways.items()
-    }
-
-
-def whole_reply(batched: BatchedFlow, voice: Voice, codes: Sequence[int]) -> Tensor:
-    """Mel (80, frames) of a whole reply, hop by hop."""
-    reply = batched.open(voice)
-    hops = reply.push(codes)
-    last = reply.finish()
-    reply.close()
-    return torch.cat(hops if last is None else [*hops, last], dim=1)
 
 
 def with_steps(flow: FlowDecoder, steps: int | None) -> FlowDecoder:

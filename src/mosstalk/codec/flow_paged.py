@@ -26,7 +26,7 @@ from mosstalk.codec.flow_pages import (
     descriptors,
     speaker_of,
 )
-from mosstalk.codec.flow_replies import BatchedFlow, Hop, Start
+from mosstalk.codec.flow_replies import BatchedFlow, ComputedVoice, Hop
 from mosstalk.codec.flow_weights import held_bytes
 from mosstalk.errors import CodecFullError
 from mosstalk.models.flow import NOISE_FRAMES, FlowDecoder, fixed_noise
@@ -117,7 +117,7 @@ class FlowPass:
 
     def _clear(self, lane: int) -> None:
         """Have buffers and graphs of its own."""
-        self._lane, most = lane, self.buckets[-1]
+        most = self.buckets[-1]
         self._first = lane * most
         self._buffers = EstimatorBuffers.allocate(self._layout, most, self._device)
         self._inputs: dict[tuple[int, int], PassInputs] = {}
@@ -295,7 +295,7 @@ class PagedFlow(BatchedFlow):
         """Graphs captured so far."""
         return self._lanes.graph_count
 
-    def _compute(self, voice: Voice) -> Start:
+    def _compute(self, voice: Voice) -> ComputedVoice:
         if not self._speakers:
             message = f"the flow has room for {SPEAKERS - 1} voices at once: close replies"
             raise CodecFullError(message, retry_after_s=RETRY_AFTER_S)
@@ -303,13 +303,13 @@ class PagedFlow(BatchedFlow):
         speaker = self._speakers.popleft()
         self._pass.speakers[speaker] = speaker_of(self._flow, voice)
         mel = voice.mel.to(self.device, torch.float32)
-        start = Start(pages, voice.codes[alone:].tolist(), mel, speaker)
-        self._decode([self._voice_items(voice, alone, start)])
-        return start
+        computed = ComputedVoice(pages, voice.codes[alone:].tolist(), mel, speaker)
+        self._decode([self._voice_items(voice, alone, computed)])
+        return computed
 
-    def _drop(self, start: Start) -> None:
-        super()._drop(start)
-        self._speakers.append(start.speaker)
+    def _drop(self, computed: ComputedVoice) -> None:
+        super()._drop(computed)
+        self._speakers.append(computed.speaker)
 
     def _run(self, hops: Sequence[Hop], fresh: list[int]) -> list[Tensor]:
         # Replies in one voice stand together: attention reads its keys once for several.

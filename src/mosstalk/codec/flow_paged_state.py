@@ -17,7 +17,7 @@ from mosstalk.codec.flow_pages import TAIL, PageLayout, PageStore, PassInputs
 from mosstalk.codec.flow_weights import Linear, Norm, Transformer, held_bytes, packed
 from mosstalk.models.flow import ConditionalFlow, FlowDecoder
 from mosstalk.models.flow_networks import EncoderBlock, relative_positions
-from mosstalk.ops.attention_flow import attend_workspace, attention_flow
+from mosstalk.ops.attention_flow import attention_flow, attention_workspace
 from mosstalk.ops.conv1d import conv1d
 from mosstalk.ops.flow_linear import norm_qkv
 
@@ -107,7 +107,7 @@ class _PagedStack:
             self._known[span] = [layer.project(positions) for layer in self._layers]
         if items not in self._work:
             splits = splits_for(items)
-            self._work[items] = attend_workspace(items, self._kv[0], self._rows, splits)
+            self._work[items] = attention_workspace(items, self._kv[0], self._rows, splits)
 
     def over(self, inputs: PassInputs, visible: Tensor) -> Attend:
         """Attention of a pass in which an item sees its first ``visible`` (I,) kept rows."""
@@ -227,7 +227,7 @@ class PagedEstimator:
         """Allocate what a pass of ``items`` needs besides its buffers."""
         if items not in self._work:
             kv, frames = self._kv[0][0], self._layout.frames
-            self._work[items] = attend_workspace(items, kv, frames, splits_for(items))
+            self._work[items] = attention_workspace(items, kv, frames, splits_for(items))
 
     def integrate(self, buffers: EstimatorBuffers, inputs: PassInputs) -> None:
         """From noise to mel, in the first columns of ``buffers.given``."""

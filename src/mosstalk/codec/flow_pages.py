@@ -1,7 +1,7 @@
 """What a flow for many replies may keep: its options, pages of blocks, and computed voices.
 
 A page is what one block leaves for those that follow it: the keys and values of every layer, Euler
-step and guidance branch, and the last rows that each convolution reads. Page 0 belongs to nobody:
+step and guidance branch, and the last rows that each convolution reads. Page 0 is never given out:
 places of a batch that are not in use write there. I items of a pass, T codes and F frames of a
 block, S pages that the longest item may see.
 
@@ -400,38 +400,38 @@ def alone_codes(voice: Voice, config: FlowConfig) -> int:
     return spare // config.chunk_size * config.chunk_size
 
 
-Start = TypeVar("Start")
+_Computed = TypeVar("_Computed")
 
 
-class VoiceShelf(Generic[Start]):
+class VoiceCache(Generic[_Computed]):
     """Computed voices by digest, at most ``limit`` of them unused; ``drop`` frees one."""
 
-    def __init__(self, limit: int, drop: Callable[[Start], None]) -> None:
+    def __init__(self, limit: int, drop: Callable[[_Computed], None]) -> None:
         self._limit, self._drop = limit, drop
-        self._used: dict[bytes, tuple[Start, int]] = {}
-        self._unused: OrderedDict[bytes, Start] = OrderedDict()
+        self._used: dict[bytes, tuple[_Computed, int]] = {}
+        self._unused: OrderedDict[bytes, _Computed] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._used) + len(self._unused)
 
-    def take(self, key: bytes, compute: Callable[[], Start]) -> Start:
+    def take(self, key: bytes, compute: Callable[[], _Computed]) -> _Computed:
         """The voice, used once more from now on; computed where it is not here."""
         if key in self._used:
-            start, users = self._used[key]
+            computed, users = self._used[key]
         elif key in self._unused:
-            start, users = self._unused.pop(key), 0
+            computed, users = self._unused.pop(key), 0
         else:
-            start, users = compute(), 0
-        self._used[key] = start, users + 1
-        return start
+            computed, users = compute(), 0
+        self._used[key] = computed, users + 1
+        return computed
 
     def give(self, key: bytes) -> None:
         """One user less; a voice without any stays until its place is needed."""
-        start, users = self._used.pop(key)
+        computed, users = self._used.pop(key)
         if users > 1:
-            self._used[key] = start, users - 1
+            self._used[key] = computed, users - 1
             return
-        self._unused[key] = start
+        self._unused[key] = computed
         while len(self._unused) > self._limit:
             self.evict()
 

@@ -22,7 +22,7 @@ from mosstalk.codec.flow_pages import (
     FlowPages,
     Item,
     PageLayout,
-    VoiceShelf,
+    VoiceCache,
     alone_codes,
     in_blocks,
 )
@@ -38,8 +38,8 @@ _USUAL_REPLY_S = 20.0
 
 
 @dataclass(frozen=True)
-class Start:
-    """A voice: the pages of its first blocks, its other codes, its mel (frames, 80).
+class ComputedVoice:
+    """A voice after its first blocks: their ``pages``, its codes after them, its mel (frames, 80).
 
     ``speaker`` is its row in the flow's table of speakers. ``kept`` is what it keeps without pages.
     """
@@ -67,14 +67,14 @@ class Hop:
 class FlowReply(FlowStream):
     """One reply of a ``BatchedFlow``; its own ``push`` and ``finish`` are batches of one.
 
-    Only its flow writes here: its voice ``start`` once it has begun, the pages ``own`` of its
+    Only its flow writes here: its voice ``computed`` once it has begun, the pages ``own`` of its
     latest blocks, and the number of ``blocks`` decoded.
     """
 
     def __init__(self, owner: "BatchedFlow", flow: FlowDecoder, voice: Voice) -> None:
         super().__init__(flow, voice)
         self.voice, self.digest = voice, voice.digest
-        self.start: Start | None = None
+        self.computed: ComputedVoice | None = None
         self.own = deque[int]()
         self.blocks = 0
         self.kept: RowState | None = None
@@ -116,7 +116,7 @@ class BatchedFlow(ABC):
         self.device = flow.encoder_proj.weight.device
         self.limit = options.context_blocks(flow.config)
         self.pool = FlowPages(options.page_count(self.layout))
-        self.shelf: VoiceShelf[Start] = VoiceShelf(options.voices, self._drop)
+        self.voices: VoiceCache[ComputedVoice] = VoiceCache(options.voices, self._drop)
         self._flow = flow
         self._lock = RLock()
 
@@ -141,7 +141,7 @@ class BatchedFlow(ABC):
         return 0
 
     @abstractmethod
-    def _compute(self, voice: Voice) -> Start:
+    def _compute(self, voice: Voice) -> ComputedVoice:
         """Compute the blocks that depend on the voice alone."""
 
     @abstractmethod
@@ -152,9 +152,9 @@ class BatchedFlow(ABC):
         """Have so many pages instead of fewer."""
         self.pool.grow(range(self.pool.size + 1, pages + 1))
 
-    def _drop(self, start: Start) -> None:
+    def _drop(self, computed: ComputedVoice) -> None:
         """Give a voice's memory back."""
-        self.pool.give(start.pages)
+        self.pool.give(computed.pages)
 
     @abstractmethod
     def _warm(self, pages: int) -> None:
@@ -173,8 +173,8 @@ class BatchedFlow(ABC):
         """
         with self._lock:
             digest = voice.digest
-            self.shelf.take(digest, partial(self._compute, voice))
-            self.shelf.give(digest)
+            self.voices.take(digest, partial(self._compute, voice))
+            self.voices.give(digest)
 
     def close(self, reply: FlowReply) -> None:
         """Give a reply's pages back at once; its voice stays for others."""
@@ -185,9 +185,9 @@ class BatchedFlow(ABC):
             self.pool.give(list(reply.own))
             reply.own.clear()
             reply.kept = None
-            if reply.start is not None:
-                self.shelf.give(reply.digest)
-                reply.start = None
+            if reply.computed is not None:
+                self.voices.give(reply.digest)
+                reply.computed = None
 
     def advance(self, hops: Sequence[tuple[FlowReply, Sequence[int], bool]]) -> list[Tensor]:
         """Give each reply (each at most once) more codes; return each one's next hop.
@@ -258,7 +258,7 @@ class BatchedFlow(ABC):
                 pages_in_use=self.pool.in_use,
                 page_bytes=self.layout.bytes,
                 mb_per_s=self.layout.bytes / 1e6 / page_s,
-                voices=len(self.shelf),
+                voices=len(self.voices),
                 weight_bytes=self.weight_bytes,
                 fixed_bytes=self.fixed_bytes,
                 graphs=self.graph_count,
@@ -268,17 +268,17 @@ class BatchedFlow(ABC):
         """Have the hops' voices, and take all pages that they need, or change nothing."""
         begun: list[FlowReply] = []
         try:
-            for reply in (hop.reply for hop in hops if hop.reply.start is None):
+            for reply in (hop.reply for hop in hops if hop.reply.computed is None):
                 compute = partial(self._compute, reply.voice)
-                reply.start = self.shelf.take(reply.digest, compute)
+                reply.computed = self.voices.take(reply.digest, compute)
                 begun.append(reply)
             fresh = sum(self._fresh(hop) for hop in hops)
             self._make_room(fresh)
             return self.pool.take(fresh)
         except CodecFullError:
             for reply in begun:
-                self.shelf.give(reply.digest)
-                reply.start = None
+                self.voices.give(reply.digest)
+                reply.computed = None
             raise
 
     def _voice_pages(self, voice: Voice) -> tuple[int, list[int]]:
@@ -288,9 +288,9 @@ class BatchedFlow(ABC):
         self._make_room(blocks)
         return alone, self.pool.take(blocks)
 
-    def _voice_items(self, voice: Voice, alone: int, start: Start) -> list[Item]:
-        """The blocks of ``voice`` that depend on it ``alone``, in the pages of ``start``."""
-        codes, frames, pages = voice.codes.tolist(), self.layout.frames, start.pages
+    def _voice_items(self, voice: Voice, alone: int, computed: ComputedVoice) -> list[Item]:
+        """The blocks of ``voice`` that depend on it ``alone``, in the pages of ``computed``."""
+        codes, frames, pages = voice.codes.tolist(), self.layout.frames, computed.pages
         ahead = codes[alone : alone + self.config.pre_lookahead_len]
         return [
             Item(
@@ -299,23 +299,23 @@ class BatchedFlow(ABC):
                 index * frames,
                 pages[: index + 1],
                 pages[index - 1] if index else NOTHING,
-                start.speaker,
-                start.condition(index * frames, frames),
+                computed.speaker,
+                computed.condition(index * frames, frames),
             )
             for index, (block, after) in enumerate(in_blocks(codes[:alone], ahead, self.config))
         ]
 
     def _make_room(self, pages: int) -> None:
         """Drop voices that nobody uses until so many pages are free, or none is left; then grow."""
-        while self.pool.free < pages and self.shelf.evict():
+        while self.pool.free < pages and self.voices.evict():
             pass
         if self.options.grows and self.pool.free < pages:
             self._grow(max(2 * self.pool.size, self.pool.in_use + pages))
 
     def _rest(self, hop: Hop) -> int:
         """Codes of the voice that a hop decodes too."""
-        assert hop.reply.start is not None
-        return 0 if hop.reply.blocks else len(hop.reply.start.rest)
+        assert hop.reply.computed is not None
+        return 0 if hop.reply.blocks else len(hop.reply.computed.rest)
 
     def _fresh(self, hop: Hop) -> int:
         """Pages that a hop needs besides one of its own that it writes over."""
@@ -327,15 +327,15 @@ class BatchedFlow(ABC):
 
     def _items(self, hop: Hop, fresh: list[int]) -> Iterator[Item]:
         """A hop's blocks, their pages taken from ``fresh`` and from the reply's oldest."""
-        reply, start, frames = hop.reply, hop.reply.start, self.layout.frames
-        assert start is not None
-        codes = hop.codes if reply.blocks else start.rest + hop.codes
+        reply, computed, frames = hop.reply, hop.reply.computed, self.layout.frames
+        assert computed is not None
+        codes = hop.codes if reply.blocks else computed.rest + hop.codes
         oldest = [reply.own.popleft()] if self._writes_over(reply) else []
         for block, ahead in in_blocks(codes, hop.ahead, self.config):
-            before = reply.own[-1] if reply.own else (start.pages or [NOTHING])[-1]
+            before = reply.own[-1] if reply.own else (computed.pages or [NOTHING])[-1]
             reply.own.append(oldest.pop() if oldest else fresh.pop())
             own = list(reply.own)[0 if self.limit is None else -self.limit :]
-            first = (len(start.pages) + reply.blocks) * frames
-            condition = start.condition(first, frames)
-            yield Item(block, ahead, first, start.pages + own, before, start.speaker, condition)
+            first = (len(computed.pages) + reply.blocks) * frames
+            pages, condition = computed.pages + own, computed.condition(first, frames)
+            yield Item(block, ahead, first, pages, before, computed.speaker, condition)
             reply.blocks += 1

@@ -439,7 +439,7 @@ def steady_convolutions(*, tune: bool) -> Iterator[None]:
 
 
 def slots_of(replies: int, device: torch.device) -> DeviceInputs:
-    """Inputs with room for the ``slots`` of so many replies; where there are fewer, nobody's."""
+    """Inputs with room for the ``slots`` of so many replies; places beyond them are slot 0."""
     return DeviceInputs({"slots": Field((replies,), "int64", "replies")}, device)
 
 

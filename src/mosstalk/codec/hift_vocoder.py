@@ -24,6 +24,7 @@ from mosstalk.codec.hift_step import (
     steady_convolutions,
 )
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
+from mosstalk.constants import MEL_FRAMES_PER_CODE
 from mosstalk.errors import OptionError
 from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.runtime.device import pick_dtype
@@ -32,9 +33,8 @@ from mosstalk.runtime.graphs import DECODING, Graphs
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
 """Batch sizes that are captured; a batch in between runs as the next larger one."""
-_HOP_FRAMES = 20
-_CODE_FRAMES = 4
-_OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * _CODE_FRAMES, _CODE_FRAMES)
+_HOP_FRAMES = 5 * MEL_FRAMES_PER_CODE
+_OTHER_FRAMES = range(KEPT_FRAMES, KEPT_FRAMES + 10 * MEL_FRAMES_PER_CODE, MEL_FRAMES_PER_CODE)
 """Lengths of first and last hops, and of whole short replies but for one code alone."""
 _OTHER_BUCKETS = (32, 8, 4, 1)
 """Batch sizes that are captured for these."""
@@ -93,7 +93,7 @@ class BatchedHift:
         self.device = vocoder.conv_pre.weight.device
         on_gpu, dtype = self.device.type == "cuda", pick_dtype(options.dtype)
         layout = Layout(dtype, bias_apart=on_gpu)
-        self._slots = Slots(options.replies, "vocoder")
+        self._slots = Slots(options.replies)
         self._state = HiftState.empty(options.replies + 1, self.config, self.device)
         self._step = HiftStep(vocoder, self._state, layout, options.crossfade)
         self._graphs = Graphs[tuple[int, int], _Captured](
@@ -112,7 +112,7 @@ class BatchedHift:
         """
         slot = self._slots.take()
         self._state.reset(slot, seed)
-        return VocoderReply(slot, seed)
+        return VocoderReply(slot)
 
     def close(self, reply: VocoderReply) -> None:
         """Give the reply's place back; closing twice does nothing."""
@@ -206,7 +206,7 @@ class BatchedHift:
         if not self._graphs.enabled or frames > _LONGEST_CAPTURED:
             return list(self._eagerly(work, frames))
         if not self._warmed:
-            # Where nobody has warmed this up a first call captures what it runs in.
+            # Without ``warm`` a first call captures the graph that it runs in.
             ordinary = frames in (KEPT_FRAMES + _HOP_FRAMES, _HOP_FRAMES)
             buckets = BUCKETS if ordinary else sorted(_OTHER_BUCKETS)
             self.capture(next((n for n in buckets if n >= len(work)), buckets[-1]), frames)
@@ -223,7 +223,7 @@ class BatchedHift:
     def _replayed(self, work: list[Work], shape: tuple[int, int]) -> Tensor:
         """Sound (replies, N) by the graph of ``shape``, a copy.
 
-        What is left of the batch runs on slot 0, which is nobody's.
+        The rest of the batch runs on slot 0, which is never given out.
         """
         found = self._graphs[shape]
         found.inputs.fill({"slots": np.array([reply.slot for reply, _, _ in work])})

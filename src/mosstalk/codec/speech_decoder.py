@@ -100,9 +100,9 @@ class DecoderOptions:
 
     @classmethod
     def few(cls, replies: int, device: torch.device) -> Self:
-        """What speaks where nobody asked for anything: exact on a CPU; on a GPU what serves.
+        """Options where the user gave none: exact on a CPU; on a GPU those of a server.
 
-        There it is 16 bit and ``CONTEXT_S`` remembered, in as few pages.
+        These are 16 bit and a history of ``CONTEXT_S``, here in as few pages as ``exact`` has.
         """
         exact = cls.exact(replies)
         if device.type != "cuda":
@@ -119,7 +119,8 @@ class DecoderOptions:
         and a reply's history is bounded, there are pages for ``replies`` at once and some voices.
 
         Raises:
-            OptionError, DeviceError: it means nothing.
+            OptionError: a value is out of its range.
+            DeviceError: the dtype is unknown.
         """
         dtype = request.dtype or ("float16" if device.type == "cuda" else "float32")
         context_s = (CONTEXT_S if request.context_s is None else request.context_s) or None
@@ -211,9 +212,13 @@ class SpeechDecoder:
         Raises:
             CodecFullError: there is no room; then nothing has changed.
         """
-        self._begin([request.reply for request in requests])
+        begun = self._begin([request.reply for request in requests])
         hops = [(request.reply.flow, request.codes, request.last) for request in requests]
-        mels = self.flow.advance(hops)
+        try:
+            mels = self.flow.advance(hops)
+        except CodecFullError:
+            self._undo(begun)
+            raise
         work = [
             (request.reply.vocoder, mel, request.last)
             for request, mel in zip(requests, mels, strict=True)
@@ -256,8 +261,8 @@ class SpeechDecoder:
         """What is held now."""
         return self.flow.figures(), self.vocoder.figures()
 
-    def _begin(self, replies: Sequence[SpokenReply]) -> None:
-        """Take a place for each that has none, or none at all."""
+    def _begin(self, replies: Sequence[SpokenReply]) -> list[SpokenReply]:
+        """Take a place for each that has none, or none at all; return those that got one."""
         begun: list[SpokenReply] = []
         try:
             for reply in replies:
@@ -265,11 +270,16 @@ class SpeechDecoder:
                     reply.vocoder = self.vocoder.open(reply.seed)
                     begun.append(reply)
         except CodecFullError:
-            for reply in begun:
-                if reply.vocoder:
-                    self.vocoder.close(reply.vocoder)
-                reply.vocoder = None
+            self._undo(begun)
             raise
+        return begun
+
+    def _undo(self, begun: Sequence[SpokenReply]) -> None:
+        """Give back the places that ``_begin`` took."""
+        for reply in begun:
+            if reply.vocoder:
+                self.vocoder.close(reply.vocoder)
+            reply.vocoder = None
 
 
 def _vocoder(codec: Codec, options: DecoderOptions) -> StreamingVocoder:

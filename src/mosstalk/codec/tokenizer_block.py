@@ -45,7 +45,7 @@ class BlockSpan(NamedTuple):
         """First rows of the blocks of so many ``rows`` that cover it.
 
         They end with it, and what is before it is encoded again; but where a segment begins there
-        is not as much, and they begin with that. What they then make past the end is nobody's.
+        is not as much, and they begin with that. What they then make past the end is dropped.
         """
         count = -(-(self.end - self.start) // rows)
         first = max(self.end - count * rows, 0)
@@ -133,7 +133,7 @@ class BlockStep:
         # The last of them is read by no row, but when a segment ends its floor lies by it too.
         self._frames = CONV_STRIDE * self._rows + 1
         self._samples = (self._frames - 1) * WHISPER_HOP + WHISPER_N_FFT
-        # The last block of a segment may go past its last page, into nobody's.
+        # The last block of a segment may go past its last page, into page 0.
         self._columns = live.pages.longest + -(-self._rows // live.pages.rows)
         self._inputs = DeviceInputs(
             {

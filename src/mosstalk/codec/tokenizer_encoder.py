@@ -21,14 +21,14 @@ from mosstalk.models.speech_tokenizer import (
     SpeechTokenizer,
     squared_distances,
 )
-from mosstalk.ops.attention_tokenizer import attend_workspace
+from mosstalk.ops.attention_tokenizer import attention_numbers
 from mosstalk.ops.launch import Norm, Workspace
 from mosstalk.ops.linear_tf32x3 import (
     Paged,
     Precision,
     Tf32x3,
     linear_float32,
-    linear_workspace,
+    linear_numbers,
     qkv_float32,
     takes,
 )
@@ -67,7 +67,7 @@ class Attention(Protocol):
     """Mixes the values that rows see; their own keys and values have been kept."""
 
     def __call__(self, layer: int, query: Tensor) -> Tf32x3:
-        """(N, C) to the same, in halves where kernels take what is given."""
+        """(N, C) to the same, as ``Tf32x3`` parts where kernels take what is given."""
 
 
 class _Linear(NamedTuple):
@@ -93,7 +93,7 @@ class _Layer(NamedTuple):
         attention = layer.self_attn
         return cls(
             _norm(layer.self_attn_layer_norm),
-            _Linear(*attention.in_one()),
+            _Linear(*attention.fused_qkv()),
             _Linear.of(attention.out_proj),
             _norm(layer.final_layer_norm),
             _Linear.of(layer.fc1),
@@ -117,7 +117,7 @@ class LiveEncoder:
         weight = self.encoder.codebook.weight
         self.device = weight.device
         heads, width = tokenizer.config.encoder_attention_heads, tokenizer.config.d_model
-        room = max(linear_workspace(), attend_workspace(heads, width // heads))
+        room = max(linear_numbers(), attention_numbers(heads, width // heads))
         self.workspace = Workspace(room if takes(weight) else 0, self.device)
         self._how: _How = {"precision": precision, "workspace": self.workspace}
         self._layers = [_Layer.of(layer) for layer in self.encoder.layers]
@@ -207,7 +207,9 @@ class _How(TypedDict):
     workspace: Workspace
 
 
-def hear(live: LiveEncoder, segments: Sequence[LiveSegment], frames: Sequence[int]) -> None:
+def compute_features(
+    live: LiveEncoder, segments: Sequence[LiveSegment], frames: Sequence[int]
+) -> None:
     """Compute the features of each segment up to its number of ``frames``, all in one batch.
 
     Every segment must have a frame that is new, and pages for all.

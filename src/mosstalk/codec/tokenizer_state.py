@@ -22,6 +22,8 @@ from mosstalk.runtime.sharing import PagePool
 
 
 Places = npt.NDArray[np.int64]
+ROW_S = CONV_STRIDE * WHISPER_HOP / INPUT_RATE
+"""Seconds of a row of the encoder: 20 ms."""
 RETRY_AFTER_S = 1.0
 """Turns end all the time, and each gives back what it held."""
 _GROWN_BY = 0.5
@@ -61,7 +63,6 @@ class Pages:
         self.grown = 0
         self.limit_s = limit_s
         self._zeroed = zeroed
-        self._row_s = CONV_STRIDE / 100
         size = (0, 1, 2, heads, rows, config.d_model // heads)
         self.kv = [weight.new_empty(size) for _ in range(config.quantize_position)]
         bins = config.num_mel_bins
@@ -101,7 +102,7 @@ class Pages:
             if missing > room:
                 raise CodecFullError(
                     f"the sound of all live streams together is limited to {self.limit_s:g} s, "
-                    f"and {self.taken * self.rows * self._row_s:g} s are held: end one first",
+                    f"and {self.taken * self.rows * ROW_S:g} s are held: end one first",
                     RETRY_AFTER_S,
                 )
             wanted = min(wanted, room)
@@ -134,7 +135,7 @@ class Pages:
         return self.log_mel.flatten(0, 1)
 
     def _pages_in(self, seconds: float) -> int:
-        return -(-round(seconds / self._row_s) // self.rows)
+        return -(-round(seconds / ROW_S) // self.rows)
 
     def _grow(self, pages: int) -> None:
         before = self.log_mel.shape[0]
@@ -150,10 +151,15 @@ class Pages:
                 "end a live stream first",
                 RETRY_AFTER_S,
             ) from None
-        self.grown += 1
+        finally:
+            # Also where memory ran out: the layers that came before it have moved.
+            self.grown += 1
         self._pool.grow(range(max(before, 1), after))
 
     def _longer(self, kept: Tensor, pages: int) -> Tensor:
+        """``kept`` with room for ``pages``; itself where a growth that failed has made the room."""
+        if kept.shape[0] >= pages:
+            return kept
         make = torch.zeros if self._zeroed else torch.empty
         longer = make((pages, *kept.shape[1:]), dtype=kept.dtype, device=kept.device)
         longer[: kept.shape[0]] = kept
@@ -343,18 +349,19 @@ class Repair:
 class LiveCodes:
     """One turn's codes and all that its stream keeps; only ``LiveTokenizer`` writes here.
 
-    The first ``settled`` of ``codes`` are final, the others but for repairs. ``gaps`` says of
-    each of those how much nearer its entry of the codebook is than the next one, and ``trusted``
-    is the maximum that is still taken for this turn's. For the record: ``blocks`` counts the
-    times that something was encoded, ``rows`` all rows of 20 ms that were, and ``ties`` the
-    segments encoded whole at their end, because rounding could choose between two entries.
+    The first ``settled`` of ``codes`` are final, the others but for repairs. ``leads`` says of
+    each of those how much nearer its entry of the codebook is than the next one, see
+    ``LiveEncoder.nearest``. ``trusted`` is the last turn's maximum while it is still taken for
+    this turn's. For the record: ``blocks`` counts the times that something was encoded, ``rows``
+    all rows of 20 ms that were, and ``ties`` the segments encoded whole at their end, because
+    rounding could choose between two entries.
     """
 
     segment: LiveSegment = field(repr=False)
     trusted: float | None
     codes: list[int] = field(default_factory=list)
     settled: int = 0
-    gaps: list[float] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
     samples: int = 0
     finished: bool = False
     maximum_before: float | None = None
@@ -368,7 +375,7 @@ class LiveCodes:
 
         What it writes there lies after all that this one knows, or is to be encoded again.
         """
-        lists = {name: getattr(self, name).copy() for name in ("codes", "gaps", "repairs")}
+        lists = {name: getattr(self, name).copy() for name in ("codes", "leads", "repairs")}
         return replace(self, segment=replace(self.segment), **lists)
 
     @property

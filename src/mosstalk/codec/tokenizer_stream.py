@@ -19,10 +19,11 @@ from mosstalk.codec.tokenizer_encoder import (
     LiveEncoder,
     SegmentSpan,
     StreamByStream,
+    compute_features,
     encode_rows,
-    hear,
 )
 from mosstalk.codec.tokenizer_state import (
+    ROW_S,
     Change,
     Floats,
     LiveCodes,
@@ -42,8 +43,6 @@ Sound = Tensor | npt.NDArray[np.float32]
 TRUSTED_S = 1.0
 """Seconds of a turn for which the last turn's maximum is taken for this one's. Where this turn is
 not as loud, that has to be repaired, so the end must not be the time to find out."""
-ROW_S = 0.02
-"""Seconds of a row of the encoder."""
 _PAGE_S = 1.28
 """Seconds of a page on a GPU: short turns hold little, and a kernel finds its rows quickly."""
 TIE = 1e-5
@@ -324,7 +323,7 @@ class LiveTokenizer:
         if works and self._together:
             self._run_together(works)
         elif works:
-            hear(self._encoder, [w.segment for w in works], [w.frames for w in works])
+            compute_features(self._encoder, [w.segment for w in works], [w.frames for w in works])
             due = [(work, span) for work in works if (span := self._span(work)).rows]
             if due:
                 self._encode(due)
@@ -409,18 +408,18 @@ class LiveTokenizer:
         """Note the codes that a stream's rows from ``row`` on became."""
         state, start = work.turn.state, row // self._pool
         work.turn.replace(state.settled + start, codes)
-        state.gaps[start:] = leads
+        state.leads[start:] = leads
         state.blocks += 1
         state.rows += self._pool * len(codes)
 
     def _settle(self, turn: _Turn) -> None:
         """Make the segment's codes final, and begin another in its place."""
         state, segment = turn.state, turn.state.segment
-        if min(state.gaps) < self._tie:
+        if min(state.leads) < self._tie:
             state.ties += 1
             whole = self.tokenizer.encode_segment(segment.pcm)
             turn.replace(state.settled, whole.codes.tolist())
-        state.settled, state.gaps = len(state.codes), []
+        state.settled, state.leads = len(state.codes), []
         state.trusted = state.maximum_before = segment.loudest
         segment.clear()
 

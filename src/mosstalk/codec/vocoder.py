@@ -18,16 +18,15 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(eq=False)
 class VocoderReply:
-    """One reply's place in a vocoder: its slot, and how much of it was heard of so far."""
+    """One reply's place in a vocoder: its slot, and how many frames it has taken so far."""
 
     slot: int
-    seed: int
     frames: int = 0
     """Mel frames taken so far."""
     ended: bool = False
     """Whether its last frames were taken, or it was closed."""
     closed: bool = False
-    """Whether its slot is another's by now."""
+    """Whether its slot was given back, and may be another reply's by now."""
 
 
 Work = tuple[VocoderReply, Tensor, bool]
@@ -75,10 +74,9 @@ class StreamingVocoder(Protocol):
 
 @dataclass
 class Slots:
-    """Places for ``count`` replies, numbered from 1; number 0 belongs to nobody."""
+    """A vocoder's places for ``count`` replies, numbered from 1; number 0 is never given out."""
 
     count: int
-    what: str
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +95,7 @@ class Slots:
         """
         if not self.free:
             raise CodecFullError(
-                f"all {self.count} places of the {self.what} are taken; end a reply, or give it "
+                f"all {self.count} places of the vocoder are taken; end a reply, or give it "
                 "more places",
                 RETRY_AFTER_S,
             )

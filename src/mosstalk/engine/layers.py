@@ -32,8 +32,8 @@ from mosstalk.engine.step_plan import (
 )
 from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
-from mosstalk.ops.attention_decode import attention_decode, rows_work
-from mosstalk.ops.attention_prefill import attention_prefill, tiles_work
+from mosstalk.ops.attention_decode import attention_decode, decode_numbers
+from mosstalk.ops.attention_prefill import attention_prefill, prefill_numbers
 from mosstalk.ops.launch import compiled_together, references_only, runs
 from mosstalk.ops.linear import rms_linear
 from mosstalk.ops.linear_tiles import FEW_ROWS
@@ -327,7 +327,7 @@ def _work(
         return torch.zeros(0, device=keys.device)
     shape = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     span = limits.size(1, 1, 0, limits.keys).blocks * limits.block_rows
-    numbers = tiles_work(limits.tiles, *shape, span, keys.dtype, invariant=invariant)
+    numbers = prefill_numbers(limits.tiles, *shape, span, keys.dtype, invariant=invariant)
     if not limits.tiled:
-        numbers = max(numbers, rows_work(limits.singles, *shape, span, keys.dtype))
+        numbers = max(numbers, decode_numbers(limits.singles, *shape, span, keys.dtype))
     return torch.zeros(numbers, device=keys.device)

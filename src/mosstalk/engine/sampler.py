@@ -82,7 +82,7 @@ class Slots:
         text = DrawState(self.seen[TEXT], self.latest, self.mode)
         whole = torch.where((drawn < 0) & ~bad[:, channel], -1, at)
         special = ModeTokens(ids.sosp, ids.eosp, ids.modality_pad, ids.audio_pad)
-        update_modes(text, whole, bad, self.halts, special, put_off=True)
+        update_modes(text, whole, bad, self.halts, special, deferred=True)
 
 
 _FURTHER_SPECIALS = 6

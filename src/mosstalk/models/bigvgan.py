@@ -115,6 +115,8 @@ def _sizes(reader: Reader, key: str) -> tuple[int, ...]:
 def _positive(values: Any, where: str, key: str) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(v) is int and v > 0 for v in values):
         raise ConfigError(f"{where}: {key} must hold whole numbers above 0")
+    if not values:
+        raise ConfigError(f"{where}: {key} is empty")
     return tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""Reading the language model's folder: config, 6 + 11 per layer tensors, tokenizer."""
+"""Reading the language model's folder: its config, and 6 tensors and 11 of each layer."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from mosstalk.config import FlowConfig, HiftConfig, SpeechTokenizerConfig
+from mosstalk.config import FlowConfig, HiftConfig, Reader, SpeechTokenizerConfig
 from mosstalk.errors import CheckpointError, ConfigError
 from mosstalk.files import read_json
 from mosstalk.models.flow import FlowDecoder
@@ -129,7 +129,7 @@ def build(
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> _M:
-    """A part of the codec, made by ``make`` and filled from ``store``; see ``tensors.fill``."""
+    """A part of the codec, made by ``make`` and filled from ``store``; see ``weights.fill``."""
     with torch.device("meta"):
         module = make()
     unused = module.unused if isinstance(module, SpeechTokenizer) else lambda _: False
@@ -144,9 +144,11 @@ def flow_names(config: SpeechTokenizerConfig) -> list[str]:
     """The flows that a codec has: those it names, else all that are published.
 
     Raises:
-        ConfigError: it names one that is unknown.
+        ConfigError: it names one that is unknown, or names them otherwise than in a list.
     """
-    names = list(config.extra.get(FLOWS_KEY, FLOW_BLOCK_CODES))
+    names: list[str] = Reader(config.extra, "config.json").get(
+        FLOWS_KEY, list, list(FLOW_BLOCK_CODES)
+    )
     for name in names:
         _known_flow(str(name))
     return names

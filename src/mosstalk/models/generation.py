@@ -29,7 +29,7 @@ NOT_FINITE = (
     "the model's logits are not finite: its weights or config are damaged, or its arithmetic "
     "overflows; try --dtype float32"
 )
-"""What whoever asked for a reply is told."""
+"""The message of a reply that ends because its logits hold NaN, or no number above -inf."""
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -307,7 +307,7 @@ class LanguageModel(nn.Module):
         return self.model.embed_tokens.weight.dtype
 
     def new_cache(self) -> KVCache:
-        """An empty cache for one batch of sequences, on the model's device and dtype."""
+        """An empty cache for one batch of sequences of this model."""
         return KVCache(self.config.num_kv_layers)
 
     def embed(self, rows: Tensor) -> Tensor:

@@ -87,6 +87,8 @@ class Quantization:
         activations = _one_of(reader, "activations", ACTIVATIONS)
         calibrated = activations == "calibrated"
         calibration = reader.get("calibration", dict) if calibrated else {}
+        if calibrated:
+            Reader(calibration, f"{reader.where}: calibration").size("prompts")
         source = reader.get("source_sha256", str)
         unknown = sorted(reader.rest())
         if unknown:

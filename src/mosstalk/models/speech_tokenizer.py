@@ -43,7 +43,7 @@ class EncoderAttention(nn.Module):
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def in_one(self) -> tuple[Tensor, Tensor]:
+    def fused_qkv(self) -> tuple[Tensor, Tensor]:
         """Weights (3C, C) and biases (3C,) of queries, keys and values in one matmul.
 
         The projections' own weights become views of them, so that nothing is kept twice.
@@ -74,9 +74,9 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Whole segments: (B, T, C) to the same."""
         x = x + self.self_attn(self.self_attn_layer_norm(x))
-        return x + self.fed_forward(x)
+        return x + self.feed_forward(x)
 
-    def fed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """What the second half of the layer adds to ``x`` (..., C)."""
         return self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
 

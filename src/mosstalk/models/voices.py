@@ -178,7 +178,7 @@ def _foreign(model: Path, size: int, reason: str) -> CheckpointError:
 
 SUFFIX = ".safetensors"
 NO_VOICE = "none, make one with mosstalk voice create"
-"""In place of the names of a codec's voices, where it has none as published."""
+"""What a message says in place of the names of voices where a codec has none."""
 CODEC_KEY = "codec"
 """Key of a voice's info under which the fingerprint of its codec stands."""
 _FORMAT = "mosstalk-voice-1"
@@ -296,7 +296,7 @@ def list_voices(folder: Path) -> list[str]:
 
 
 def any_voice(names: Sequence[str]) -> str:
-    """For what needs a voice, and not a particular one: ``default`` where it is there or no other
-    is, else the first of ``names``.
+    """The voice to use where none was asked for: ``default`` if it is among ``names`` or they are
+    empty, else the first of them.
     """
     return "default" if "default" in names or not names else names[0]

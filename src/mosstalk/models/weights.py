@@ -51,9 +51,15 @@ class StoredTensor:
         return self.load_rows(start, end) if self.load_rows else self.load()[start:end].clone()
 
     def part(self, start: int, shape: tuple[int, ...]) -> "StoredTensor":
-        """A tensor of ``shape`` whose rows are those from ``start`` on."""
+        """A tensor of ``shape`` whose rows are those from ``start`` on; no others are read."""
         end = start + shape[0]
-        return StoredTensor(shape, self.where, lambda: self.load()[start:end].clone(), self.dtype)
+        return StoredTensor(
+            shape,
+            self.where,
+            lambda: self.rows(start, end),
+            self.dtype,
+            lambda first, last: self.rows(start + first, start + last),
+        )
 
 
 Store = dict[str, StoredTensor]
@@ -106,8 +112,8 @@ def open_sharded(folder: Path) -> Store:
 def to_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Matrices (n, ...) in int8, a float16 scale (n, 1, ...) beside each; vectors as they are.
 
-    Whoever opens a file of these finds float16 under the old names: half of the bytes on disk,
-    and nothing else to know.
+    They take half of float16's bytes on disk. ``open_safetensors`` and ``open_pickled`` give the
+    matrices back in float16, under their own names and without the scales.
     """
     stored = {}
     for name, value in weights.items():
@@ -143,6 +149,7 @@ def _widened(store: Store) -> Store:
 
 
 def _as_float16(stored: StoredTensor, scale: StoredTensor) -> StoredTensor:
+    """A matrix of ``to_int8`` and its scale as one tensor in float16."""
     return StoredTensor(
         stored.shape,
         stored.where,

@@ -1,4 +1,4 @@
-"""Fused steps of the codec, each a Triton kernel with its plain-torch reference beside it.
+"""Fused steps of the language model and the codec: Triton kernels and their plain-torch references.
 
 A kernel runs where its tensors are on a GPU and Triton is installed, the reference elsewhere;
 ``launch.references_only`` turns kernels off. Shapes: R rows, C, K or N channels, H heads, d

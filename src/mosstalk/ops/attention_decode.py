@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     Shares,
     combine,
@@ -27,7 +28,6 @@ from mosstalk.ops.rope_kv import (
     with_partner,
 )
 
-LOG2_E = 1 / math.log(2)
 ANY_ITEMS = 1 << 31
 SHARES = {
     4: Shares(64, 64, 64, 2, 2),
@@ -46,10 +46,10 @@ def shares_for(items: int, dtype: torch.dtype) -> Shares:
     return next(shares for most, shares in SHARES.items() if items <= most)
 
 
-def rows_work(
+def decode_numbers(
     items: int, heads: int, kv_heads: int, channels: int, span: int, dtype: torch.dtype
 ) -> int:
-    """How many float32 numbers of work ``attention_decode`` needs; zeros before its first call.
+    """How many float32 numbers ``work`` of ``attention_decode`` has; zeros before the first call.
 
     Calls that follow one another share them, and so do calls with fewer items or keys.
     """
@@ -63,7 +63,7 @@ def rows_work(
 
 def attention_decode_reference(
     qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
+    norm_weights: tuple[Tensor, Tensor],
     eps: float,
     angles: Tensor,
     keys: Tensor,
@@ -76,7 +76,7 @@ def attention_decode_reference(
 ) -> Tensor:
     """``attention_decode`` in plain torch, item by item; reads ``length`` on the host."""
     lines = angles[(length - 1).clamp(min=0).long()]
-    query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
+    query, key, value = turned_reference(qkv, norm_weights, eps, lines, keys.shape[1])
     out.zero_()
     for item, seen in enumerate(length.tolist()):
         if seen == 0:
@@ -126,7 +126,7 @@ def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 @op(attention_decode_reference)
 def attention_decode(
     qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
+    norm_weights: tuple[Tensor, Tensor],
     eps: float,
     angles: Tensor,
     keys: Tensor,
@@ -141,21 +141,21 @@ def attention_decode(
 ) -> tuple[Tensor, Launch]:
     """Write each item's new key and value to their place and what it mixes into ``out``.
 
-    ``qkv`` (I, (H + 2 G) D), ``gains``, ``eps``, ``angles``, ``keys`` and ``values`` are as in
-    ``rope_kv``. ``table`` (I, B) int32: row j of an item is at place
+    ``qkv`` (I, (H + 2 G) D), ``norm_weights``, ``eps``, ``angles``, ``keys`` and ``values`` are
+    as in ``rope_kv``. ``table`` (I, B) int32: row j of an item is at place
     table[item, j // block_rows] * block_rows + j % block_rows. ``length`` (I,) int32: keys an
     item sees, the new row's included, which is its last; 0: nothing is written but zeros into
     ``out`` (I, H D). No length may be above ``span``. Scores are divided by sqrt(D).
 
     ``table``, ``length`` and keys and values of earlier rows are read before the kernel's turn:
-    no kernel of the same chain of dependent launches may write them. ``work`` has ``rows_work``
-    numbers. An item's bits do not depend on other items or on ``span``, but in 16 bit on how many
-    items there are.
+    no kernel of the same chain of dependent launches may write them. ``work`` (float32) has at
+    least ``decode_numbers`` numbers. An item's bits do not depend on other items or on ``span``,
+    but in 16 bit on how many items there are.
     """
     items, (kv_heads, channels) = table.shape[0], keys.shape[1:]
     group = (qkv.shape[1] // channels - 2 * kv_heads) // kv_heads
     _check(qkv, table, length, out, kv_heads * group * channels)
-    check_store(qkv, gains, angles, keys, values)
+    check_store(qkv, norm_weights, angles, keys, values)
     shares = shares_for(items, qkv.dtype)
     splits, queries = shares.splits(span), queries_of(group)
     room = Room.of(work, items * kv_heads, splits, group, channels)
@@ -164,8 +164,8 @@ def attention_decode(
         (kv_heads, items, splits),
         {
             **strided(qkv=qkv, out=out),
-            "q_norm_weight": gains[0],
-            "k_norm_weight": gains[1],
+            "q_norm_weight": norm_weights[0],
+            "k_norm_weight": norm_weights[1],
             "angles": angles,
             "keys": keys,
             "values": values,

@@ -22,6 +22,7 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     combine,
     combined_at_once,
@@ -34,7 +35,6 @@ from mosstalk.ops.parts import (
 )
 from mosstalk.ops.tiles import FEW_ROWS, SOME_ROWS, tile
 
-_LOG2_E = 1 / math.log(2)
 MEMBERS = 3
 """Most items of a pack: of 20 frames each, they fill a tile of 64 rows."""
 _PACKED_REGISTERS = 128
@@ -129,7 +129,7 @@ def attention_flow(
     ``splits`` > 1: so many programs share an item's keys, each a range of them that depends on
     ``visible`` alone, and their sums are joined in order: the same bits at every run. Each takes
     ``least`` keys if there are so many; programs that nothing is left for do nothing.
-    ``workspace`` is what ``attend_workspace`` gives; made here where it is None.
+    ``workspace`` is what ``attention_workspace`` gives; made here where it is None.
     """
     items, pages = table.shape
     _, branches, _, heads, page_rows, channels = kv.shape
@@ -152,7 +152,7 @@ def attention_flow(
             "pages": pages,
             "items": items,
             **page_strides(kv),
-            "scale": _LOG2_E / math.sqrt(channels),
+            "scale": LOG2_E / math.sqrt(channels),
         },
         {
             "FRAMES": frames,
@@ -193,13 +193,13 @@ def _room(
     if splits == 1:
         return {"counters": None, "sums": None}
     if workspace is None:
-        workspace = attend_workspace(items, kv, frames, splits)
+        workspace = attention_workspace(items, kv, frames, splits)
     rows, pairs = _tile_rows(frames, kv), _pairs(items, kv, frames)
     room = Room.of(workspace, pairs, splits, rows, kv.shape[5])
     return {"counters": room.counters, "sums": room.sums}
 
 
-def attend_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
+def attention_workspace(items: int, kv: Tensor, frames: int, splits: int) -> Tensor:
     """Room for the partial sums of ``splits``, (numbers,) float32 zeros.
 
     Calls that follow one another share it: each leaves the counters in it at zero.

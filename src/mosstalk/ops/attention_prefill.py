@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from mosstalk.ops.attention_decode import LOG2_E, kept, mixed_reference, rows_of, see_kept
+from mosstalk.ops.attention_decode import kept, mixed_reference, rows_of, see_kept
 from mosstalk.ops.launch import Launch, op, power_of_two, strided, tl, triton
 from mosstalk.ops.parts import (
+    LOG2_E,
     Room,
     Shares,
     combine,
@@ -56,7 +57,7 @@ def shares_for(tiles: int, kv_heads: int, dtype: torch.dtype, *, invariant: bool
     return WHOLE if tiles * kv_heads >= ENOUGH_PROGRAMS else SHARES
 
 
-def tiles_work(
+def prefill_numbers(
     tiles: int,
     heads: int,
     kv_heads: int,
@@ -66,7 +67,7 @@ def tiles_work(
     *,
     invariant: bool = False,
 ) -> int:
-    """How many float32 numbers of work ``attention_prefill`` needs; zeros before its first call.
+    """How many float32 numbers ``work`` of ``attention_prefill`` has; zeros before the first call.
 
     Calls that follow one another share them, and so do calls with fewer tiles or keys.
     """
@@ -127,7 +128,7 @@ def attention_prefill(
     line of the table. A row sees all positions up to its own; none may be ``span`` or later.
     Rows that are in no tile are neither read nor written. Scores are divided by sqrt(D).
 
-    ``table`` and ``tiles`` are read before the kernel's turn. ``work`` has ``tiles_work``
+    ``table`` and ``tiles`` are read before the kernel's turn. ``work`` has ``prefill_numbers``
     numbers. In float32, and with ``invariant``, a row's bits do not depend on other rows as long
     as tiles are those of ``tiles_of``; else how many tiles there are says whether keys are shared.
     """

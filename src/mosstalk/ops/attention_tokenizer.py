@@ -29,7 +29,7 @@ from mosstalk.ops.linear_tf32x3 import (
     tf32x3_dot,
     upper,
 )
-from mosstalk.ops.parts import combine, combined_at_once, gdc_wait, store_partial
+from mosstalk.ops.parts import LOG2_E, combine, combined_at_once, gdc_wait, store_partial
 from mosstalk.ops.tiles import Tile
 
 ITEM_ROWS = 32
@@ -41,7 +41,6 @@ _PROGRAMS = 160
 _SPLITS = (1, 2, 4, 8)
 _MOST_SPLITS = 16
 """Where none of the others fills a card."""
-_LOG2_E = 1 / math.log(2)
 
 
 class Items(NamedTuple):
@@ -64,7 +63,7 @@ def splits_for(items: int, heads: int) -> int:
     return next(fit, _MOST_SPLITS)
 
 
-def attend_workspace(heads: int, channels: int) -> int:
+def attention_numbers(heads: int, channels: int) -> int:
     """Numbers in the workspace for any items whose keys ``splits_for`` splits."""
     items = range(1, _PROGRAMS)
     most = max(n * splits_for(n, heads) for n in items if splits_for(n, heads) > 1)
@@ -101,7 +100,7 @@ def attention_tokenizer(
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
 ) -> tuple[Tf32x3, Launch]:
-    """softmax(q k^T / sqrt(d)) v of every row of the items, in halves where ``split``.
+    """softmax(q k^T / sqrt(d)) v of every row of the items, as high and low parts where ``split``.
 
     ``q`` and the result (R, H d), no gaps; ``kv`` (pages, 1, 2, H, P, d), any strides but the
     last; ``table`` (streams, max_pages) int32: key j of a stream is row j % P of page
@@ -123,7 +122,7 @@ def attention_tokenizer(
     strides = page_strides(kv)
     del strides["kv_branch"]
     return out, Launch(
-        _attend,
+        _attention_tokenizer,
         (count, heads, splits),
         {
             "q": q,
@@ -135,7 +134,7 @@ def attention_tokenizer(
             **Shared.of(workspace, splits, count * heads, numbers, q)._asdict(),
             "pages": table.shape[1],
             **strides,
-            "scale": _LOG2_E / math.sqrt(channels),
+            "scale": LOG2_E / math.sqrt(channels),
         },
         {
             "SPLIT": out.low is not None,
@@ -155,7 +154,7 @@ def attention_tokenizer(
 
 
 @triton.jit
-def _attend(
+def _attention_tokenizer(
     q,
     kv,
     table,
@@ -193,7 +192,7 @@ def _attend(
     own = tl.load(rows + tl.program_id(0))
     seen = tl.load(visible + tl.program_id(0))
     table += tl.load(source + tl.program_id(0)) * pages
-    # Rows are the tiles' second side: keys and values are halved in registers, queries and
+    # Rows are the tiles' second side: keys and values are split in registers, queries and
     # weights lie in shared memory, which is where TF32 units take them from.
     row = (tl.load(first + tl.program_id(0)) + t)[None, :] * (HEADS * D) + head * D
     mine = (channel < D)[:, None] & (t < own)[None, :]

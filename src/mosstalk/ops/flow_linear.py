@@ -493,7 +493,7 @@ def _close_residual(
     here = (row < rows)[:, None]
     there = column < N
     beside = bias_at(bias, column, N, BIAS)
-    gains = tl.load(norm_weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    factors = tl.load(norm_weight + column, mask=there, other=0.0).to(tl.float32)[None, :]
     shifts = tl.load(shift + column, mask=there, other=0.0).to(tl.float32)[None, :]
     w, factor, offset = await_turn(
         weight, None, None, column, K, N, False, WIDTH, LINES, LINE, AT_ONCE, GROUPS, DEPENDENT
@@ -512,7 +512,7 @@ def _close_residual(
             K, N, False, False, ROWS, COLUMNS, INNER, WIDTH,
         )  # fmt: skip
     mean, scale = moments(y, inside, eps, N)
-    bracket = mish((bracket - mean) * scale * gains + shifts)
+    bracket = mish((bracket - mean) * scale * factors + shifts)
     total += beside + bracket
     tl.store(out + row[:, None] * out_stride + column[None, :], total, mask=here & there[None, :])
 

@@ -46,10 +46,11 @@ Norm = tuple[Tensor, Tensor, float]
 """Weight and bias (C,) of a LayerNorm, and its epsilon."""
 
 _SMALLEST_SIDE = 16
-"""Of a tile in a matmul."""
+"""The fewest rows, columns or channels of a tile that ``tl.dot`` takes."""
 _DEPENDENT_SINCE = (9, 0)
+"""The first compute capability with programmatic dependent launch."""
 LINE_BYTES = 128
-"""Of the card's cache."""
+"""Size of a line of the card's L2 cache."""
 
 
 @dataclass
@@ -226,16 +227,21 @@ class Launch(NamedTuple):
         raise AssertionError("a kernel reads or writes a tensor")
 
     def _variant(self) -> Variant:
-        """What tells apart launches that are not compiled alike, and perhaps some that are."""
+        """What tells apart launches that are not compiled alike, and perhaps some that are.
+
+        Triton compiles anew for numbers that 16 divides, and for 1.
+        """
         values = (
-            value.dtype if torch.is_tensor(value) else isinstance(value, int) and value % 16
+            value.dtype
+            if torch.is_tensor(value)
+            else isinstance(value, int) and (value % 16, value == 1)
             for value in self.arguments.values()
         )
         return self.kernel, self.tile, self.registers, self.short, *values, *self.constants.values()
 
 
-_MOST_COUNTERS = 4096
-"""Tiles that several programs may share."""
+_USUAL_TILES = 4096
+"""Tiles of one launch that several programs share, of which each has a counter."""
 
 
 class Workspace:
@@ -244,8 +250,8 @@ class Workspace:
     Calls that follow one another on a stream share it: each leaves the counters at zero.
     """
 
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self.counters = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+    def __init__(self, numbers: int, device: torch.device, tiles: int = _USUAL_TILES) -> None:
+        self.counters = torch.zeros(tiles, dtype=torch.int32, device=device)
         self.sums = torch.empty(numbers, dtype=torch.float32, device=device)
 
 
@@ -263,10 +269,14 @@ class Shared(NamedTuple):
         if splits == 1:
             return cls(None, None)
         numbers *= tiles * splits
-        # One that was made before other divisions were found for the card may be too small.
-        if workspace is None or workspace.sums.numel() < numbers:
-            workspace = Workspace(numbers, like.device)
-        assert workspace.counters.numel() >= tiles
+        # One that was made before other divisions were found for the card may be too small, and
+        # one for steps of a usual size for a longer one.
+        if (
+            workspace is None
+            or workspace.sums.numel() < numbers
+            or workspace.counters.numel() < tiles
+        ):
+            workspace = Workspace(numbers, like.device, max(tiles, _USUAL_TILES))
         return cls(workspace.counters, workspace.sums)
 
 

@@ -18,7 +18,7 @@ from mosstalk.ops.launch import (
     triton,
 )
 from mosstalk.ops.linear_tiles import Division, division, kind_of
-from mosstalk.ops.norm import normalised, rms_norm
+from mosstalk.ops.norm import rms_norm, rms_normalised
 from mosstalk.ops.parts import gdc_launch, gdc_wait, prefetch_l2, summed
 from mosstalk.ops.tiles import Tile
 
@@ -145,7 +145,7 @@ def _one_row_linear(
     programs = ceil_div(columns, tile.columns)
     whole = channels % (2 * inner) == 0
     return Launch(
-        _one_row,
+        _rms_linear_one_row,
         (programs,),
         {
             "x": x[0].view(torch.int32),
@@ -173,7 +173,7 @@ def _one_row_linear(
 
 
 @triton.jit
-def _one_row(
+def _rms_linear_one_row(
     x,
     norm_weight,
     weight,
@@ -226,9 +226,9 @@ def _one_row(
         first, second = _parts(a, BRAIN)
         power = first * first + second * second
         if NORM:
-            gain_first, gain_second = _parts(factor, BRAIN)
-            first *= gain_first
-            second *= gain_second
+            factor_first, factor_second = _parts(factor, BRAIN)
+            first *= factor_first
+            second *= factor_second
         total += _matmul(w, first, second, BRAIN)
         if GATED:
             upper += _matmul(u, first, second, BRAIN)
@@ -249,7 +249,7 @@ def _taken(
     gates, norm_weight, start, K: tl.constexpr, N: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, WHOLE: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Pairs from ``start`` on of weights, the upper ones too, and of the norm's norm_weight."""
+    """Pairs from ``start`` on of the weights, of those of U where GATED, and of the norm weight."""
     inner = start + tl.arange(0, INNER)
     w = _pairs(gates + start, inner, K, WHOLE)
     u = _pairs(gates + N * K + start, inner, K, WHOLE) if GATED else w
@@ -302,7 +302,7 @@ def rms_linear_reference(
     gated: bool = False,
 ) -> Tensor:
     """``rms_linear`` in plain torch."""
-    y = linear(x if norm_weight is None else normalised(x, norm_weight, eps), weight, None)
+    y = linear(x if norm_weight is None else rms_normalised(x, norm_weight, eps), weight, None)
     if gated:
         gate, up = y.chunk(2, dim=1)
         y = F.silu(gate) * up

@@ -22,7 +22,7 @@ from mosstalk.ops.launch import (
 )
 from mosstalk.ops.linear import divided_linear, prefetch_rows, silu
 from mosstalk.ops.linear_tiles import Division, division, kind_of
-from mosstalk.ops.norm import normalised
+from mosstalk.ops.norm import rms_normalised
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -48,7 +48,7 @@ def fp8_rows_reference(
     fixed: Tensor | None = None,
 ) -> None:
     """``fp8_rows`` in plain torch."""
-    rows = x if norm_weight is None else normalised(x, norm_weight, eps)
+    rows = x if norm_weight is None else rms_normalised(x, norm_weight, eps)
     found, sizes = plain_rows(rows) if fixed is None else (fp8_by(rows, fixed), fixed)
     q.copy_(found)
     scale.copy_(sizes.expand(scale.shape))
@@ -210,7 +210,7 @@ def _one_row_fp8(
     programs = ceil_div(columns, tile.columns)
     whole = channels % (_FOUR * inner) == 0
     return Launch(
-        _one_row,
+        _fp8_linear_one_row,
         (programs,),
         {
             "q": q[0].view(torch.int32),
@@ -237,7 +237,7 @@ def _one_row_fp8(
 
 
 @triton.jit
-def _one_row(
+def _fp8_linear_one_row(
     q,
     scale,
     weight,

@@ -23,14 +23,14 @@ from mosstalk.ops.tiles import Tile
 
 # float32 numbers as two that a card's TF32 units take, which multiply them at float32's accuracy.
 #
-# The units keep 11 significant bits of an operand. With x = high + low, three products of halves,
+# The units keep 11 significant bits of an operand. With x = high + low, three products of parts,
 # high high + high low + low high, leave out 2^-21 of x y at most, which is less than what summing
 # in float32 rounds away; each short run of products is added to the float32 sum outside the units,
 # whose own additions round toward zero (Ootomo and Yokota 2022).
 
 
 Precision = Literal["tf32x3", "ieee"]
-"""How float32 matmuls are taken: of halves in TF32 units, or by float32's own multiply-adds."""
+"""How float32 matmuls are computed: of parts in TF32 units, or by float32's own multiply-adds."""
 
 
 class Tf32x3(NamedTuple):
@@ -82,7 +82,7 @@ def upper(x):
 
 @triton.jit
 def store_tf32x3(high, low, place, x, mask, SPLIT: tl.constexpr):
-    """Write ``x`` where its halves are kept, or the whole where ``high`` alone is."""
+    """Write ``x`` as its two parts where SPLIT, else the whole of it to ``high``."""
     if SPLIT:
         top = upper(x)
         tl.store(high + place, top, mask=mask)
@@ -92,17 +92,17 @@ def store_tf32x3(high, low, place, x, mask, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def tf32x3_dot(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
-    """a b of float32 tiles (m, k) and (k, n); ``b_low`` is read where b comes in HALVES."""
+def tf32x3_dot(a, b, b_low, B_SPLIT: tl.constexpr, IEEE: tl.constexpr):
+    """a b of float32 tiles (m, k) and (k, n); where B_SPLIT, b is given as ``b`` + ``b_low``."""
     if IEEE:
-        if HALVES:
+        if B_SPLIT:
             b += b_low
         dot = tl.dot(a, b, input_precision="ieee")
     else:
         a_high = upper(a)
         a_low = a - a_high
         b_high = b
-        if not HALVES:
+        if not B_SPLIT:
             b_high = upper(b)
             b_low = b - b_high
         dot = tl.dot(a_low, b_high, input_precision="tf32")
@@ -111,7 +111,7 @@ def tf32x3_dot(a, b, b_low, HALVES: tl.constexpr, IEEE: tl.constexpr):
     return dot
 
 
-# Linear layers in float32: few rows as fast as weights arrive, many in halves on TF32 units.
+# Linear layers in float32: few rows as fast as weights arrive, many split on TF32 units.
 #
 # Shapes: R rows, K channels in, N out, H heads, d channels of a head, P rows of a page.
 
@@ -157,7 +157,7 @@ def division(rows: int, precision: Precision = "tf32x3") -> Division:
     return next(each for limit, each in DIVISIONS.items() if rows <= limit)
 
 
-def linear_workspace() -> int:
+def linear_numbers() -> int:
     """Numbers in the workspace for any matmul."""
     divisions = (EXACT, *DIVISIONS.values())
     return max(2 * each.programs * each.tile.rows * each.tile.columns for each in divisions)
@@ -228,7 +228,7 @@ def divided_float32(
     grid = (ceil_div(rows, tile.rows), ceil_div(columns, tile.columns), splits)
     shared = Shared.of(workspace, splits, grid[0] * grid[1], tile.rows * tile.columns, weight)
     return Launch(
-        _linear,
+        _linear_float32,
         grid,
         {
             "x": x.high,
@@ -248,7 +248,7 @@ def divided_float32(
             "ACTIVATION": activation,
             "BIAS": bias is not None,
             "ADD": residual is not None,
-            "HALVES": x.low is not None,
+            "X_SPLIT": x.low is not None,
             "SPLIT": out.low is not None,
             "PAGED": paged is not None,
             "WHOLE": channels % tile.inner == 0 and columns % tile.columns == 0,
@@ -299,7 +299,7 @@ def linear_float32(
     precision: Precision = "tf32x3",
     workspace: Workspace | None = None,
 ) -> tuple[Tf32x3, Launch]:
-    """act(x W^T + b) + residual, in halves where they are to be ``split``; GELU is the exact one.
+    """act(x W^T + b) + residual, as high and low parts where ``split``; GELU is the exact one.
 
     ``x`` (R, K), ``weight`` (N, K), ``bias`` (N,), ``residual`` and the result (R, N), rows
     without gaps. The kernel takes float32, the reference any precision that is not to be split.
@@ -338,7 +338,7 @@ def qkv_float32(
 
 
 @triton.jit
-def _linear(
+def _linear_float32(
     x,
     x_low,
     weight,
@@ -363,7 +363,7 @@ def _linear(
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
-    HALVES: tl.constexpr,
+    X_SPLIT: tl.constexpr,
     SPLIT: tl.constexpr,
     PAGED: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -375,7 +375,7 @@ def _linear(
     INNER: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Columns are the tile's first side: weights are halved in registers, rows lie in shared
+    # Columns are the tile's first side: weights are split in registers, rows lie in shared
     # memory, which is where TF32 units take them from.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -399,10 +399,10 @@ def _linear(
             a = tl.load(x + ours + start, mask=here[:, None] & known, other=0.0)
             w = tl.load(weight + theirs + start, mask=(column < N)[:, None] & known, other=0.0)
         a_low = a
-        if HALVES:
+        if X_SPLIT:
             known = here[:, None] & (start + inner < end)[None, :]
             a_low = tl.load(x_low + ours + start, mask=known, other=0.0)
-        total += tf32x3_dot(w, tl.trans(a), tl.trans(a_low), HALVES, IEEE)
+        total += tf32x3_dot(w, tl.trans(a), tl.trans(a_low), X_SPLIT, IEEE)
     last = True
     if SHARED:
         total, _, last = summed(total, total, counters, sums, False, ROWS, COLUMNS)

@@ -1,4 +1,9 @@
-"""How matmuls of the language model are divided among programs, and what else to try."""
+"""How matmuls of the language model are divided among programs, and what else to try.
+
+In 16 and 8 bit the division follows the number of rows, unless a row's bits may not depend on the
+other rows; in float32 there is one for any number. Those that follow the number of rows may be
+replaced by what was found faster on a card (``use_tuned``).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,13 +15,6 @@ import torch
 
 from mosstalk.ops.launch import LINE_BYTES, ceil_div
 from mosstalk.ops.tiles import Tile
-
-# How the language model's matmuls are divided among programs.
-#
-# In 16 and 8 bit the division follows the number of rows, unless a row's bits may not depend on its
-# company; in float32 there is one for any number. Those that follow the number of rows may be
-# replaced by what was found faster on a card (``use_tuned``).
-
 
 Kind = Literal["normed", "gated", "plain", "deep"]
 """Matmuls of a layer: q, k, v; gate and up; after attention, and heads; down."""

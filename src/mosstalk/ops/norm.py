@@ -29,16 +29,16 @@ _TILE = Tile(1, 0, 0, 4, 1)
 
 def rms_norm_reference(x: Tensor, norm_weight: Tensor, eps: float, out: Tensor) -> Tensor:
     """``rms_norm`` in plain torch."""
-    return torch.mul(norm_weight, evened(x, eps), out=out)
+    return torch.mul(norm_weight, rms_scaled(x, eps), out=out)
 
 
-def normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+def rms_normalised(x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of (..., C) in plain torch, rounded as ``models.language_model.RMSNorm`` rounds."""
-    return norm_weight * evened(x, eps)
+    return norm_weight * rms_scaled(x, eps)
 
 
-def evened(x: Tensor, eps: float) -> Tensor:
-    """``normalised`` without its weight, in a tensor of its own."""
+def rms_scaled(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) of (..., C): RMSNorm without its weight, in a new tensor."""
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (wide * scale).to(x.dtype)
@@ -205,7 +205,7 @@ def norm_float32_reference(x: Tensor, norm: Norm, *, split: bool = False) -> Tf3
 
 @op(norm_float32_reference, takes=takes)
 def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> tuple[Tf32x3, Launch]:
-    """LN(x) of ``x`` (R, C), in halves where they are to be ``split``.
+    """LN(x) of ``x`` (R, C), as high and low parts where ``split``.
 
     The kernel takes float32, the reference any precision where nothing is to be split.
     """
@@ -214,7 +214,7 @@ def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> tuple[Tf32x3,
     out = Tf32x3.empty(x, channels, split=split)
     norm_weight, shift, eps = norm
     return out, Launch(
-        _norm,
+        _norm_float32,
         (rows,),
         {
             "x": x,
@@ -230,7 +230,7 @@ def norm_float32(x: Tensor, norm: Norm, *, split: bool = False) -> tuple[Tf32x3,
 
 
 @triton.jit
-def _norm(
+def _norm_float32(
     x,
     norm_weight,
     shift,

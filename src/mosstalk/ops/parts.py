@@ -4,6 +4,7 @@ At the end is one attention over keys that several programs share: partial sums,
 combined.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -351,20 +352,23 @@ def summed(
 # How programs share the keys of one attention, and join what each of them has summed.
 
 
+LOG2_E = 1 / math.log(2)
+"""Factor of scores, for ``softmax_step`` takes powers of two where a softmax has powers of e."""
 _COUNTERS = 1 << 14
-"""The most pairs of tiles and key heads in one launch."""
+"""The most (tile, key head) pairs in one launch."""
 _AT_ONCE = 64
 """Rows, of all splits together, whose sums are read at once to be joined."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Each program takes ``least`` of an item's keys, or more where else over ``most`` would.
+    """How the keys of an item are divided among programs, each of which is one split.
 
-    ``least`` and what more than it is taken are multiples of ``keys``, which are in one
-    matmul; ``most`` is a power of two. How keys are shared follows from how many an item has
-    and from nothing else. ``warps`` and ``stages`` are Triton's. ``joined``: of tiles of rows, how
-    many queries' sums of all splits are joined at a time.
+    A program takes ``least`` keys, or as many more as it takes for ``most`` programs to cover all.
+    Both numbers are multiples of ``keys``, those of one matmul; ``most`` is a power of two. The
+    division depends on how many keys the item has and on nothing else. ``warps`` and ``stages``
+    are Triton's. ``joined``, for tiles of rows: how many queries' sums the last program reads at a
+    time, of all splits.
     """
 
     keys: int
@@ -386,10 +390,11 @@ class Shares:
 
 @dataclass(frozen=True)
 class Room:
-    """Where ``pairs`` of programs leave the sums of ``splits``, ``rows`` of D + 2 each.
+    """Memory where the splits of an attention leave their sums for the one that joins them.
 
-    ``counters`` (int32) are zero between launches. They are in one place whatever the size, so
-    that launches of any sizes may share a room: none leaves sums where another counts.
+    Each (tile, key head) pair has a counter and, for each split, ``rows`` rows of D + 2 float32
+    numbers. ``counters`` (int32) are zero between launches. They are in one place whatever the
+    size, so that launches of any sizes may share a room: none leaves sums where another counts.
     """
 
     counters: Tensor
@@ -410,7 +415,7 @@ def room_numbers(pairs: int, splits: int, rows: int, channels: int) -> int:
 
 
 def queries_of(group: int) -> int:
-    """The query heads of a key head, as many as tiles have."""
+    """How many query heads a tile has for each key head: ``group``, rounded up to a power of 2."""
     return 1 << (group - 1).bit_length()
 
 

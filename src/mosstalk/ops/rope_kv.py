@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mosstalk.numerics.rope import rotary_tables
 from mosstalk.ops.launch import Launch, ceil_div, op, power_of_two, strided, tl, triton
-from mosstalk.ops.norm import evened
+from mosstalk.ops.norm import rms_scaled
 from mosstalk.ops.parts import gdc_launch, gdc_wait
 from mosstalk.ops.tiles import Tile
 
@@ -26,7 +26,7 @@ def rotary_table(positions: int, head_dim: int, theta: float, device: torch.devi
 
 def rope_kv_reference(
     qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
+    norm_weights: tuple[Tensor, Tensor],
     eps: float,
     angles: Tensor,
     positions: Tensor,
@@ -42,7 +42,7 @@ def rope_kv_reference(
         rows = written
         qkv, positions, places = qkv[rows], positions[rows], places[rows]
     lines = angles.index_select(0, positions)
-    query, key, value = turned_reference(qkv, gains, eps, lines, keys.shape[1])
+    query, key, value = turned_reference(qkv, norm_weights, eps, lines, keys.shape[1])
     out[rows] = query.flatten(1)
     places = places.long()
     keys.index_copy_(0, places, key)
@@ -51,7 +51,7 @@ def rope_kv_reference(
 
 
 def turned_reference(
-    qkv: Tensor, gains: tuple[Tensor, Tensor], eps: float, lines: Tensor, kv_heads: int
+    qkv: Tensor, norm_weights: tuple[Tensor, Tensor], eps: float, lines: Tensor, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (N, H, D), keys and values (N, G, D) of rows ``qkv`` (N, (H + 2 G) D).
 
@@ -59,10 +59,10 @@ def turned_reference(
     """
     rows, channels = lines.shape
     heads = qkv.view(rows, qkv.shape[1] // channels, channels)
-    both = evened(heads[:, :-kv_heads], eps)
+    both = rms_scaled(heads[:, :-kv_heads], eps)
     query, key = both[:, :-kv_heads], both[:, -kv_heads:]
-    query.mul_(gains[0])
-    key.mul_(gains[1])
+    query.mul_(norm_weights[0])
+    key.mul_(norm_weights[1])
     # Each half of a head's channels is turned with the other one.
     halves = both.float().view(*both.shape[:2], 2, channels // 2)
     cos, sin = lines.view(rows, 2, 1, 1, channels // 2).unbind(1)
@@ -76,7 +76,7 @@ def turned_reference(
 @op(rope_kv_reference)
 def rope_kv(
     qkv: Tensor,
-    gains: tuple[Tensor, Tensor],
+    norm_weights: tuple[Tensor, Tensor],
     eps: float,
     angles: Tensor,
     positions: Tensor,
@@ -87,25 +87,25 @@ def rope_kv(
 ) -> tuple[Tensor, Launch]:
     """Write each row's query into ``out``, its key and value to its place; return ``out``.
 
-    ``qkv`` (N, (H + 2 G) D) are rows' H query heads, G key heads and G value heads.
-    Queries and keys pass RMSNorm with ``gains`` (D,) of queries and of keys, and rotary
-    positions, rounded where ``models.language_model`` rounds; ``angles`` is a ``rotary_table``.
-    ``positions`` (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row,
-    its query included. ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
+    ``qkv`` (N, (H + 2 G) D) are rows' H query heads, G key heads and G value heads. Queries and
+    keys pass RMSNorm with ``norm_weights``, (D,) of queries and (D,) of keys, and rotary positions,
+    rounded where ``models.language_model`` rounds; ``angles`` is a ``rotary_table``. ``positions``
+    (N,) int32; ``places`` (N,) int32 or int64: -1 writes nothing of that row, its query included.
+    ``keys``, ``values`` (places, G, D); ``out`` (N, H D).
     """
     rows, (kv_heads, channels) = qkv.shape[0], keys.shape[1:]
     heads = qkv.shape[1] // channels - 2 * kv_heads
     assert positions.shape == places.shape == (rows,)
     assert out.shape == (rows, heads * channels)
-    check_store(qkv, gains, angles, keys, values)
+    check_store(qkv, norm_weights, angles, keys, values)
     assert qkv.stride(1) == out.stride(1) == 1
     return out, Launch(
         _rope_kv,
         (rows, ceil_div(heads + 2 * kv_heads, _TILE.rows)),
         {
             **strided(qkv=qkv, out=out),
-            "q_norm_weight": gains[0],
-            "k_norm_weight": gains[1],
+            "q_norm_weight": norm_weights[0],
+            "k_norm_weight": norm_weights[1],
             "angles": angles,
             "positions": positions,
             "places": places,
@@ -126,7 +126,7 @@ def rope_kv(
 
 
 def check_store(
-    qkv: Tensor, gains: tuple[Tensor, Tensor], angles: Tensor, keys: Tensor, values: Tensor
+    qkv: Tensor, norm_weights: tuple[Tensor, Tensor], angles: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Assert that a layer's keys and values, and what turns rows into them, fit one another."""
     channels = keys.shape[2]
@@ -134,9 +134,7 @@ def check_store(
     assert keys.is_contiguous()
     assert values.is_contiguous()
     assert qkv.dtype == keys.dtype == values.dtype
-    assert all(
-        norm_weight.shape == (channels,) and norm_weight.dtype == qkv.dtype for norm_weight in gains
-    )
+    assert all(one.shape == (channels,) and one.dtype == qkv.dtype for one in norm_weights)
     assert angles.shape[1] == channels
     assert angles.dtype == torch.float32
     assert angles.is_contiguous()
@@ -170,7 +168,8 @@ def with_partner(x, here, D: tl.constexpr, WIDTH: tl.constexpr):
 def turned(own, partner, norm_weight, partner_norm_weight, cos, sin, eps, D: tl.constexpr):
     """RMSNorm and rotary positions of heads as ``with_partner`` gives them, in their dtype.
 
-    Rounded where ``models.language_model`` rounds; gains and factors are (rows or 1, WIDTH).
+    Rounded where ``models.language_model`` rounds; norm weights, ``cos`` and ``sin`` are (rows or
+    1, WIDTH).
     """
     wide = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / D + eps)

@@ -210,16 +210,16 @@ def sample(
 ) -> Plans[None]:
     """Draw a token for each row of ``logits`` (R, V), raw, in any float dtype; remember it.
 
-    The tokens are those of ``models.sampling``: mask, penalty, temperature, top-k with its ties,
+    The tokens are those of ``models.generation``: mask, penalty, temperature, top-k with its ties,
     top-p, and the largest sum with Gumbel noise that is a function of (seed, channel, step, token).
     ``few`` must hold for every row, or the reference be called. Written are ``tokens`` (R,) int64,
     ``bad`` (R,) bool, whose elements may lie apart, and where a token was drawn ``state``'s seen
     and latest. ``last_token`` is the largest token that may be drawn.
 
-    A row of slot -1 writes nothing. A row draws nothing, and its token is NOT_DRAWN, if its slot
-    has ended, if it is ``masked`` and its slot's mode is not ``channel``, or if any of its V
-    logits is not finite: then it is bad. Without ``state.mode`` every slot draws. A slot may
-    have one row. What a row draws does not depend on the others.
+    A row of slot -1 is not in use and writes nothing. A row draws nothing, and its token is
+    NOT_DRAWN, if its slot has ended, if it is ``masked`` and its slot's mode is not ``channel``, or
+    if any of its V logits is not finite: then it is bad. Without ``state.mode`` every slot draws. A
+    slot may have one row. What a row draws does not depend on the others.
     """
     rows, width = logits.shape
     last_token = width - 1 if last_token is None else last_token
@@ -437,7 +437,7 @@ class ModeTokens:
 
 
 def update_modes_reference(
-    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, put_off: bool
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, deferred: bool
 ) -> None:
     """``update_modes`` in plain torch; nothing waits for the device."""
     assert text.latest is not None
@@ -449,7 +449,7 @@ def update_modes_reference(
     whole = live & ~damaged
     speaking = text.mode == AUDIO
     drawn_text, audio = text.latest[:, 0], text.latest[:, 1]
-    if put_off:
+    if deferred:
         audio = torch.where(speaking, audio, tokens.audio_pad)
     opens = ~speaking & (drawn_text == tokens.sosp)
     after = torch.where((speaking | opens) & (audio != tokens.eosp), AUDIO, TEXT)
@@ -464,18 +464,18 @@ def update_modes_reference(
 
 @op(update_modes_reference, takes=lambda text: runs(text.seen))
 def update_modes(
-    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, put_off: bool
+    text: DrawState, slots: Tensor, bad: Tensor, stop: Tensor, tokens: ModeTokens, *, deferred: bool
 ) -> tuple[None, Launch]:
     """Complete the row that ``text.latest`` holds for each of ``slots``, and set the next mode.
 
-    ``slots`` (R,) int64, each at most once, -1 for nobody; ``bad`` (R, 2) bool, by channel;
-    ``stop`` (n,) int64, text tokens that end a reply. In AUDIO mode the row's text becomes
-    modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in an
-    AUDIO row, or in the very row that opened it, leads to TEXT. A stop token drawn in TEXT mode,
+    ``slots`` (R,) int64, each at most once, -1 for a row that is not in use; ``bad`` (R, 2) bool,
+    by channel; ``stop`` (n,) int64, text tokens that end a reply. In AUDIO mode the row's text
+    becomes modality_pad, which ``text.seen`` then has. In TEXT mode sosp opens AUDIO, and eosp in
+    an AUDIO row, or in the very row that opened it, leads to TEXT. A stop token drawn in TEXT mode,
     or a bad row, sets ENDED; ended slots stay as they are.
 
-    ``put_off``: TEXT rows have drawn no audio token. They get audio_pad, and a row that opens
-    AUDIO stays there until its draw is made up and says otherwise.
+    ``deferred``: TEXT rows have drawn no audio token. They get audio_pad, and a row that opens
+    AUDIO stays there until its deferred draw is resolved and says otherwise.
     """
     assert text.latest is not None
     assert text.mode is not None
@@ -484,7 +484,7 @@ def update_modes(
     assert bad.shape == (len(slots), 2)
     rows = len(slots)
     return None, Launch(
-        _settle_modes,
+        _update_modes,
         (1,),
         {
             "latest": text.latest,
@@ -502,7 +502,7 @@ def update_modes(
             "EOSP": tokens.eosp,
             "MODALITY_PAD": tokens.modality_pad,
             "AUDIO_PAD": tokens.audio_pad,
-            "PUT_OFF": put_off,
+            "DEFERRED": deferred,
             "ROWS": 1 << (rows - 1).bit_length(),
         },
         Tile(rows, 0, 0, 1 if rows <= 64 else 4, 1),
@@ -510,7 +510,7 @@ def update_modes(
 
 
 @triton.jit(do_not_specialize=["rows", "stops"])
-def _settle_modes(
+def _update_modes(
     latest,
     mode,
     seen,
@@ -524,22 +524,22 @@ def _settle_modes(
     EOSP: tl.constexpr,
     MODALITY_PAD: tl.constexpr,
     AUDIO_PAD: tl.constexpr,
-    PUT_OFF: tl.constexpr,
+    DEFERRED: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     gdc_wait(DEPENDENT)
     slot = tl.load(slots + row, mask=row < rows, other=-1)
-    somebody = slot >= 0
-    before = tl.load(mode + slot, mask=somebody, other=_ENDED).to(tl.int32)
+    used = slot >= 0
+    before = tl.load(mode + slot, mask=used, other=_ENDED).to(tl.int32)
     live = before != _ENDED
     drawn_text = tl.load(latest + slot * 2, mask=live, other=0)
     audio = tl.load(latest + slot * 2 + 1, mask=live, other=0)
     one = tl.load(bad + row * 2, mask=live, other=0)
     damaged = (one | tl.load(bad + row * 2 + 1, mask=live, other=0)) != 0
     speaking = before == _AUDIO
-    if PUT_OFF:
+    if DEFERRED:
         audio = tl.where(speaking, audio, AUDIO_PAD)
     opens = (before == _TEXT) & (drawn_text == SOSP)
     after = tl.where((speaking | opens) & (audio != EOSP), _AUDIO, _TEXT)

@@ -46,8 +46,8 @@ class DrawState:
 class DrawSettings:
     """How each row is drawn: (R,) int64, but ``never`` (R, n) int64 and the last three float32.
 
-    ``slots`` -1 is a row of nobody, which writes nothing. ``forced`` and ``never`` name tokens, or
-    FREE. ``temperature`` 0 is greedy; ``tail`` is 1 - top_p, taken in double precision.
+    ``slots`` -1 is a row that is not in use and writes nothing. ``forced`` and ``never`` name
+    tokens, or FREE. ``temperature`` 0 is greedy; ``tail`` is 1 - top_p, taken in double precision.
     """
 
     slots: Tensor
@@ -223,9 +223,9 @@ def sample_reference(
     drawing = _drawing(state, settings.slots, channel, masked)
     damaged = drawing & ~logits.isfinite().all(dim=1)
     valid = drawing & ~damaged
-    somebody = settings.slots >= 0
-    bad.copy_(torch.where(somebody, damaged, bad))
-    tokens.copy_(torch.where(valid, drawn, torch.where(somebody, NOT_DRAWN, tokens)))
+    used = settings.slots >= 0
+    bad.copy_(torch.where(used, damaged, bad))
+    tokens.copy_(torch.where(valid, drawn, torch.where(used, NOT_DRAWN, tokens)))
     _remember(state, settings.slots, drawn, valid, channel)
 
 

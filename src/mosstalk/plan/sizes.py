@@ -13,7 +13,7 @@ import torch
 
 from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_step import HiftState
-from mosstalk.codec.tokenizer_stream import ROW_S
+from mosstalk.codec.tokenizer_state import ROW_S
 from mosstalk.config import FlowConfig, HiftConfig, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.constants import CODES_PER_SECOND
 from mosstalk.engine.kv_store import bytes_per_row

@@ -87,7 +87,8 @@ def _changed(sizes: Sizes, key: str, text: str) -> Sizes:
         changed = values | {name: parse_json(text)}
     except ConfigError:
         raise ConfigError(f"--size {key}={text}: the value is not a number or json") from None
-    if isinstance(changed[name], str) and not isinstance(values[name], str):
+    wants_number = isinstance(values[name], int | float)
+    if wants_number and not isinstance(changed[name], int | float):
         raise ConfigError(f"--size {key}={text}: the value is not a number")
     if name in ("quantize_position", "pooling_position"):
         changed |= dict.fromkeys(("quantize_position", "pooling_position"), changed[name])

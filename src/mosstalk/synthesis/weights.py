@@ -51,7 +51,6 @@ _CPU = torch.device("cpu")
 _MEL_LEVEL = -6.0
 _ROWS_SEED = 11
 _M = TypeVar("_M", bound=nn.Module)
-_FLOWS = ("flow", "flow-chunk-5", "flow-chunk-25")
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _write_flow(folder: Path, what: Synthesis) -> None:
     _write_json(folder / "hift.json", hift_config.to_dict())
     with torch.device("meta"):
         flow, hift = shapes_of(FlowDecoder(flow_config)), shapes_of(HiftVocoder(hift_config))
-    for offset, name in enumerate(_FLOWS):
+    for offset, name in enumerate(FLOW_BLOCK_CODES):
         what.tell(f"writing {name}", 0, 1)
         state = {key: _drawn(key, shape, what.seed + offset) for key, shape in flow.items()}
         # The published files carry training counters; readers must drop them.
