@@ -93,8 +93,9 @@ def test_messages_cost_their_client_what_is_read_answered_and_computed_for_them(
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match=name):
-        Limits(**{name: 0})
+    for nothing in (0, float("nan")):
+        with pytest.raises(OptionError, match=name):
+            Limits(**{name: nothing})
 
 
 def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:

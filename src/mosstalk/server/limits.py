@@ -114,7 +114,7 @@ class Limits:
     def __post_init__(self) -> None:
         """Raise OptionError for a limit that lets nothing through."""
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # nor is "nan", which no number exceeds
                 raise OptionError(f"{name} must be above 0, not {value}")
 
 
@@ -315,7 +315,7 @@ class ClientBudget:
 _LOG = logging.getLogger("mosstalk.server")
 OTHER_FILES = 512
 """Files that a front may have open beside its connections: recordings have a few each, and as many
-newcomers as wait in line (``front``'s backlog) are accepted before the first is looked at."""
+newcomers as wait in line (``app.BACKLOG``) are accepted before the first is looked at."""
 _LAST_FILES = 16
 _LOG_EVERY_S = 10.0
 
