@@ -31,7 +31,7 @@ from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
-from mosstalk.session import commands as told
+from mosstalk.session import commands
 from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
@@ -228,9 +228,9 @@ class Captions(SessionObserver):
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on_command(self, command: told.Command) -> None:
+    def on_command(self, command: commands.Command) -> None:
         """Keep the user's sound."""
-        if isinstance(command, told.Push):
+        if isinstance(command, commands.Push):
             self._keep(self._resampler.push(samples_of(command.pcm), command.rate))
 
     def _keep(self, samples: Samples) -> None:
