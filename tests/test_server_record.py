@@ -315,5 +315,5 @@ def test_a_recording_with_an_unknown_command_or_without_its_sound_is_damaged(
     with pytest.raises(OptionError, match="damaged"):
         read_recording(folder)
     (folder / "session.jsonl").write_text("")
-    with pytest.raises(OptionError, match="output-24000.wav: a damaged recording"):
+    with pytest.raises(OptionError, match=r"output-24000\.wav: a damaged recording"):
         read_recording(folder).sound()

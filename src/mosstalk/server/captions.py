@@ -31,8 +31,7 @@ from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
-from mosstalk.session import commands
-from mosstalk.session import events
+from mosstalk.session import commands, events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 

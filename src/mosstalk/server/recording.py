@@ -33,8 +33,7 @@ from mosstalk.server.conversations import TOKEN_PREFIX, shown_token
 from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events
-from mosstalk.session import commands
-from mosstalk.session import events
+from mosstalk.session import commands, events
 from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.recording")
