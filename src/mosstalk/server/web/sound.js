@@ -21,10 +21,20 @@ export class Sound extends EventTarget {
   /** The loudspeaker's id; empty: the system's own. */
   speaker = "";
 
-  /** Start the audio thread; needs a click or key before. @param {{tap: boolean, loop: boolean}} debug */
+  /**
+   * Start the audio thread; needs a click or key before.
+   * @param {{tap: boolean, loop: boolean}} debug
+   * @throws {DOMException} its file cannot be fetched
+   */
   async open(debug) {
-    this.context = new AudioContext({ latencyHint: "interactive" });
-    await this.context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    const context = new AudioContext({ latencyHint: "interactive" });
+    try {
+      await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    } catch (error) {
+      context.close();
+      throw error;
+    }
+    this.context = context;
     this.node = new AudioWorkletNode(this.context, "voice", {
       numberOfInputs: 1,
       outputChannelCount: [1],
