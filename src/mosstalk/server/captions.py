@@ -329,7 +329,7 @@ _LOOPING = 2.4
 
 def run(end: socket.socket) -> int:
     """Write down what comes until the other end is closed."""
-    _step_back()
+    _lower_priority()
     messages = _messages(end)
     if (begin := next(messages, None)) is None:
         return 0
@@ -343,8 +343,8 @@ def run(end: socket.socket) -> int:
     return 0
 
 
-def _step_back() -> None:
-    """Let others go before all threads of this process: on Linux each has a priority of its own."""
+def _lower_priority() -> None:
+    """Lower the priority of all threads of this process: on Linux each has its own."""
     os.nice(_NICE)
     threads = Path("/proc/self/task")
     for thread in threads.iterdir() if threads.is_dir() else ():

@@ -339,7 +339,7 @@ class ConnectionLimiter:
         self.limits, self._metrics = limits, metrics
         self.elsewhere: Callable[[], int] = lambda: 0
         """Connections that were handed over to other processes, and count all the same."""
-        self.between: dict[HttpProtocol | TlsProtocol, None] = {}
+        self.idle: dict[HttpProtocol | TlsProtocol, None] = {}
         """Connections that have asked for nothing, or for nothing more, the oldest first."""
         self._large: set[WebSocketProtocol] = set()
         self._in_line: deque[WebSocketProtocol] = deque()
@@ -357,7 +357,7 @@ class ConnectionLimiter:
         connections += self.elsewhere()
         if not few and connections <= most:
             return True
-        oldest = next(iter(self.between), None)
+        oldest = next(iter(self.idle), None)
         if oldest is None and not last and connections <= most:
             return True
         self._log(connections, files if few else None)
@@ -365,7 +365,7 @@ class ConnectionLimiter:
             self._metrics.refusals.labels("connections").inc()
             return False
         oldest.timeout_keep_alive_handler()
-        self.between.pop(oldest, None)
+        self.idle.pop(oldest, None)
         return True
 
     @property
