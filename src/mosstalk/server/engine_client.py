@@ -234,7 +234,7 @@ class EngineClient:
     _heard_s: float = 0.0
 
     async def start(self) -> None:
-        """Start the process; ``state`` says when it is ready."""
+        """Start the process; ``ready`` is done once sessions can be opened."""
         self._carrier, theirs = ipc.socket_carrier()
         with theirs:
             self._process, end = start_child("mosstalk.server.worker", theirs)
@@ -275,6 +275,8 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         self._channel.close()
+        if self._carrier:
+            self._carrier.close()
 
     def kill(self) -> None:
         """End the worker at once."""

@@ -190,8 +190,10 @@ class SendQueue:
         self.unsent_s += seconds
         self._unsent_bytes += len(message)
         self._answers_bytes += 0 if seconds else len(message)
-        if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
+        if self.unsent_s > self._limits.unsent_s:
             raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
+        if self._unsent_bytes > self._limits.unsent_bytes:
+            raise TooSlowError(f"{self._unsent_bytes} bytes wait to be read")
         self._messages.append((message, seconds))
         self._changed.set()
 

@@ -82,7 +82,7 @@ export class Wire extends EventTarget {
     }
     if (attempt !== this.attempt) return undefined;
     if (answer.ok) {
-      const models = await answer.json();
+      const models = await answer.json().catch(() => ({}));
       this.emit("models", models);
       return models.data?.[0]?.id ?? "";
     }
