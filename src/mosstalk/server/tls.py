@@ -1,4 +1,4 @@
-"""Connections that speak TLS, until they do."""
+"""The TLS handshake of a connection, with limits, before HTTP is spoken over it."""
 
 import asyncio
 import os
