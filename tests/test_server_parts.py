@@ -24,7 +24,14 @@ from mosstalk.server.cors import Hosts, Origins, is_loopback
 from mosstalk.server.engine_client import EngineClient, SessionProxy, WorkerState
 from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand, WorkerInfo, WorkerOptions
 from mosstalk.server.keys import EphemeralKeys, Grant, Keys
-from mosstalk.server.limits import ClientBudget, Limits, SendQueue, TokenBucket, TooSlowError
+from mosstalk.server.limits import (
+    ClientBudget,
+    Limits,
+    SendQueue,
+    TokenBucket,
+    TooSlowError,
+    limits_of,
+)
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
 from mosstalk.server.realtime.responses import ResponseConfig
@@ -96,9 +103,14 @@ def test_messages_cost_their_client_what_is_read_answered_and_computed_for_them(
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
-    for nothing in (0, float("nan")):
-        with pytest.raises(OptionError, match=name):
-            Limits(**{name: nothing})
+    with pytest.raises(OptionError, match=name):
+        Limits(**{name: 0})
+
+
+def test_a_limit_that_no_number_exceeds_is_refused() -> None:
+    with pytest.raises(OptionError, match="unsent_s must be above 0, not nan"):
+        limits_of(["unsent_s=nan"])
+    assert limits_of(["unsent_s=inf"]).unsent_s == float("inf")
 
 
 def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
