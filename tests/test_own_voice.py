@@ -1,6 +1,7 @@
 """The published codec has no voice: where there is one's own alone, everything speaks with it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_start_without_its_name_says_which_voice_there_is(own: Checkpoint) -> 
     (own.codec / "voices" / "ada.safetensors").unlink()
     with pytest.raises(VoiceError, match="there are: none, make one with mosstalk voice create"):
         run(main("default"))
+
+
+def test_the_voice_that_speaks_unasked_is_named_first(own: Checkpoint) -> None:
+    voices = own.codec / "voices"
+    shutil.copy(voices / "ada.safetensors", voices / "zoe.safetensors")
+
+    async def main() -> None:
+        for names in (("zoe", "ada"), ("ada", "zoe")):
+            options = WorkerOptions(
+                own.model, own.codec, "cpu", sessions=1, detector=BY_HAND, voice=names[0]
+            )
+            loaded = load(options, lambda *_: None)
+            async with loaded.host:
+                assert loaded.info(0.0).voices == names
+
+    run(main())
 
 
 def test_a_report_is_spoken_in_the_voice_that_there_is(

@@ -19,11 +19,19 @@ from server_rig import full_pipe
 from mosstalk.environment import read_keys
 from mosstalk.errors import EngineFullError, MosstalkError, OptionError, SessionError, VoiceError
 from mosstalk.runtime.busy import BusyPart
+from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.cors import Hosts, Origins, is_loopback
-from mosstalk.server.engine_client import SessionProxy
-from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand
+from mosstalk.server.engine_client import EngineClient, SessionProxy, WorkerState
+from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand, WorkerInfo, WorkerOptions
 from mosstalk.server.keys import EphemeralKeys, Grant, Keys
-from mosstalk.server.limits import ClientBudget, Limits, SendQueue, TokenBucket, TooSlowError
+from mosstalk.server.limits import (
+    ClientBudget,
+    Limits,
+    SendQueue,
+    TokenBucket,
+    TooSlowError,
+    limits_of,
+)
 from mosstalk.server.logs import BoundedStream, JsonLines, LogLimiter, TextLines
 from mosstalk.server.observers import Metrics, SessionMetrics
 from mosstalk.server.realtime.responses import ResponseConfig
@@ -35,6 +43,7 @@ from mosstalk.server.realtime.server_events import (
     StatusDetails,
 )
 from mosstalk.server.realtime.validation import AudioFormat
+from mosstalk.server.speech import SpeechReply, speech_request
 from mosstalk.session.commands import (
     Close,
     Command,
@@ -49,6 +58,7 @@ from mosstalk.session.commands import (
 from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
+READY = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
 
 
 @pytest.mark.parametrize("module", ["mosstalk.cli", "mosstalk.server.worker"])
@@ -97,6 +107,12 @@ def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
         Limits(**{name: 0})
 
 
+def test_a_limit_that_no_number_exceeds_is_refused() -> None:
+    with pytest.raises(OptionError, match="unsent_s must be above 0, not nan"):
+        limits_of(["unsent_s=nan"])
+    assert limits_of(["unsent_s=inf"]).unsent_s == float("inf")
+
+
 def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
     async def main() -> None:
         queue = SendQueue(QUICK)
@@ -113,7 +129,7 @@ def test_an_outbox_counts_what_waits_and_never_makes_anybody_wait() -> None:
         queue.put("b", 1.0)
         assert await waiting == "b"
         queue.put("c" * 100)
-        with pytest.raises(TooSlowError):
+        with pytest.raises(TooSlowError, match="101 bytes"):
             queue.put("d")
         queue.end()
         assert [await queue.get(), await queue.get()] == ["c" * 100, None]
@@ -339,6 +355,52 @@ def test_a_session_far_away_counts_what_it_has_not_done_and_ends_if_the_worker_d
         here.close()
         told = [message async for message in there]
         assert [type(message.command) for message in told] == [Push, CreateAudio, CreateText]
+
+    run(main())
+
+
+def test_a_refusal_for_a_client_that_has_just_gone_ends_no_worker() -> None:
+    async def main() -> None:
+        engine = EngineClient(WorkerOptions())
+        here, there = socket.socketpair()
+        await engine.attach(here)
+        engine._on_message(READY)
+        opening = asyncio.create_task(engine.open(SessionSettings()))
+        await asyncio.sleep(0)
+        opening.cancel()
+        engine._on_message(Refused.of(0, EngineFullError("full", 5.0)))
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert engine.state is WorkerState.READY
+        await engine.stop()
+        there.close()
+
+    run(main())
+
+
+def test_who_goes_before_a_session_is_opened_has_ended_none() -> None:
+    async def main() -> None:
+        context = ServerContext(ServeOptions())
+        here, there = socket.socketpair()
+        await context.engine.attach(here)
+        context.engine._on_message(READY)
+        worker = await Channel.over(there)
+
+        async def receive() -> dict[str, str]:
+            message = await anext(aiter(worker))
+            assert isinstance(message, Open)
+            return {"type": "http.disconnect"}
+
+        async def send(message: object) -> None:
+            raise AssertionError(f"{message} for a client that has gone")
+
+        body = b'{"model": "m", "input": "Hello.", "voice": "default"}'
+        reply = SpeechReply(context, "anyone", speech_request(body, context))
+        await reply({"type": "http"}, receive, send)
+        metrics = context.metrics.text().decode()
+        assert 'mosstalk_sessions_closed_total{reason="vanished"} 0.0' in metrics
+        await context.engine.stop()
+        worker.close()
 
     run(main())
 

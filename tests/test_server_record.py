@@ -296,3 +296,24 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError):
         Recorder(tmp_path / "file", Metrics())
+
+
+@pytest.mark.parametrize("command", ["HangUp", "Push"])
+def test_a_recording_with_an_unknown_command_or_without_its_sound_is_damaged(
+    command: str, tmp_path: Path
+) -> None:
+    recorder = Recorder(tmp_path, Metrics())
+    kept = recorder.open(SETTINGS, FACTS)
+    kept.on_event(SessionOpened("sess_1", SETTINGS, clock=0))
+    kept.on_command(Push(b"\1\0" * 240))
+    recorder.stop()
+    (folder,) = tmp_path.iterdir()
+    lines = (folder / "session.jsonl").read_text()
+    (folder / "session.jsonl").write_text(lines.replace('"Push"', f'"{command}"'))
+    (folder / "input-24000.wav").write_bytes(b"no sound")
+    (folder / "output-24000.wav").write_bytes(b"no sound")
+    with pytest.raises(OptionError, match="damaged"):
+        read_recording(folder)
+    (folder / "session.jsonl").write_text("")
+    with pytest.raises(OptionError, match=r"output-24000\.wav: a damaged recording"):
+        read_recording(folder).sound()

@@ -152,6 +152,38 @@ def test_a_new_conversation_begins_with_nothing(server: Server) -> None:
         visitor.require_no_complaints()
 
 
+AWAY = """
+window.away = true;
+const add = AudioWorklet.prototype.addModule;
+AudioWorklet.prototype.addModule = function (url) {
+  if (window.away) return Promise.reject(new DOMException("Unable to load", "AbortError"));
+  return add.call(this, url);
+};
+"""
+"""The audio thread's file cannot be fetched, as from a server that has gone since the page came."""
+
+
+def test_who_writes_while_the_server_is_away_is_told_and_answered_once_it_is_back(
+    server: Server,
+) -> None:
+    lines = "What is the capital", "of France?"
+    with browsing(None) as browser:
+        browser.add_init_script(AWAY)
+        visitor = visit(browser, server.url)
+        page = visitor.page
+        for line in lines:
+            page.get_by_role("textbox", name="A turn in writing").fill(line)
+            page.keyboard.press("Enter")
+            page.get_by_text("The server cannot be reached.").wait_for()
+            page.get_by_role("button", name="Dismiss").click()
+            assert page.locator("#status").inner_text() == "Not connected."
+        page.evaluate("window.away = false")
+        page.get_by_role("button", name="Talk", exact=True).click()
+        item = visitor.event("conversation.item.create", what="sent")["item"]
+        assert item["content"][0]["text"] == "\n".join(lines)
+        visitor.told("ended")
+
+
 # Time to the answer.
 
 

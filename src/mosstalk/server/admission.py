@@ -1,4 +1,4 @@
-"""Who is let in, how those who are not are told, and what all who are in share."""
+"""Admission: who is let in, the refusals that others get, and what a front's connections share."""
 
 import asyncio
 import json
@@ -155,7 +155,7 @@ def _printable(text: str) -> str:
 
 
 def subprotocol(socket: WebSocket) -> str | None:
-    """What is answered to a browser's offer."""
+    """The subprotocol of a WebSocket's answer: ``realtime`` where the client has offered it."""
     return SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None
 
 

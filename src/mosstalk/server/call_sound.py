@@ -12,10 +12,9 @@ import soxr
 from aiortc import MediaStreamTrack
 from aiortc.rtp import RtpPacket
 
-from mosstalk.constants import OUTPUT_RATE
+from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.server.call_playback import FRAME
 from mosstalk.server.limits import TokenBucket
-from mosstalk.server.webrtc import INPUT_RATE
 
 Samples = np.ndarray[Any, np.dtype[np.int16]]
 OPUS_RATE = 48_000

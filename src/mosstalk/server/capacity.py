@@ -1,4 +1,4 @@
-"""What a server has left for whoever comes next, and each API key's share of it."""
+"""How much room a server has left for connections, and each API key's share of it."""
 
 import time
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ _MINUTE_S = 60.0
 
 
 class KeyQuotas:
-    """What each API key may have of a server's ``sessions``, and ask of it.
+    """How many of a server's ``sessions`` each API key may have, and how many requests it may make.
 
-    ``keys`` is how many there are. Where several share a server, a key that has a place leaves the
-    last ones to the keys that have none: so that no key can take them all.
+    ``keys`` is how many keys there are. Where several share a server, a key that has a place leaves
+    the last ones to the keys that have none, so that no key can take them all.
     """
 
     def __init__(self, limits: Limits, sessions: int, keys: int) -> None:
@@ -37,7 +37,7 @@ class KeyQuotas:
         return None
 
     def wait_s(self, key: str, now_s: float) -> float:
-        """Count a request of a key; if it has no more left now, not, but say when it will."""
+        """Count a request of a key and return 0, or the seconds until the key may make it."""
         most = self._limits.requests_per_minute
         if most is None:
             return 0.0

@@ -31,8 +31,7 @@ from mosstalk.server.logs import LogStyle
 from mosstalk.server.observers import SessionObserver
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
-from mosstalk.session import commands as told
-from mosstalk.session import events
+from mosstalk.session import commands, events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
@@ -228,9 +227,9 @@ class Captions(SessionObserver):
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on_command(self, command: told.Command) -> None:
+    def on_command(self, command: commands.Command) -> None:
         """Keep the user's sound."""
-        if isinstance(command, told.Push):
+        if isinstance(command, commands.Push):
             self._keep(self._resampler.push(samples_of(command.pcm), command.rate))
 
     def _keep(self, samples: Samples) -> None:
@@ -330,7 +329,7 @@ _LOOPING = 2.4
 
 def run(end: socket.socket) -> int:
     """Write down what comes until the other end is closed."""
-    _step_back()
+    _lower_priority()
     messages = _messages(end)
     if (begin := next(messages, None)) is None:
         return 0
@@ -344,8 +343,8 @@ def run(end: socket.socket) -> int:
     return 0
 
 
-def _step_back() -> None:
-    """Let others go before all threads of this process: on Linux each has a priority of its own."""
+def _lower_priority() -> None:
+    """Lower the priority of all threads of this process: on Linux each has its own."""
     os.nice(_NICE)
     threads = Path("/proc/self/task")
     for thread in threads.iterdir() if threads.is_dir() else ():

@@ -198,7 +198,7 @@ def _names_in(certificate: "Certificate") -> tuple[str, ...]:
 
 
 def _own_names() -> set[str]:
-    """Names and addresses of this machine, as it and others in the same house know it."""
+    """Names and addresses of this machine, as it and others in its network know it."""
     name = socket.gethostname()
     names = {name, name if "." in name else f"{name}.local"}
     return {*_LOCAL, *filter(_can_be_certified, names), *own_addresses()}

@@ -60,7 +60,7 @@ class TextPart(ClientObject):
 
 
 class RefusalPart(ClientObject):
-    """What an assistant said instead of an reply."""
+    """What an assistant said in place of a reply."""
 
     type: Literal["refusal"]
     refusal: Text

@@ -96,7 +96,7 @@ def preflight(asked: Headers) -> Response:
     """The answer: what the server serves, with any headers."""
     wanted = asked.get("access-control-request-headers", "")
     headers = {
-        "Access-Control-Allow-Methods": "GET, HEAD, POST",
+        "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE",
         "Access-Control-Max-Age": str(_KNOWN_S),
     }
     if len(wanted) <= _MOST_HEADERS and _HEADER_NAMES.fullmatch(wanted):

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from mosstalk.conversation import Row
-from mosstalk.errors import EngineStoppedError
+from mosstalk.errors import EngineStoppedError, MosstalkError
 from mosstalk.server import ipc
 from mosstalk.server.ipc import Channel, start_child
 from mosstalk.session import events
@@ -150,6 +150,11 @@ class SessionProxy:
         self._unheard_s = sum(self._undone)  # afresh, so that rounding never adds up
         self._changed.set()
 
+    def refused(self, error: MosstalkError) -> None:
+        """The session was not opened; whoever waits for it may have gone in the same moment."""
+        if not self.opened.done():
+            self.opened.set_exception(error)
+
     def take(self, message: ipc.SessionEvent) -> None:
         """The session has told something."""
         self.rows = message.rows
@@ -229,7 +234,7 @@ class EngineClient:
     _heard_s: float = 0.0
 
     async def start(self) -> None:
-        """Start the process; ``state`` says when it is ready."""
+        """Start the process; ``ready`` is done once sessions can be opened."""
         self._carrier, theirs = ipc.socket_carrier()
         with theirs:
             self._process, end = start_child("mosstalk.server.worker", theirs)
@@ -270,6 +275,8 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         self._channel.close()
+        if self._carrier:
+            self._carrier.close()
 
     def kill(self) -> None:
         """End the worker at once."""
@@ -328,7 +335,7 @@ class EngineClient:
                 if session.over:
                     self._sessions.pop(number)
             case ipc.Refused(number) if session := self._sessions.get(number):
-                session.opened.set_exception(message.raised())
+                session.refused(message.raised())
             case ipc.Heartbeat():
                 self.heartbeat, self._heard_s = message, time.monotonic()
                 for number, done in message.done.items():

@@ -40,7 +40,7 @@ _KERNEL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Reports:
-    """Who is told how far a server is."""
+    """Callbacks that are told how far a server is; ``listening`` is given its URL."""
 
     listening: Callable[[str], None] = lambda _: None
     loading: Callable[[Loading], None] = lambda _: None

@@ -283,16 +283,15 @@ async def _serve(control: socket.socket, link: socket.socket, carrier: socket.so
     begin.options.log.install(begin.name)
     context = ServerContext(begin.options)
     await context.engine.attach(link)
-    if context.conversations:
-        await context.conversations.start()
-    if context.transcriber:
-        await context.transcriber.start()
+    beside = [each for each in (context.conversations, context.transcriber) if each]
+    for part in beside:
+        await part.start()
     front = _Front(channel, context)
     asyncio.get_running_loop().add_reader(carrier, front.take, carrier)
     await front.handle(messages)
     await context.engine.stop()
-    if context.conversations:
-        await context.conversations.stop()
+    for part in beside:
+        await part.stop()
     if context.recorder:
         context.recorder.stop()
     return 0

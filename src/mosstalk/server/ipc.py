@@ -56,7 +56,7 @@ class Channel:
 
     @classmethod
     async def over(cls, end: socket.socket) -> "Channel":
-        """A wire over one end of a socket pair, which it closes in the end."""
+        """A channel over one end of a socket pair, which it closes in the end."""
         return cls(*await asyncio.open_connection(sock=end))
 
     def post(self, message: Any) -> None:
@@ -226,8 +226,11 @@ class Loading:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Everything is loaded and warm: what there is; ``text`` is what the checkpoint asks of text
-    that it reads aloud, ``device_name`` the GPU's own name, or the processor's kind and cores.
+    """Everything is loaded and warm: what there is.
+
+    The first of ``voices`` speaks where a client asks for none. ``text`` is what the checkpoint
+    asks of text that it reads aloud, ``device_name`` the GPU's own name, or the processor's kind
+    and cores.
     """
 
     weights_kind: str
@@ -294,7 +297,7 @@ class Heartbeat:
     ``first_audio_ms`` is as ``Host`` has it, and the counts as ``HostFigures`` has them.
     ``engine_silent_s`` is for how long the engine's thread has not answered. ``done`` is how
     many commands each session has carried out or refused; ``steps_s`` how long each step took
-    since the last pulse, and ``busy`` what each part of the worker spent and did.
+    since the last heartbeat, and ``busy`` what each part of the worker spent and did.
     """
 
     memory_bytes: int

@@ -114,7 +114,7 @@ class Limits:
     def __post_init__(self) -> None:
         """Raise OptionError for a limit that lets nothing through."""
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # nor is "nan", which no number exceeds
                 raise OptionError(f"{name} must be above 0, not {value}")
 
 
@@ -190,8 +190,10 @@ class SendQueue:
         self.unsent_s += seconds
         self._unsent_bytes += len(message)
         self._answers_bytes += 0 if seconds else len(message)
-        if self.unsent_s > self._limits.unsent_s or self._unsent_bytes > self._limits.unsent_bytes:
+        if self.unsent_s > self._limits.unsent_s:
             raise TooSlowError(f"{self.unsent_s:.0f} s of sound wait to be read")
+        if self._unsent_bytes > self._limits.unsent_bytes:
+            raise TooSlowError(f"{self._unsent_bytes} bytes wait to be read")
         self._messages.append((message, seconds))
         self._changed.set()
 
@@ -315,7 +317,7 @@ class ClientBudget:
 _LOG = logging.getLogger("mosstalk.server")
 OTHER_FILES = 512
 """Files that a front may have open beside its connections: recordings have a few each, and as many
-newcomers as wait in line (``front``'s backlog) are accepted before the first is looked at."""
+newcomers as wait in line (``app.BACKLOG``) are accepted before the first is looked at."""
 _LAST_FILES = 16
 _LOG_EVERY_S = 10.0
 
@@ -339,7 +341,7 @@ class ConnectionLimiter:
         self.limits, self._metrics = limits, metrics
         self.elsewhere: Callable[[], int] = lambda: 0
         """Connections that were handed over to other processes, and count all the same."""
-        self.between: dict[HttpProtocol | TlsProtocol, None] = {}
+        self.idle: dict[HttpProtocol | TlsProtocol, None] = {}
         """Connections that have asked for nothing, or for nothing more, the oldest first."""
         self._large: set[WebSocketProtocol] = set()
         self._in_line: deque[WebSocketProtocol] = deque()
@@ -357,7 +359,7 @@ class ConnectionLimiter:
         connections += self.elsewhere()
         if not few and connections <= most:
             return True
-        oldest = next(iter(self.between), None)
+        oldest = next(iter(self.idle), None)
         if oldest is None and not last and connections <= most:
             return True
         self._log(connections, files if few else None)
@@ -365,7 +367,7 @@ class ConnectionLimiter:
             self._metrics.refusals.labels("connections").inc()
             return False
         oldest.timeout_keep_alive_handler()
-        self.between.pop(oldest, None)
+        self.idle.pop(oldest, None)
         return True
 
     @property

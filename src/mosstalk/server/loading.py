@@ -128,13 +128,13 @@ class Loaded:
 
     def info(self, warm_up_s: float) -> WorkerInfo:
         """To be asked once the host was started."""
-        core = self.host.engine.core
+        core, usual = self.host.engine.core, self.host.options.voice
         return WorkerInfo(
             weights_kind=self.config.weights_kind,
             model=self.name,
             device=str(core.model.device),
             dtype=str(core.model.dtype).removeprefix("torch."),
-            voices=tuple(self.host.voice_names),
+            voices=tuple(sorted(self.host.voice_names, key=lambda name: (name != usual, name))),
             detector=self.detector.description if self.detector else None,
             context_rows=self.host.context_rows,
             blocks=core.pool.size,

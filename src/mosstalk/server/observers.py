@@ -1,4 +1,4 @@
-"""Who is shown what goes on: observers of a session, and the server's metrics."""
+"""Observers of a session, and the server's metrics."""
 
 import logging
 import time

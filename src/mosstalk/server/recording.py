@@ -33,8 +33,7 @@ from mosstalk.server.conversations import TOKEN_PREFIX, shown_token
 from mosstalk.server.ipc import WorkerInfo
 from mosstalk.server.observers import Metrics, SessionObserver
 from mosstalk.server.realtime import server_events
-from mosstalk.session import commands as told
-from mosstalk.session import events
+from mosstalk.session import commands, events
 from mosstalk.session.commands import SessionSettings
 
 _LOG = logging.getLogger("mosstalk.server.recording")
@@ -188,12 +187,12 @@ class Recording(SessionObserver):
         self._files: _Files
         self._cut, self._session_id, self._rate = False, "", settings.input_rate
 
-    def on_command(self, command: told.Command) -> None:
+    def on_command(self, command: commands.Command) -> None:
         """Keep a command."""
         now = self._now()
-        if isinstance(command, told.UpdateSettings):
+        if isinstance(command, commands.UpdateSettings):
             self._rate = command.settings.input_rate
-        rate, size = self._rate, sum(len(sound.pcm) for sound in told.sounds_of(command))
+        rate, size = self._rate, sum(len(sound.pcm) for sound in commands.sounds_of(command))
         self._do(lambda: self._files.command(now, command, rate), size)
 
     def on_event(self, event: events.Event) -> None:
@@ -267,7 +266,7 @@ class _Files:
         self._lines = {name: _text_file(folder / name) for name in names}
         self._sounds: dict[str, WavFile] = {}
 
-    def command(self, now: float, command: told.Command, rate: int) -> None:
+    def command(self, now: float, command: commands.Command, rate: int) -> None:
         """A command, its sound beside it."""
         fields = self._plain(command, rate) | {"type": type(command).__name__}
         self._line("session.jsonl", {"t": now, "command": fields})
@@ -306,7 +305,7 @@ class _Files:
         if not is_dataclass(value):
             return value
         plain = {name: self._plain(each, rate) for name, each in vars(value).items()}
-        if isinstance(value, told.Push | told.CreateAudio | told.Sound):
+        if isinstance(value, commands.Push | commands.CreateAudio | commands.Sound):
             pcm = plain.pop("pcm")
             assert isinstance(pcm, bytes), "what comes over a wire is bytes"
             file = self._sound("input", value.rate or rate)

@@ -19,7 +19,7 @@ from mosstalk.conversation import Row
 from mosstalk.errors import ConfigError, OptionError
 from mosstalk.files import parse_json
 from mosstalk.server.recording import FORMAT
-from mosstalk.session import commands as told
+from mosstalk.session import commands
 from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.events import AudioDelta, Closed, Event, InputPaused, ResponseDone, TextDelta
 from mosstalk.session.host import Host
@@ -32,10 +32,10 @@ PATIENCE_S = 20.0
 
 @dataclass(frozen=True)
 class Moment:
-    """A command or what was told of an event, and when: seconds from the session's opening."""
+    """A command, or an event as it was recorded, and when: seconds from the session's opening."""
 
     at_s: float
-    command: told.Command | None = None
+    command: commands.Command | None = None
     event: dict[str, Any] | None = None
 
 
@@ -52,11 +52,15 @@ class Recorded:
 
     @property
     def events(self) -> list[Moment]:
-        """Those of the moments at which something was told."""
+        """Those of the moments that have an event."""
         return [moment for moment in self.moments if moment.event is not None]
 
     def sound(self) -> bytes:
-        """All that the replies sounded like, in the order in which it was made."""
+        """The sound of all replies in the order in which it was made: int16 at 24 kHz.
+
+        Raises:
+            OptionError: its file is damaged.
+        """
         return _pcm(self.folder / "output-24000.wav")
 
 
@@ -69,7 +73,7 @@ class Replayed:
     waited_in_vain: int = 0
 
     def sound(self) -> bytes:
-        """All that the replies sounded like, in the order in which it was made."""
+        """The sound of all replies in the order in which it was made: int16 at 24 kHz."""
         return b"".join(event.pcm for _, event in self.events if isinstance(event, AudioDelta))
 
 
@@ -188,17 +192,17 @@ class _Sounds:
         self._folder = folder
         self._pcm: dict[int, bytes] = {}
 
-    def part(self, kept: dict[str, Any]) -> told.Sound:
+    def part(self, kept: dict[str, Any]) -> commands.Sound:
         """The sound at ``at``, of so many ``bytes``, in the file of a ``rate``."""
         rate, start = kept["rate"], 2 * kept["at"]
         if rate not in self._pcm:
             self._pcm[rate] = _pcm(self._folder / f"input-{rate}.wav")
-        return told.Sound(self._pcm[rate][start : start + kept["bytes"]], rate)
+        return commands.Sound(self._pcm[rate][start : start + kept["bytes"]], rate)
 
-    def message(self, kept: dict[str, Any]) -> told.Message:
+    def message(self, kept: dict[str, Any]) -> commands.Message:
         """A message with its sound."""
         parts = (part if isinstance(part, str) else self.part(part) for part in kept["parts"])
-        return told.Message(kept["role"], tuple(parts))
+        return commands.Message(kept["role"], tuple(parts))
 
 
 def _paused_as_then(moments: list[Moment], rate: int) -> Iterator[Moment]:
@@ -208,24 +212,24 @@ def _paused_as_then(moments: list[Moment], rate: int) -> Iterator[Moment]:
     clock = InputClock(rate)
     for moment in moments:
         command = moment.command
-        if isinstance(command, told.Push):
+        if isinstance(command, commands.Push):
             command = replace(command, paused_s=pauses.pop(clock.samples, 0.0))
             clock.add(command.samples, command.rate or rate)
             moment = replace(moment, command=command)
         yield moment
 
 
-def _command(fields: dict[str, Any], sounds: _Sounds) -> told.Command:
+def _command(fields: dict[str, Any], sounds: _Sounds) -> commands.Command:
     name = fields.pop("type")
-    kind = getattr(told, name)
-    if not (isinstance(kind, type) and issubclass(kind, told.Command)):
+    kind = getattr(commands, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, commands.Command)):
         raise ValueError(f"{name} is no command")
-    if issubclass(kind, told.Push | told.CreateAudio):
+    if issubclass(kind, commands.Push | commands.CreateAudio):
         sound = sounds.part({part: fields.pop(part) for part in ("rate", "at", "bytes")})
         return kind(sound.pcm, sound.rate, **fields)
-    if issubclass(kind, told.CreateMessage):
+    if issubclass(kind, commands.CreateMessage):
         return kind(sounds.message(fields.pop("message")), **fields)
-    if issubclass(kind, told.CreateResponse):
+    if issubclass(kind, commands.CreateResponse):
         before = fields.pop("input_item_ids", None)  # as format 1 had it
         given, reply = fields.pop("input", before), fields.pop("reply")
         if given is not None:
@@ -235,10 +239,17 @@ def _command(fields: dict[str, Any], sounds: _Sounds) -> told.Command:
 
 
 def _pcm(path: Path) -> bytes:
-    """Samples of a sound file, be it one that was never closed; none if there is none."""
+    """Samples of a sound file, be it one that was never closed; none if there is none.
+
+    Raises:
+        OptionError: it is no sound file.
+    """
     if not path.exists():
         return b""
-    return soundfile.read(path, dtype="int16")[0].astype("<i2").tobytes()
+    try:
+        return soundfile.read(path, dtype="int16")[0].astype("<i2").tobytes()
+    except soundfile.LibsndfileError as error:
+        raise OptionError(f"{path}: a damaged recording ({error})") from None
 
 
 # What is different between a recording and its replay, in words and as a document.

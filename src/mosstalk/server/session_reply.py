@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 EVENTS = "text/event-stream"
 _BY_REQUEST = (ErrorCode.BAD_ITEM, ErrorCode.BAD_VALUE)
-"""Errors of a session that another request would not have met with."""
+"""Errors of a session for which the request is at fault: they are answered 400."""
 _UPLOADS = Refusal(503, "uploads", "many files are being read; send it again", 2.0)
 _STOPPED = Refusal(503, "dead", "the session has ended before the answer did; ask again", 10.0)
 
@@ -139,18 +139,17 @@ class SessionReply(Response):
         """
         context = self.context
         settings = context.fitted(settings)
-        self._observers.append(SessionMetrics(context.metrics, settings, self.key))
-        if context.recorder:
-            info = context.engine.ready.result()
-            self._observers.append(context.recorder.open(settings, info))
         try:
             self._session = await context.engine.open(settings, rows=context.recorder is not None)
         except MosstalkError as error:
-            self._observers.clear()
             refusal = Refusal.of(error)
             if isinstance(error, EngineFullError | EngineStoppedError):
                 context.note_refusal(refusal)
             raise RefusedError(refusal) from None
+        self._observers.append(SessionMetrics(context.metrics, settings, self.key))
+        if context.recorder:
+            info = context.engine.ready.result()
+            self._observers.append(context.recorder.open(settings, info))
 
     @property
     def has_session(self) -> bool:

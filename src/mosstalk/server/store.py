@@ -1,4 +1,4 @@
-"""Where conversations are kept for who comes back: in the process, or in Redis or Valkey.
+"""Where conversations are kept until their clients come back: in memory, or in Redis or Valkey.
 
 A conversation is fields under a key. It is taken as one step, so that of two who ask only one has
 it, and for a while it is known that it was: who had it before may not write it there again.

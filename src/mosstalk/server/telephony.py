@@ -39,7 +39,7 @@ _CLOSED = Refusal(
     "no calls are taken here; this server's owner may start it with MOSSTALK_TWILIO_AUTH_TOKEN or "
     "--twilio-auth-token",
 )
-_DEAF = Refusal(
+_NO_DETECTOR = Refusal(
     403, "vad", "calls are hands-free; this server's owner may start it without --vad none"
 )
 
@@ -60,7 +60,7 @@ def granted(socket: WebSocket, context: ServerContext) -> Grant | Refusal:
             "another address, this server's owner may name it with --public-url",
         )
     if context.unavailable is None and context.session_defaults.turn_detection is None:
-        return _DEAF
+        return _NO_DETECTOR
     return GRANT
 
 

@@ -1,4 +1,4 @@
-"""Connections that speak TLS, until they do."""
+"""The TLS handshake of a connection, with limits, before HTTP is spoken over it."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from mosstalk.server.admission import Refusal
-from mosstalk.server.websocket import HttpProtocol, ServerConfig, unasked
+from mosstalk.server.websocket import HttpProtocol, ServerConfig, response_bytes
 
 _HANDSHAKE = b"\x16"
 """What TLS begins with: the type of its record."""
@@ -46,9 +46,9 @@ class TlsProtocol(asyncio.Protocol):
             with suppress(OSError):  # no file is left
                 self._socket = socket.socket(fileno=os.dup(given.fileno()))
                 self._socket.setblocking(False)
-                self._limiter.between[self] = None
+                self._limiter.idle[self] = None
                 self._beginning = asyncio.create_task(self._begin())
-        if self not in self._limiter.between:
+        if self not in self._limiter.idle:
             self._leave()
         cast(asyncio.Transport, transport).abort()
 
@@ -96,11 +96,11 @@ class TlsProtocol(asyncio.Protocol):
         with self._socket as client:
             if first:
                 client.recv(_REQUEST_BYTES)  # what is left unread takes the answer along
-                client.send(unasked(_PLAIN_HTTP))
+                client.send(response_bytes(_PLAIN_HTTP))
 
     def _leave(self) -> None:
         self._connections.discard(cast(Any, self))
-        self._limiter.between.pop(self, None)
+        self._limiter.idle.pop(self, None)
 
 
 class _HttpsProtocol(HttpProtocol):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request, Response
 
+from mosstalk.constants import INPUT_RATE
+from mosstalk.environment import install_command
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
 from mosstalk.server.admission import LEFT_S, LONGEST_NAMED, Refusal, RefusedError, ServerContext
 from mosstalk.server.call_playback import Change, Playback
@@ -42,14 +44,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 SDP = "application/sdp"
-INPUT_RATE = 16_000
-"""Hz of the microphone's sound, from the peer to the session."""
 _BEGINS: Mapping[str, Any] = {"type": "realtime", "mosstalk": {"echo_gate": False}}
 """How sessions begin: whoever has WebRTC cancels echo itself."""
 _MISSING = Refusal(
     501,
     "webrtc",
-    "this server speaks no WebRTC; its owner may install it with pip install 'mosstalk[webrtc]'",
+    f"this server speaks no WebRTC; its owner may install it: {install_command('webrtc')}",
 )
 
 

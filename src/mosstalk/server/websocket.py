@@ -73,7 +73,7 @@ class HttpProtocol(H11Protocol):
         """The next request has to arrive in time."""
         super().on_response_complete()
         if self.timeout_keep_alive_task:
-            self._limiter.between[self] = None
+            self._limiter.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
@@ -82,21 +82,21 @@ class HttpProtocol(H11Protocol):
 
     def _wait_for_a_request(self, most_s: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(most_s, self.timeout_keep_alive_handler)
-        self._limiter.between[self] = None
+        self._limiter.idle[self] = None
 
     def _unset_keepalive_if_required(self) -> None:
         """A request is whole, or the connection is over."""
         super()._unset_keepalive_if_required()
-        self._limiter.between.pop(self, None)
+        self._limiter.idle.pop(self, None)
 
 
 def _full() -> bytes:
     """The answer to one connection too many, before it has asked."""
     message = f"too many connections are open; come again in {_RETRY_S} s"
-    return unasked(Refusal(503, "connections", message, _RETRY_S))
+    return response_bytes(Refusal(503, "connections", message, _RETRY_S))
 
 
-def unasked(refusal: Refusal) -> bytes:
+def response_bytes(refusal: Refusal) -> bytes:
     """A refusal as bytes, for a connection of which no request was read."""
     answer = refusal.answer()
     head = (
@@ -149,7 +149,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._pings_sent = 0
         self._parsing: asyncio.Handle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._next_to_nothing = TokenBucket(
+        self._control_frames = TokenBucket(
             limits.control_frames_per_s, limits.burst_s, self.loop.time()
         )
 
@@ -390,7 +390,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._count("small fragments")
 
     def _count(self, what: str) -> None:
-        if self._next_to_nothing.wait_s(1, self.loop.time()):
+        if self._control_frames.wait_s(1, self.loop.time()):
             self._fail(f"too many {what}")
 
     def _fail(self, reason: str) -> None:

@@ -343,7 +343,7 @@ class AudioFormat(ClientObject):
 
 
 class Encoder:
-    """One reply's sound, from 24 kHz PCM to base64 of its format; no piece ends in a sample."""
+    """One reply's sound, from 24 kHz PCM to base64 of its format; each piece has whole samples."""
 
     def __init__(self, wanted: AudioFormat) -> None:
         self._type = wanted.type

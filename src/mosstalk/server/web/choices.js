@@ -31,7 +31,7 @@ export class Choices {
     return this.fields.echo.checked;
   }
 
-  /** The voice that was chosen, else the first there is. */
+  /** The voice that was chosen, else the server's own, which is the first that it names. */
   get voice() {
     return this.fields.voice.value || (this.fields.voice.options[1]?.value ?? "default");
   }

@@ -1,8 +1,9 @@
 // Which moment of the page's own clock (performance.now) a frame of the audio context belongs to.
 
+import { SAMPLES_PER_MS } from "./tape.js";
+
 const READINGS = 250;
-const LEDGER_PACKETS = 6000;
-const WIRE_SAMPLES_PER_MS = 24;
+const MOST_PACKETS = 6000;
 
 /** The audio context's frames on the page's clock. */
 export class FrameClock {
@@ -44,7 +45,7 @@ export class FrameClock {
 }
 
 /** Which sample on the wire was recorded when: one entry a packet. */
-export class Ledger {
+export class PacketTimes {
   /** @type {{end: number, frame: number}[]} */
   packets = [];
   samples = 0;
@@ -53,13 +54,13 @@ export class Ledger {
   add(samples, frame) {
     this.samples += samples;
     this.packets.push({ end: this.samples, frame });
-    if (this.packets.length > LEDGER_PACKETS) this.packets.shift();
+    if (this.packets.length > MOST_PACKETS) this.packets.shift();
   }
 
   /** The frame at which a millisecond of what was sent was recorded, undefined if long ago. */
   frameOf(ms, framesPerMs) {
-    const sample = ms * WIRE_SAMPLES_PER_MS;
+    const sample = ms * SAMPLES_PER_MS;
     const packet = this.packets.find(({ end }) => end >= sample);
-    return packet && packet.frame - ((packet.end - sample) / WIRE_SAMPLES_PER_MS) * framesPerMs;
+    return packet && packet.frame - ((packet.end - sample) / SAMPLES_PER_MS) * framesPerMs;
   }
 }

@@ -24,3 +24,20 @@ export async function listDevices(fields) {
     offer(fields[name], offered);
   }
 }
+
+/**
+ * Have all sound come from the loudspeaker that is chosen, or show again the one before.
+ * @param {HTMLSelectElement} select @param {import("./sound.js").Sound} sound
+ * @param {import("./player.js").Player} player
+ * @returns {Promise<import("./words.js").Saying | null>} why it cannot
+ */
+export async function speakTo(select, sound, player) {
+  try {
+    await sound.speakTo(select.value);
+    await player.speakTo(select.value);
+    return null;
+  } catch ({ message }) {
+    select.value = sound.speaker;
+    return ["speaker-refused", { message }];
+  }
+}

@@ -1,7 +1,7 @@
 // The page: who is told what. Sound is in sound.js, the protocol in talk.js, the socket in wire.js.
 
 import { Choices } from "./choices.js";
-import { listDevices, watchDevices } from "./devices.js";
+import { listDevices, speakTo, watchDevices } from "./devices.js";
 import { Events } from "./events.js";
 import { Figures } from "./figures.js";
 import { Log } from "./log.js";
@@ -47,7 +47,7 @@ let microphone = { state: "unasked" };
 let sessions = 0;
 /** What is served, for the file of a conversation. */
 const facts = { model: "", weights: "", session: {} };
-/** Written before there was a session. */
+/** Written before there was a session, a line each time. */
 let unsent = "";
 
 // Starting.
@@ -57,7 +57,13 @@ async function start(withMicrophone) {
   if (!started) {
     started = true;
     show();
-    if (isSecureContext) await sound.open(debug ?? { tap: false, loop: false });
+    try {
+      if (isSecureContext) await sound.open(debug ?? { tap: false, loop: false });
+    } catch {
+      started = false;
+      stage.notice(["unreachable"]); // The audio thread's file comes from the server.
+      return show();
+    }
     wire.connect();
   }
   if (!isSecureContext) stage.explain(microphone);
@@ -130,7 +136,7 @@ addEventListener("keydown", (event) => {
 function write(text, at) {
   player.stop();
   if (talk.ready) talk.say(text, at);
-  else unsent = text;
+  else unsent += unsent ? `\n${text}` : text;
   if (!started) start(false);
 }
 
@@ -155,8 +161,10 @@ for (const radio of document.querySelectorAll("input[name=turns]")) {
 }
 by("settings").addEventListener("submit", (event) => event.preventDefault());
 by("settings").addEventListener("change", async ({ target }) => {
-  if (target.name === "loudspeaker") await speakTo(target);
-  else if (target.name !== "echo" && target.name !== "microphone") configure();
+  if (target.name === "loudspeaker") {
+    const refusal = await speakTo(target, sound, player);
+    if (refusal) stage.notice(refusal);
+  } else if (target.name !== "echo" && target.name !== "microphone") configure();
   else if (sound.context && microphone.state !== "unasked") openMicrophone();
 });
 by("volume").addEventListener("input", ({ target }) => {
@@ -208,17 +216,6 @@ async function preview(button) {
   }
   button.disabled = false;
   put(button, player.id === PREVIEW ? "stop-playing" : "preview");
-}
-
-/** Have all sound come from a loudspeaker. @param {HTMLSelectElement} select */
-async function speakTo(select) {
-  try {
-    await sound.speakTo(select.value);
-    await player.speakTo(select.value);
-  } catch ({ message }) {
-    stage.notice(["speaker-refused", { message }]);
-    select.value = sound.speaker;
-  }
 }
 
 // What happens.

@@ -6,7 +6,7 @@ import { joined, RATE, wav } from "./tape.js";
 const MOST_SAMPLES = 30 * 60 * RATE;
 const BETWEEN = new Int16Array(0.4 * RATE);
 
-/** @typedef {{who: string, text: string, pieces: Int16Array[], samples: number, heardMs?: number, wasCut?: boolean}} Line */
+/** @typedef {{who: string, text: string, pieces: Int16Array[], samples: number, heardMs?: number}} Line */
 
 export class Record {
   constructor() {

@@ -1,6 +1,6 @@
-// The page's ears and mouth: microphone and loudspeaker around the audio thread in worklet.js.
+// Microphone and loudspeaker of the page, around the audio thread in worklet.js.
 
-import { FrameClock, Ledger } from "./clock.js";
+import { FrameClock, PacketTimes } from "./clock.js";
 
 const MICROPHONE = { echoCancellation: true, noiseSuppression: true, autoGainControl: true };
 const LOOP_GAIN = 10 ** (-10 / 20);
@@ -14,17 +14,28 @@ const LOOP_DELAY_S = 0.12;
 export class Sound extends EventTarget {
   /** @type {MediaStream | null} */
   stream = null;
-  ledger = new Ledger();
+  /** When what was sent was recorded. */
+  packets = new PacketTimes();
   /** @type {((items: {item: string, samples: number}[]) => void)[]} */
   stops = [];
   volume = 1;
   /** The loudspeaker's id; empty: the system's own. */
   speaker = "";
 
-  /** Start the audio thread; needs a click or key before. @param {{tap: boolean, loop: boolean}} debug */
+  /**
+   * Start the audio thread; needs a click or key before.
+   * @param {{tap: boolean, loop: boolean}} debug
+   * @throws {DOMException} its file cannot be fetched
+   */
   async open(debug) {
-    this.context = new AudioContext({ latencyHint: "interactive" });
-    await this.context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    const context = new AudioContext({ latencyHint: "interactive" });
+    try {
+      await context.audioWorklet.addModule(new URL("worklet.js", import.meta.url));
+    } catch (error) {
+      context.close();
+      throw error;
+    }
+    this.context = context;
     this.node = new AudioWorkletNode(this.context, "voice", {
       numberOfInputs: 1,
       outputChannelCount: [1],
@@ -124,13 +135,13 @@ export class Sound extends EventTarget {
 
   /** Forget what was sent: a new session counts from zero. @param {boolean} silent at once */
   startOver(silent) {
-    this.ledger = new Ledger();
+    this.packets = new PacketTimes();
     if (silent) this.stop();
   }
 
   /** When a moment of what was sent was spoken, in ms of the page's clock; undefined if unknown. */
   spokenAt(ms) {
-    const frame = this.ledger.frameOf(ms, this.clock.framesPerMs);
+    const frame = this.packets.frameOf(ms, this.clock.framesPerMs);
     if (frame === undefined) return undefined;
     const latency = this.stream?.getAudioTracks()[0]?.getSettings().latency ?? 0;
     return this.clock.computedAt(frame) - 1000 * latency;
@@ -148,7 +159,7 @@ export class Sound extends EventTarget {
   heard(data) {
     if (data.type === "mic") {
       this.clock.note(data.frame);
-      this.ledger.add(data.pcm.length, data.frame);
+      this.packets.add(data.pcm.length, data.frame);
     } else if (data.type === "stopped") {
       // Two stops within one block of sound are answered by one message.
       this.stops.splice(0).forEach((resolve, place) => resolve(place ? [] : data.items));

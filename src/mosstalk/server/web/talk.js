@@ -1,11 +1,10 @@
 // The conversation: what is heard and typed goes out as Realtime events, replies come back.
 
 import { encode } from "./base64.js";
-import { HANDLERS, TURN } from "./told.js";
-import { Tape } from "./tape.js";
+import { HANDLERS, TURN } from "./handlers.js";
+import { SAMPLES_PER_MS, Tape } from "./tape.js";
 import { Turn } from "./turn.js";
 
-const WIRE_SAMPLES_PER_MS = 24;
 const SHORTEST_TURN_MS = 100;
 const SILENCE_PEAK = 16;
 
@@ -155,7 +154,7 @@ export class Talk extends EventTarget {
 
   commit() {
     const { samples, peak, at } = this.held;
-    const ms = samples / WIRE_SAMPLES_PER_MS;
+    const ms = samples / SAMPLES_PER_MS;
     if (ms < SHORTEST_TURN_MS) {
       this.discard();
       this.emit("notice", { saying: ["too-short"] });
@@ -202,7 +201,7 @@ export class Talk extends EventTarget {
       if (cancel) this.wire.send({ type: "response.cancel", response_id: this.response });
     }
     for (const { item, samples } of await this.sound.stop()) {
-      const heardMs = Math.floor(samples / WIRE_SAMPLES_PER_MS);
+      const heardMs = Math.floor(samples / SAMPLES_PER_MS);
       const cut = { item_id: item, content_index: 0, audio_end_ms: heardMs };
       this.wire.send({ type: "conversation.item.truncate", ...cut });
       this.playing.delete(item);
@@ -224,7 +223,7 @@ export class Talk extends EventTarget {
 
   ended({ item, samples }) {
     this.playing.delete(item);
-    this.noteOn(item, (turn) => turn.heard(samples / WIRE_SAMPLES_PER_MS));
+    this.noteOn(item, (turn) => turn.heard(samples / SAMPLES_PER_MS));
     this.emit("change");
   }
 

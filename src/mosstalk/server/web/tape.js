@@ -1,7 +1,7 @@
 // Sound that is kept for a while: the microphone's last minutes, and a file of any of it.
 
 export const RATE = 24000;
-const SAMPLES_PER_MS = RATE / 1000;
+export const SAMPLES_PER_MS = RATE / 1000;
 const KEPT_MS = 180_000;
 const HEADER_BYTES = 44;
 

@@ -34,7 +34,7 @@ export class Wire extends EventTarget {
   /** @type {string | null} what takes the conversation up again once its connection is lost */
   token = null;
 
-  /** Connect, and keep connected until `close`. */
+  /** Connect, and again whenever the connection is lost, until the session has come to its end. */
   async connect() {
     this.leave();
     const attempt = (this.attempt = {});
@@ -82,7 +82,7 @@ export class Wire extends EventTarget {
     }
     if (attempt !== this.attempt) return undefined;
     if (answer.ok) {
-      const models = await answer.json();
+      const models = await answer.json().catch(() => ({}));
       this.emit("models", models);
       return models.data?.[0]?.id ?? "";
     }
@@ -153,11 +153,6 @@ export class Wire extends EventTarget {
     this.socket.onmessage = this.socket.onclose = null;
     this.socket.close();
     this.socket = null;
-  }
-
-  close() {
-    this.leave();
-    this.turn("off");
   }
 
   /** Send an event, if there is someone to hear it. @param {object} event */

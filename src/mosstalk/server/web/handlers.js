@@ -1,4 +1,4 @@
-// What the server tells of the conversation, event by event.
+// What an event of the server changes in the conversation: one handler for each type.
 
 import { decode } from "./base64.js";
 import { Turn } from "./turn.js";
