@@ -21,7 +21,7 @@ from mosstalk.checkpoints.restartable import (
     sha256,
 )
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.errors import CheckpointError, OptionError, OutputError
 from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes
 from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
@@ -290,7 +290,10 @@ def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:
     if shard_gib <= 0:
         raise OptionError(f"--shard-gib must be above 0, not {shard_gib}")
     if not (source / "config.json").exists() and (source / "model" / "config.json").exists():
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be made ({error.strerror or error})") from None
         for part in ("model", "codec"):
             if (source / part).is_dir():
                 _convert_one(source / part, out / part, DTYPES[dtype], shard_gib)
