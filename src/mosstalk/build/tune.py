@@ -1,9 +1,9 @@
 """Finding, on the card at hand, how the language model's products of few rows are best divided.
 
-A short list of divisions for each line of ``kernels.lm_tiles`` is timed on the model's own
-weights, those of all layers in turn, so that none is in the card's cache. Divisions of which a
-row's bits may not depend on its company are left as they are: its sums must not depend on the
-card either.
+A short list of divisions for each line of the tables in ``ops.linear_tiles`` is timed on the
+model's own weights, those of all layers in turn, so that none is in the card's cache. Divisions of
+which a row's bits may not depend on its company are left as they are: its sums must not depend on
+the card either.
 """
 
 import math

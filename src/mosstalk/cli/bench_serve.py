@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mosstalk.bench.serve import Crowd, Load
     from mosstalk.bench.serve_clients import Pcm
 
-FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
@@ -106,6 +105,7 @@ class BenchServe(WritesPage):
             BenchError: the server did not start, or clients failed.
             OptionError: ``url`` is none of a WebSocket, or ``at`` holds no numbers.
         """
+        from mosstalk.bench.documents import SERVE
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
         from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
@@ -131,7 +131,7 @@ class BenchServe(WritesPage):
             print_found(settings, tables_of(crowds, load), not_measured(crowds))
             print(f"\n{verdict(crowds, load)}")
         document = measured_document(
-            FORMAT,
+            SERVE,
             settings,
             load=asdict(load),
             crowds=[crowd.as_values(load.bounds) for crowd in crowds],
