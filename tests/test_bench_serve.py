@@ -249,8 +249,9 @@ def test_sentences_end_where_pauses_begin_and_no_pause_is_long() -> None:
     assert sentences(np.zeros(RATE, np.int16))[1] == []
 
 
-def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run) -> None:
-    words = ("--speech", QUESTION, "--url", "http://localhost:8000/v1/realtime")
+@pytest.mark.parametrize("url", ["http://localhost:8000/v1/realtime", "ws://[::1", "ws://a:b"])
+def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run, url: str) -> None:
+    words = ("--speech", QUESTION, "--url", url)
     assert "ws://" in refused(mosstalk("bench", "serve", *words))
 
 

@@ -156,7 +156,7 @@ class BenchStep(WritesPage):
         pairs = [(int(each[1]), int(each[2] or 0)) for each in found if each]
         if len(pairs) < len(found):
             raise OptionError(f"{option} {words}: give something like {example}")
-        if min(first for first, _ in pairs) < 1:
+        if min(new if self.prefill else min(new, after) for new, after in pairs) < 1:
             raise OptionError(f"{option} {words}: there must be at least one")
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
         if self.prefill:

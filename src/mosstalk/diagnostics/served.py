@@ -101,12 +101,11 @@ def _base_of(url: str) -> str:
     """Scheme, name and port of a url, which every path is asked under."""
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, or half an IPv6 address
-        known = False
-    if not known:
-        raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
-    return f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        pass  # a port that is no number, or half an IPv6 address
+    raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
 
 
 def printed(diagnosis: ServerDiagnosis) -> str:
