@@ -134,6 +134,8 @@ def test_a_file_that_exists_is_replaced_only_by_force(mosstalk: Run, tmp_path: P
 def test_a_report_that_cannot_be_written_is_refused(mosstalk: Run) -> None:
     assert "no such folder" in refused(mosstalk("doctor", "--report", "no/folder/r.json"))
     assert "belong together" in refused(mosstalk("doctor", "--report", "r.json", "--model", "m"))
+    for option in ("--model", "--cases", "--dtype", "--device"):
+        assert f"{option} is for a report" in refused(mosstalk("doctor", option, "cpu"))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class WritesPage(WritesDocument):
     """A command that can also leave one page of HTML."""
 
     html: Path | None = option(
-        None, "Write one page with tables and sound to play.", metavar="FILE"
+        None, "Write one page of HTML: tables, and sound where there is any.", metavar="FILE"
     )
 
     def outputs(self) -> list[Path]:
