@@ -283,7 +283,7 @@ def test_a_measured_figure_names_its_device() -> None:
     for peak in measured().peaks:
         assert peak.gib is None or peak.device
         assert not peak.name.startswith("measured") or bool(peak.gib) == bool(peak.command)
-    assert {room.basis for room in measured().rooms} <= {"measured", "set aside", "assumed"}
+    assert {each.basis for each in measured().overheads} <= {"measured", "set aside", "assumed"}
 
 
 def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
