@@ -36,6 +36,7 @@ _PUSHES = 20
 _MB = 1e6
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20
+"""Timed runs of a hop that is recomputed, and mel frames that its vocoder had before it."""
 FIRST = "first"
 PUSH_S = 0.4
 _WARM_UPS = 3

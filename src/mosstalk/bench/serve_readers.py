@@ -1,4 +1,4 @@
-"""Who has texts read aloud beside the crowds of ``mosstalk bench serve``.
+"""Readers: clients that have texts read aloud beside the crowds of ``mosstalk bench serve``.
 
 Each asks ``POST /v1/audio/speech`` for one text after the other, in threads of a process of their
 own. Nothing here imports torch or the server.

@@ -1,9 +1,9 @@
-"""Finding, on the card at hand, how the language model's products of few rows are best divided.
+"""Autotuning: which tiles and splits are fastest on this card for matmuls of few rows.
 
-A short list of divisions for each line of the tables in ``ops.linear_tiles`` is timed on the
-model's own weights, those of all layers in turn, so that none is in the card's cache. Divisions of
-which a row's bits may not depend on its company are left as they are: its sums must not depend on
-the card either.
+A ``Division`` of ``ops.linear_tiles`` is a tile and what goes beside it, a product is a matmul of
+the language model. For each line of the tables there a short list of divisions is timed on the
+model's own weights, those of all layers in turn, so that none is in the card's cache. Those of
+batch-invariant mode are left as they are: there a row's sums must not depend on the card either.
 """
 
 import math
