@@ -30,7 +30,6 @@ _USUAL_SESSIONS = 64
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn", "websockets")
 _ABOVE_0 = ("drain_timeout", "watchdog", "max_sessions", "record_days", "kv_gib", "max_reply_s",
             "idle_s", "max_session_s")  # fmt: skip
-"""Options whose numbers are above 0."""
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
