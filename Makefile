@@ -34,12 +34,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 setup: ## create .venv and install mosstalk; EXTRAS=voices,quality adds those extras
 	$(bootstrap) "$(EXTRAS)"
 
-setup-dev:
+setup-dev: ## create .venv with all that lint and test need
 	$(bootstrap) "$(EXTRAS),dev,voices"
 
 setup-demo:

@@ -77,7 +77,9 @@ class Agent:
             elif event.type == "response.output_audio.delta":
                 self._loudspeaker.writeframes(base64.b64decode(event.delta))
             elif event.type == "response.done":
-                words = event.response.output[0].content[0].transcript
+                # One that failed, or was interrupted at once, holds nothing.
+                parts = [part for item in event.response.output for part in item.content]
+                words = " ".join(part.transcript or "" for part in parts)
                 self._say(f"the answer is {event.response.status}: {words}")
                 break
             elif event.type == "error":

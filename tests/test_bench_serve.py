@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from mosstalk.bench.serve import Bounds, Crowd, Load, Target, measure, sentences
 from mosstalk.bench.serve_clients import RATE, Pattern
+from mosstalk.bench.serve_readers import Reader, ReaderPlan
 from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
 
 SHORT = Pattern(heard_s=0.2, spoken_s=0.4, pause_s=0.0)
@@ -161,6 +163,29 @@ def test_texts_that_are_not_read_are_told(cache_folder: Path) -> None:
     )
 
 
+def test_a_text_whose_answer_breaks_off_is_told_and_nobody_waits_for_it() -> None:
+    over = threading.Event()
+
+    class BreaksOff(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"no number\r\n")
+
+    with HTTPServer(("127.0.0.1", 0), BreaksOff) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        reader = Reader(
+            ReaderPlan(f"http://127.0.0.1:{server.server_port}", {}, ["One."], 1), 0, over
+        )
+        reader.start()
+        assert reader.begun.wait(30)
+        over.set()
+        reader.join(30)
+        server.shutdown()
+    assert reader.read.failures == ["IncompleteRead"]
+
+
 @alone
 def test_a_late_answer_is_measured_from_the_commit() -> None:
     with answering([(0.5, 500)]) as target:
@@ -224,8 +249,9 @@ def test_sentences_end_where_pauses_begin_and_no_pause_is_long() -> None:
     assert sentences(np.zeros(RATE, np.int16))[1] == []
 
 
-def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run) -> None:
-    words = ("--speech", QUESTION, "--url", "http://localhost:8000/v1/realtime")
+@pytest.mark.parametrize("url", ["http://localhost:8000/v1/realtime", "ws://[::1", "ws://a:b"])
+def test_a_url_that_is_no_websocket_is_refused(mosstalk: Run, url: str) -> None:
+    words = ("--speech", QUESTION, "--url", url)
     assert "ws://" in refused(mosstalk("bench", "serve", *words))
 
 

@@ -81,6 +81,7 @@ def test_what_is_in_fp8_cannot_be_measured_in_bf16(mosstalk: Run, tmp_path: Path
     [
         (("step", "--at", "512"), "--at 512: give something like 1x512,64x1000"),
         (("step", "--at", "0x5"), "--at 0x5: there must be at least one"),
+        (("step", "--at", "1x0"), "--at 1x0: there must be at least one"),
         (("step", "--prefill", "--rows", "6+"), "--rows 6+: give something like 512,6"),
         (("step", "--precision", "fp16"), "--precision must be bf16 or fp8, not 'fp16'"),
         (("step", "--mode", "song"), "--mode must be audio or text, not 'song'"),

@@ -227,6 +227,11 @@ def test_inspect_names_what_was_changed_or_is_gone(built: Path, tmp_path: Path) 
     assert "mosstalk-engine-9" in refused(command("checkpoint", "inspect", out))
     with pytest.raises(CheckpointError, match="build it again"):
         chosen_model(out, None)
+    less = {name: value for name, value in values.items() if name != "machine"}
+    for damaged, lost in ((less, "machine"), (values | {"settings": {}}, "codec_memory_mib")):
+        (out / "engine.json").write_text(json.dumps(damaged))
+        with pytest.raises(CheckpointError, match=f"damaged: no {lost}; build it again"):
+            BuiltEngine.read(out)
     (out / "engine.json").write_text("{")
     assert "damaged" in refused(command("checkpoint", "inspect", out))
 

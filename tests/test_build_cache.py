@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mosstalk.bench import start
 from mosstalk.bench.start import cached_share, evict, read_rate, weight_files
+from mosstalk.errors import BenchError
 from mosstalk.prepared.start import kernels_in, relocate, use_kernels
 
 cache = pytest.importorskip("triton.runtime.cache", reason="needs Triton")
@@ -16,6 +18,14 @@ def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is set here goes with the test."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "nobody"))
     monkeypatch.setenv("MOSSTALK_CACHE", str(tmp_path / "user"))
+
+
+def test_a_start_that_makes_no_sound_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_LONGEST_S", 0.01)
+    with pytest.raises(BenchError, match=r"start 1 of .* made no sound within"):
+        start._start(tmp_path, "cpu", "start 1", None)
 
 
 def compiled(folder: Path, key: str = "k1") -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mosstalk.runtime.device import pick_device
 from mosstalk.verify import ComputePath
-from mosstalk.verify.run import run_case
+from mosstalk.verify.compare import Check
+from mosstalk.verify.run import COMPONENTS, run_case
 
 CPU = torch.device("cpu")
 CASES = [GOLDENS / name for name in ("flow", "flow-tails", "hift", "speech-tokenizer")]
@@ -51,6 +53,16 @@ def require_both_streams(names: set[str]) -> None:
     recomputed = {name for name in hops if not re.search(r"fast|paged", name)}
     assert recomputed == {name.replace("fast.", "") for name in kept}
     assert recomputed
+
+
+def test_a_card_that_is_full_is_no_fault_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Iterator[Check]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+        yield
+
+    monkeypatch.setitem(COMPONENTS, "hift", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_case(GOLDENS / "hift", CPU, torch.float32)
 
 
 @pytest.mark.parametrize("folder", CASES[2:], ids=lambda path: path.name)

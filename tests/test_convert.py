@@ -284,6 +284,9 @@ def test_the_command_converts_both_halves_and_says_what_it_did(
     twice = mosstalk("checkpoint", "convert", "out/model", "other")
     assert "converted already" in refused(twice)
     assert not (tmp_path / "other").exists()
+    (tmp_path / "file").touch()
+    into_a_file = mosstalk("checkpoint", "convert", tiny.model.parent, "file")
+    assert "cannot be made" in refused(into_a_file)
 
 
 def test_a_layer_may_lie_in_two_shards_of_the_source(tiny: Checkpoint, tmp_path: Path) -> None:

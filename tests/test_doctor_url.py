@@ -5,7 +5,9 @@ import json
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,33 @@ def test_where_nothing_answers_one_line_says_what_to_look_at(mosstalk: Run) -> N
     assert "--host" in done.stdout
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ws://localhost:8000", "http://"])
+class Stranger(BaseHTTPRequestHandler):
+    """Answers every path with a page, as other programs do."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<title>Something else</title>")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_another_program_is_told_from_a_server(mosstalk: Run) -> None:
+    with HTTPServer(("127.0.0.1", 0), Stranger) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        done = mosstalk("doctor", "--url", f"http://127.0.0.1:{other.server_port}")
+        other.shutdown()
+    assert done.returncode == 1
+    assert "wrong  health       status 200: <title>Something else" in done.stdout
+    assert "do: look whether this is a mosstalk server" in done.stdout
+    assert "ready" not in done.stdout
+
+
+NO_SERVERS = ["localhost:8000", "ws://localhost:8000", "http://", "http://a:b", "http://[::1"]
+
+
+@pytest.mark.parametrize("url", NO_SERVERS)
 def test_what_is_no_address_of_a_server_is_refused(url: str, mosstalk: Run) -> None:
     assert "as http://localhost:8000" in refused(mosstalk("doctor", "--url", url))
 

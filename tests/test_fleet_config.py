@@ -43,6 +43,16 @@ def test_a_file_says_what_each_replica_is_given(mosstalk: Run, tmp_path: Path) -
     }
 
 
+def test_of_secrets_nothing_is_printed(mosstalk: Run, tmp_path: Path) -> None:
+    secret = "{api_key: [hush, hush-2], twilio_auth_token: hush, store: 'redis://me:hush@here/1'}"
+    (tmp_path / "fleet.yaml").write_text(f"serve: {secret}\n")
+    run = mosstalk("fleet", "fleet.yaml", "--print-config")
+    assert run.returncode == 0, run.stderr
+    assert "hush" not in run.stdout
+    served = json.loads(run.stdout)["serve"]
+    assert (len(served["api_key"]), served["store"]) == (2, "redis")
+
+
 def test_an_empty_file_is_one_replica_of_the_default_model(mosstalk: Run, tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text("# nothing chosen\n")
     document = json.loads(mosstalk("fleet", "fleet.yaml", "--print-config").stdout)

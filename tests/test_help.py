@@ -46,6 +46,25 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
     assert not imported & {"torch", "numpy"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat", "--speech", "nowhere.wav"),
+        ("transcribe", "nowhere.wav"),
+        ("speak", "--file", "nowhere.txt"),
+        ("speak", "Hello.", "--model", "nowhere", "--codec", "nowhere"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_not_there_is_told_before_torch_is_imported(words: tuple[str, ...]) -> None:
+    command = (sys.executable, "-X", "importtime", "-m", "mosstalk.cli", *words)
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    lines = run.stderr.splitlines()
+    assert run.returncode == 2
+    assert any(line.startswith("error: nowhere") for line in lines)
+    assert "torch" not in {line.rpartition("|")[2].strip() for line in lines}
+
+
 def commands(group: typer.core.TyperGroup, *path: str) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         if isinstance(command, typer.core.TyperGroup):

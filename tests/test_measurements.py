@@ -13,8 +13,7 @@ import typer
 from conftest import ROOT, require_package
 from typer.testing import CliRunner, Result
 
-from mosstalk.bench import step
-from mosstalk.bench.documents import CODEC, SERVE, STARTS, STEP, Document, read_document
+from mosstalk.bench.documents import SERVE, STARTS, Document, read_document
 from mosstalk.bench.measurements import (
     CLAIMS,
     ELSEWHERE,
@@ -27,7 +26,7 @@ from mosstalk.bench.measurements import (
 from mosstalk.bench.plots import draw_pictures
 from mosstalk.bench.serve import Bounds, Crowd, Meanwhile
 from mosstalk.bench.serve_clients import Pattern, Turn
-from mosstalk.cli import app, bench, bench_codec, bench_serve
+from mosstalk.cli import app
 
 PAGE, PICTURES = ROOT / "docs" / "measurements.md", ROOT / "docs" / "img"
 FIGURES = ROOT / "docs" / "figures"
@@ -129,11 +128,6 @@ def test_every_sentence_with_figures_has_those_of_its_table() -> None:
             assert f"| {figure} |" in rest, (claim.name, figure)
         for command in claim.commands:
             assert f"* `{command}`" in section
-
-
-def test_formats_are_those_of_the_benchmarks() -> None:
-    assert (STEP, CODEC) == (step.FORMAT, bench_codec.FORMAT)
-    assert (SERVE, STARTS) == (bench_serve.FORMAT, bench.STARTS_FORMAT)
 
 
 def test_the_commands_of_the_page_are_commands() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from mosstalk.cli import app
-from mosstalk.cli.plan import memory_of
+from mosstalk.cli.plan import _CARDS, memory_of
 from mosstalk.codec.flow import batched_flow
 from mosstalk.codec.flow_pages import FlowOptions, PageLayout
 from mosstalk.codec.hift_vocoder import BatchedHift, HiftOptions
@@ -283,7 +283,7 @@ def test_a_measured_figure_names_its_device() -> None:
     for peak in measured().peaks:
         assert peak.gib is None or peak.device
         assert not peak.name.startswith("measured") or bool(peak.gib) == bool(peak.command)
-    assert {room.basis for room in measured().rooms} <= {"measured", "set aside", "assumed"}
+    assert {each.basis for each in measured().overheads} <= {"measured", "set aside", "assumed"}
 
 
 def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
@@ -351,3 +351,7 @@ def test_memory_is_read_with_its_unit() -> None:
     assert memory_of("24564MiB") == 24564 * 2**20
     with pytest.raises(OptionError):
         memory_of("-1GiB")
+
+
+def test_the_help_names_every_card() -> None:
+    assert tuple(CARDS) == _CARDS

@@ -146,6 +146,15 @@ def test_figures_are_taken_where_the_assistant_draws(talker: Speaker, tmp_path: 
     assert len(nobody.text) == len(nobody.rows) - 1
 
 
+def test_a_line_of_a_file_ends_where_json_ends_it(talker: Speaker, tmp_path: Path) -> None:
+    path = conversations(tmp_path, 1)
+    line = path.read_text().splitlines()[0]
+    turns = {"turns": [{"role": "user", "text": "One\u2028two\x85three."}]}
+    path.write_text(f"{line}\r\n{json.dumps(turns, ensure_ascii=False)}\n", encoding="utf-8")
+    prompts = read_prompts(path, talker.ids, talker.encode, 500)
+    assert (len(prompts.calibrated), len(prompts.measured)) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -1,5 +1,6 @@
 """The whole training by one command: what begins when, and what a second call leaves out."""
 
+import signal
 import time
 from pathlib import Path
 
@@ -152,6 +153,21 @@ def test_training_that_fails_is_tried_once_more_without_graphs(tmp_path: Path) -
 
     log = (tmp_path / MARKS / "flow.log").read_text()
     assert log.count("no finished shards") == 2
+
+
+def test_whoever_interrupts_it_leaves_no_stage_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    mark(tmp_path, *(job.name for job in whole(tmp_path).jobs() if job.name != "flow"))
+    monkeypatch.setattr(time, "sleep", interrupted)
+    runner = Runner(whole(tmp_path), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run()
+    monkeypatch.undo()
+    assert [process.wait(60) for process in runner._running.values()] == [-signal.SIGTERM]
 
 
 def test_a_reader_that_falls_leaves_what_it_has_read(tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ def test_a_file_that_exists_is_replaced_only_by_force(mosstalk: Run, tmp_path: P
 def test_a_report_that_cannot_be_written_is_refused(mosstalk: Run) -> None:
     assert "no such folder" in refused(mosstalk("doctor", "--report", "no/folder/r.json"))
     assert "belong together" in refused(mosstalk("doctor", "--report", "r.json", "--model", "m"))
+    for option in ("--model", "--cases", "--dtype", "--device"):
+        assert f"{option} is for a report" in refused(mosstalk("doctor", option, "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +146,14 @@ def test_a_report_that_cannot_be_written_is_refused(mosstalk: Run) -> None:
         (r"C:\Users\jane\model.pt: damaged", "model.pt: damaged"),
         ("/known place/of jane/sub/x.pt: damaged", "x.pt: damaged"),
         ("at /known place/of jane, twice", "at of jane, twice"),
+        ("at /known place/of jane.", "at of jane."),
+        ("/data/ann-marie/secret/x.pt", "x.pt"),
         ("~/models/x is", "x is"),
         ("flow/config.json and 3/4 stay", "flow/config.json and 3/4 stay"),
     ],
 )
 def test_paths_are_cut_to_their_last_component(text: str, cut: str) -> None:
-    known = [Path("/known place/of jane")]
+    known = [Path("/known place/of jane"), Path("/data/ann")]
     assert without_paths({"a": [text]}, known) == {"a": [cut]}
     assert without_paths({text: 1}, known) == {cut: 1}
 

@@ -11,12 +11,11 @@ import typer
 from conftest import ROOT, Run
 from typer.testing import CliRunner, Result
 
-from mosstalk.bench import step
 from mosstalk.bench.codec import HopLoad
 from mosstalk.bench.documents import CODEC, STEP, WHOLE, Document, read_document
 from mosstalk.bench.report import ELSEWHERE, LINES, NOT_YET, report_page
 from mosstalk.bench.timed import Timed
-from mosstalk.cli import app, bench_codec
+from mosstalk.cli import app
 from mosstalk.plan.limits import Load
 
 PAGE = ROOT / "docs" / "from-the-reports.md"
@@ -84,8 +83,7 @@ def test_the_page_is_what_the_command_writes_of_the_documents_at_hand() -> None:
     assert PAGE.read_text() == report_page(documents)
 
 
-def test_formats_and_names_are_those_of_the_benchmarks() -> None:
-    assert (STEP, CODEC) == (step.FORMAT, bench_codec.FORMAT)
+def test_names_are_those_of_the_benchmarks() -> None:
     names = {Load(1, 512).name, Load(64, 1000).name, Load(1, 0, 512).name}
     stretches = HopLoad.of(1, 60).stretches
     names |= {f"{n} x hop {name}" for n in (1, 32, 128) for name in stretches}

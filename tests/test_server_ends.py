@@ -326,6 +326,8 @@ def test_what_cannot_be_served_is_said_in_one_line(cache_folder: Path, tmp_path:
         assert "something listens there" in said("--port", str(taken.getsockname()[1]))
     assert "NAME=VALUE" in said("--limit", "unsent=3")
     assert "must be above 0" in said("--limit", "unsent_s=0")
+    for option in ("--max-reply-s", "--idle-s", "--kv-gib"):
+        assert f"{option} must be above 0, not -1.0" in said(option, "-1", "--print-config")
     assert "cannot be read" in said("--api-keys-file", str(tmp_path / "none"))
     for name in ("", "https://talk.example.org", "talk.example.org:80", "*.example.org", "a b"):
         assert "give a name alone" in said("--allowed-host", name, "--print-config")

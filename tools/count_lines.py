@@ -44,7 +44,7 @@ def counts(text: str) -> tuple[int, int, int, int]:
     return 1, len(lines), code, len(said)
 
 
-def room_of(path: str) -> str:
+def package_of(path: str) -> str:
     """``src/mosstalk/engine``, ``recipes/pocket``: where a file lives."""
     return "/".join(path.split("/")[: 3 if path.startswith("src/") else 2][: path.count("/")])
 
@@ -52,15 +52,15 @@ def room_of(path: str) -> str:
 def main(commits: list[str]) -> None:
     """Print one table for each commit, and one for the working tree."""
     for commit in (*commits, None):
-        rooms: dict[str, list[int]] = {}
+        packages: dict[str, list[int]] = {}
         for path, text in sources(commit):
-            for room in (room_of(path), "all"):
-                found = rooms.setdefault(room, [0] * 4)
+            for package in (package_of(path), "all"):
+                found = packages.setdefault(package, [0] * 4)
                 found[:] = [a + b for a, b in zip(found, counts(text), strict=True)]
         print(f"\n{commit or 'working tree':24} {'files':>6} {'lines':>7} {'code':>7} docstrings")
-        for room in sorted(rooms, key=lambda room: (room == "all", room)):
-            files, lines, code, said = rooms[room]
-            print(f"{room:24} {files:6} {lines:7} {code:7} {said:6} ({said / lines:.1%})")
+        for package in sorted(packages, key=lambda package: (package == "all", package)):
+            files, lines, code, said = packages[package]
+            print(f"{package:24} {files:6} {lines:7} {code:7} {said:6} ({said / lines:.1%})")
 
 
 if __name__ == "__main__":

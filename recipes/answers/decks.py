@@ -246,7 +246,7 @@ class Dealer(World):
             back = self.day if group == "day" else self.month
             return replace(back("before", first.right[0]), kind=f"then.{group}_before", slots={})
         if first.kind == "clock.before":
-            n = self._up_to(12)
+            n = self._up_to_12()
             found = self.clock("before", NUMBERS[first.right[0]], n)
             return replace(found, kind="then.earlier", slots={"n": found.slots["n"]})
         return None

@@ -97,9 +97,9 @@ class World:
             "month.after": lambda: self.month("after", self._one(MONTHS)),
             "month.before": lambda: self.month("before", self._one(MONTHS)),
             "month.days": lambda: self.month_days(self._one(MONTHS)),
-            "month.nth": lambda: self.month_nth(self._up_to(12)),
-            "clock.after": lambda: self.clock("after", self._up_to(12), self._up_to(12)),
-            "clock.before": lambda: self.clock("before", self._up_to(12), self._up_to(12)),
+            "month.nth": lambda: self.month_nth(self._up_to_12()),
+            "clock.after": lambda: self.clock("after", self._up_to_12(), self._up_to_12()),
+            "clock.before": lambda: self.clock("before", self._up_to_12(), self._up_to_12()),
             "spelling": lambda: self.spelling(self._one(self.to_spell)),
             "counting.up": lambda: self.counting(*self._stretch()),
             "counting.down": lambda: self.counting(*reversed(self._stretch())),
@@ -403,7 +403,7 @@ class World:
         if first.kind == "month.after":
             return replace(self.month("after", first.right[0]), kind="then.month", slots={})
         if first.kind == "clock.after":
-            n = self._up_to(12)
+            n = self._up_to_12()
             found = self.clock("after", NUMBERS[first.right[0]], n)
             return replace(found, kind="then.hour", slots={"n": in_words(n)})
         if first.kind == "counting.up":
@@ -417,8 +417,8 @@ class World:
     def _one(self, several: Sequence[T]) -> T:
         return several[self.draw.randrange(len(several))]
 
-    def _up_to(self, most: int) -> int:
-        return self.draw.randint(1, most)
+    def _up_to_12(self) -> int:
+        return self.draw.randint(1, 12)
 
 
 NUMBERS = {in_words(number): number for number in range(1001)}

@@ -100,8 +100,9 @@ def of_held_out(line: Line) -> bool:
     return any(name.startswith(_HELD_OUT) for name in line)
 
 
-def thinned(lines: Sequence[str], most: int = MOST_TRAINING_LINES) -> list[str]:
-    """A log's lines: all of held-out data, and at most ``most`` others, evenly spread."""
+def thinned(lines: Sequence[str]) -> list[str]:
+    """A log's lines: all of held-out data, and ``MOST_TRAINING_LINES`` others, evenly spread."""
+    most = MOST_TRAINING_LINES
     training = [n for n, line in enumerate(lines) if not of_held_out(json.loads(line))]
     kept = {training[n * len(training) // most] for n in range(most)} if training else set()
     kept |= set(range(len(lines))) - set(training)

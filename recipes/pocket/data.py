@@ -146,18 +146,15 @@ def load_recordings(
     folder: Path,
     device: torch.device,
     parts: Iterable[int],
-    voices: Iterable[str] = LISTENED,
     sound: Container[str] = ("heard", "spoken"),
 ) -> Recordings:
     """Read the finished shards of ``parts``; raise FileNotFoundError where there are none.
 
-    Those of the teacher come first. Only the ``sound`` that
-    is named is read; the rest stays empty.
+    Those of the teacher come first. Only the ``sound`` that is named is read; the rest stays empty.
     """
     wanted = set(parts)
     tables = sorted(path for path in folder.glob("*.json") if int(path.name[:2]) in wanted)
-    order = [name for name in voices if name != TEACHER]
-    ordered = [t for name in (TEACHER, *order) for t in tables if _voice(t) == name]
+    ordered = [table for name in LISTENED for table in tables if _voice(table) == name]
     if not ordered:
         raise FileNotFoundError(f"{folder}: no finished shards of parts {sorted(wanted)}")
     return _read_shards(ordered, device, sound)

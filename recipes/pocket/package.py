@@ -96,7 +96,7 @@ def unpack(packed: Path, out: Path) -> None:
     """Write what ``package`` was given into ``out``, for trainings to go on from: the weights of
     language model, flow and vocoder, as exact as 8 bits are, and the vocabulary in ``out/text``.
 
-    ``packed`` has model/ and codec/. Raises CheckpointError or CodecError for another folder.
+    ``packed`` has model/ and codec/. Raises ConfigError or CheckpointError for another folder.
     """
     codec = load_codec(packed / "codec", device=torch.device("cpu"))
     (out / "text").mkdir(parents=True, exist_ok=True)

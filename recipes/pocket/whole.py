@@ -192,8 +192,16 @@ class Runner:
     def run(self) -> None:
         """Run every job that has no mark; raise WholeError where one fails or can never begin.
 
-        A training stage fails once it has failed twice.
+        A training stage fails once it has failed twice. Whatever ends this, as Ctrl-C does, ends
+        the stages that run.
         """
+        try:
+            self._run()
+        finally:
+            for process in self._running.values():
+                process.terminate()
+
+    def _run(self) -> None:
         (self.whole.work / MARKS).mkdir(parents=True, exist_ok=True)
         self._bring_vocabulary()
         jobs, told, failed = self.whole.jobs(), 0.0, list[str]()

@@ -62,15 +62,15 @@ class Verdict:
         return "known" if self.reasons else "equal"
 
 
-def read_known(path: Path = KNOWN) -> list[Known]:
+def read_known() -> list[Known]:
     """The list of known differences."""
-    tables = tomllib.loads(path.read_text()).get("difference", [])
+    tables = tomllib.loads(KNOWN.read_text()).get("difference", [])
     return [Known(**table) for table in tables]
 
 
-def frozen_commit(path: Path = KNOWN) -> str:
+def frozen_commit() -> str:
     """The commit that is compared with unless another is named."""
-    return str(tomllib.loads(path.read_text())["frozen"])
+    return str(tomllib.loads(KNOWN.read_text())["frozen"])
 
 
 def compare(old: Path, new: Path, known: list[Known], only: str = "*") -> list[Verdict]:

@@ -36,6 +36,7 @@ _PUSHES = 20
 _MB = 1e6
 _SEED = 7
 _RECOMPUTED, _BEFORE = 2, 20
+"""Timed runs of a hop that is recomputed, and mel frames that its vocoder had before it."""
 FIRST = "first"
 PUSH_S = 0.4
 _WARM_UPS = 3
@@ -136,7 +137,7 @@ class CodecBench:
         pages = flow.pages * flow.page_bytes if decoder.device.type == "cuda" else 0
         self.memory |= {
             "flow weights, MB": flow.weight_bytes / _MB,
-            "flow tables and rooms, MB": flow.fixed_bytes / _MB,
+            "flow tables and buffers, MB": flow.fixed_bytes / _MB,
             "vocoder weights, MB": vocoder.weight_bytes / _MB,
             "vocoder state of a reply, MB": vocoder.state_bytes / (vocoder.slots + 1) / _MB,
             "a second of voice or own history, MB": flow.mb_per_s,
@@ -178,7 +179,7 @@ class CodecBench:
 
 
 def _besides(decoder: SpeechDecoder, live: LiveTokenizer) -> int:
-    """Memory of weights, tables, rooms and graphs."""
+    """Memory of weights, tables, buffers and graphs."""
     flow, vocoder = decoder.figures()
     kept = flow.pages * flow.page_bytes + vocoder.state_bytes
     return _held_bytes(decoder.device) - kept - (live.pages.count + 1) * live.pages.page_bytes

@@ -156,7 +156,7 @@ def panels_of(claim: Claim, documents: Sequence[Document]) -> list[Panel]:
         return list(_bar_panels(claim, documents))
     if claim.kind == "start":
         return [
-            Panel(_where(each), _where(each), stages=_named(each.starts_s, "start"))
+            Panel(_where(each), _where(each), stages=_named_starts(each.starts_s))
             for each in documents
             if each.format == STARTS
         ]
@@ -218,11 +218,11 @@ def _stages(document: Document) -> dict[str, Stages]:
     return {f"{n} conversation{'s'[: n != 1]}": stages for n, stages in told}
 
 
-def _named(each: Sequence[Stages], name: str) -> dict[str, Stages]:
+def _named_starts(starts: Sequence[Stages]) -> dict[str, Stages]:
     ordinals = ("first", "second", "third")
     return {
-        f"{ordinals[at]} {name}" if at < len(ordinals) else f"{name} {at + 1}": stages
-        for at, stages in enumerate(each)
+        f"{ordinals[at]} start" if at < len(ordinals) else f"start {at + 1}": stages
+        for at, stages in enumerate(starts)
     }
 
 

@@ -33,7 +33,7 @@ class Row(BaseModel):
 
 
 class ReportLine(Row):
-    """The reports' three words on it, and ours.
+    """What the source reports planned, claimed and timed, and where our figure comes from.
 
     ``peak`` names one of ``plan.measured``, ``whole`` a figure of the whole pipeline.
     """

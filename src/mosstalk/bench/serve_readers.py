@@ -1,4 +1,4 @@
-"""Who has texts read aloud beside the crowds of ``mosstalk bench serve``.
+"""Readers: clients that have texts read aloud beside the crowds of ``mosstalk bench serve``.
 
 Each asks ``POST /v1/audio/speech`` for one text after the other, in threads of a process of their
 own. Nothing here imports torch or the server.
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from urllib.error import HTTPError
@@ -21,6 +22,8 @@ PATH = "/v1/audio/speech"
 _WAIT_S = 60.0
 _AGAIN_S = 1.0
 _BYTES = 4096
+_VOICE = "alloy"
+"""One of OpenAI's: a mosstalk server that has none of the name reads with its own default voice."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class ReadAloud:
     failures: list[str] = field(default_factory=list)
 
 
-class _Reader(threading.Thread):
+class Reader(threading.Thread):
     """Has one text after the other read; ``begun`` once the first sounds, or is refused."""
 
     def __init__(self, plan: ReaderPlan, number: int, over: threading.Event) -> None:
@@ -60,13 +63,14 @@ class _Reader(threading.Thread):
         self._plan, self._number, self._over = plan, number, over
 
     def run(self) -> None:
+        """Have texts read until all is over; a while after each that was not."""
         for text in islice(cycle(self._plan.texts), self._number, None):
             why = ""
             try:
                 self._read(text)
             except HTTPError as error:
                 why = str(error.code)
-            except OSError as error:
+            except (OSError, HTTPException) as error:  # the latter: it broke off while it answered
                 why = type(error).__name__
             if why:
                 self.read.failures.append(why)
@@ -76,7 +80,7 @@ class _Reader(threading.Thread):
 
     def _read(self, text: str) -> None:
         """Have a text read, or no more than its beginning if all is over meanwhile."""
-        body = {"model": "mosstalk", "input": text, "voice": "default", "response_format": "pcm"}
+        body = {"model": "mosstalk", "input": text, "voice": _VOICE, "response_format": "pcm"}
         headers = {**self._plan.headers, "Content-Type": "application/json"}
         asked_s = time.monotonic()
         request = Request(self._plan.url, json.dumps(body).encode(), headers)
@@ -93,7 +97,7 @@ def run(plan: ReaderPlan, end: Connection) -> None:
     """The process: say when all are at it, wait to be told to stop, and send ``ReadAloud``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this ends it
     over = threading.Event()
-    readers = [_Reader(plan, number, over) for number in range(plan.count)]
+    readers = [Reader(plan, number, over) for number in range(plan.count)]
     for each in readers:
         each.start()
     for each in readers:

@@ -155,10 +155,13 @@ def measure_starts(engine: BuiltEngine, device: str, runs: int, tell: Progress) 
 
 def _start(folder: Path, device: str, name: str, cached: float | None) -> dict[str, Any]:
     words = [sys.executable, "-m", "mosstalk.build.probe", str(folder), device]
-    run = subprocess.run(
-        [*words, str(time.time())],
-        capture_output=True, text=True, timeout=_LONGEST_S, check=False,
-    )  # fmt: skip
+    try:
+        run = subprocess.run(
+            [*words, str(time.time())],
+            capture_output=True, text=True, timeout=_LONGEST_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{name} of {folder} made no sound within {_LONGEST_S} s") from None
     lines = run.stdout.strip().splitlines()
     if run.returncode or not lines:
         why = run.stderr.strip().splitlines()

@@ -50,7 +50,6 @@ _SEED = 11
 _WARM_UPS = 4
 _ONE_BY_ONE = 16
 """Rows at the end that the engine reads one by one for their errors, as it does when it replies."""
-FORMAT = "mosstalk-step-1"
 _GB = 1e9
 
 

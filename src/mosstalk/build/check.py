@@ -37,7 +37,7 @@ _CHANNELS = ("text", "audio")
 _VOICE_S = 3.2
 _WINDOW = 1024
 _CODES, _SEED = 20, 5
-"""Codes of a reply that are said: at least two hops."""
+"""How many codes the checked reply has, at least two hops of them, and what they are drawn by."""
 
 
 def bound_of(model: LanguageModel) -> float:

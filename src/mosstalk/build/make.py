@@ -44,6 +44,7 @@ from mosstalk.numerics.fp8 import require_fp8
 from mosstalk.offline.pipeline import Pipeline
 from mosstalk.ops.linear_tiles import use_tuned
 from mosstalk.plan.fit import PLACES, Plan, Wish, advice, plan_of
+from mosstalk.plan.sizes import PRECISIONS
 from mosstalk.prepared.default_models import CACHE, CODEC, ENGINE_FILE, ENGINE_FORMAT, MODEL
 from mosstalk.prepared.machine import Peaks, machine_of
 from mosstalk.prepared.start import configs_of, kernels_apart, kernels_in, relocate, use_kernels
@@ -56,7 +57,6 @@ from mosstalk.synthesis.sizes import named_sizes
 from mosstalk.synthesis.weights import Synthesis, synthesize
 from mosstalk.verify.compare import Check
 
-PRECISIONS = ("bf16", "fp8")
 _NORM = "model.text_norm.weight"
 _LOCK = ".building"
 Say = Callable[[str], None]

@@ -50,7 +50,7 @@ def main() -> None:
 async def _first_audio(host: Any, marks: list[tuple[str, float]]) -> float:
     """Warm up, ask, and wait for sound; milliseconds from asking to it."""
     from mosstalk.session.commands import CreateResponse, CreateText, ReplyLimits, SessionSettings
-    from mosstalk.session.events import AudioDelta, ErrorRaised
+    from mosstalk.session.events import AudioDelta, ErrorRaised, ResponseDone
 
     async with host:
         await host.warm_up()
@@ -69,6 +69,8 @@ async def _first_audio(host: Any, marks: list[tuple[str, float]]) -> float:
             async for event in session:
                 if isinstance(event, ErrorRaised):
                     raise SystemExit(f"no reply: {event.message}")
+                if isinstance(event, ResponseDone):
+                    raise SystemExit("the model ended its reply without a sound")
                 if isinstance(event, AudioDelta):
                     break
             marks.append(("first audio", time.perf_counter()))

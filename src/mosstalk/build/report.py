@@ -149,7 +149,7 @@ def lines_of(report: BuiltReport) -> list[tuple[str, str]]:
             f"hidden {sizes['hidden_size']}, MLP {sizes['intermediate_size']}, heads {heads}",
         ),
         ("ids", f"{sizes['text_ids']} text, {sizes['audio_ids']} audio"),
-        *((f"{name}", dtype) for name, dtype in values["dtypes"].items()),
+        *values["dtypes"].items(),
         *values["engine"].items(),
         ("built for", f"{settings['max_sessions']} sessions, {settings['max_rows']} rows each"),
         ("text embeddings", f"in the {settings.get('embeddings', 'device')}'s memory"),

@@ -1,9 +1,9 @@
-"""Finding, on the card at hand, how the language model's products of few rows are best divided.
+"""Autotuning: which tiles and splits are fastest on this card for matmuls of few rows.
 
-A short list of divisions for each line of ``kernels.lm_tiles`` is timed on the model's own
-weights, those of all layers in turn, so that none is in the card's cache. Divisions of which a
-row's bits may not depend on its company are left as they are: its sums must not depend on the
-card either.
+A ``Division`` of ``ops.linear_tiles`` is a tile and what goes beside it, a product is a matmul of
+the language model. For each line of the tables there a short list of divisions is timed on the
+model's own weights, those of all layers in turn, so that none is in the card's cache. Those of
+batch-invariant mode are left as they are: there a row's sums must not depend on the card either.
 """
 
 import math
@@ -63,12 +63,12 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class Product:
-    """Rows, normed if there is a ``gain``, times a matrix; SwiGLU of both halves if ``gated``,
-    ``added`` to what is there.
+    """Rows times a matrix: normed first if there is a ``norm_weight``, SwiGLU of both halves if
+    ``gated``, ``added`` to what is there.
     """
 
     matrix: Matrix
-    gain: Tensor | None = None
+    norm_weight: Tensor | None = None
     gated: bool = False
     added: bool = False
 
@@ -80,7 +80,7 @@ class Product:
     @property
     def kind(self) -> Kind:
         """As the tables call it."""
-        return kind_of(self.weight.shape[1], normed=self.gain is not None, gated=self.gated)
+        return kind_of(self.weight.shape[1], normed=self.norm_weight is not None, gated=self.gated)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class Operands:
         if isinstance(product.matrix, Fp8Matrix):
             assert self.scale is not None
             return partial(fp8_linear, self.x, self.scale, product.matrix.weight, self.out, **how)
-        return partial(rms_linear, self.x, product.gain, eps, product.matrix, self.out, **how)
+        normed = product.norm_weight
+        return partial(rms_linear, self.x, normed, eps, product.matrix, self.out, **how)
 
     def expected(self, product: Product, eps: float) -> Tensor:
         """The product by its reference, in float32."""
@@ -109,7 +110,7 @@ class Operands:
         if isinstance(product.matrix, Fp8Matrix):
             assert self.scale is not None
             return fp8_linear_reference(self.x, self.scale, product.matrix.weight, out, **how)
-        return rms_linear_reference(self.x, product.gain, eps, product.matrix, out, **how)
+        return rms_linear_reference(self.x, product.norm_weight, eps, product.matrix, out, **how)
 
     def _how(self, product: Product) -> dict[str, Any]:
         return {"residual": self.residual if product.added else None, "gated": product.gated}
@@ -320,12 +321,12 @@ class Tuner:
         generator: torch.Generator,
     ) -> float:
         rows, dtype = ROWS[limit], self.model.dtype
-        rooms = LayerBuffers.allocate(self.model.config, rows, self.model.device, dtype)
-        rooms.hidden.normal_(generator=generator)
-        rooms.mixed.normal_(generator=generator)
+        buffers = LayerBuffers.allocate(self.model.config, rows, self.model.device, dtype)
+        buffers.hidden.normal_(generator=generator)
+        buffers.mixed.normal_(generator=generator)
         with tuned_as(divisions):
             products = Linears(layers, self._eps, rows, invariant=False)
-            calls = [partial(_run_layer, products, layer, rooms) for layer in layers]
+            calls = [partial(_run_layer, products, layer, buffers) for layer in layers]
             try:
                 return self.timer(calls)
             except (CompileError, RuntimeError):
@@ -341,12 +342,12 @@ def _products(layer: LayerWeights) -> tuple[Product, ...]:
     )
 
 
-def _run_layer(products: Linears, layer: LayerWeights, rooms: LayerBuffers) -> None:
+def _run_layer(products: Linears, layer: LayerWeights, buffers: LayerBuffers) -> None:
     """As a pass does, without attention."""
-    products.normed(rooms.hidden, layer.attention_norm_weight, layer.qkv, rooms.qkv, rooms)
-    products.added(rooms.mixed, layer.o_proj, rooms.hidden, rooms)
-    products.gated(rooms.hidden, layer.mlp_norm_weight, layer.gate_up, rooms.inner, rooms)
-    products.added(rooms.inner, layer.down, rooms.hidden, rooms)
+    products.normed(buffers.hidden, layer.attention_norm_weight, layer.qkv, buffers.qkv, buffers)
+    products.added(buffers.mixed, layer.o_proj, buffers.hidden, buffers)
+    products.gated(buffers.hidden, layer.mlp_norm_weight, layer.gate_up, buffers.inner, buffers)
+    products.added(buffers.inner, layer.down, buffers.hidden, buffers)
 
 
 def _error(operands: Operands, call: Call, expected: Tensor) -> float:

@@ -21,10 +21,15 @@ from mosstalk.checkpoints.restartable import (
     sha256,
 )
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
-from mosstalk.errors import CheckpointError, OptionError
+from mosstalk.errors import CheckpointError, OptionError, OutputError
 from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes
-from mosstalk.models.codec_folder import FLOW_BLOCK_CODES, read_flow_config, read_hift_config
+from mosstalk.models.codec_folder import (
+    FLOW_BLOCK_CODES,
+    STREAMING_FLOW,
+    read_flow_config,
+    read_hift_config,
+)
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import FUSED, LAYOUT_KEY, FusedTensor, fused_tensors
@@ -203,7 +208,7 @@ def convert_codec(source: Path, out: Path, tell: Progress = no_progress) -> Conv
             elif name not in ("flow/config.json", "flow/hift.json", "flow/config.yaml", MANIFEST):
                 folder.copy(name, path)
             result.peak_anonymous_bytes = max(result.peak_anonymous_bytes, anonymous_bytes())
-        flow, hift = read_flow_config(source, "flow-chunk-5"), read_hift_config(source)
+        flow, hift = read_flow_config(source, STREAMING_FLOW), read_hift_config(source)
         folder.write_json("flow/config.json", flow.to_dict)
         folder.write_json("flow/hift.json", hift.to_dict)
         _write_manifest(folder, source, files, recipe, tell)
@@ -290,7 +295,10 @@ def run_convert(source: Path, out: Path, dtype: str, shard_gib: float) -> None:
     if shard_gib <= 0:
         raise OptionError(f"--shard-gib must be above 0, not {shard_gib}")
     if not (source / "config.json").exists() and (source / "model" / "config.json").exists():
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{out}: cannot be made ({error.strerror or error})") from None
         for part in ("model", "codec"):
             if (source / part).is_dir():
                 _convert_one(source / part, out / part, DTYPES[dtype], shard_gib)

@@ -11,18 +11,24 @@ import torch
 from torch import nn
 
 from mosstalk.checkpoints.restartable import sha256
-from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
+from mosstalk.config import WEIGHTS_KIND_KEY, LanguageModelConfig, SpeechTokenizerConfig
 from mosstalk.errors import CheckpointError, MosstalkError
 from mosstalk.files import read_json
 from mosstalk.models.checkpoint import model_shapes, open_published
-from mosstalk.models.codec_folder import flow_names, open_part, read_flow_config, read_hift_config
+from mosstalk.models.codec_folder import (
+    STREAMING_FLOW,
+    flow_names,
+    open_part,
+    read_flow_config,
+    read_hift_config,
+)
 from mosstalk.models.flow import FlowDecoder
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LAYOUT_KEY
 from mosstalk.models.quantization import KEY as QUANTIZATION_KEY
 from mosstalk.models.quantization import Quantization, own_dtypes, wrong_dtypes
 from mosstalk.models.speech_tokenizer import SpeechTokenizer
-from mosstalk.models.voices import list_voices
+from mosstalk.models.voices import X_VECTOR_FILE, list_voices
 from mosstalk.models.weights import (
     Store,
     fold_weight_norm,
@@ -46,7 +52,6 @@ _PARTS = {
     "text_lm_head.": "text head",
     "audio_lm_head.": "audio head",
 }
-_SHOWN_HASH = 16
 
 
 @dataclass
@@ -186,20 +191,20 @@ def differences(
 def _inspect_codec(folder: Path) -> CheckpointReport:
     report = CheckpointReport(folder, "codec")
     config = SpeechTokenizerConfig.from_folder(folder)
-    x_vector = folder / "flow" / "campplus.onnx"
+    x_vector = folder / "flow" / X_VECTOR_FILE
     report.facts = {
         "codes": config.quantize_vocab_size,
         "voices": list_voices(folder / "voices") or "none: make one with mosstalk voice create",
         "x-vector model": "there"
         if x_vector.exists()
-        else "flow/campplus.onnx is missing: voices cannot be made",
+        else f"flow/{X_VECTOR_FILE} is missing: voices cannot be made",
         "flows": flow_names(config),
-        "weights": str(config.extra.get("mosstalk_weights", "unlabelled")),
+        "weights": str(config.extra.get(WEIGHTS_KIND_KEY, "unlabelled")),
     }
     with torch.device("meta"):
         tokenizer = SpeechTokenizer(config)
         hift = HiftVocoder(read_hift_config(folder))
-        flow = FlowDecoder(read_flow_config(folder, "flow-chunk-5"))
+        flow = FlowDecoder(read_flow_config(folder, STREAMING_FLOW))
     _add_part(report, "speech tokenizer", tokenizer, lambda: open_sharded(folder), tokenizer.unused)
     for name in flow_names(config):
         _add_part(report, name, flow, partial(open_part, folder / "flow", name))

@@ -100,7 +100,8 @@ def read_prompts(path: Path, ids: SpecialIds, encode: Encode, longest: int) -> P
             none; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: json may hold other ends of lines, such as U+2028, in a text.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path}: cannot be read as text ({error})") from None
     prompts = []

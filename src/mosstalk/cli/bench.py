@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from mosstalk.bench.documents import Document
     from mosstalk.plan.limits import Load
 
-STARTS_FORMAT = "mosstalk-starts-1"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BenchStep(WritesPage):
@@ -109,7 +107,8 @@ class BenchStep(WritesPage):
             OptionError: an option that means nothing.
             BenchError: a run whose rows were not right; no time is printed.
         """
-        from mosstalk.bench.step import FORMAT, StepBench, open_model
+        from mosstalk.bench.documents import STEP
+        from mosstalk.bench.step import StepBench, open_model
         from mosstalk.engine.engine_core import EngineOptions
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
@@ -136,7 +135,7 @@ class BenchStep(WritesPage):
                 found.measure(tell)
             print_found(found.settings, found.tables)
         self.deliver_both(
-            measured_document(FORMAT, found.settings, timed=found.timed, errors=found.errors),
+            measured_document(STEP, found.settings, timed=found.timed, errors=found.errors),
             partial(tables_page, "mosstalk steps", found.settings, found.tables),
         )
 
@@ -157,7 +156,7 @@ class BenchStep(WritesPage):
         pairs = [(int(each[1]), int(each[2] or 0)) for each in found if each]
         if len(pairs) < len(found):
             raise OptionError(f"{option} {words}: give something like {example}")
-        if min(first for first, _ in pairs) < 1:
+        if min(new if self.prefill else min(new, after) for new, after in pairs) < 1:
             raise OptionError(f"{option} {words}: there must be at least one")
         mode = Mode.AUDIO if self.mode == "audio" else Mode.TEXT
         if self.prefill:
@@ -188,6 +187,7 @@ class BenchStart(WritesDocument):
             CheckpointError: the folder is none that ``mosstalk build`` made.
             BenchError: a start failed.
         """
+        from mosstalk.bench.documents import STARTS
         from mosstalk.bench.start import measure_starts
         from mosstalk.prepared.default_models import BuiltEngine
         from mosstalk.prepared.machine import machine_facts
@@ -203,7 +203,7 @@ class BenchStart(WritesDocument):
             print_found(settings, [found.table()], width=10)
         self.deliver(
             measured_document(
-                STARTS_FORMAT,
+                STARTS,
                 settings,
                 weight_bytes=found.weight_bytes,
                 disk=vars(found.disk) | {"gb_s": found.disk.gb_s},

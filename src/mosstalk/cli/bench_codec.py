@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mosstalk.bench.codec import CodecBench, OfSpeech
     from mosstalk.codec.speech_decoder import DecoderOptions
 
-FORMAT = "mosstalk-codec-1"
 _VOICES_S = (7.0, 27.0)
 
 
@@ -69,6 +68,7 @@ class BenchCodec(WritesPage):
             OptionError: a part or a number that means nothing.
             BenchError: a run whose output was not right; no time is printed.
         """
+        from mosstalk.bench.documents import CODEC
         from mosstalk.progress import progress_bar
         from mosstalk.reporting.html import tables_page
 
@@ -79,7 +79,7 @@ class BenchCodec(WritesPage):
             print_found(found.settings, found.tables)
         self.deliver_both(
             measured_document(
-                FORMAT,
+                CODEC,
                 found.settings,
                 timed=found.timed,
                 memory_mb=found.memory,

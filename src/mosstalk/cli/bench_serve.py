@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from mosstalk.cli.command import WritesPage, measured_document, numbers, print_found
 from mosstalk.cli.options import argument, option
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from mosstalk.bench.serve import Crowd, Load
     from mosstalk.bench.serve_clients import Pcm
 
-FORMAT = "mosstalk-serve-1"
 _SENTENCES = 12
 
 
@@ -99,13 +99,21 @@ class BenchServe(WritesPage):
     )
     seed: int = option(0, "Of phases, gains, noise and what is said.", metavar="N")
 
+    def __post_init__(self) -> None:
+        """Refuse what can be refused before anything heavy is imported."""
+        if self.url and not _is_websocket(self.url):
+            raise OptionError(
+                f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {self.url}"
+            )
+
     def run(self) -> None:
         """Start a server unless there is one, measure, print and write.
 
         Raises:
             BenchError: the server did not start, or clients failed.
-            OptionError: ``url`` is none of a WebSocket, or ``at`` holds no numbers.
+            OptionError: ``at`` holds no numbers.
         """
+        from mosstalk.bench.documents import SERVE
         from mosstalk.bench.serve import Bounds, Load
         from mosstalk.bench.serve_clients import Pattern
         from mosstalk.bench.serve_report import not_measured, page_of, tables_of, verdict
@@ -122,16 +130,12 @@ class BenchServe(WritesPage):
             self.read_at_once,
             tuple(read_sentences()) if self.read_at_once else (),
         )
-        if self.url and not self.url.startswith(("ws://", "wss://")):
-            raise OptionError(
-                f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {self.url}"
-            )
         with self.printing():
             settings, crowds = self._measured(load)
             print_found(settings, tables_of(crowds, load), not_measured(crowds))
             print(f"\n{verdict(crowds, load)}")
         document = measured_document(
-            FORMAT,
+            SERVE,
             settings,
             load=asdict(load),
             crowds=[crowd.as_values(load.bounds) for crowd in crowds],
@@ -162,6 +166,14 @@ class BenchServe(WritesPage):
             }
             with progress_bar() as tell:
                 return settings, measure(target, load, speech, tell)
+
+
+def _is_websocket(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        return False
 
 
 def _speech(file: Path | None) -> "Pcm":

@@ -48,11 +48,15 @@ class Doctor(WritesDocument):
     dtype: opt.ModelDtype = None
 
     def __post_init__(self) -> None:
-        """Refuse two documents at once."""
+        """Refuse two documents at once, and what is for a report where there is none."""
         if self.json and self.report:
             raise OptionError("--report writes its own json; leave it or --json out")
         if self.url and self.report:
             raise OptionError("--report is of this machine; leave it or --url out")
+        usual = {"cases": None, "model": None, "codec": None, "device": "auto", "dtype": None}
+        given = [name for name, value in usual.items() if getattr(self, name) != value]
+        if given and not self.report:
+            raise OptionError(f"--{given[0]} is for a report; add --report FILE or leave it out")
 
     def run(self) -> int:
         """Print what is here, or write it to a file; 1 where the main job does not run."""

@@ -7,12 +7,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from copy import copy
 from dataclasses import Field, dataclass
 from functools import partial
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -98,7 +99,7 @@ class WritesPage(WritesDocument):
     """A command that can also leave one page of HTML."""
 
     html: Path | None = option(
-        None, "Write one page with tables and sound to play.", metavar="FILE"
+        None, "Write one page of HTML: tables, and sound where there is any.", metavar="FILE"
     )
 
     def outputs(self) -> list[Path]:
@@ -173,9 +174,20 @@ def _parameter(options: type[Options], name: str) -> inspect.Parameter:
     if info and info.default is False and not info.param_decls:
         info.param_decls = (f"--{name.replace('_', '-')}",)  # without a --no- beside it
     found = spec.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=info or spec.default)
+    if panel := getattr(options, "panels", {}).get(name):
+        found = _in_panel(found, panel)
     if choices := _choices(found):
         _info(found).autocompletion = opt.offered(*choices)
     return found
+
+
+def _in_panel(option: inspect.Parameter, panel: str) -> inspect.Parameter:
+    """The option in a box of its help that is called ``panel``; others may share what it says."""
+    info = copy(_info(option))
+    info.rich_help_panel = panel
+    if option.default is _info(option):
+        return option.replace(default=info)
+    return option.replace(annotation=Annotated[option.annotation.__origin__, info])
 
 
 def _info(option: inspect.Parameter) -> Any:

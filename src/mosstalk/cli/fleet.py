@@ -15,6 +15,7 @@ from mosstalk.environment import install_command
 if TYPE_CHECKING:
     from mosstalk.fleet.config import FleetConfig
 
+_HIDDEN = "not shown"
 _PACKAGES = {"ray": "ray[serve]", "yaml": "pyyaml"}
 
 
@@ -67,7 +68,15 @@ class Fleet:
 
 
 def _document(config: "FleetConfig") -> dict[str, object]:
-    return config.model_dump() | {"serve": config.options(), "environment": config.settings}
+    """What the file means; of secrets no more than that there are some, as ``serve`` prints."""
+    options = config.options()
+    if "api_key" in options:
+        options["api_key"] = [_HIDDEN for _ in options["api_key"] or ()]
+    if options.get("twilio_auth_token"):
+        options["twilio_auth_token"] = _HIDDEN
+    if options.get("store"):  # its address may hold a password
+        options["store"] = options["store"].partition(":")[0]
+    return config.model_dump() | {"serve": options, "environment": config.settings}
 
 
 def require_fleet(modules: "dict[str, str] | tuple[str, ...]") -> None:

@@ -66,8 +66,8 @@ Model: TypeAlias = Annotated[
     typer.Option(
         autocompletion=offered_models,
         help="Folder of the language model, together with --codec; or alone a folder that "
-        "mosstalk build made, or one of the names pocket (the small model that ships with "
-        "mosstalk) and synthetic (tiny, random weights). Default: pocket.",
+        "mosstalk build made, pocket (small, ships with mosstalk) or synthetic (tiny, random "
+        "weights). Default: pocket.",
     ),
 ]
 Codec: TypeAlias = Annotated[
@@ -93,7 +93,7 @@ ReplyScript: TypeAlias = Annotated[
     str | None,
     typer.Option(
         help="Force mode changes and length, e.g. speech:75 or text:8,speech:20: random weights "
-        "never end by themselves. All other draws stay real."
+        "never end a reply."
     ),
 ]
 Channel: TypeAlias = Annotated[
@@ -103,7 +103,7 @@ Device: TypeAlias = Annotated[
     str,
     typer.Option(
         autocompletion=offered("auto", "cpu", "cuda"),
-        help="auto, cpu, cuda, cuda:1 ... auto takes a GPU where there is one.",
+        help="auto (a GPU where there is one), cpu, cuda or cuda:1.",
     ),
 ]
 ModelDtype: TypeAlias = Annotated[
@@ -149,9 +149,8 @@ Vocoder: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="hift|bigvgan",
-        help="The vocoder, which turns mel spectrograms into sound: hift, the checkpoint's own, or "
-        "bigvgan, NVIDIA's BigVGAN-v2. A fitted linear map gives that one the mels that it was "
-        "trained on; its sound comes 0.5 s later.",
+        help="What turns mel spectrograms into sound: hift, the checkpoint's own, or bigvgan, "
+        "NVIDIA's BigVGAN-v2, whose sound comes 0.5 s later.",
     ),
 ]
 VocoderDir: TypeAlias = Annotated[

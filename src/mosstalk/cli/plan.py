@@ -65,7 +65,7 @@ class PlanMemory(WritesDocument):
     )
 
     def __post_init__(self) -> None:
-        """Refuse to say something of nothing."""
+        """Refuse a plan of nothing: neither a size of memory nor a card is given."""
         if not self.gpu_memory and not self.gpu:
             raise OptionError(
                 "give --gpu-memory SIZE, --gpu CARD or both; see mosstalk plan --help"

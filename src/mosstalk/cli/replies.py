@@ -14,26 +14,35 @@ if TYPE_CHECKING:
     from mosstalk.reply_options import SoundRequest
 
 STDOUT = Path(STANDARD)
+_REPLIES = "system temperature top_k top_p repetition_penalty seed max_rows script"
+_MODEL = "model codec device dtype vocoder vocoder_dir"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DrawsReplies(WritesDocument):
-    """A command that draws replies with a model."""
+    """A command that draws replies with a model.
 
+    ``panels``: in which box of the help an option stands that few need, below the others.
+    """
+
+    panels: ClassVar[dict[str, str]] = (
+        dict.fromkeys(_MODEL.split(), "Model and machine")
+        | dict.fromkeys(_REPLIES.split(), "Replies")
+        | dict.fromkeys(("stats", "trace"), "Figures")
+    )
     model: opt.Model = None
     codec: opt.Codec = None
-    system: str | None = option(None, "System prompt; '' for none. Default: this command's own.")
+    system: str | None = option(None, "System prompt; '' for none. Default: this command's.")
     temperature: float | None = option(
         None,
-        "Of the sampling; 0 is greedy: the likeliest token. Default: the checkpoint's, else 0.6.",
+        "Of the sampling; 0 is greedy. Default: the checkpoint's, else 0.6.",
     )
     top_k: int | None = option(
         None, "Sample from the K likeliest tokens; 0 is off. Default: the checkpoint's, else 20."
     )
     top_p: float | None = option(
         None,
-        "Nucleus sampling: from the likeliest tokens that together have probability P; 1 is off. "
-        "Default: the checkpoint's, else 0.95.",
+        "Nucleus sampling of probability P; 1 is off. Default: the checkpoint's, else 0.95.",
     )
     repetition_penalty: float | None = option(
         None, "Against tokens drawn before; 1 is off. Default: the checkpoint's, else 1.1."
@@ -41,21 +50,20 @@ class DrawsReplies(WritesDocument):
     seed: opt.Seed = 0
     max_rows: int | None = option(
         None,
-        "Longest reply in rows: a row is 80 ms of speech, or a token of text. Default: the "
-        "checkpoint's, else 1024.",
+        "Longest reply in rows, of 80 ms of speech or a text token. Default: the checkpoint's, "
+        "else 1024.",
     )
     script: opt.ReplyScript = None
     device: opt.Device = "auto"
     dtype: opt.ModelDtype = None
     stats: bool = option(
         False,
-        "Also show what was heard, how replies ended, the time of every stage, the time to "
-        "the first sound, the real-time factor and the peak memory.",
+        "Also show how replies ended, the time of every stage and to the first sound, the "
+        "real-time factor and the peak memory.",
     )
     trace: Path | None = option(
         None,
-        "Write the time of every stage run as a Chrome trace, for ui.perfetto.dev or "
-        "chrome://tracing; also after Ctrl-C.",
+        "Write the time of every stage run as a Chrome trace, for ui.perfetto.dev.",
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,7 @@
-"""One run of a command that has a model reply: loading it, and what the run leaves behind."""
+"""One run of a command that has a model reply: loading it, and what the run leaves behind.
+
+Torch is imported where a model is loaded, so that what can be refused before is refused at once.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
 from mosstalk.audio.sound import (
@@ -20,17 +23,17 @@ from mosstalk.audio.sound import (
 )
 from mosstalk.cli.command import STANDARD
 from mosstalk.cli.replies import STDOUT, DrawsReplies
+from mosstalk.config import LanguageModelConfig
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.conversation import FinishReason
-from mosstalk.diagnostics.figures import model_facts, stage_figures, write_trace
 from mosstalk.offline.defaults import Choices
-from mosstalk.offline.pipeline import Answer, Pipeline
 from mosstalk.prepared.default_models import chosen_model
-from mosstalk.prepared.start import take_kernels
 from mosstalk.progress import loading, status_line
 from mosstalk.reply_options import Script, SoundRequest
-from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
-from mosstalk.runtime.timing import TurnTimings, peak_memory_mib
+
+if TYPE_CHECKING:
+    from mosstalk.offline.pipeline import Answer, Pipeline
+    from mosstalk.runtime.timing import TurnTimings
 
 _REAL = "For MOSS-Speech itself, 17 GiB on a GPU, name its folders with --model and --codec."
 NOTICES = {
@@ -54,7 +57,7 @@ DEFAULT_SCRIPTS = {"speech": "speech:75", "text": "text:40"}
 def load_pipeline(
     model: Path | None, codec: Path | None, device_name: str, dtype_name: str | None,
     sound: SoundRequest,
-) -> Pipeline:  # fmt: skip
+) -> "Pipeline":  # fmt: skip
     """Load what ``--model`` and ``--codec`` stand for.
 
     Without ``dtype_name`` the language model is float32 on a CPU and as stored on a GPU.
@@ -63,6 +66,11 @@ def load_pipeline(
         As ``chosen_model`` and ``Pipeline.load``.
     """
     folders = chosen_model(model, codec)
+    LanguageModelConfig.from_folder(folders[0])  # here, since what follows imports torch
+    from mosstalk.offline.pipeline import Pipeline
+    from mosstalk.prepared.start import take_kernels
+    from mosstalk.runtime.device import fit_threads, pick_device, pick_dtype
+
     device = pick_device(device_name)
     built = take_kernels(model, device)
     with loading() as (_, tell):
@@ -98,13 +106,13 @@ class ReplyRun:
     stdout: TextIO
     about: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
-    timings: list[TurnTimings] = field(default_factory=list)
+    timings: "list[TurnTimings]" = field(default_factory=list)
     drawn: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
-    pipeline: Pipeline = field(init=False)
+    pipeline: "Pipeline" = field(init=False)
     _notice: str = ""
 
-    def load(self, task: str, reply: str, about: dict[str, Any]) -> Pipeline:
+    def load(self, task: str, reply: str, about: dict[str, Any]) -> "Pipeline":
         """Load the model, and decide how its replies are drawn.
 
         What was asked for counts, then what the checkpoint chose for this task. Random weights
@@ -124,10 +132,12 @@ class ReplyRun:
         values = {name: value for name, value in vars(options).items() if name != "seed"}
         script = str(self.script) if self.script else None
         drawing = {"seed": asked.seed, "sampling": values, "script": script}
+        from mosstalk.diagnostics.figures import model_facts
+
         self.about = model_facts(pipeline) | about | drawing
         return pipeline
 
-    def play(self, answer: Answer, what: str, sound: "Sound | None" = None) -> None:
+    def play(self, answer: "Answer", what: str, sound: "Sound | None" = None) -> None:
         """Draw an answer to its end, its sound to ``sound``; ``what`` names it to people."""
         self.timings.append(answer.timings)
         with status_line(what) as status:
@@ -157,11 +167,14 @@ class ReplyRun:
         """What to add to a line about a reply whose length was forced."""
         return f"; scripted {self.script}: mode changes and length forced" if self.script else ""
 
-    def show_profile(self, timings: TurnTimings, audio_s: float, of: str = "") -> None:
+    def show_profile(self, timings: "TurnTimings", audio_s: float, of: str = "") -> None:
         """Show the time of every stage with its share, the speed, the memory, and what computed.
 
         ``audio_s``: seconds of sound that the real-time factor is of, and ``of`` names.
         """
+        from mosstalk.diagnostics.figures import stage_figures
+        from mosstalk.runtime.timing import peak_memory_mib
+
         stages = stage_figures(timings)
         self.stat(f"  rows prefilled {timings.rows_prefilled}, steps {stages['step']['count']}")
         for name, stage in stages.items():
@@ -217,6 +230,8 @@ def reply_run(asked: DrawsReplies) -> Iterator[ReplyRun]:
         run.deliver()
     finally:
         if asked.trace and run.about:
+            from mosstalk.diagnostics.figures import write_trace
+
             write_trace(asked.trace, run.timings, run.about)
             count = len(run.timings)
             run.note(f"trace of {count} turn{'s'[: count != 1]} -> {asked.trace}")

@@ -28,6 +28,8 @@ _GIB = 1 << 30
 _SAY_EVERY_S = 5.0
 _USUAL_SESSIONS = 64
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn", "websockets")
+_ABOVE_0 = ("drain_timeout", "watchdog", "max_sessions", "record_days", "kv_gib", "max_reply_s",
+            "idle_s", "max_session_s")  # fmt: skip
 _HOST_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -242,10 +244,10 @@ class Serve:
         from mosstalk.server.store import MEMORY, store_options
 
         require_pair(self.model, self.codec)
-        for name in ("drain_timeout", "watchdog", "max_sessions", "record_days"):
+        for name in _ABOVE_0:
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise OptionError(f"--{name.replace('_', '-')} must be above 0")
+            if value is not None and not value > 0:
+                raise OptionError(f"--{name.replace('_', '-')} must be above 0, not {value}")
         log, hosts = LogStyle(self.log_format, self.log_level.upper()), self._hosts()
         tls = tls_of(self.tls_cert, self.tls_key, self.tls_self_signed, hosts)
         if tls and self.front_processes:

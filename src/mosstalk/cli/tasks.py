@@ -165,7 +165,6 @@ class Transcribe(DrawsReplies):
         Every file is read before the model is, so that a wrong one is told at once.
         """
         from mosstalk.cli.reply_run import read_sound, reply_run
-        from mosstalk.runtime.timing import TurnTimings
 
         with reply_run(self) as run:
             recordings = [read_sound(path, self.channel) for path in self.files]
@@ -175,6 +174,8 @@ class Transcribe(DrawsReplies):
                 files.append({"file": str(path), **about(recording), "text": "", "pieces": []})
                 self._write_down(run, recording, files[-1])
             if run.timings:
+                from mosstalk.runtime.timing import TurnTimings
+
                 heard_s = sum(file["seconds"] for file in files)
                 run.stat(f"\nwrote down {heard_s:.2f} s of sound{run.label}")
                 whole = TurnTimings.together(run.timings)

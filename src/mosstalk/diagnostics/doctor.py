@@ -111,10 +111,14 @@ def _found(
     try:
         state, detail = look()
     except Exception as error:  # a broken package can raise anything on import
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        state, detail = "unusable", f"{reason[:160]}"
+        state, detail = "unusable", _reason(error)
     install = "" if extra is None or state == "ok" else install_command(extra)
     return Finding(name, purpose, without, needed, state, detail, install)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says, else its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _findings() -> list[Finding]:
@@ -274,7 +278,10 @@ def _gpu_lines() -> list[str]:
     """Whether a GPU can be used, and whether the full-size model would fit."""
     import torch
 
-    model, codec, kv = full_size_bytes()
+    try:
+        model, codec, kv = full_size_bytes()
+    except Exception as error:  # a package that sizes are counted with is broken
+        return [f"What MOSS-Speech at full size needs is unknown here: {_reason(error)}"]
     whole = model + codec + kv
     needs = (
         f"{whole / _GIB:.1f} GiB (model in bf16 {model / _GIB:.1f}, codec in float32 "

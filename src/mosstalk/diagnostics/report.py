@@ -24,8 +24,9 @@ SCRIPT = "speech:25"
 """Reply of the timed turn."""
 _POSIX_PATH = re.compile(r"(?<![\w.])~?(?:/[^\s/:;,'\"()]+)+/?")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:[\\/](?:[^\s\\/:;,'\"()]+[\\/]?)+")
-_BELOW = r"((?:[\\/][^\s\\/:;,'\"()]+)*)"
-"""What may follow a known folder: components of a path below it."""
+_BELOW = r"(?!\.?[\w-])((?:[\\/][^\s\\/:;,'\"()]+)*)"
+"""What may follow a known folder: a path below it, and no letter: ``/home/ann`` is not where
+``/home/anna/x`` begins. Cut there, the rest of that path would stay."""
 
 
 @dataclass(frozen=True)

@@ -83,18 +83,29 @@ def look_at(url: str) -> ServerDiagnosis:
     Raises:
         OptionError: the url is none of a server.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
-    base = f"{parts.scheme}://{parts.netloc}"
+    base = _base_of(url)
     try:
         asked_s = time.time()
         health = _ask(base, "/health")
-        checks = [*_certificate(health, asked_s), *_health(health), *_clock(health, asked_s)]
-        checks += [*_ready(_ask(base, "/ready")), *_metrics(_ask(base, "/metrics"))]
+        checks = [*_certificate(health, asked_s), *_health(health)]
+        # What another program says under these paths is no word on mosstalk.
+        if _is_mosstalk(health):
+            checks += _clock(health, asked_s)
+            checks += [*_ready(_ask(base, "/ready")), *_metrics(_ask(base, "/metrics"))]
     except (OSError, HTTPException) as error:
         checks = [_unreachable(base, error)]
     return ServerDiagnosis(base, checks)
+
+
+def _base_of(url: str) -> str:
+    """Scheme, name and port of a url, which every path is asked under."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        pass  # a port that is no number, or half an IPv6 address
+    raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
 
 
 def printed(diagnosis: ServerDiagnosis) -> str:
@@ -154,9 +165,13 @@ def _certificate(answer: _Answer, now_s: float) -> Iterator[Check]:
         yield Check("certificate", "ok", detail)
 
 
+def _is_mosstalk(health: _Answer) -> bool:
+    return "worker" in health.json()
+
+
 def _health(answer: _Answer) -> Iterator[Check]:
     told = answer.json()
-    if "worker" not in told:
+    if not _is_mosstalk(answer):
         said = answer.body.strip()[:200]
         do = "look whether this is a mosstalk server, and its --allowed-host has this name"
         yield Check("health", "wrong", f"status {answer.status}: {said}", do)

@@ -22,6 +22,7 @@ _UNITS = frozenset("\u03bc\u03a9\u03c0")
 """Greek letters that stand for micro, ohm and pi in any language."""
 _AT_ONCE = 300
 """Characters that are normalised together: wetext's time grows faster than the text."""
+_LONGEST_SHOWN = 40
 _HAN = re.compile(r"[\u4e00-\u9fff]")
 _SENTENCE_END = re.compile(r"(?<=[。！？])\s*|(?<=[.!?])\s+")  # noqa: RUF001
 _BLANK_LINE = "\n\n"
@@ -206,9 +207,10 @@ def _require_letters(text: str, languages: tuple[str, ...]) -> None:
                 )
 
 
-def _short(text: str, longest: int = 40) -> str:
+def _short(text: str) -> str:
+    """The beginning of a text, for messages."""
     text = " ".join(text.split())
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def _normalized(text: str, languages: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

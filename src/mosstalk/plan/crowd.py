@@ -1,6 +1,7 @@
-"""What a GPU keeps memory for where so many talk: for what is at work, not for every session.
+"""How many replies, and how much heard sound, a GPU keeps memory for at so many sessions.
 
-Few of many speak, or are answered, at the same moment. Who finds no place waits for another's end.
+Of many sessions few speak, or are answered, at the same moment, so there is less than one reply
+and one turn for each. What finds no memory waits until another has ended.
 """
 
 _ALL_ANSWERED = 64

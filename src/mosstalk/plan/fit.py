@@ -67,7 +67,7 @@ class Costs(Rates):
     """
 
     weights: tuple[Item, ...]
-    rooms: tuple[Item, ...]
+    overheads: tuple[Item, ...]
     margin: float
     trunk_saved: int = 0
     text_table: int = 0
@@ -92,7 +92,7 @@ class Plan:
         replies, heard = self.replies, heard_s(wish.sessions)
         return [
             *costs.weights,
-            *costs.rooms,
+            *costs.overheads,
             Item("left free", self._margin, f"{costs.margin:.0%} of it"),
             Item("replies", replies * costs.reply, f"{replies} at once"),
             Item("turns being heard", round(heard * costs.heard), f"{heard:,.0f} s of sound"),
@@ -265,10 +265,10 @@ def _costs(configs: Configs) -> Costs:
         part.bytes for part in language_parts(configs.model, "fp8")
     )
     parts = [*language, *codec_parts(codec_on_meta(configs))]
-    rooms = tuple(Item(room.name, room.bytes, room.basis) for room in measured().rooms)
+    overheads = tuple(Item(each.name, each.bytes, each.basis) for each in measured().overheads)
     return Costs(
         weights=tuple(map(_item, parts)),
-        rooms=rooms,
+        overheads=overheads,
         **vars(Rates.of(configs)),
         margin=MARGIN,
         trunk_saved=saved,

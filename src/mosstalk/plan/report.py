@@ -66,7 +66,9 @@ def _limits(configs: Configs, card: Card, precision: str | None) -> dict[str, Li
 def _plan_tables(plan: Plan, *, published: bool) -> list[Table]:
     wish, costs = plan.wish, plan.costs
     lines = [(item.name, _gib(item.bytes), item.note) for item in plan.items]
-    sources = "; ".join(f"{room.name}, {room.basis}: {room.source}" for room in measured().rooms)
+    sources = "; ".join(
+        f"{each.name}, {each.basis}: {each.source}" for each in measured().overheads
+    )
     lines.append(("all of it", _gib(plan.besides_rows_bytes), f"of {_gib(wish.memory_bytes)}"))
     lines.append(("left for rows", _gib(plan.left_bytes), ""))
     kept = Table(

@@ -29,7 +29,7 @@ from mosstalk.reply_options import CONTEXT_S
 
 Shapes = Mapping[str, tuple[int, ...]]
 BytesOf = Callable[[str, tuple[int, ...]], int]
-MEASURED_FORMAT = "mosstalk-measured-1"
+MEASURED_FORMAT = "mosstalk-measured-2"
 MIB = 2**20
 _MEASURED = Path(__file__).with_name("measured.json")
 
@@ -203,7 +203,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Room:
+class Overhead:
     """Memory that every process takes; ``basis``: measured, set aside or assumed."""
 
     name: str
@@ -226,7 +226,7 @@ class Peak:
 class Measured:
     """All of it."""
 
-    rooms: tuple[Room, ...]
+    overheads: tuple[Overhead, ...]
     peaks: tuple[Peak, ...]
 
 
@@ -242,8 +242,8 @@ def measured(path: Path = _MEASURED) -> Measured:
         raise ConfigError(
             f"{path}: the format is {values.get('format')!r}, not {MEASURED_FORMAT!r}"
         )
-    rooms = (
-        Room(room["name"], room["mib"] * MIB, room["basis"], room["source"])
-        for room in values["rooms"]
+    overheads = (
+        Overhead(each["name"], each["mib"] * MIB, each["basis"], each["source"])
+        for each in values["overheads"]
     )
-    return Measured(tuple(rooms), tuple(Peak(**peak) for peak in values["peaks"]))
+    return Measured(tuple(overheads), tuple(Peak(**peak) for peak in values["peaks"]))

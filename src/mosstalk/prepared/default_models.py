@@ -18,6 +18,12 @@ from mosstalk.files import new_folder, read_json
 ENGINE_FILE = "engine.json"
 ENGINE_FORMAT = "mosstalk-engine-1"
 MODEL, CODEC, CACHE = "model", "codec", "cache"
+_SAID = (
+    "weights", "precision", "built", "machine", "architecture", "dtypes", "engine", "settings",
+    "plan", "checked_in", "checks", "kernels", "files",
+)  # fmt: skip
+"""What every ``engine.json`` says; those of later versions say more."""
+_SETTINGS = ("max_sessions", "max_rows", "codec_memory_mib")
 Folders = tuple[Path, Path]
 """A language model's folder and a codec's."""
 
@@ -65,6 +71,11 @@ class BuiltEngine:
                 f"{path}: the format is {found!r}, and this mosstalk reads "
                 f"{ENGINE_FORMAT!r}; build it again"
             )
+        settings = values.get("settings")
+        known = settings if isinstance(settings, dict) else {}
+        absent = [*(set(_SAID) - values.keys()), *(set(_SETTINGS) - known.keys())]
+        if absent:
+            raise CheckpointError(f"{path}: damaged: no {min(absent)}; build it again")
         return cls(folder, values)
 
     @property

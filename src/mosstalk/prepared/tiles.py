@@ -1,6 +1,7 @@
-"""Which division of a product is worth having on a card, and the file that says so.
+"""``tiles.json``: the tiles and splits that autotuning chose for a card, and by which rule.
 
-Nothing is measured here: clocks are given.
+A ``Division`` of ``ops.linear_tiles`` is a tile and what goes beside it, a product is a matmul of
+the language model. Nothing is measured here: ``choose`` is given clocks.
 """
 
 import math

@@ -251,7 +251,7 @@ def require_room(
 def room_refusal(options: WorkerOptions, configs: Configs, free_bytes: int) -> str | None:
     """Why a start in ``free_bytes`` of a GPU cannot work, with settings to change; None if it can.
 
-    What cannot be computed (graphs, rooms of libraries) counts as nothing here.
+    What cannot be computed (graphs, libraries' workspaces) counts as nothing here.
     """
     plan = _certain(options, configs, free_bytes)
     if plan.fits:
@@ -307,12 +307,12 @@ def _up(gib: float) -> str:
 
 
 def _certain(options: WorkerOptions, configs: Configs, free_bytes: int) -> Plan:
-    """Without what nobody can compute: graphs, rooms of libraries, a margin."""
+    """Without what nobody can compute: graphs, libraries' workspaces, a margin."""
     precision = "fp8" if Quantization.of(configs.model) else "bf16"
     rows = options.context_rows or configs.model.max_position_embeddings
     wish = Wish(free_bytes, precision, options.sessions, rows, _VOICES_S, options.embeddings)
     plan = plan_of(configs.with_steps(options.sound.steps), wish)
-    return Plan(plan.wish, replace(plan.costs, rooms=(), margin=0.0))
+    return Plan(plan.wish, replace(plan.costs, overheads=(), margin=0.0))
 
 
 def _choices(plan: Plan) -> str:

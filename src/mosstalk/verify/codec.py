@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -395,4 +395,4 @@ def _heard_together(live: LiveTokenizer, clips: Sequence[list[Tensor]]) -> list[
         live.push_many(*map(list, zip(*some, strict=True)))
     for state in states:
         live.finish(state)
-    return [list(chain(state.codes)) for state in states]
+    return [list(state.codes) for state in states]

@@ -21,7 +21,7 @@ from mosstalk.synthesis.weights import special_ids
 from mosstalk.verify.compare import Case, Check, Comparer
 
 Warper = Callable[..., Tensor]
-"""``warp`` of ``model.sampling``, or what does the same."""
+"""``models.generation.warp``, or what does the same."""
 PREFILL = ("trunk_hidden", "prefill_text_logits", "prefill_audio_logits")
 _BLOCK_ROWS = 16
 assert [int(mode) for mode in Mode] == [0, 1], "cases count text as mode 0 and audio as 1"

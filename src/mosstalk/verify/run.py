@@ -186,6 +186,8 @@ def _run_into(
         for check in check_case(case, device, compare):
             say(_line(check))
             result.checks.append(check)
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the case
     except _UNFIT as error:
         reason = (str(error).strip().splitlines() or [""])[0][:120]
         raise CaseError(f"{folder}: malformed case ({type(error).__name__}: {reason})") from None
