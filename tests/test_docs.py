@@ -92,8 +92,6 @@ HOW_MUCH = re.compile(r" --(?:limit|every|html|json|model|codec|voice) \S+")
 LITTLE = (
     ("bench quality --part answers", " --every 200"),
     ("bench quality", " --limit 1"),
-    ("bench codec --part curves", " --random-weights tiny"),
-    ("bench codec", " --random-weights tiny --replies 1 --streams 1 --hops 2 --rounds 1"),
     ("bench", ""),
 )
 """What makes a bench of a document short enough for a test, by how its command begins."""

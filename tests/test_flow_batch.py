@@ -16,7 +16,8 @@ from test_flow import SMALL, make_codes, make_flow, make_voice, randomise
 from test_flow_stream import FLOW_GOLDENS, assert_same_hops, frames, sliced
 from torch import Tensor
 
-from evals.codec_parts import flow_curve
+from evals import codec_parts
+from evals.codec_parts import CONTEXTS_S, STEPS, curve_tables, flow_curve
 from mosstalk.codec import flow_paged
 from mosstalk.codec.flow import batched_flow, with_steps
 from mosstalk.codec.flow_pages import FlowOptions
@@ -503,3 +504,16 @@ def test_what_a_flow_cannot_do_is_refused() -> None:
     randomise(large)
     with pytest.raises(OptionError, match="less than a page"):
         batched_flow(large, FlowOptions(memory_mib=1))
+
+
+@pytest.mark.slow
+def test_the_benchs_curves_have_an_error_for_each_context_and_number_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codec_parts, "_REPLIES", 1)
+    codec = random_codec(SIZES["tiny"], torch.device("cpu"))
+    tables, values = curve_tables(codec, random_voice(codec, 3))
+    assert [len(table.rows) for table in tables] == [len(CONTEXTS_S), len(STEPS)]
+    for errors in values.values():
+        first, *_, last = errors.values()
+        assert 0 < last < first, "more history and more steps are nearer to the whole"
