@@ -18,6 +18,7 @@ ALERTS = (DEPLOY / "alerts.yml").read_text()
 BOARD = DEPLOY / "grafana" / "mosstalk.json"
 RUNBOOKS = (ROOT / "docs" / "operate.md").read_text()
 UNIT = (DEPLOY / "mosstalk.service").read_text()
+FLEET_UNIT = (DEPLOY / "mosstalk-fleet.service").read_text()
 _METRIC = re.compile(r"\b(?:mosstalk|process)_\w+")
 _LARGEST_DASHBOARD = 30_000
 
@@ -121,6 +122,15 @@ def test_the_unit_waits_longer_than_replies_are_given_and_knows_the_exit_codes()
     assert "Restart=on-failure\n" in UNIT
 
 
+def test_the_unit_of_a_fleet_differs_where_a_fleet_does() -> None:
+    for line in ("KillMode=mixed", "RestartPreventExitStatus=2", "Restart=on-failure"):
+        assert f"{line}\n" in FLEET_UNIT
+    assert 'ExecReload=/bin/sh -c "kill -HUP $MAINPID"\n' in FLEET_UNIT
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", FLEET_UNIT)[0]) >= Serve().drain_timeout + 60
+    hardening = UNIT.partition("CapabilityBoundingSet=")[2]
+    assert FLEET_UNIT.endswith(hardening)
+
+
 def test_the_commands_of_image_compose_file_and_unit_are_understood(mosstalk: Run) -> None:
     image = json.loads(
         re.findall(r"^ENTRYPOINT (.+)$", (DEPLOY / "Dockerfile").read_text(), re.M)[0]
@@ -149,12 +159,13 @@ def test_an_unknown_kind_of_machine_is_refused_before_anything_is_installed() ->
 
 
 @pytest.mark.system
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", [UNIT, FLEET_UNIT], ids=["server", "fleet"])
+def test_systemd_takes_the_unit(tmp_path: Path, unit: str) -> None:
     program = tmp_path / "mosstalk"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     path = tmp_path / "mosstalk.service"
-    path.write_text(UNIT.replace("/opt/mosstalk/.venv/bin/mosstalk", str(program)))
+    path.write_text(unit.replace("/opt/mosstalk/.venv/bin/mosstalk", str(program)))
     words = [require_program("systemd-analyze"), "verify", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import require_package, run
 from fleet_rig import REPLICAS, START_S, Fleet, await_sessions, fleet_file, running_fleet
+from prometheus_rig import Prometheus, queries, settings_of_a_fleet
 from server_rig import POLL_S, Talker, ask, typed
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -150,6 +151,37 @@ def test_a_killed_replica_takes_its_own_clients_along_and_has_a_successor(fleet:
             assert all(await asyncio.gather(*map(said_hello, newcomers)))
 
     run(main())
+
+
+def test_prometheus_finds_every_replica_and_the_successor_of_one_that_was_killed(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    prometheus = Prometheus(settings_of_a_fleet(fleet.url), tmp_path)
+
+    def up() -> set[str]:
+        """The replicas whose own metrics it reads."""
+        return {labels["replica"] for labels, value in prometheus.query("up") if value}
+
+    def shown(name: str) -> list[float]:
+        """What the dashboard shows."""
+        return [value for _, value in prometheus.query(queries()[name])]
+
+    try:
+        prometheus.await_ready()
+        prometheus.await_true(lambda: len(up()) == REPLICAS, "not all replicas are found")
+        before, pids = up(), set(fleet.replicas())
+        assert shown("Sessions, places") == [PLACES * REPLICAS]
+        assert shown("Servers ready, value") == [REPLICAS]
+        os.kill(min(pids), signal.SIGKILL)
+        prometheus.await_true(lambda: len(up() | before) > REPLICAS, "no successor is found")
+        prometheus.await_true(lambda: len(up()) == REPLICAS, "the other one is lost")
+        assert len(up() & before) == REPLICAS - 1
+        prometheus.await_true(lambda: len(prometheus.query("up")) == REPLICAS, "one stays down")
+        ((_, number),) = prometheus.query('count(last_over_time(up{job="mosstalk"}[30m]))')
+        assert number == REPLICAS + 1
+        assert shown("Sessions, places") == [PLACES * REPLICAS]
+    finally:
+        prometheus.stop()
 
 
 def test_a_signal_lets_replies_finish_and_leaves_nothing_behind(fleet: Fleet) -> None:

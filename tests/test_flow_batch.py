@@ -26,6 +26,8 @@ from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models import flow as flow_module
 from mosstalk.models.flow import FlowDecoder, RecomputingFlowStream
 from mosstalk.models.voices import Voice
+from mosstalk.synthesis.sizes import named_sizes
+from mosstalk.synthesis.weights import random_codec, random_voice
 from mosstalk.verify import codec as verify_codec
 from mosstalk.verify.run import run_case
 
@@ -511,7 +513,7 @@ def test_the_benchs_curves_have_an_error_for_each_context_and_number_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec_parts, "_REPLIES", 1)
-    codec = random_codec(SIZES["tiny"], torch.device("cpu"))
+    codec = random_codec(named_sizes("tiny"), torch.device("cpu"))
     tables, values = curve_tables(codec, random_voice(codec, 3))
     assert [len(table.rows) for table in tables] == [len(CONTEXTS_S), len(STEPS)]
     for errors in values.values():

@@ -15,6 +15,8 @@ SERVICE, *OTHERS = yaml.safe_load_all((FOLDER / "fleet.yaml").read_text())
 CLUSTER = SERVICE["spec"]["rayClusterConfig"]
 HEAD, (WORKERS,) = CLUSTER["headGroupSpec"], CLUSTER["workerGroupSpecs"]
 PODS = [HEAD["template"]["spec"], WORKERS["template"]["spec"]]
+WORKER_ENVIRONMENT = PODS[1]["containers"][0]["env"]
+PASSWORD = "MOSSTALK_REDIS_PASSWORD"
 FLEET = "host: 0.0.0.0\nreplicas: 2\nserve: {model: /models/M, codec: /models/C}\n"
 """A file as it may be mounted."""
 
@@ -85,6 +87,24 @@ def test_each_pod_is_started_with_what_ray_must_be_started_with(tmp_path: Path) 
         address = f"{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}"
         assert address in given["MOSSTALK_STORE"]
         assert address == CLUSTER["gcsFaultToleranceOptions"]["redisAddress"]
+
+
+def test_everybody_has_the_password_of_redis_from_one_secret() -> None:
+    secret = CLUSTER["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+    (deployment,) = [each for each in OTHERS if each["kind"] == "Deployment"]
+    redis = deployment["spec"]["template"]["spec"]
+    for pod in (*PODS, redis):
+        (container,) = pod["containers"]
+        names = [each["name"] for each in container["env"]]
+        (password,) = [each for each in container["env"] if each["name"] == PASSWORD]
+        assert password["valueFrom"]["secretKeyRef"] == secret
+        # Kubernetes puts it in the place of $(NAME) where that comes later.
+        assert "MOSSTALK_STORE" not in names[: names.index(PASSWORD)]
+        assert "REDIS_PASSWORD" not in names  # KubeRay sets this one itself, and takes no other
+    options = redis["containers"][0]["args"]
+    assert options[options.index("--requirepass") + 1] == f"$({PASSWORD})"
+    (store,) = [it["value"] for it in WORKER_ENVIRONMENT if it["name"] == "MOSSTALK_STORE"]
+    assert store.startswith(f"redis://:$({PASSWORD})@")
 
 
 @pytest.mark.slow  # it imports Ray, which only this extra brings

@@ -219,6 +219,19 @@ class Machine:
             assert time.monotonic() < end_s, Path(self._log.name).read_text()[-3000:]
             time.sleep(POLL_S)
 
+    def run(self, *words: str) -> str:
+        """Run words in it, as root; what they printed."""
+        first = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        inside = ["nsenter", "--all", "--target", first.split()[0], *words]
+        return subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+
+    def await_log(self, line: str) -> None:
+        """Wait until its journal has such a line."""
+        end_s = time.monotonic() + ANSWER_S
+        while line not in self.run("journalctl", "--boot", "--output=cat", "--no-pager"):
+            assert time.monotonic() < end_s, line
+            time.sleep(POLL_S * 10)
+
     def child(self, part: bytes) -> int:
         """The process of the machine whose command line has this part, as seen from outside."""
         found, queue = [], [self.process.pid]
@@ -234,23 +247,34 @@ class Machine:
         return min(found)
 
 
+def enable(image: Image, unit: str, port: int) -> None:
+    """Have systemd start this unit of ``deploy/``, and no other one of them, at its next boot."""
+    packages = "systemd systemd-sysv dbus"
+    install = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}"
+    image.run("sh", "-c", install, user="root")
+    units, settings = (image.root / "etc" / name for name in ("systemd/system", "mosstalk"))
+    shutil.copy(DEPLOY / unit, units)
+    wanted = units / "multi-user.target.wants"
+    for folder in (wanted, settings, image.root / "var" / "log" / "journal"):
+        folder.mkdir(exist_ok=True)
+    for other in wanted.glob("mosstalk*"):
+        other.unlink()
+    (wanted / unit).symlink_to(f"/etc/systemd/system/{unit}")
+    options = (DEPLOY / "mosstalk.env").read_text()
+    (settings / "mosstalk.env").write_text(options.replace("--port 8000", f"--port {port}"))
+
+
+def journal_of(image: Image, unit: str) -> str:
+    """What a machine that has ended wrote down of a unit."""
+    words = ["journalctl", "-D", "/var/log/journal", "-u", unit, "-o", "cat", "--no-pager"]
+    return image.run(*words, user="root")
+
+
 @pytest.mark.bare  # a bare system and 500 MB of packages are fetched
 @pytest.mark.timeout(1800)
 def test_systemd_runs_the_unit_and_starts_it_again(image: Image) -> None:
     port = free_port()
-    packages = "systemd systemd-sysv dbus"
-    install = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}"
-    image.run("sh", "-c", install, user="root")
-    etc = image.root / "etc"
-    shutil.copy(DEPLOY / "mosstalk.service", etc / "systemd" / "system")
-    wanted = etc / "systemd" / "system" / "multi-user.target.wants"
-    wanted.mkdir(exist_ok=True)
-    (wanted / "mosstalk.service").symlink_to("/etc/systemd/system/mosstalk.service")
-    options = (DEPLOY / "mosstalk.env").read_text()
-    (etc / "mosstalk").mkdir()
-    (etc / "mosstalk" / "mosstalk.env").write_text(options.replace("--port 8000", f"--port {port}"))
-    (image.root / "var" / "log" / "journal").mkdir(exist_ok=True)
-
+    enable(image, "mosstalk.service", port)
     machine = Machine(image.root)
     try:
         machine.await_ready(port)
@@ -268,11 +292,46 @@ def test_systemd_runs_the_unit_and_starts_it_again(image: Image) -> None:
     finally:
         code = machine.stop()
     assert code == 0
-    words = ["journalctl", "-D", "/var/log/journal", "-u", "mosstalk", "-o", "cat", "--no-pager"]
-    journal = image.run(*words, user="root")
+    journal = journal_of(image, "mosstalk")
     assert "code=exited, status=70" in journal
     assert '"message": "draining for up to 30 s' in journal
     assert journal.count("mosstalk.service: Deactivated successfully.") == 1
+
+
+@pytest.mark.bare  # Ray is fetched as well
+@pytest.mark.timeout(1800)
+def test_systemd_runs_a_fleet_upgrades_it_and_starts_it_again(image: Image) -> None:
+    port = free_port()
+    enable(image, "mosstalk-fleet.service", port)
+    bootstrap = "/opt/mosstalk/scripts/bootstrap.py"
+    image.run("python3", bootstrap, "--extras", "fleet,redis", user="root")
+    served = "serve: {vad: none, transcriber: none, temperature: 0, seed: 0}"
+    file = f"port: {port}\nreplicas: 1\ncpus: 0.5\n{served}\n"
+    (image.root / "etc" / "mosstalk" / "fleet.yaml").write_text(file)
+
+    machine = Machine(image.root)
+    try:
+        machine.await_ready(port)
+        assert "Paris" in ask_for_the_capital(port)
+        fleet = machine.child(b"mosstalk\0fleet")
+        status = Path(f"/proc/{fleet}/status").read_text()
+        for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"):
+            assert line in status
+        assert Path(f"/proc/{fleet}").stat().st_uid != 0
+        machine.run("systemctl", "reload", "mosstalk-fleet")
+        machine.await_log("upgraded: every replica is new")
+        os.kill(machine.child(b"/gcs_server\0"), signal.SIGKILL)
+        while Path(f"/proc/{fleet}").exists():
+            time.sleep(POLL_S)
+        machine.await_ready(port)
+        assert machine.child(b"mosstalk\0fleet") != fleet
+    finally:
+        code = machine.stop()
+    assert code == 0
+    journal = journal_of(image, "mosstalk-fleet")
+    assert "code=exited, status=70" in journal
+    assert "ending: replies that are being made have 30 s" in journal
+    assert journal.count("mosstalk-fleet.service: Deactivated successfully.") == 1
 
 
 @pytest.mark.system

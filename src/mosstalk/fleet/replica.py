@@ -19,12 +19,15 @@ from typing import Any, cast
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.environment import unset_among
 from mosstalk.errors import OptionError
 from mosstalk.fleet.config import Autoscaling, FleetConfig, serve_options
+from mosstalk.fleet.discovery import PATH, Discovery, Place
 from mosstalk.server.admission import Refusal, ServerContext
 from mosstalk.server.app import make_server
 from mosstalk.server.front import bound_kernel
@@ -48,6 +51,9 @@ _HEALTH_EVERY_S, _HEALTH_MOST_S = 1.0, 5.0
 """How often Serve asks a replica, and how long it waits: one that fails three times is ended."""
 _ENDING_S = 15.0
 """What a replica may take to end beside its replies."""
+_EVERYWHERE = ("0.0.0.0", "::")
+_ASKED_MOST_S = 5.0
+"""How long Serve's controller may take to say where the replicas are."""
 _NO_REPLICA = Refusal(503, "loading", "no replica of this fleet is there yet", 5.0)
 
 
@@ -101,6 +107,7 @@ class Replica:
         self._options = served = replace(serve_options(options), secret=secret)
         served.log.install("front")
         self._context = context = ServerContext(served)
+        context.more_routes = {PATH: Discovery(context, _places).answer}
         self._server = make_server(context)
         self._beside = [each for each in (context.conversations, context.transcriber) if each]
         await context.engine.start()
@@ -170,6 +177,29 @@ class Replica:
             await asyncio.sleep(_LOOK_S)
         _LOG.info("draining for up to %g s", self._options.drain_s)
         await self._context.drain(self._options.drain_s)
+
+
+async def _places() -> list[Place] | None:
+    """Where the replicas are that take clients, as HAProxy is told; None: nobody answers.
+
+    Serve's public interface tells no ports of replicas.
+    """
+    try:
+        async with asyncio.timeout(_ASKED_MOST_S):
+            controller = await asyncio.to_thread(
+                ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+            )
+            http = await controller.get_http_config.remote()
+            groups = await controller.get_target_groups.remote(NAME, from_proxy_manager=True)
+    except (TimeoutError, RayError, ValueError) as error:  # ValueError: there is no controller
+        _LOG.warning("where the replicas are is not known: %r", error)
+        return None
+    # A replica listens where the fleet does: at one address, or at each of its machine's.
+    targets = (target for group in groups for target in group.targets)
+    return [
+        Place(it.ip if http.host in _EVERYWHERE else http.host, it.port, it.name.rpartition("#")[2])
+        for it in targets
+    ]
 
 
 class _PendingWebSocket:

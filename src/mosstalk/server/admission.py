@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,7 +15,7 @@ from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from mosstalk.errors import EngineFullError, EngineStoppedError, MosstalkError
@@ -201,10 +201,12 @@ class ServeOptions:
 class ServerContext:
     """What all connections of a front share, and whom it lets in.
 
-    ``fronts``: processes that it hands connections over to.
+    ``fronts``: processes that it hands connections over to. ``more_routes``: what is answered to
+    GET beside a server's own paths.
     """
 
     fronts: "FrontProcesses | None" = None
+    more_routes: Mapping[str, Callable[..., Awaitable[Response]]] = {}
 
     def __init__(
         self, options: ServeOptions, on_loading: Callable[[Loading], None] = lambda _: None
@@ -365,6 +367,13 @@ class ServerContext:
             return self.ephemeral.grant_of(shown, time.time()) or _EXPIRED
         name = self.keys.name_of(headers, protocols)
         return Grant(name) if name else NO_KEY
+
+    def answer_to_stranger(self, asked: HTTPConnection) -> Response | None:
+        """What is answered to who shows none of this server's keys; None: it may ask."""
+        if self.keys.name_of(asked.headers) is not None:
+            return None
+        self.note_refusal(NO_KEY)
+        return NO_KEY.answer()
 
     def conversation_key(self, token: str, grant: Grant) -> str:
         """Under what the conversation of a token is kept for the key that was shown."""

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mosstalk.server import admission, cors
-from mosstalk.server.admission import NO_KEY, Refusal, RefusedError, ServerContext
+from mosstalk.server.admission import Refusal, RefusedError, ServerContext
 from mosstalk.server.capacity import capacity
 from mosstalk.server.chat import ChatReply, SpokenReplies
 from mosstalk.server.client_secrets import client_secret
@@ -108,7 +108,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     }
     for name in pages.names:
         answers[f"/{name}"] = partial(pages.answer, name)
-    for path, answer in answers.items():
+    for path, answer in {**answers, **context.more_routes}.items():
         app.add_api_route(path, answer, methods=list(_METHODS))
     app.add_api_route(SPEECH, routes.speech, methods=["POST"])
     app.add_api_route(TRANSCRIPTIONS, routes.transcription, methods=["POST"])
@@ -234,7 +234,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted, in all processes with sockets together."""
-        if refused := self._stranger(request):
+        if refused := self._context.answer_to_stranger(request):
             return refused
         context = self._context
         others = await context.fronts.counted() if context.fronts else []
@@ -245,16 +245,18 @@ class Routes:
     async def capacity(self, request: Request) -> Response:
         """What is left, of all and for the key that asks."""
         key = self._context.keys.name_of(request.headers) or ""
-        return self._stranger(request) or JSONResponse(capacity(self._context, key))
+        return self._context.answer_to_stranger(request) or JSONResponse(
+            capacity(self._context, key)
+        )
 
     async def models(self, request: Request) -> Response:
         """The one model, as a list."""
         listed = {"object": "list", "data": [self._model()]}
-        return self._stranger(request) or JSONResponse(listed)
+        return self._context.answer_to_stranger(request) or JSONResponse(listed)
 
     async def model(self, name: str, request: Request) -> Response:
         """A model by name."""
-        if refused := self._stranger(request):
+        if refused := self._context.answer_to_stranger(request):
             return refused
         if name != self._context.model:
             return Refusal(404, "model_not_found", f"there is no model {name!r} here").answer()
@@ -284,7 +286,7 @@ class Routes:
     async def client_secret(self, request: Request) -> Response:
         """An ephemeral key for a page, to whoever has a key that is none."""
         context = self._context
-        if refused := self._stranger(request):
+        if refused := self._context.answer_to_stranger(request):
             return refused
         if context.unavailable:
             return context.unavailable.answer()
@@ -363,17 +365,10 @@ class Routes:
             if connection:
                 await connection.run(admission.subprotocol(socket))
 
-    def _stranger(self, request: Request) -> Response | None:
-        context = self._context
-        if context.keys.name_of(request.headers) is not None:
-            return None
-        context.note_refusal(NO_KEY)
-        return NO_KEY.answer()
-
     def _let_in(self, request: Request) -> str | Response:
         """The name of a client's key, or why nothing is done for it now."""
         context = self._context
-        if refused := self._stranger(request):
+        if refused := self._context.answer_to_stranger(request):
             return refused
         key = context.keys.name_of(request.headers) or ""
         if refusal := context.refuse_request(key):
