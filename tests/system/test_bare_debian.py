@@ -270,6 +270,24 @@ def journal_of(image: Image, unit: str) -> str:
     return image.run(*words, user="root")
 
 
+def check_rights(pid: int) -> None:
+    """A unit's process is not root, and can do little."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"):
+        assert line in status
+    assert Path(f"/proc/{pid}").stat().st_uid != 0
+
+
+def check_restart(machine: Machine, port: int, command: bytes, killed: bytes) -> None:
+    """Kill a process on which ``command`` depends: it ends, and systemd starts another one."""
+    before = machine.child(command)
+    os.kill(machine.child(killed), signal.SIGKILL)
+    while Path(f"/proc/{before}").exists():
+        time.sleep(POLL_S)
+    machine.await_ready(port)
+    assert machine.child(command) != before
+
+
 @pytest.mark.bare  # a bare system and 500 MB of packages are fetched
 @pytest.mark.timeout(1800)
 def test_systemd_runs_the_unit_and_starts_it_again(image: Image) -> None:
@@ -279,16 +297,8 @@ def test_systemd_runs_the_unit_and_starts_it_again(image: Image) -> None:
     try:
         machine.await_ready(port)
         assert "Paris" in ask_for_the_capital(port)
-        front = machine.child(b"mosstalk\0serve")
-        status = Path(f"/proc/{front}/status").read_text()
-        for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"):
-            assert line in status
-        assert Path(f"/proc/{front}").stat().st_uid != 0
-        os.kill(machine.child(b"mosstalk.server.worker"), signal.SIGKILL)
-        while Path(f"/proc/{front}").exists():
-            time.sleep(POLL_S)
-        machine.await_ready(port)
-        assert machine.child(b"mosstalk\0serve") != front
+        check_rights(machine.child(b"mosstalk\0serve"))
+        check_restart(machine, port, b"mosstalk\0serve", killed=b"mosstalk.server.worker")
     finally:
         code = machine.stop()
     assert code == 0
@@ -313,18 +323,10 @@ def test_systemd_runs_a_fleet_upgrades_it_and_starts_it_again(image: Image) -> N
     try:
         machine.await_ready(port)
         assert "Paris" in ask_for_the_capital(port)
-        fleet = machine.child(b"mosstalk\0fleet")
-        status = Path(f"/proc/{fleet}/status").read_text()
-        for line in ("NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"):
-            assert line in status
-        assert Path(f"/proc/{fleet}").stat().st_uid != 0
+        check_rights(machine.child(b"mosstalk\0fleet"))
         machine.run("systemctl", "reload", "mosstalk-fleet")
         machine.await_log("upgraded: every replica is new")
-        os.kill(machine.child(b"/gcs_server\0"), signal.SIGKILL)
-        while Path(f"/proc/{fleet}").exists():
-            time.sleep(POLL_S)
-        machine.await_ready(port)
-        assert machine.child(b"mosstalk\0fleet") != fleet
+        check_restart(machine, port, b"mosstalk\0fleet", killed=b"/gcs_server\0")
     finally:
         code = machine.stop()
     assert code == 0
