@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from mosstalk.cli.command import WritesPage, measured_document, numbers, print_found
 from mosstalk.cli.options import argument, option
+from mosstalk.diagnostics.served import server_parts
 from mosstalk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class BenchServe(WritesPage):
 
     def __post_init__(self) -> None:
         """Refuse what can be refused before anything heavy is imported."""
-        if self.url and not _is_websocket(self.url):
+        if self.url and server_parts(self.url, "ws", "wss") is None:
             raise OptionError(
                 f"--url takes a WebSocket, ws://HOST:PORT/v1/realtime, not {self.url}"
             )
@@ -166,14 +166,6 @@ class BenchServe(WritesPage):
             }
             with progress_bar() as tell:
                 return settings, measure(target, load, speech, tell)
-
-
-def _is_websocket(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or half an IPv6 address
-        return False
 
 
 def _speech(file: Path | None) -> "Pcm":

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from mosstalk.environment import api_keys
 from mosstalk.errors import OptionError
@@ -83,7 +83,9 @@ def look_at(url: str) -> ServerDiagnosis:
     Raises:
         OptionError: the url is none of a server.
     """
-    base = _base_of(url)
+    if (parts := server_parts(url, "http", "https")) is None:
+        raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
+    base = f"{parts.scheme}://{parts.netloc}"
     try:
         asked_s = time.time()
         health = _ask(base, "/health")
@@ -97,15 +99,13 @@ def look_at(url: str) -> ServerDiagnosis:
     return ServerDiagnosis(base, checks)
 
 
-def _base_of(url: str) -> str:
-    """Scheme, name and port of a url, which every path is asked under."""
+def server_parts(url: str, *schemes: str) -> SplitResult | None:
+    """Scheme, host and port of a server's url, or None if it is no url of one of the schemes."""
     try:
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return f"{parts.scheme}://{parts.netloc}"
-    except ValueError:
-        pass  # a port that is no number, or half an IPv6 address
-    raise OptionError(f"--url {url}: give where the server is, as http://localhost:8000")
+        return parts if parts.scheme in schemes and parts.hostname and parts.port != 0 else None
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        return None
 
 
 def printed(diagnosis: ServerDiagnosis) -> str:
