@@ -25,7 +25,7 @@ from recipes.answers.__main__ import WORDNET, app
 from recipes.answers.dialogues import Dialogues
 from recipes.answers.facts import load_tables, read_sections
 from recipes.answers.glosses import Gloss, Glosses
-from recipes.answers.kinds import Fact, World, is_held_out
+from recipes.answers.kinds import Fact, World, is_learned
 from recipes.answers.questions import Questions, families
 from recipes.answers.unknown import read_unknown
 from recipes.answers.wordings import HELD_OUT_WORDINGS, plain, read_wordings, worded
@@ -271,7 +271,7 @@ def test_dialogues_to_learn_from_have_no_fact_or_question_of_the_bench(
 
     facts.ask, facts.then = asked, followed  # type: ignore[method-assign]
     turns = [turn for some in islice(Dialogues(facts), 5000) for turn in some]
-    held_out = {fact.answer for fact in drawn if fact and is_held_out(fact)}
+    held_out = {fact.answer for fact in drawn if fact and not is_learned(fact)}
     assert len(held_out) > 20
     assert not held_out & {turn.answer for turn in turns}
     bench = {plain(turn) for question in every for turn in question.turns}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig, SpeechTokenizerConfig
@@ -512,6 +513,20 @@ def test_only_replies_count_and_each_for_its_head(model: LanguageModel, listener
     assert not torch.equal(after["text"], before["text"])
     torch.testing.assert_close(after["audio"], before["audio"])
     torch.testing.assert_close(after["phones"], before["phones"])
+
+
+@torch.no_grad()
+def test_the_audio_head_tells_the_first_code_where_speech_opens(
+    model: LanguageModel, listener: Listener
+) -> None:
+    batch = conversation()
+    batch.rows[0, 9, 0] = CONFIG.sosp_token_id
+    batch.learned[:] = False
+    batch.learned[0, 9:11] = True
+    first = int(batch.rows[0, 10, 1])
+    logits = model(batch.rows[:1], model.new_cache()).audio[0, 8:10].float()
+    wanted = F.cross_entropy(logits, torch.full((2,), first))
+    torch.testing.assert_close(losses(model, listener, batch)["audio"], wanted)
 
 
 @torch.no_grad()

@@ -129,6 +129,10 @@ def test_a_reply_may_be_cut_short_and_the_next_turn_is_learned_all_the_same(
         assert decode(words[share:].tolist()) == PARIS, "what was cut is learned no further"
         assert codes.tolist() in [[*range(more, more + len(codes))] for more in (0, 100)]
         assert [*last[1:-2, 1]] in [[*range(9 + more, 16 + more)] for more in (0, 100)]
+        (ended, _) = np.flatnonzero(found.rows[:, 1] == ids.eosp)
+        assert not found.learned[ended], "the model would have spoken on"
+        assert found.learned[ended + 1]
+        assert found.rows[ended + 1, 0] == ids.im_end
         assert len(codes) < 9
         heard.add(len(codes))
         of_first = found.phones[found.learned][:opened][first[:, 0] == ids.modality_pad]

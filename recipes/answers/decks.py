@@ -20,7 +20,7 @@ from recipes.answers.kinds import (
     RANKS,
     Fact,
     World,
-    is_held_out,
+    is_learned,
 )
 
 T = TypeVar("T")
@@ -269,7 +269,7 @@ def _single(facts: Iterable[Fact]) -> _Shares:
 
 
 def _learned(facts: Iterable[Fact]) -> list[Fact]:
-    return [fact for fact in facts if not is_held_out(fact)]
+    return [fact for fact in facts if is_learned(fact)]
 
 
 def _stretches() -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from recipes.answers.around import surrounded
 from recipes.answers.decks import NEXT_OF, Dealer, Deck
-from recipes.answers.kinds import DO_NOT_KNOW, Fact, World, is_held_out
+from recipes.answers.kinds import DO_NOT_KNOW, Fact, World, is_learned
 from recipes.answers.unknown import Unknown
 from recipes.answers.wordings import is_of_the_bench, read_phrases, read_wordings, worded
 
@@ -19,7 +19,7 @@ WEIGHTS = {
     "capital": 8, "country": 4, "continent": 4, "currency": 4, "language": 4, "gloss": 16,
     "spelling": 10, "repeat.say": 4, "repeat.read": 3, "opposite": 4, "plural": 4, "colour": 3,
     "day.later": 2, "clock.after": 3, "clock.before": 3, "counting.up": 4, "counting.down": 4,
-    "unit": 3, "animal.young": 1.5, "name": 1.5, "unknown": 18,
+    "unit": 3, "animal.young": 1.5, "name": 1.5, "unknown": 24,
 }  # fmt: skip
 """How often each kind is asked; those that are not named once."""
 _SECOND_TURN, _THIRD_TURN = 0.35, 0.4
@@ -161,7 +161,7 @@ class Dialogues:
     def _learned(self, draw: Callable[[], Fact | None]) -> Fact | None:
         for _ in range(_DRAWS):
             fact = draw()
-            if fact is None or not is_held_out(fact):
+            if fact is None or is_learned(fact):
                 return fact
         return None
 

@@ -1,7 +1,8 @@
 """What can be asked, kind by kind: facts, the sentence that answers, and how the bench knows it.
 
 A kind is a section of ``wordings.txt``. ``World.ask`` draws a fact of it, ``World.then`` one that
-refers to the fact before it. A share of the facts is held out of training (``is_held_out``).
+refers to the fact before it. Of kinds with rules a share of the facts is drawn for the bench alone
+(``is_held_out``), and of those that are no tables no training has them (``is_learned``).
 """
 
 import random
@@ -32,6 +33,9 @@ _HELD_OUT_ONE_IN = 25
 _LARGEST = 100
 MOST_COUNTED = 10
 LAST_COUNTED = 40
+_TABLES = ("arithmetic.times", "arithmetic.divided", "then.times", "day.later")
+"""Kinds with rules that people learn by heart, too. Of two times two, in no training, a model said
+that it is zero: from the rest of so small a table nothing else follows."""
 _AGAIN = 0.08
 """Share of the second turns that ask to hear the first answer again."""
 
@@ -58,8 +62,13 @@ class Fact:
 
 
 def is_held_out(fact: Fact) -> bool:
-    """Whether no training of ours may have this fact; so for kinds with rules, not for tables."""
+    """Whether the bench asks for this fact rather than for others of its kind, which has rules."""
     return bool(fact.key) and zlib.crc32(fact.key.encode()) % _HELD_OUT_ONE_IN == 0
+
+
+def is_learned(fact: Fact) -> bool:
+    """Whether training may have this fact."""
+    return fact.kind in _TABLES or not is_held_out(fact)
 
 
 def letters(word: str) -> str:

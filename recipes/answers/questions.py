@@ -12,7 +12,7 @@ from pathlib import Path
 from evals.questions import UNKNOWN, Question, line_of
 from mosstalk.reporting.sentences import read_sentences
 from recipes.answers.facts import DAYS, MONTHS, Tables, read_sections
-from recipes.answers.kinds import DO_NOT_KNOW, Fact, World, is_held_out
+from recipes.answers.kinds import DO_NOT_KNOW, Fact, World, is_held_out, is_learned
 from recipes.answers.wordings import HELD_OUT_WORDINGS, read_wordings, worded
 
 _TIMES = {
@@ -134,7 +134,7 @@ def _is_dull(fact: Fact) -> bool:
 
 
 def _novelty(fact: Fact) -> str:
-    return "new" if is_held_out(fact) or fact.group == "repeat" else "known"
+    return "known" if is_learned(fact) and fact.group != "repeat" else "new"
 
 
 def _right(fact: Fact) -> tuple[str, ...]:

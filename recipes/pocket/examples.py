@@ -328,9 +328,14 @@ class Maker:
         return task.said._replace(codes=self.draw.randrange(len(speech.codes)))
 
     def _drawn_anyway(self, rows: list[Row]) -> list[bool]:
-        """Which rows of a reply that was cut the model is to draw: not where it speaks and ends."""
+        """Which rows of a reply that was cut the model is to draw: not where it speaks and ends.
+
+        Where speech has ended the reply ends, however early: a model that had learned so of whole
+        replies alone wrote on, at random, after a few of its own.
+        """
         end = next(place for place, (_, audio) in enumerate(rows) if audio == self.ids.eosp)
-        return [text != self.ids.sosp for text, _ in rows[:end]] + [False] * (len(rows) - end)
+        drawn = [text != self.ids.sosp for text, _ in rows[:end]]
+        return drawn + [text == self.ids.im_end for text, _ in rows[end:]]
 
     def _with_phones(
         self, grid: list[Row], learned: list[bool], heard: list[Take], said: list[Take]

@@ -174,6 +174,10 @@ def losses(
 ) -> dict[str, Tensor]:
     """Cross-entropy of spoken and of written reply rows, each predicted from the row before,
     and of the phones heard and said.
+
+    The audio head tells the first code already where the text head is to open speech. Of written
+    rows it learns nothing else, and whatever it draws there is ignored, but for one thing: drawn
+    beside the row that opens speech, the id that ends speech ends it before its first code.
     """
     rows = with_slips(model.config, batch, slips)
     blocks, cache = model.model, Passing(0)
@@ -183,6 +187,8 @@ def losses(
     text_target, audio_target = batch.rows[:, 1:].unbind(-1)
     learned = batch.learned[:, 1:]
     spoken = learned & (text_target == model.config.modality_pad_token_id)
+    opening = (text_target == model.config.sosp_token_id) & F.pad(spoken[:, 1:], (0, 1))
+    audio_target = torch.where(opening, audio_target.roll(-1, 1), audio_target)
     # Of every row both heads tell something: which rows count is known to the card alone.
     text = blocks.text_norm(blocks.text_block(hidden, tables, None, cache))
     audio = blocks.audio_norm(blocks.audio_block(hidden, tables, None, cache))
@@ -191,7 +197,7 @@ def losses(
         model.text_lm_head(text), text_target.masked_fill(~learned | spoken, -100), smoothing
     )
     of_audio, right_audio = _entropy(
-        model.audio_lm_head(audio), audio_target.masked_fill(~spoken, -100), smoothing
+        model.audio_lm_head(audio), audio_target.masked_fill(~(spoken | opening), -100), smoothing
     )
     own = batch.learned[..., None]
     heard, said = listener(middle[:, 1:], hidden)
