@@ -126,9 +126,17 @@ class Fleet:
         return sorted(found)
 
     def answering(self) -> int:
-        """How many replicas the ingress sends requests to."""
-        begun = (_metrics(self.url)["process_start_time_seconds"] for _ in range(10 * REPLICAS))
-        return len(set(begun))
+        """How many replicas the ingress sends requests to.
+
+        A process is known by the hundredth of a second in which it began, which two may share.
+        """
+        asked = [self.url] * 10 * REPLICAS
+        sent_to = {_metrics(url)["process_start_time_seconds"] for url in asked}
+        begun = list[float]()
+        for url in self._replica_urls():
+            with suppress(httpx.TransportError):
+                begun.append(_metrics(url)["process_start_time_seconds"])
+        return sum(each in sent_to for each in begun)
 
     def sessions_by_process(self) -> dict[int, int]:
         """How many sessions are open, by the process id of the replica, of those that answer."""

@@ -1,9 +1,10 @@
-"""A fleet with a card for each replica: ``python tests/gpu_fleet.py MODEL CODEC SPEECH``.
+"""A fleet with a card for each replica: ``python tests/gpu_fleet.py MODEL SPEECH``.
 
 One crowd talks with one replica past the ingress, as large a crowd with each of them through it,
 and a smaller one while a replica is killed. Prints, for each, the time from commit to first audio,
 and what share of one replica's 95th percentile the fleet's is. Ends with 1 if a turn failed that
-should not have, or if a bound was missed. ``--device cpu --replicas 2 --each 2 --turns 2`` tries
+should not have, or if a bound was missed. MODEL is a folder of ``mosstalk build``, or a language
+model's with ``--codec``. ``--device cpu --replicas 2 --each 2 --turns 2`` tries
 the script on a machine without cards.
 """
 
@@ -88,7 +89,7 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("codec", type=Path)
+    parser.add_argument("--codec", type=Path)
     parser.add_argument("speech", type=Path, help="sound of speech, longer than a turn")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--each", type=int, default=64, help="conversations of a replica")
@@ -99,8 +100,8 @@ def main() -> int:
     given = parser.parse_args()
     places = given.each * 3 // 2 + 1  # HAProxy counts all connections, not conversations alone
     options = dict(SERVE) if given.device != "cpu" else {"vad": "none"}
-    options |= {"model": given.model.absolute(), "codec": given.codec.absolute()}
-    options |= {"device": given.device}
+    options |= {"model": given.model.absolute(), "device": given.device}
+    options |= {"codec": given.codec.absolute()} if given.codec else {}
     file = fleet_file(str(given.replicas), **options, **{"max-sessions": places})
     speech = np.frombuffer(pcm_of(read_audio(given.speech, RATE).samples), np.int16)
     clients = Clients(given.turns, 7, speech)
