@@ -109,8 +109,13 @@ class Fleet:
 
     def ingress(self) -> int:
         """The process id of HAProxy: the youngest one, as an older one may still have clients."""
-        found = [pid for pid, name in self.processes().items() if b"haproxy\0-db" in name]
-        return max(found, key=_begun_ticks)
+        return self._ingress()[0]
+
+    def _ingress(self) -> tuple[int, bytes]:
+        """And what it is called: at each change of replicas another takes its place."""
+        found = {pid: name for pid, name in self.processes().items() if b"haproxy\0-db" in name}
+        youngest = max(found, key=_begun_ticks)
+        return youngest, found[youngest]
 
     def head(self) -> int:
         """The process id of what knows all of Ray's other processes."""
@@ -152,7 +157,7 @@ class Fleet:
         return [f"{url.replace('http', 'ws', 1)}/v1/realtime" for url in self._replica_urls()]
 
     def _replica_urls(self) -> list[str]:
-        words = self.processes()[self.ingress()].decode().split("\0")
+        words = self._ingress()[1].decode().split("\0")
         config = Path(words[words.index("-f") + 1]).read_text()
         servers = re.findall(r"^\s*server \S+ ([\d.]+:\d+)(?!.* backup$)", config, re.MULTILINE)
         return [f"http://{address}" for address in servers]
