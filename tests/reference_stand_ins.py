@@ -21,7 +21,7 @@ from mosstalk.models.generation import Generation
 from mosstalk.models.hift import HiftVocoder
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.text_tokenizer import TextTokenizer
-from mosstalk.models.voices import Voice
+from mosstalk.models.voices import Voice, any_voice, list_voices
 from mosstalk.numerics.rng import normal
 from mosstalk.reply_options import Limits, SamplingOptions
 
@@ -126,7 +126,7 @@ class StandInProcessor:
             pad_token_id=special["<|endoftext|>"], convert_tokens_to_ids=special.__getitem__
         )
         loaded = load_codec(codec, device=CPU, flow_name="flow")
-        self.voice = loaded.voice("default")
+        self.voice = loaded.voice(any_voice(list_voices(codec / "voices")))
         self.codec = SimpleNamespace(encoder=WhisperVQEncoder(loaded))
         self.parts = {"audio": [CausalMaskedDiffWithXvec(loaded.flow)]}
         self.vocoders = (HiFTGenerator(loaded.vocoder),)

@@ -53,6 +53,7 @@ def desk(tiny: Checkpoint, tmp_path: Path) -> Path:
     goldens.mkdir(parents=True)
     for name in ("README.md", "lm-square", "prompt-mel"):
         (goldens / name).symlink_to(GOLDENS / name)
+    (tmp_path / "recorded").symlink_to(goldens)  # as if the recorder had written them
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     fleet = (ROOT / "docs" / "fleet.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "fleet.yaml").write_text(fleet)

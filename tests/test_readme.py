@@ -3,19 +3,14 @@
 import os
 import re
 import shlex
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import soundfile
 from browser_rig import browsing
-from conftest import ROOT, Checkpoint, command_environment, require_program
+from clone_rig import Shell, await_ready, commands, make_clone
+from conftest import ROOT, Checkpoint, require_program
 from markdown_it import MarkdownIt
 from server_rig import free_port
 
@@ -24,11 +19,6 @@ CHINESE = (ROOT / "README.zh.md").read_text()
 PROGRAMS = (".venv/bin/hf", ".venv/bin/mosstalk", "make")
 MEASURED = ".venv/bin/mosstalk bench serve --at 1"
 _LINK = re.compile(r"\]\(([^)]+)\)")
-
-
-def commands(text: str) -> list[str]:
-    """What stands in the blocks of code, line by line."""
-    return re.findall(r"^    (\S.+)$", text, re.MULTILINE)
 
 
 def test_it_takes_a_minute_to_read() -> None:
@@ -93,109 +83,49 @@ def test_each_line_of_code_is_a_command_of_the_set_up() -> None:
 
 
 @pytest.fixture
-def clone(tmp_path: Path, tiny: Checkpoint) -> Path:
-    """What a clone holds, after its set-up: the tracked files, and programs in ``.venv/bin``.
+def shell(tmp_path: Path, tiny: Checkpoint, cache_folder: Path) -> Shell:
+    """That of a user in a clone, whose browser tells a pipe which page it is to open.
 
-    Those of the set-up are the ones that run this test. ``hf`` brings folders of random weights.
+    ``hf`` brings folders of random weights.
     """
-    clone = tmp_path / "mosstalk"
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, tracked.stdout.split("\0")):
-        if not name.startswith(("tests/", "docs/figures")) and (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, clone / name)
-    (clone / ".venv" / "bin").mkdir(parents=True)
+    clone, opened, browser = (tmp_path / name for name in ("mosstalk", "opened", "browser"))
     bring = (
         f'case "$2" in fnlp/MOSS-Speech) cp -r {tiny.model} "$4";;'
         f' fnlp/MOSS-Speech-Codec) cp -r {tiny.codec} "$4";; *) exit 2;; esac'
     )
-    programs = {
-        "python": f'exec {sys.executable} "$@"',
-        "mosstalk": f'exec {sys.executable} -m mosstalk.cli "$@"',
-        "hf": bring,
-    }
-    for name, script in programs.items():
-        program = clone / ".venv" / "bin" / name
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
-    return clone
-
-
-@pytest.fixture
-def environment(clone: Path, cache_folder: Path) -> dict[str, str]:
-    """That of a user, whose browser tells a pipe which page it is to open."""
-    opened, browser = clone.parent / "opened", clone.parent / "browser"
+    make_clone(clone, {"hf": bring}, without=("tests/", "docs/figures"))
     os.mkfifo(opened)
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    return command_environment(cache_folder) | {
-        "BROWSER": str(browser),
-        "OMP_NUM_THREADS": "1",
-        "OPTIONS": f"--port {free_port()}",
-        "PYTHONPATH": str(clone / "src"),
-    }
-
-
-@contextmanager
-def running(command: str, clone: Path, environment: dict[str, str]) -> Iterator[Iterator[str]]:
-    """A command that lasts until Ctrl-C, which the block's end gives; its lines within."""
-    with subprocess.Popen(
-        shlex.split(command), cwd=clone, env=environment, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout
-        try:
-            yield iter(process.stdout)
-            os.killpg(process.pid, signal.SIGINT)
-            # make ends as its caller told it to, once what it runs has ended.
-            assert process.wait(60) in (0, -signal.SIGINT, 130)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def run(command: str, clone: Path, environment: dict[str, str]) -> str:
-    """Run a command to its end, and return what it printed."""
-    done = subprocess.run(
-        shlex.split(command),
-        cwd=clone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    shell = Shell.of(clone, cache_folder)
+    shell.env.update(BROWSER=str(browser), OPTIONS=f"--port {free_port()}")
+    return shell
 
 
 @pytest.mark.slow  # two servers start, sentences are read aloud
 @pytest.mark.timeout(600)
-def test_every_command_runs_in_a_fresh_clone(clone: Path, environment: dict[str, str]) -> None:
+def test_every_command_runs_in_a_fresh_clone(shell: Shell) -> None:
     require_program("make")
     for command in commands(TEXT):
         if command.startswith("make setup"):
-            assert "scripts/bootstrap.py --extras" in run(f"{command} -n", clone, environment)
+            assert "scripts/bootstrap.py --extras" in shell.run(f"{command} -n")
         elif command == "make talk":
-            with running(f"{command} -o setup-talk", clone, environment):
-                page = (clone.parent / "opened").read_text()
+            with shell.running(f"{command} -o setup-talk"):
+                page = (shell.folder.parent / "opened").read_text()
                 assert page.startswith("http://localhost:")
         elif command.startswith("make"):
-            run(f"{command} -o setup-demo", clone, environment)
+            shell.run(f"{command} -o setup-demo")
         elif " serve " in command:
-            with running(f"{command} --port 0", clone, environment) as lines:
-                assert any(line.startswith("ready: ") for line in lines)
+            with shell.running(f"{command} --port 0") as server:
+                await_ready(server)
         else:
-            run(command, clone, environment)
+            shell.run(command)
     for sound in ("demo-output/answer-3.wav", "morning.wav"):
-        assert soundfile.info(clone / sound).duration > 0.5
+        assert soundfile.info(shell.folder / sound).duration > 0.5
 
 
 @pytest.mark.slow  # a minute of conversation
-def test_the_number_can_be_measured_with_its_command(
-    clone: Path, environment: dict[str, str]
-) -> None:
+def test_the_number_can_be_measured_with_its_command(shell: Shell) -> None:
     assert f"`{MEASURED}`" in TEXT
-    printed = run(MEASURED, clone, environment)
+    printed = shell.run(MEASURED)
     assert re.search(r"commit to first audio, ms +\d+ / \d+ / \d+", printed), printed
