@@ -19,6 +19,7 @@ from mosstalk.models.flow_networks import (
     ResidualBlock,
     TransformerBlock,
 )
+from mosstalk.ops.linear_fp16 import keep_fp16
 
 
 class Linear(NamedTuple):
@@ -86,7 +87,9 @@ class Conv(NamedTuple):
 def packed(layer: Linear | Conv, dtype: torch.dtype) -> Linear:
     """A layer with its weight (N, K) in ``dtype`` and its bias in float32, both contiguous."""
     bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
-    return Linear(layer.weight.detach().to(dtype).contiguous(), bias)
+    weight = layer.weight.detach().to(dtype).contiguous()
+    keep_fp16(weight, bias)
+    return Linear(weight, bias)
 
 
 def held_bytes(value: object) -> int:

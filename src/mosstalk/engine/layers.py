@@ -36,6 +36,7 @@ from mosstalk.ops.attention_decode import attention_decode, decode_numbers
 from mosstalk.ops.attention_prefill import attention_prefill, prefill_numbers
 from mosstalk.ops.launch import compiled_together, references_only, runs
 from mosstalk.ops.linear import rms_linear
+from mosstalk.ops.linear_fp16 import keep_fp16, linear_fp16
 from mosstalk.ops.linear_tiles import FEW_ROWS
 from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
 from mosstalk.ops.norm import rms_norm
@@ -124,6 +125,8 @@ class Layers:
         self._tables = (
             model.model.embed_tokens.weight.detach(), model.model.audio_embed.weight.detach()
         )  # fmt: skip
+        for head in (model.text_lm_head, model.audio_lm_head):
+            keep_fp16(head.weight)
         self.buffers = LayerBuffers.allocate(config, self.limits.rows, device, dtype)
         self._angles = rotary_table(self.limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, self.limits, store, invariant=self.invariant)
@@ -196,11 +199,12 @@ class Layers:
     def logits(self, channel: int, hidden: Tensor) -> Tensor:
         """Raw logits (W, V) of a head for ``block``'s outputs, in the model's dtype."""
         head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
-        weight = head.weight.detach()
+        weight = head.weight
         if not self.kernels or (len(hidden) > FEW_ROWS and not self.invariant):
-            return F.linear(hidden, weight)
+            y = linear_fp16(hidden, weight)
+            return F.linear(hidden, weight) if y is None else y
         out = hidden.new_empty((len(hidden), len(weight)))
-        return rms_linear(hidden, None, 0.0, weight, out, invariant=self.invariant)
+        return rms_linear(hidden, None, 0.0, weight.detach(), out, invariant=self.invariant)
 
     @torch.inference_mode()
     def warm(self, sizes: Sequence[PassSize]) -> None:

@@ -21,6 +21,7 @@ from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight, require_fp8
 from mosstalk.ops.launch import Workspace
 from mosstalk.ops.linear import gate_up, rms_linear
 from mosstalk.ops.linear_fp8 import fp8_library, fp8_linear, fp8_rows, library_takes
+from mosstalk.ops.linear_fp16 import keep_fp16, linear_fp16
 from mosstalk.ops.linear_tiles import FEW_ROWS, Kind, division, kind_of
 from mosstalk.ops.norm import rms_norm
 
@@ -170,7 +171,9 @@ def _matrix(linears: SameInput) -> Matrix:
             "scales; quantise the checkpoint again with: mosstalk checkpoint quantize"
         )
     if not isinstance(linears[0], Fp8Linear):
-        return _joined(linears, "weight")
+        whole = _joined(linears, "weight")
+        keep_fp16(whole)
+        return whole
     scale = linears[0].input_scale
     return Fp8Matrix(
         Fp8Weight(_joined(linears, "weight"), _joined(linears, "weight_scale")),
@@ -332,7 +335,8 @@ class Linears:
             fp8_library(*self._rounded(x, norm_weight, matrix), matrix.weight, out)
         else:
             rms_norm(x, norm_weight, self._eps, buffers.normed)
-            torch.mm(buffers.normed, matrix.t(), out=out)
+            y = linear_fp16(buffers.normed, matrix)
+            torch.mm(buffers.normed, matrix.t(), out=out) if y is None else out.copy_(y)
 
     def gated(
         self, x: Tensor, norm_weight: Tensor, matrix: Matrix, out: Tensor, buffers: LayerBuffers
@@ -352,7 +356,8 @@ class Linears:
             rounded = self._rounded(x, None, matrix)
             hidden.add_(fp8_library(*rounded, matrix.weight, buffers.normed))
         else:
-            hidden.addmm_(x, matrix.t())
+            y = linear_fp16(x, matrix)
+            hidden.addmm_(x, matrix.t()) if y is None else hidden.add_(y)
 
     def _general(self, rows: int, matrix: Matrix) -> bool:
         """Whether a general library multiplies so many rows."""

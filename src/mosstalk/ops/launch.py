@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mosstalk.ops.linear_fp16 import linear_fp16
 from mosstalk.ops.tiles import Tile
 
 try:
@@ -376,10 +377,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight = x.to(weight.dtype).float(), weight.float()
         bias = None if bias is None else bias.float()
     if x.ndim != _ITEMS_APART:
-        return F.linear(x, weight, bias)
+        y = linear_fp16(x, weight, bias)
+        return F.linear(x, weight, bias) if y is None else y
     out = x.new_empty(*x.shape[:2], weight.shape[0])
     for rows, place in zip(x, out, strict=True):
-        if bias is None:
+        if (y := linear_fp16(rows, weight, bias)) is not None:
+            place.copy_(y)
+        elif bias is None:
             torch.mm(rows, weight.T, out=place)
         else:
             torch.addmm(bias, rows, weight.T, out=place)
