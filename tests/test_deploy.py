@@ -206,6 +206,9 @@ TROUBLE = {
     "MosstalkDown": {"up{}": "0+0x30"},
     "MosstalkNotReady": {"mosstalk_worker_up{}": "0+0x30"},
     "MosstalkRestarts": {"process_start_time_seconds{}": "1000+60x30"},
+    "MosstalkReplicasReplaced": {
+        f'process_start_time_seconds{{gone="{n}"}}': "1000+0x3 stale" for n in range(3)
+    },
     "MosstalkEngineSilent": {"mosstalk_engine_silent_seconds{}": "0+1x30"},
     "MosstalkFull": {"mosstalk_sessions{}": "4+0x30"},
     "MosstalkRefuses": {'mosstalk_refusals_total{reason="full"}': "0+60x30"},
