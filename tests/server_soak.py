@@ -1,13 +1,16 @@
 """Sessions that talk, interrupt and vanish, for long: ``python tests/server_soak.py``.
 
-Prints resident memory of both processes every half a minute, and at the end the slope of each
-after a warm-up in MiB an hour, errors, and blocks in use. The pool of K and V is small, because
-memory becomes resident when it is first written to: a large one would hide a leak for hours. The
-small form of it is in ``test_server_clients.py``.
+Prints resident memory of both processes every half a minute. At the end it prints errors, blocks
+in use, and how fast memory, descriptors and threads of either process and blocks grew after a
+warm-up. The pool of K and V is small, because memory becomes resident when it is first written to:
+a large one would hide a leak for hours. The small form of it is in ``test_server_clients.py``.
+
+    python tests/server_soak.py --minutes 60 --clients 8 --paced   # an hour of eight conversations
 """
 
 import argparse
 import asyncio
+import base64
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +22,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-from server_rig import BY_HAND, Server, Talker, question, sentence, serving, silence, typed
+from server_rig import BY_HAND, RATE, Server, Talker, question, sentence, serving, silence, typed
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 COMMIT, ANSWER = {"type": "input_audio_buffer.commit"}, {"type": "response.create"}
@@ -36,18 +39,18 @@ _DRAWS = 1000
 
 @dataclass(frozen=True)
 class Slope:
-    """MiB an hour by least squares, and half the width of its 95 % interval.
+    """Growth an hour by least squares, and half the width of its 95 % interval.
 
     The interval is a bootstrap over minutes, as neighbouring samples are alike; below ten minutes
     there is none.
     """
 
-    mib_an_hour: float
+    an_hour: float
     half_width: float
 
     @classmethod
     def of(cls, seconds: npt.NDArray[np.float64], held: npt.NDArray[np.float64]) -> "Slope":
-        hours, mib = seconds / 3600, held / 2**20
+        hours = seconds / 3600
         minutes = (seconds // 60).astype(int)
         random = np.random.default_rng(0)
         known = np.unique(minutes)
@@ -55,46 +58,77 @@ class Slope:
         for _ in range(_DRAWS if len(known) >= 10 else 0):
             taken = [np.flatnonzero(minutes == n) for n in random.choice(known, len(known))]
             places = np.concatenate(taken)
-            drawn.append(np.polyfit(hours[places], mib[places], 1)[0])
+            drawn.append(np.polyfit(hours[places], held[places], 1)[0])
         low, high = np.percentile(drawn, [2.5, 97.5]) if drawn else (-np.inf, np.inf)
-        return cls(float(np.polyfit(hours, mib, 1)[0]), float(high - low) / 2)
+        return cls(float(np.polyfit(hours, held, 1)[0]), float(high - low) / 2)
 
     def __str__(self) -> str:
-        return f"{self.mib_an_hour:+.1f} ± {self.half_width:.1f} MiB an hour"
+        return f"{self.an_hour:+.1f} ± {self.half_width:.1f} an hour"
 
 
 @dataclass
 class Soak:
-    """What has happened so far; ``samples`` are (seconds, front's bytes, worker's bytes)."""
+    """What has happened so far; ``samples`` are seconds, and what was held then by its name.
+
+    ``paced``: who has asked hears the answer to its end before the next turn.
+    """
 
     server: Server
     hands_free: bool
+    paced: bool = False
     begun_s: float = field(default_factory=time.monotonic)
     done: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
-    samples: list[tuple[float, float, float]] = field(default_factory=list)
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
     def sample(self) -> dict[str, float]:
         """Look at both processes; the metrics."""
         metrics = self.server.metrics()
-        self.samples.append(
-            (
-                time.monotonic() - self.begun_s,
-                metrics["process_resident_memory_bytes"],
-                metrics["mosstalk_worker_memory_bytes"],
-            )
-        )
+        front = self.server.process.pid
+        held = {
+            "front, MiB": metrics["process_resident_memory_bytes"] / 2**20,
+            "worker, MiB": metrics["mosstalk_worker_memory_bytes"] / 2**20,
+            "blocks": metrics[USED],
+        }
+        for name, pids in ("front", [front]), ("worker", below(front)):
+            held[f"{name}, descriptors"] = sum(map(_descriptors, pids))
+            held[f"{name}, threads"] = sum(map(_threads, pids))
+        self.samples.append((time.monotonic() - self.begun_s, held))
         return metrics
 
-    def slopes(self) -> list[Slope]:
-        """Growth of front and worker over all but the first samples."""
-        seconds, *held = np.array(self.samples[int(_WARM_UP * len(self.samples)) :]).T
-        return [Slope.of(seconds, each) for each in held]
+    def slopes(self) -> dict[str, Slope]:
+        """Growth of each over all but the first samples."""
+        kept = self.samples[int(_WARM_UP * len(self.samples)) :]
+        seconds = np.array([at for at, _ in kept])
+        return {
+            name: Slope.of(seconds, np.array([held[name] for _, held in kept]))
+            for name in kept[0][1]
+        }
 
 
-async def soak(server: Server, minutes: float, clients: int, *, hands_free: bool) -> Soak:
+def below(pid: int) -> list[int]:
+    """The processes that a process has begun, and those that these have."""
+    begun = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in task.read_text().split()
+    ]
+    return begun + [each for child in begun for each in below(child)]
+
+
+def _descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+async def soak(
+    server: Server, minutes: float, clients: int, *, hands_free: bool, paced: bool = False
+) -> Soak:
     """Let clients talk for so long."""
-    state = Soak(server, hands_free)
+    state = Soak(server, hands_free, paced)
     end_s = state.begun_s + 60 * minutes
     talking = [asyncio.create_task(_client(state, Random(n), end_s)) for n in range(clients)]
     while not all(task.done() for task in talking):
@@ -136,6 +170,8 @@ async def _visit(state: Soak, random: Random, end_s: float) -> None:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await (_speak if hands_free else _ask)(talker, random, what, words)
+                if state.paced and what in ("spoken", "typed"):
+                    await asyncio.sleep(_length_s(talker))
             except TimeoutError:
                 state.errors.append(
                     f"{what}, hands-free {hands_free}: nothing after {_last(talker)}"
@@ -147,6 +183,15 @@ async def _visit(state: Soak, random: Random, end_s: float) -> None:
                 break
         told = [e["error"]["code"] for e in talker.events if e["type"] == "error"]
         state.errors += [code for code in told if code not in EXPECTED]
+
+
+def _length_s(talker: Talker) -> float:
+    """How long the latest answer's sound lasts."""
+    sound = [e for e in talker.events if e["type"] == "response.output_audio.delta"]
+    if not sound:
+        return 0.0
+    latest = [e["delta"] for e in sound if e["response_id"] == sound[-1]["response_id"]]
+    return sum(len(base64.b64decode(each)) for each in latest) / 2 / RATE
 
 
 def _last(talker: Talker) -> str:
@@ -200,9 +245,10 @@ async def _listen(talker: Talker, what: str) -> None:
 
 
 def _report(state: Soak, metrics: dict[str, float]) -> None:
-    seconds, front, worker = state.samples[-1]
+    seconds, held = state.samples[-1]
     print(
-        f"{seconds:6.0f} s  front {front / 2**20:7.1f} MiB  worker {worker / 2**20:7.1f} MiB  "
+        f"{seconds:6.0f} s  front {held['front, MiB']:7.1f} MiB  "
+        f"worker {held['worker, MiB']:7.1f} MiB  "
         f"{metrics['mosstalk_sessions']:.0f} sessions  "
         f"{metrics[USED]:.0f} blocks  "
         f"{sum(state.done.values())} turns  {len(state.errors)} errors",
@@ -216,16 +262,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--push-to-talk", action="store_true", help="without a speech detector")
+    parser.add_argument("--paced", action="store_true", help="answers are heard to their end")
     chosen = parser.parse_args()
     words = (*POOL, *(("--vad", "none") if chosen.push_to_talk else ()))
     with tempfile.TemporaryDirectory() as cache, serving(*words, cache=Path(cache)) as server:
-        running = soak(server, chosen.minutes, chosen.clients, hands_free=not chosen.push_to_talk)
+        hands_free, paced = not chosen.push_to_talk, chosen.paced
+        running = soak(server, chosen.minutes, chosen.clients, hands_free=hands_free, paced=paced)
         state = asyncio.run(running)
         server.await_nothing_held()
         metrics = server.metrics()
-    front, worker = state.slopes()
     print(dict(state.done))
-    print(f"slope front {front}, worker {worker}")
+    for name, slope in state.slopes().items():
+        print(f"{name}: {slope}")
     print(f"{len(state.errors)} errors {Counter(state.errors)}")
     print(f"{metrics[USED]:.0f} blocks in use at the end")
 
