@@ -202,7 +202,7 @@ class Layers:
         weight = head.weight
         if not self.kernels or (len(hidden) > FEW_ROWS and not self.invariant):
             y = linear_fp16(hidden, weight)
-            return F.linear(hidden, weight) if y is None else y
+            return F.linear(hidden, weight.detach()) if y is None else y
         out = hidden.new_empty((len(hidden), len(weight)))
         return rms_linear(hidden, None, 0.0, weight.detach(), out, invariant=self.invariant)
 
