@@ -32,8 +32,8 @@ def test_rows_are_multiplied_in_float32(shape: tuple[int, ...]) -> None:
     y = linear_fp16(x, weight, bias)
     assert y is not None
     wanted = x.double() @ weight.double().T + bias.double()
-    float_error = (torch.nn.functional.linear(x, weight, bias) - wanted).abs().max()
-    assert float((y - wanted).abs().max()) < max(4 * float(float_error), 1e-6)
+    # Rows rounded to float16 would be wrong by 1e-3.
+    assert float((y - wanted).abs().max()) < 1e-5
     assert y.dtype == torch.float32
 
 
