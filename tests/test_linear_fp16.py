@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.offline.pipeline import Pipeline
-from mosstalk.ops.launch import linear
-from mosstalk.ops.linear_fp16 import keep_fp16, linear_fp16
+from mosstalk.ops.launch import keep_fp16, linear, linear_fp16
 
 INPUTS, OUTPUTS = 96, 224
 

@@ -62,7 +62,10 @@ async def talk(caller: Caller, seconds: float) -> int:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize("seconds", [12, pytest.param(300, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(12, marks=pytest.mark.alone), pytest.param(300, marks=pytest.mark.faults)],
+)
 def test_lost_packets_are_silence_of_their_length_both_ways(
     seconds: int, cache_folder: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from mosstalk.models.flow_networks import (
     ResidualBlock,
     TransformerBlock,
 )
-from mosstalk.ops.linear_fp16 import keep_fp16
+from mosstalk.ops.launch import keep_fp16
 
 
 class Linear(NamedTuple):

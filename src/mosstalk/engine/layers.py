@@ -34,9 +34,8 @@ from mosstalk.errors import EngineInputError
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.ops.attention_decode import attention_decode, decode_numbers
 from mosstalk.ops.attention_prefill import attention_prefill, prefill_numbers
-from mosstalk.ops.launch import compiled_together, references_only, runs
+from mosstalk.ops.launch import compiled_together, keep_fp16, linear_fp16, references_only, runs
 from mosstalk.ops.linear import rms_linear
-from mosstalk.ops.linear_fp16 import keep_fp16, linear_fp16
 from mosstalk.ops.linear_tiles import FEW_ROWS
 from mosstalk.ops.move_rows import Latest, embed_rows, gather_rows, scatter_rows
 from mosstalk.ops.norm import rms_norm

@@ -18,10 +18,9 @@ from mosstalk.engine.sequence import Part
 from mosstalk.errors import CheckpointError
 from mosstalk.models.language_model import Backbone, Block, DecoderLayer, RMSNorm
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear, Fp8Weight, require_fp8
-from mosstalk.ops.launch import Workspace
+from mosstalk.ops.launch import Workspace, keep_fp16, linear_fp16
 from mosstalk.ops.linear import gate_up, rms_linear
 from mosstalk.ops.linear_fp8 import fp8_library, fp8_linear, fp8_rows, library_takes
-from mosstalk.ops.linear_fp16 import keep_fp16, linear_fp16
 from mosstalk.ops.linear_tiles import FEW_ROWS, Kind, division, kind_of
 from mosstalk.ops.norm import rms_norm
 
