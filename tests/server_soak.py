@@ -84,15 +84,15 @@ class Soak:
     def sample(self) -> dict[str, float]:
         """Look at both processes; the metrics."""
         metrics = self.server.metrics()
-        front = self.server.process.pid
+        processes = {"front": self.server.process.pid, "worker": self.server.worker_id}
         held = {
             "front, MiB": metrics["process_resident_memory_bytes"] / 2**20,
             "worker, MiB": metrics["mosstalk_worker_memory_bytes"] / 2**20,
             "blocks": metrics[USED],
         }
-        for name, pids in ("front", [front]), ("worker", below(front)):
-            held[f"{name}, descriptors"] = sum(map(_descriptors, pids))
-            held[f"{name}, threads"] = sum(map(_threads, pids))
+        for name, pid in processes.items():
+            for what, folder in ("descriptors", "fd"), ("threads", "task"):
+                held[f"{name}, {what}"] = len(list(Path(f"/proc/{pid}/{folder}").iterdir()))
         self.samples.append((time.monotonic() - self.begun_s, held))
         return metrics
 
@@ -104,24 +104,6 @@ class Soak:
             name: Slope.of(seconds, np.array([held[name] for _, held in kept]))
             for name in kept[0][1]
         }
-
-
-def below(pid: int) -> list[int]:
-    """The processes that a process has begun, and those that these have."""
-    begun = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in task.read_text().split()
-    ]
-    return begun + [each for child in begun for each in below(child)]
-
-
-def _descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
-def _threads(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 async def soak(

@@ -198,12 +198,12 @@ class Layers:
     def logits(self, channel: int, hidden: Tensor) -> Tensor:
         """Raw logits (W, V) of a head for ``block``'s outputs, in the model's dtype."""
         head = self.model.audio_lm_head if channel == AUDIO else self.model.text_lm_head
-        weight = head.weight
+        weight = head.weight.detach()
         if not self.kernels or (len(hidden) > FEW_ROWS and not self.invariant):
-            y = linear_fp16(hidden, weight)
-            return F.linear(hidden, weight.detach()) if y is None else y
+            y = linear_fp16(hidden, head.weight)
+            return F.linear(hidden, weight) if y is None else y
         out = hidden.new_empty((len(hidden), len(weight)))
-        return rms_linear(hidden, None, 0.0, weight.detach(), out, invariant=self.invariant)
+        return rms_linear(hidden, None, 0.0, weight, out, invariant=self.invariant)
 
     @torch.inference_mode()
     def warm(self, sizes: Sequence[PassSize]) -> None:
