@@ -174,7 +174,9 @@ def test_equal_logits_are_all_counted_however_many(dtype: torch.dtype, levels: i
 def test_of_tokens_that_are_not_held_top_p_cuts_neither_too_many_nor_too_few() -> None:
     kept = SMALL - SMALL // 20
     every_step = torch.arange(1, 5000)
-    noise = gumbel_rows(torch.full_like(every_step, 11), AUDIO, every_step, SMALL)
+    noise = gumbel_rows(
+        torch.full_like(every_step, 11), AUDIO, every_step, torch.arange(SMALL)[None]
+    )
     # Steps at which the first token that is cut, the last and the first one not held would win.
     wins = {id_: noise[:, : max(kept, id_ + 1)].argmax(dim=1) for id_ in (kept, kept - 1, HELD)}
     steps = torch.cat([every_step[won == id_][:2] for id_, won in wins.items()])

@@ -6,8 +6,10 @@ from conftest import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mosstalk.engine.sampler import draw as draw_rows
 from mosstalk.errors import OptionError
 from mosstalk.models.generation import draw, forbid, penalise, warp
+from mosstalk.ops.sampling_parts import FREE, HELD, DrawSettings
 from mosstalk.reply_options import SamplingOptions
 
 LOGITS = st.lists(st.integers(-400, 400), min_size=2, max_size=40).map(
@@ -106,3 +108,29 @@ def test_options_that_mean_nothing_are_refused_by_name(
 ) -> None:
     with pytest.raises(OptionError, match=word):
         SamplingOptions(**options)  # type: ignore[arg-type]
+
+
+@given(data=st.data(), top_k=st.integers(1, HELD), top_p=st.sampled_from([0.3, 0.95, 1.0]))
+@examples(60)
+def test_few_tokens_are_drawn_as_from_all(data: st.DataObject, top_k: int, top_p: float) -> None:
+    rows, tokens = 4, 300
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
+    # Of few levels, so that there are ties, at times more of them than are held.
+    levels = data.draw(st.sampled_from([3, 20, 1 << 20]))
+    logits = (torch.randn(rows, tokens, generator=generator) * levels).round() / levels * 4
+    temperature = data.draw(st.sampled_from([0.0, 0.1, 1.0, 3.0]))
+    settings = DrawSettings(
+        slots=torch.arange(rows),
+        steps=torch.arange(rows) + data.draw(st.integers(0, 1000)),
+        seeds=torch.randint(1 << 60, (rows,), generator=generator),
+        forced=torch.full((rows,), FREE),
+        top_k=torch.full((rows,), top_k),
+        temperature=torch.full((rows,), temperature),
+        tail=torch.full((rows,), 1 - top_p),
+        penalty=torch.ones(rows),
+        never=torch.full((rows, 1), FREE),
+    )
+    seen = torch.zeros(rows, tokens, dtype=torch.bool)
+    all_of_them = draw_rows(logits, seen, settings, 1)
+    few = draw_rows(logits, seen, settings, 1, few_only=True)
+    assert few.tokens.tolist() == all_of_them.tokens.tolist()

@@ -6,8 +6,9 @@ where each of I replies has matmuls of its own. The Euler steps' times are fixed
 is too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -30,6 +31,7 @@ from mosstalk.models.flow_networks import LEAKY_SLOPE, InputLayer
 from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear
 from mosstalk.ops.norm import norm_act
 from mosstalk.ops.tiles import norms_apart
+from mosstalk.runtime.device import at_once
 
 Attend = Callable[[int, Transformer, Tensor], Tensor]
 """Of a stack's block by number: what the queries of its rows (R, C) mix of all values they see."""
@@ -227,6 +229,19 @@ class Estimator:
         for step, duration in enumerate(self._durations):
             kept.begin(step)
             euler(buffers.given, run.velocity(step), self._guidance, duration, rounded)
+
+    def integrate_apart(self, given: Tensor, branches: Sequence[KeptFrames]) -> None:
+        """``integrate`` of ``given`` (branches, ..., 320) in float32, all branches at once."""
+        runs = [
+            _Step(self.weights, EstimatorBuffers(rows, rows), kept)
+            for rows, kept in zip(given, branches, strict=True)
+        ]
+        together = given.flatten(0, -2)
+        for step, duration in enumerate(self._durations):
+            for kept in branches:
+                kept.begin(step)
+            found = at_once([partial(run.velocity, step) for run in runs], given.device)
+            euler(together, torch.cat(found).flatten(0, -2), self._guidance, duration)
 
 
 class _Step:

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,6 +39,7 @@ from mosstalk.ops.vocoder import (
     scaled_sum,
     snake,
 )
+from mosstalk.runtime.device import at_once
 from mosstalk.runtime.device_inputs import DeviceInputs, Field
 
 
@@ -131,13 +133,21 @@ class _Stage:
         self.source_rest = _total([self.up.rest, self.source.rest])
         self.branches_rest = _total([branch.rest for branch in self.branches])
 
-    def __call__(self, x: Tensor, spectrum: Tensor, slope: float, dtype: torch.dtype) -> Tensor:
+    def added(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
+        """What the source adds, in two tensors (B, C, rate L)."""
+        return self.source(self.down(spectrum))
+
+    def __call__(
+        self, x: Tensor, added: tuple[Tensor, Tensor], slope: float, dtype: torch.dtype
+    ) -> Tensor:
         """From one stage's activated sum (B, 2 C, L) to the next one's (B, C, rate L)."""
         x = self.up(x)
         if self.last:
             x = self._mirror_first(x)
-        x = scaled_sum([x, *self.source(self.down(spectrum))], self.source_rest)
-        parts = [part for branch in self.branches for part in branch(x)]
+        x = scaled_sum([x, *added], self.source_rest)
+        # The last branch is the longest, and is begun first.
+        sums = at_once([partial(branch, x) for branch in reversed(self.branches)], x.device)
+        parts = [part for both in reversed(sums) for part in both]
         share = 1 / len(self.branches)
         return scaled_sum(parts, self.branches_rest, scale=share, slope=slope, dtype=dtype)
 
@@ -180,11 +190,13 @@ class HiftNetwork:
         """Sound (B, N) float32, clamped, from mels (B, 80, T) and sources (B, N), float32."""
         config, dtype = self.config, self.layout.dtype
         spectrum = self._spectrum(source).to(dtype)
+        sources = [partial(stage.added, spectrum) for stage in reversed(self._stages)]
+        added = at_once(sources, mel.device)
         x = self._pre(mel.contiguous())
         x = scaled_sum([x], self._pre.rest, slope=config.lrelu_slope, dtype=dtype)
-        for stage in self._stages:
+        for stage, source_sum in zip(self._stages, reversed(added), strict=True):
             slope = LAST_LEAKY_SLOPE if stage.last else config.lrelu_slope
-            x = stage(x, spectrum, slope, torch.float32 if stage.last else dtype)
+            x = stage(x, source_sum, slope, torch.float32 if stage.last else dtype)
         x = self._post(x)
         limit, hop = config.audio_limit, config.istft_hop
         return inverse_stft(x, self._inverse, self._window, hop, MAGNITUDE_LIMIT, limit)

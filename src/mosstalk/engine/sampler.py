@@ -25,6 +25,7 @@ from mosstalk.ops.sampling_parts import (
     AUDIO,
     ENDED,
     FREE,
+    HELD,
     NOT_DRAWN,
     TEXT,
     DrawSettings,
@@ -236,9 +237,11 @@ def draw_rows(
             channel=channel, last_token=last_token, masked=masked and completes,
         )  # fmt: skip
     else:
+        few_only = few_only and not logits.is_cuda
         drawn = draw(
-            logits, state.seen, settings, channel, last_token=last_token, greedy_only=greedy_only
-        )
+            logits, state.seen, settings, channel,
+            last_token=last_token, greedy_only=greedy_only, few_only=few_only,
+        )  # fmt: skip
         active = ~late | (slots.mode[at] == channel)
         chosen = torch.where(active, drawn.tokens, NOT_DRAWN)
         bad[:, channel] = drawn.bad & active
@@ -259,19 +262,22 @@ def draw(
     *,
     last_token: int | None = None,
     greedy_only: bool = False,
+    few_only: bool = False,
 ) -> Drawn:
     """Draw a token for each row of ``logits`` (R, V), raw.
 
     ``seen`` (slots, V) bool is the history that the penalty reads; ``last_token`` the largest token
     that may be drawn; ``greedy_only`` says that no row is sampled, which saves sorting and
-    noise. Nothing waits for the device.
+    noise. ``few_only`` says that ``few_tokens`` holds, and that the host may look at numbers: then
+    the best tokens alone are sorted and get noise. Else nothing waits for the device.
     """
     bad = ~logits.isfinite().all(dim=1)
     last_token = logits.shape[1] - 1 if last_token is None else last_token
     logits = penalised(logits, seen, settings, last_token)
     tokens = logits.argmax(dim=1)
     if not greedy_only:
-        drawn = _sampled(logits, settings, channel)
+        found = _sampled_of_few(logits, settings, channel) if few_only else None
+        drawn = _sampled(logits, settings, channel) if found is None else found
         tokens = torch.where(settings.temperature == 0, tokens, drawn)
     forced = settings.forced
     return Drawn(torch.where(forced == FREE, tokens, forced), bad)
@@ -279,9 +285,38 @@ def draw(
 
 def _sampled(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor:
     """A token for each row by the Gumbel-max trick, from penalised ``logits`` (R, V)."""
+    ids = torch.arange(logits.shape[1], device=logits.device)[None]
+    return _largest_sum(logits, ids, settings, channel)
+
+
+def _sampled_of_few(logits: Tensor, settings: DrawSettings, channel: int) -> Tensor | None:
+    """``_sampled`` where each top-k is among the ``HELD`` best; None if that is not certain.
+
+    It is not if the last of them ties with the last that a row's top-k keeps.
+    """
+    if logits.shape[1] <= HELD:
+        return None
+    held = logits.topk(HELD, dim=1)
+    divided = held.values / safely(settings.temperature)[:, None]
+    last_kept = divided.gather(1, (settings.top_k[:, None] - 1).clamp(0, HELD - 1))
+    if not (last_kept > divided[:, -1:])[settings.temperature > 0].all():
+        return None
+    ids = held.indices.sort(dim=1).values
+    place = _largest_sum(logits.gather(1, ids), ids, settings, channel)
+    return ids.gather(1, place[:, None])[:, 0]
+
+
+def _largest_sum(logits: Tensor, ids: Tensor, settings: DrawSettings, channel: int) -> Tensor:
+    """Of each row the column (R,) of the largest sum of ``logits`` (R, n), warped, and noise.
+
+    ``ids`` (R or 1, n) are the columns' tokens, ascending.
+    """
     warped = warp_rows(logits, settings.temperature, settings.top_k, settings.tail)
-    noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
-    return torch.where(warped > NEVER, warped.double() + noise, NEVER).argmax(dim=1)
+    kept = warped > NEVER
+    if not kept.is_cuda and kept.sum() == len(kept):  # one a row: no noise decides anything
+        return warped.argmax(dim=1)
+    noise = gumbel_rows(settings.seeds, channel, settings.steps, ids)
+    return torch.where(kept, warped.double() + noise, NEVER).argmax(dim=1)
 
 
 def warp_rows(logits: Tensor, temperature: Tensor, top_k: Tensor, tail: Tensor) -> Tensor:

@@ -52,9 +52,8 @@ def gumbel(seed: int, channel: int, step: int, ids: Tensor) -> Tensor:
     return -torch.log(-torch.log(uniform(bits)))
 
 
-def gumbel_rows(seeds: Tensor, channel: int, steps: Tensor, width: int) -> Tensor:
-    """``gumbel`` of all ids below ``width``, (R, width); ``seeds`` and ``steps`` (R,)."""
-    ids = torch.arange(width, device=seeds.device)[None]
+def gumbel_rows(seeds: Tensor, channel: int, steps: Tensor, ids: Tensor) -> Tensor:
+    """``gumbel`` of ``ids`` (R or 1, n), (R, n); ``seeds`` and ``steps`` (R,)."""
     word = torch.zeros_like(ids)
     bits = philox((ids, word + steps[:, None], word + channel, word), seeds[:, None])[0]
     return -torch.log(-torch.log(uniform(bits)))

@@ -216,7 +216,8 @@ def sample_reference(
     last_token = logits.shape[1] - 1 if last_token is None else last_token
     values = penalised(logits, state.seen, settings, last_token)
     warped = _warped(values / safely(settings.temperature)[:, None], settings)
-    noise = gumbel_rows(settings.seeds, channel, settings.steps, logits.shape[1])
+    ids = torch.arange(logits.shape[1], device=logits.device)[None]
+    noise = gumbel_rows(settings.seeds, channel, settings.steps, ids)
     noisy = torch.where(warped > _NEVER, warped.double() + noise, _NEVER)
     drawn = torch.where(settings.temperature == 0, values.argmax(dim=1), noisy.argmax(dim=1))
     drawn = torch.where(settings.forced == FREE, drawn, settings.forced)

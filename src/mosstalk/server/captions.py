@@ -1,7 +1,9 @@
 """Transcripts: Whisper in a process of its own, and what it writes down fitted into a session.
 
-A user's turn is written down when it is over, and told whenever that is done. A reply's end is
-held back for it, for a moment and only while nothing else happens: after it clients take no more.
+A user's turn is written down when it is over and a reply to it begins to sound, and told whenever
+that is done. Earlier, on a machine without a GPU, Whisper would make the reply late. A reply's end
+is held back for a transcript, for a moment and only while nothing else happens: after it clients
+take no more.
 """
 
 import asyncio
@@ -197,6 +199,10 @@ class Transcriber:
 
 HOLD_S = 3.0
 """How long a reply's end waits for its transcript."""
+_REPLY_S = 0.03
+"""After a turn a reply is asked for within so long, or is not waited for."""
+_MOST_LATER_S = 1.0
+"""How long a turn's transcript waits at most for its reply's first sound."""
 _MORE_S = 5.0
 """Input that is kept beyond the longest turn."""
 
@@ -222,6 +228,9 @@ class Captions(SessionObserver):
         self._input, self._forgotten = bytearray(), 0
         self._ends: dict[str, int] = {}
         self._sounds: dict[str, bytearray] = {}
+        self._audible = asyncio.Event()
+        """Set unless a reply has been begun that has not sounded yet."""
+        self._audible.set()
         self._held: list[events.Event] = []
         self._held_item = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -242,6 +251,10 @@ class Captions(SessionObserver):
 
     def on_event(self, event: events.Event) -> None:
         """Keep the reply's sound, and where turns end."""
+        if isinstance(event, events.ResponseStarted):
+            self._audible.clear()
+        elif isinstance(event, events.AudioDelta | events.ResponseDone):
+            self._audible.set()
         if isinstance(event, events.AudioDelta):
             self._sounds.setdefault(event.item_id, bytearray()).extend(event.pcm)
         elif isinstance(event, events.SpeechStopped):
@@ -303,6 +316,10 @@ class Captions(SessionObserver):
             if item.role == "user":
                 self._tell(Transcript(item.item_id, text, more=True))
 
+        if item.role == "user":
+            await asyncio.sleep(_REPLY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._audible.wait(), _MOST_LATER_S)
         written = await self._transcriber.write(pcm, rate, self._wanted().language, on_text)
         audio_s = len(pcm) / 2 / rate
         if written.text or item.role == "user":

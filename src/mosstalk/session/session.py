@@ -398,7 +398,7 @@ class Session:
         self._state.require_place(0)  # before the turn is taken: it may be committed later
         turn = await self._state.listener.commit()
         self._commit_turn(turn, command.item_id or turn.item_id, command.command_id)
-        await self._responses.prefill_ahead()
+        self._state.prefill_soon()
 
     async def _clear(self, command: commands.Clear, _: float) -> None:
         self._state.listener.clear()
