@@ -51,8 +51,6 @@ class Tables:
     plurals: dict[str, str]
     colours: dict[str, str]
     sounds: dict[str, str]
-    calls: dict[str, str]
-    """By animal what it does when it makes its sound: "barks"."""
     young: dict[str, str]
     units: tuple[Unit, ...]
     names: tuple[str, ...]
@@ -70,7 +68,6 @@ def load_tables() -> Tables:
     """
     sections = read_sections(_FOLDER / "tables.txt")
     plurals, young = _pairs(sections["plural"]), _pairs(sections["young"])
-    animals = _columns(sections["sound"], 3)
     # Every word that can be an answer may be spelled, and one that has a sound of its own.
     words = {*_words(sections["spelling"]), *plurals, *plurals.values(), *young.values()}
     return Tables(
@@ -78,8 +75,7 @@ def load_tables() -> Tables:
         opposites=_opposites(sections["opposite"]),
         plurals=plurals,
         colours=_pairs(sections["colour"]),
-        sounds={animal: sound for animal, (_, sound) in animals.items()},
-        calls={animal: call for animal, (call, _) in animals.items()},
+        sounds=_pairs(sections["sound"]),
         young=young,
         units=tuple(_units(sections["unit"])),
         names=_words(sections["names"]),
@@ -119,17 +115,11 @@ def _units(lines: list[str]) -> Iterator[Unit]:
 
 
 def _pairs(lines: list[str]) -> dict[str, str]:
-    return {first: second for first, (second,) in _columns(lines, 2).items()}
-
-
-def _columns(lines: list[str], count: int) -> dict[str, list[str]]:
-    """So many columns, by the first, in which a word stands once."""
-    rows = [line.split(" | ") for line in lines]
-    found = {first: rest for first, *rest in rows}
-    if len(found) != len(rows):
+    """Two columns; a word stands in the first one once."""
+    pairs = [line.split(" | ") for line in lines]
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise ValueError(f"a word stands twice in the table that begins with {lines[0]!r}")
-    if any(len(row) != count for row in rows):
-        raise ValueError(f"a line of the table that begins with {lines[0]!r} has other columns")
     return found
 
 

@@ -6,7 +6,6 @@ refers to the fact before it. Of kinds with rules a share of the facts is drawn 
 """
 
 import random
-import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -284,16 +283,15 @@ class World:
 
     def sound(self, animal: str) -> Fact:
         """What ``animal`` says."""
-        sound, call = self.tables.sounds[animal], self.tables.calls[animal]
-        answer = f"{sentence_case(animal)} {call}. It goes {sound}, {sound}."
-        right = tuple(dict.fromkeys((sound, call, re.sub(r"((?<=[sz])e)?s$", "", call))))
-        return Fact("animal.sound", {"animal": animal}, answer, "word", right)
+        sound = self.tables.sounds[animal]
+        answer = f"{sentence_case(animal)} says {sound}."
+        return Fact("animal.sound", {"animal": animal}, answer, "word", (sound,))
 
     def which_animal(self, animal: str) -> Fact:
         """Which animal says what ``animal`` says."""
         sound = self.tables.sounds[animal]
         bare = animal.split(" ", 1)[1]
-        answer = f"That is {animal}. {sentence_case(animal)} says {sound}."
+        answer = f"{sentence_case(animal)} says {sound}."
         return Fact("animal.which", {"sound": sound}, answer, "word", (bare,))
 
     def young(self, animal: str) -> Fact:
