@@ -9,8 +9,8 @@ from threading import Barrier, get_ident
 import pytest
 import torch
 
-from mosstalk.runtime import device as device_module
-from mosstalk.runtime.device import at_once, fit_threads
+from mosstalk.runtime.device import fit_threads
+from mosstalk.runtime.sharing import Helpers, at_once
 
 CPU = torch.device("cpu")
 SMALL = torch.nn.Linear(4, 4)
@@ -21,14 +21,14 @@ NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
 def helpers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two helping threads, whatever the machine and its settings are."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(device_module._Helpers, "pool", None)
-    monkeypatch.setattr(device_module._Helpers, "count", 0)
+    monkeypatch.setattr(Helpers, "pool", None)
+    monkeypatch.setattr(Helpers, "count", 0)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     fit_threads(CPU, [SMALL])
     yield
-    pool = device_module._Helpers.pool
+    pool = Helpers.pool
     assert pool is not None
     pool.shutdown()
     torch.set_num_threads(threads)
@@ -90,7 +90,7 @@ def test_on_a_gpu_the_caller_does_everything() -> None:
 
 
 def test_whoever_chose_how_many_threads_gets_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module._Helpers, "pool", None)
+    monkeypatch.setattr(Helpers, "pool", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     fit_threads(CPU, [SMALL])
     assert at_once([alone, alone], CPU) == [get_ident()] * 2

@@ -206,7 +206,7 @@ def test_of_two_documents_with_a_row_the_first_counts() -> None:
         ("codec-h200.json", "A hop of the codec: no document has the row 1 x hop 2-"),
         ("start-fp8-h200.json", "no document is of mosstalk bench start"),
         (
-            "serve-pocket-by-hand.json serve-pocket-hands-free.json",
+            "serve-h200.json serve-pocket-by-hand.json serve-pocket-hands-free.json",
             "no document is of mosstalk bench serve",
         ),
     ],

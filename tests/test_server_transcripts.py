@@ -85,6 +85,26 @@ def test_both_sides_are_written_down_and_clients_see_it_in_time(server: Server) 
 
 
 @pytest.mark.system
+def test_a_turn_is_written_down_once_its_answer_sounds(server: Server) -> None:
+    """On two cores Whisper would make the answer late."""
+
+    async def main() -> None:
+        async with Talker(server) as talker:
+            await talker.send(BY_HAND)
+            await talker.say(question())
+            asked = {"type": "response.create"}, {"type": "input_audio_buffer.commit"}
+            await talker.send(*reversed(asked))
+            await talker.wait("conversation.item.input_audio_transcription.completed")
+            await talker.wait("response.done")
+            kinds = [event["type"] for event in talker.events]
+            sounded = kinds.index("response.output_audio.delta")
+            assert sounded < kinds.index("conversation.item.input_audio_transcription.delta")
+
+    run(main())
+    server.await_nothing_held()
+
+
+@pytest.mark.system
 def test_turns_of_every_format_are_written_down_and_items_are_not_taken_for_turns(
     server: Server,
 ) -> None:

@@ -31,7 +31,7 @@ from mosstalk.models.flow_networks import LEAKY_SLOPE, InputLayer
 from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear
 from mosstalk.ops.norm import norm_act
 from mosstalk.ops.tiles import norms_apart
-from mosstalk.runtime.device import at_once
+from mosstalk.runtime.sharing import at_once
 
 Attend = Callable[[int, Transformer, Tensor], Tensor]
 """Of a stack's block by number: what the queries of its rows (R, C) mix of all values they see."""

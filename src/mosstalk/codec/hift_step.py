@@ -11,7 +11,6 @@ M = N / 4 + 1 spectrum frames, K harmonics.
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
@@ -39,8 +38,7 @@ from mosstalk.ops.vocoder import (
     scaled_sum,
     snake,
 )
-from mosstalk.runtime.device import at_once
-from mosstalk.runtime.device_inputs import DeviceInputs, Field
+from mosstalk.runtime.sharing import at_once
 
 
 @dataclass(frozen=True)
@@ -190,11 +188,15 @@ class HiftNetwork:
         """Sound (B, N) float32, clamped, from mels (B, 80, T) and sources (B, N), float32."""
         config, dtype = self.config, self.layout.dtype
         spectrum = self._spectrum(source).to(dtype)
-        sources = [partial(stage.added, spectrum) for stage in reversed(self._stages)]
-        added = at_once(sources, mel.device)
+        sources = [partial(stage.added, spectrum) for stage in self._stages]
+        added: Iterator[tuple[Tensor, Tensor]]
+        if mel.is_cuda:  # each when it is needed: no others take memory meanwhile
+            added = (source() for source in sources)
+        else:
+            added = reversed(at_once(sources[::-1], mel.device))
         x = self._pre(mel.contiguous())
         x = scaled_sum([x], self._pre.rest, slope=config.lrelu_slope, dtype=dtype)
-        for stage, source_sum in zip(self._stages, reversed(added), strict=True):
+        for stage, source_sum in zip(self._stages, added, strict=True):
             slope = LAST_LEAKY_SLOPE if stage.last else config.lrelu_slope
             x = stage(x, source_sum, slope, torch.float32 if stage.last else dtype)
         x = self._post(x)
@@ -433,30 +435,3 @@ class HiftStep:
             held,
         )
         self.state.write(slots, rows)
-
-
-# Around a call.
-
-
-@contextmanager
-def steady_convolutions(*, tune: bool) -> Iterator[None]:
-    """Have cuDNN choose among kernels that give the same sum each time; ``tune``: by trying."""
-    settings = torch.backends.cudnn
-    before = settings.deterministic, settings.benchmark
-    settings.deterministic, settings.benchmark = True, tune
-    try:
-        yield
-    finally:
-        settings.deterministic, settings.benchmark = before
-
-
-def slots_of(replies: int, device: torch.device) -> DeviceInputs:
-    """Inputs with room for the ``slots`` of so many replies; places beyond them are slot 0."""
-    return DeviceInputs({"slots": Field((replies,), "int64", "replies")}, device)
-
-
-def place_frames(whole: Tensor, mels: list[Tensor]) -> None:
-    """Put each of ``mels`` (80, T') at the end of its row of ``whole`` (B, 80, T)."""
-    frames = whole.shape[2]
-    places = [whole[row, :, frames - mel.shape[1] :] for row, mel in enumerate(mels)]
-    torch._foreach_copy_(places, mels)

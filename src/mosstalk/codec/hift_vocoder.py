@@ -5,7 +5,8 @@ continues, so replies are grouped by T alone: 28 for an ordinary hop, others at 
 at the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
@@ -14,21 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mosstalk.codec.hift_step import (
-    Crossfade,
-    HiftState,
-    HiftStep,
-    Layout,
-    place_frames,
-    slots_of,
-    steady_convolutions,
-)
+from mosstalk.codec.hift_step import Crossfade, HiftState, HiftStep, Layout
 from mosstalk.codec.vocoder import Slots, VocoderFigures, VocoderReply, Work, check_work
 from mosstalk.constants import MEL_FRAMES_PER_CODE
 from mosstalk.errors import OptionError
 from mosstalk.models.hift import KEPT_FRAMES, HiftVocoder
 from mosstalk.runtime.device import pick_dtype
-from mosstalk.runtime.device_inputs import DeviceInputs
+from mosstalk.runtime.device_inputs import DeviceInputs, Field
 from mosstalk.runtime.graphs import DECODING, Graphs
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32)
@@ -246,3 +239,30 @@ class BatchedHift:
         reply.frames += mel.shape[1]
         reply.ended = final
         return wave if final else wave[: -self._held]
+
+
+# Around a call.
+
+
+@contextmanager
+def steady_convolutions(*, tune: bool) -> Iterator[None]:
+    """Have cuDNN choose among kernels that give the same sum each time; ``tune``: by trying."""
+    settings = torch.backends.cudnn
+    before = settings.deterministic, settings.benchmark
+    settings.deterministic, settings.benchmark = True, tune
+    try:
+        yield
+    finally:
+        settings.deterministic, settings.benchmark = before
+
+
+def slots_of(replies: int, device: torch.device) -> DeviceInputs:
+    """Inputs with room for the ``slots`` of so many replies; places beyond them are slot 0."""
+    return DeviceInputs({"slots": Field((replies,), "int64", "replies")}, device)
+
+
+def place_frames(whole: Tensor, mels: list[Tensor]) -> None:
+    """Put each of ``mels`` (80, T') at the end of its row of ``whole`` (B, 80, T)."""
+    frames = whole.shape[2]
+    places = [whole[row, :, frames - mel.shape[1] :] for row, mel in enumerate(mels)]
+    torch._foreach_copy_(places, mels)

@@ -8,19 +8,24 @@ error, and whoever asked them waits for others to end, for a bounded time, and a
 
 import asyncio
 import math
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from threading import Condition, Thread, get_ident
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mosstalk.errors import EngineStoppedError
+
+if TYPE_CHECKING:
+    import torch
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -387,3 +392,58 @@ class PagePool:
         new = list(pages)
         self.size += len(new)
         self._free.extendleft(new)
+
+
+# Parts of one computation.
+
+
+_MOST_HELPERS = 2
+"""Threads beside the caller's: no more parts than three are ever computed at once."""
+
+
+class Helpers:
+    """Threads that compute parts beside their caller; none where torch shares single operations."""
+
+    pool: ThreadPoolExecutor | None = None
+    count = 0
+
+    @classmethod
+    def begin(cls) -> None:
+        """Have as many as there are other cores for this process, up to two."""
+        # Not every system tells which cores a process may use.
+        ours = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+        cls.count = min(_MOST_HELPERS, len(ours) - 1)
+        if cls.pool is None and cls.count:
+            cls.pool = ThreadPoolExecutor(cls.count, "mosstalk-beside")
+
+
+def at_once(parts: Sequence[Callable[[], _T]], device: "torch.device") -> list[_T]:
+    """What each of ``parts``, which compute on ``device``, returns, in their order.
+
+    They are begun in their order: by the caller alone, or by several threads where
+    ``device.fit_threads`` found a small model on a CPU. One of their exceptions is raised once
+    none of them runs.
+    """
+    import torch
+
+    pool = Helpers.pool
+    if pool is None or device.type != "cpu":
+        return [part() for part in parts]
+    numbers, results = iter(range(len(parts))), cast(list[_T], [None] * len(parts))
+    mode = torch.is_inference_mode_enabled()
+
+    def work() -> None:
+        with torch.inference_mode(mode):
+            for number in numbers:
+                results[number] = parts[number]()
+
+    beside = range(min(Helpers.count, len(parts) - 1))
+    helpers = [pool.submit(copy_context().run, work) for _ in beside]
+    try:
+        work()
+    finally:
+        begun = [helper for helper in helpers if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()
+    return results

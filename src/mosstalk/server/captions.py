@@ -34,7 +34,7 @@ from mosstalk.server.observers import SessionObserver
 from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
 from mosstalk.session import commands, events
-from mosstalk.session.commands import SessionSettings
+from mosstalk.session.commands import ReplyMode, SessionSettings
 from mosstalk.session.sound import Resampler, pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
@@ -252,7 +252,8 @@ class Captions(SessionObserver):
     def on_event(self, event: events.Event) -> None:
         """Keep the reply's sound, and where turns end."""
         if isinstance(event, events.ResponseStarted):
-            self._audible.clear()
+            if event.in_conversation and event.reply is ReplyMode.AUDIO:
+                self._audible.clear()
         elif isinstance(event, events.AudioDelta | events.ResponseDone):
             self._audible.set()
         if isinstance(event, events.AudioDelta):
