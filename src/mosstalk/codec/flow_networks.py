@@ -225,23 +225,22 @@ class Estimator:
         rounded = buffers.rounded
         if rounded is not None:
             rounded.copy_(buffers.given)
-        run = _Step(self.weights, buffers, kept)
-        for step, duration in enumerate(self._durations):
-            kept.begin(step)
-            euler(buffers.given, run.velocity(step), self._guidance, duration, rounded)
+        self._integrate(buffers.given, [_Step(self.weights, buffers, kept)], rounded)
 
     def integrate_apart(self, given: Tensor, branches: Sequence[KeptFrames]) -> None:
         """``integrate`` of ``given`` (branches, ..., 320) in float32, all branches at once."""
-        runs = [
-            _Step(self.weights, EstimatorBuffers(rows, rows), kept)
-            for rows, kept in zip(given, branches, strict=True)
-        ]
-        together = given.flatten(0, -2)
+        buffers = [EstimatorBuffers(rows, rows) for rows in given]
+        both = zip(buffers, branches, strict=True)
+        self._integrate(given.flatten(0, -2), [_Step(self.weights, *each) for each in both])
+
+    def _integrate(self, x: Tensor, runs: list["_Step"], rounded: Tensor | None = None) -> None:
+        """Euler steps of ``x``, whose rows are those of ``runs``, one after the other."""
         for step, duration in enumerate(self._durations):
-            for kept in branches:
-                kept.begin(step)
-            found = at_once([partial(run.velocity, step) for run in runs], given.device)
-            euler(together, torch.cat(found).flatten(0, -2), self._guidance, duration)
+            for run in runs:
+                run.kept.begin(step)
+            found = at_once([partial(run.velocity, step) for run in runs], x.device)
+            velocity = found[0] if len(found) == 1 else torch.cat(found).flatten(0, -2)
+            euler(x, velocity, self._guidance, duration, rounded)
 
 
 class _Step:
