@@ -456,9 +456,10 @@ def test_a_reply_does_not_wait_for_the_next_packet_and_timestamps_keep_to_the_cl
         await packets(30)
         sending.cancel()
 
+    began_s = time.monotonic()  # no packet is due before: its clock starts with the first
     run(main())
     stamps = [stamp for _, stamp in sent]
     assert stamps == list(range(0, 30 * 960, 960)), "48 kHz, whatever the sound's own rate"
-    late_s = [at_s - sent[0][0] - stamp / 48_000 for at_s, stamp in sent]
+    late_s = [at_s - began_s - stamp / 48_000 for at_s, stamp in sent]
     assert min(late_s) > -0.0201, "20 ms early at most"
-    assert min(late_s[12:]) > -0.001, "after a reply all is as before it"
+    assert min(late_s[12:]) > -0.0001, "after a reply none is early, as before it"
