@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mosstalk.environment import share_the_processor
 
 share_the_processor()  # before torch is imported: other processes may be using the cores
+os.environ.setdefault("TRITON_INTERPRET", "0")  # kernels are looked at where there is no GPU too
 
 import torch  # noqa: E402
 

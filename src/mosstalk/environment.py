@@ -58,6 +58,11 @@ def keep_kernels_in(folder: Path) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(folder)
 
 
+def triton_was_asked_for() -> bool:
+    """Whether kernels are to be interpreted (1) or compiled (0) where torch knows no GPU."""
+    return "TRITON_INTERPRET" in os.environ
+
+
 def threads_were_chosen() -> bool:
     """Whether the user said how many threads torch shall use."""
     return bool(os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"))

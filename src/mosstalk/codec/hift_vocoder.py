@@ -147,16 +147,13 @@ class BatchedHift:
     def warm(self) -> None:
         """Capture the graphs of ordinary hops, and for a few replies those of first and last ones.
 
-        After that nothing is captured any more: what is longer runs without a graph, and more
-        replies than a length has a graph for run one lot after another.
+        Without graphs there is nothing to do. After that nothing is captured any more: what is
+        longer runs without a graph, and more replies than a length has a graph for run one lot
+        after another.
         """
-        ordinary = KEPT_FRAMES + _HOP_FRAMES
         if not self._graphs.enabled:
-            slots = torch.zeros(1, dtype=torch.int64, device=self.device)
-            bins = self.config.in_channels
-            self._step(slots, torch.zeros(1, bins, ordinary, device=self.device))
             return
-        for frames in (ordinary, _HOP_FRAMES):
+        for frames in (KEPT_FRAMES + _HOP_FRAMES, _HOP_FRAMES):
             for bucket in reversed(BUCKETS):
                 self.capture(bucket, frames)
         for frames in reversed(_OTHER_FRAMES):

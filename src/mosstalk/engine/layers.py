@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mosstalk.config import LanguageModelConfig
 from mosstalk.conversation import Row
+from mosstalk.engine.cpu_layers import CpuLayers, takes_cpu_layers
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.linears import LayerBuffers, LayerWeights, Linears, packed_stacks
 from mosstalk.engine.sequence import Part
@@ -129,6 +130,11 @@ class Layers:
         self.buffers = LayerBuffers.allocate(config, self.limits.rows, device, dtype)
         self._angles = rotary_table(self.limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, self.limits, store, invariant=self.invariant)
+        self._cpu_layers = {
+            part: CpuLayers(stack, store, self._angles, self._eps)
+            for part, stack in self._stacks.items()
+            if not self.kernels and takes_cpu_layers(stack, store)
+        }
         layers = [layer for stack in self._stacks.values() for layer in stack.layers]
         self._linears = Linears(
             layers, self._eps, self.limits.rows,
@@ -229,9 +235,12 @@ class Layers:
             embed_rows(inputs.rows, *self._tables, self._pad, buffers.hidden, latest)
         else:
             gather_rows(self.store.hidden, inputs.slot_mapping, buffers.hidden)
-        for number, layer in enumerate(stack.layers, stack.first):
-            self._attention(layer, number, buffers, inputs)
-            self._mlp(layer, buffers)
+        if part in self._cpu_layers:
+            self._cpu_layers[part].run(buffers.hidden, inputs)
+        else:
+            for number, layer in enumerate(stack.layers, stack.first):
+                self._attention(layer, number, buffers, inputs)
+                self._mlp(layer, buffers)
         if stack.norm_weight is None:
             scatter_rows(buffers.hidden, inputs.slot_mapping, self.store.hidden)
         else:

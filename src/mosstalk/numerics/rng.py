@@ -6,7 +6,10 @@ other, and a conversation draws the same alone and in company.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,12 +17,25 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _MASK = 0xFFFFFFFF
+Words = TypeVar("Words", Tensor, npt.NDArray[Any])
+"""32-bit words held in int64."""
 
 
-def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+def _multiply(a: Words, b: int) -> tuple[Words, Words]:
     """High and low 32 bits of the product of 32-bit values held in int64."""
     product = a * b  # wraps to negative where the 64th bit is set, with all bits in place
     return (product >> 32) & _MASK, product & _MASK
+
+
+def _rounds(words: Sequence[Words], seed: Words | int) -> Sequence[Words]:
+    """All rounds, on tensors or on arrays."""
+    key = [seed & _MASK, (seed >> 32) & _MASK]
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(words[0], _MULTIPLIERS[0])
+        high1, low1 = _multiply(words[2], _MULTIPLIERS[1])
+        words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
+        key = [(word + step) & _MASK for word, step in zip(key, _KEY_STEPS, strict=True)]
+    return words
 
 
 def philox(
@@ -31,13 +47,11 @@ def philox(
     taken modulo 2^64.
     """
     words = torch.broadcast_tensors(*counter)
-    key = [seed & _MASK, (seed >> 32) & _MASK]
-    for _ in range(_ROUNDS):
-        high0, low0 = _multiply(words[0], _MULTIPLIERS[0])
-        high1, low1 = _multiply(words[2], _MULTIPLIERS[1])
-        words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
-        key = [(word + step) & _MASK for word, step in zip(key, _KEY_STEPS, strict=True)]
-    return tuple(words)
+    if words[0].is_cuda:
+        return tuple(_rounds(words, seed))
+    # NumPy begins an operation in a third of torch's time, and here are 160 of them.
+    key = seed.numpy() if isinstance(seed, Tensor) else seed
+    return tuple(map(torch.from_numpy, _rounds([word.numpy() for word in words], key)))
 
 
 def uniform(bits: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Pieces that the references share are at the end.
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
+from mosstalk.environment import triton_was_asked_for
 from mosstalk.ops.tiles import Tile
 
 try:
+    if not (torch.version.cuda or torch.version.hip or triton_was_asked_for()):
+        raise ImportError("nothing here would run a kernel, and a start would take 0.3 s longer")
     import triton as triton
 
     tl = triton.language
@@ -33,7 +36,7 @@ except ImportError:
     CompileError = RuntimeError
 
     class _Absent:
-        """Lets kernels be defined where Triton is not installed."""
+        """Lets kernels be defined where Triton is not imported."""
 
         constexpr = int
 
@@ -379,8 +382,8 @@ class _Kept(NamedTuple):
     packed: Any
 
 
-_kept = WeakIdKeyDictionary()
-"""By matrix; one that nobody holds any more is forgotten."""
+_kept: dict[int, _Kept] = {}
+"""By a matrix's id; one that nobody holds any more is forgotten."""
 
 
 def keep_fp16(weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -397,7 +400,9 @@ def keep_fp16(weight: Tensor, bias: Tensor | None = None) -> bool:
         packed = torch.ops.quantized.linear_prepack_fp16(weight.detach(), bias)
     except (AttributeError, RuntimeError):  # a torch without FBGEMM, as on Arm
         return False
-    _kept[weight] = _Kept(_version(weight), bias, packed)
+    if id(weight) not in _kept:
+        weakref.finalize(weight, _kept.pop, id(weight))
+    _kept[id(weight)] = _Kept(_version(weight), bias, packed)
     return True
 
 
@@ -409,12 +414,12 @@ def linear_fp16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     the same products, sums in float32. A row's last bits may depend on how many rows there are,
     up to two, as with the float32 library (``engine.layers``).
     """
-    kept: _Kept | None = _kept.get(weight)
+    kept = _kept.get(id(weight))
     if kept is None or kept.bias is not bias or kept.version != _version(weight):
         return None
     if x.dtype != torch.float32 or (x.requires_grad and torch.is_grad_enabled()):
         return None
-    y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, kept.packed)
+    y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, kept.packed)
     return y
 
 

@@ -46,7 +46,9 @@ from mosstalk.vad.detectors import Detector
 _MEMORY_ON_A_CPU = 256 * 2**20
 _GRAPH_BYTES = 2 * 2**30
 _WARM_SCRIPT, _WARM_S = "text:3,speech:24", 3.0
-"""The first reply on a GPU."""
+"""The first reply on a GPU, whatever the weights would say: with first, ordinary and last hops."""
+_SHORT_WARM_SCRIPT = "text:2,speech:3"
+"""The first reply on a CPU, where what takes its time at first does so in any hop."""
 _STEPS_IN_A_ROW = 3
 """On a GPU, where a run of hops takes as long as several steps. With a run between any two steps
 a reply would wait for one run for each row that its first sound needs."""
@@ -265,10 +267,9 @@ class Host:
         on_gpu = self.engine.core.model.device.type == "cuda"
         settings = SessionSettings(
             turn_detection=None,
-            limits=ReplyLimits(longest_s=_WARM_S if on_gpu else 1.0),
+            limits=ReplyLimits(longest_s=_WARM_S),
             durations=Durations(idle_s=600.0),
-            # Whatever the weights would say: there must be first, ordinary and last hops.
-            script=_WARM_SCRIPT if on_gpu else None,
+            script=_WARM_SCRIPT if on_gpu else _SHORT_WARM_SCRIPT,
             voice=self.options.voice,
         )
         async with await self.open(settings) as session:
