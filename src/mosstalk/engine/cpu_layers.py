@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mosstalk.engine.kv_store import KVStore
-from mosstalk.engine.linears import LayerWeights, StackWeights
+from mosstalk.engine.linears import LayerWeights, Matrix, StackWeights
 from mosstalk.engine.step_plan import PassInputs
 from mosstalk.ops.launch import linear_fp16
 
@@ -55,11 +55,14 @@ class _Layer:
 
     @classmethod
     def of(cls, weights: LayerWeights, keys: Tensor, values: Tensor) -> "_Layer":
-        matrices = [matrix for matrix in weights.matrices if isinstance(matrix, Tensor)]
-        heads = matrices[1].shape[1] // keys.shape[2]
+        qkv, o_proj, gate_up, down = map(_plain, weights.matrices)
+        heads = o_proj.shape[1] // keys.shape[2]
         norms = [weights.query_norm_weight] * heads + [weights.key_norm_weight] * keys.shape[1]
         return cls(
-            *matrices,
+            qkv,
+            o_proj,
+            gate_up,
+            down,
             weights.attention_norm_weight.numpy(),
             weights.mlp_norm_weight.numpy(),
             torch.stack(norms).numpy(),
@@ -163,8 +166,8 @@ class CpuLayers:
             own = query[tile.rows].reshape(-1, kv_heads, heads // kv_heads, channels)
             count = len(own)
             # A key head's queries, row after row, are the rows of one matmul.
-            own = own.transpose(1, 0, 2, 3).reshape(kv_heads, -1, channels)
-            weight = np.matmul(own, keys.transpose(1, 2, 0))
+            asking = own.transpose(1, 0, 2, 3).reshape(kv_heads, -1, channels)
+            weight = np.matmul(asking, keys.transpose(1, 2, 0))
             if tile.later is not None:
                 each = weight.reshape(kv_heads, count, -1, len(keys))
                 np.copyto(each, -np.inf, where=tile.later[:, None])
@@ -177,13 +180,17 @@ class CpuLayers:
         return mixed
 
 
+def _plain(matrix: Matrix) -> Tensor:
+    assert isinstance(matrix, Tensor)
+    return matrix
+
+
 def _scaled(x: Array, eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) of (..., C)."""
     size = np.add.reduce(x * x, -1, keepdims=True)
     size /= x.shape[-1]
     size += eps
-    scaled: Array = x / np.sqrt(size, out=size)
-    return scaled
+    return np.divide(x, np.sqrt(size, out=size))
 
 
 def _gated(both: Array) -> Array:

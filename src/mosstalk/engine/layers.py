@@ -1,7 +1,8 @@
 """The network over packed rows of many sequences: what a step runs, by the fused operations.
 
 On a GPU that runs kernels a pass is padded to one of a few sizes, and captured once as a graph;
-elsewhere it has exactly the rows that there are, and is computed by the operations' references.
+elsewhere it has exactly the rows that there are. There ``cpu_layers`` computes the layers on a CPU
+in float32, and the operations' references all else.
 
 Letters: N packed rows, W of them wanted, C hidden_size, V tokens of a channel, H query heads,
 G key/value heads, D head_dim, I intermediate_size.
@@ -56,7 +57,7 @@ class LayerOptions:
     more are read in several passes. ``graphs``: passes are captured once and replayed, on a GPU.
     ``invariant``: a row's bits do not depend on the rows beside it; None: in float32 alone.
     ``kernels``: passes are padded to the sizes that kernels are compiled for; without, they have
-    the rows that there are, and the references compute them; None: where kernels run.
+    the rows that there are, and NumPy or the references compute them; None: where kernels run.
     """
 
     rows: int = 576
@@ -130,7 +131,7 @@ class Layers:
         self.buffers = LayerBuffers.allocate(config, self.limits.rows, device, dtype)
         self._angles = rotary_table(self.limits.keys, config.head_dim, config.rope_theta, device)
         self._work = _work(config, self.limits, store, invariant=self.invariant)
-        self._cpu_layers = {
+        self.cpu_layers = {
             part: CpuLayers(stack, store, self._angles, self._eps)
             for part, stack in self._stacks.items()
             if not self.kernels and takes_cpu_layers(stack, store)
@@ -235,8 +236,8 @@ class Layers:
             embed_rows(inputs.rows, *self._tables, self._pad, buffers.hidden, latest)
         else:
             gather_rows(self.store.hidden, inputs.slot_mapping, buffers.hidden)
-        if part in self._cpu_layers:
-            self._cpu_layers[part].run(buffers.hidden, inputs)
+        if part in self.cpu_layers:
+            self.cpu_layers[part].run(buffers.hidden, inputs)
         else:
             for number, layer in enumerate(stack.layers, stack.first):
                 self._attention(layer, number, buffers, inputs)
