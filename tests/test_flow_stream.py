@@ -278,10 +278,10 @@ def test_a_convolution_in_pieces_is_the_whole_one(cuts: list[int]) -> None:
 
     layer, found = packed(Conv.of(conv), torch.float32), []
     none = KeptKeys(torch.empty(0, 2, 1, 1, 0, 4))
-    empty, tails = torch.empty(0), [[[torch.zeros(2, 6)], [torch.zeros(2, 6)]]]
+    empty, tails = torch.empty(0), [[torch.zeros(2, 2, 6)]]
     state = RowState(empty, empty, empty, none, none, tails, none)
     for piece in x.split(cuts, dim=1):
-        rows = RowFrames([state], slice(0, 2), [[]], [None])
+        rows = RowFrames([state], [[]], [None])
         rows.begin(0)
         found.append(rows.conv(piece.flatten(0, 1), layer, None).unflatten(0, (2, -1)))
 

@@ -22,13 +22,8 @@ from mosstalk.models.flow import FlowDecoder, fixed_noise
 from mosstalk.models.voices import Voice
 from mosstalk.ops.launch import references_only
 
-_MOST_AT_ONCE = 8
+_TOGETHER = 8
 """Replies whose layers run at once: the activations of more no longer fit into a core's cache."""
-_TOGETHER, _APART = (slice(0, BRANCHES),), tuple(slice(n, n + 1) for n in range(BRANCHES))
-"""Guidance branches whose rows one matmul reads: both, or each by a thread of its own."""
-_FRAMES_APART = 40
-"""New frames, as of a first hop, from which two threads are faster: with fewer they wait longer for
-each other."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class RowFlow(BatchedFlow):
     @property
     def hops_at_once(self) -> int:
         """As many as lie in a core's cache together."""
-        return _MOST_AT_ONCE
+        return _TOGETHER
 
     @property
     def weight_bytes(self) -> int:
@@ -81,7 +76,7 @@ class RowFlow(BatchedFlow):
             for place, each in enumerate(works):
                 if turn < len(each):
                     alike[len(each[turn].item.codes)].append(place)
-            for places in (p[n : n + _MOST_AT_ONCE] for p in alike.values() for n in _steps(p)):
+            for places in (p[n : n + _TOGETHER] for p in alike.values() for n in _steps(p)):
                 mels = self._decode([works[place][turn] for place in places])
                 for place, mel in zip(places, mels, strict=True):
                     found[place].append(mel)
@@ -104,24 +99,16 @@ class RowFlow(BatchedFlow):
         """Mel (T, 80) of each of ``works``, which have equally many codes."""
         bins, block = self.config.mel_bins, self.layout.frames
         frames = len(works[0].item.codes) * self.config.token_mel_ratio
-        groups = _APART if frames >= _FRAMES_APART else _TOGETHER
-        shape = len(groups), len(works), BRANCHES // len(groups), frames, 4 * bins
-        given = works[0].kept.speaker.new_zeros(shape)
-        for place, work in enumerate(works):
-            self._give(work, given[:, place].flatten(0, 1))
+        given = works[0].kept.speaker.new_zeros(len(works), BRANCHES * frames, 4 * bins)
+        for work, rows in zip(works, given, strict=True):
+            self._give(work, rows.unflatten(0, (BRANCHES, frames)))
         states = [work.kept for work in works]
         masks = [seen_mask(state.keys.rows, frames, block, self.device) for state in states]
-        places = [state.place(frames, block, self.limit, groups) for state in states]
-        by_group = zip(groups, zip(*places, strict=True), strict=True)
-        kept = [RowFrames(states, branches, keys, masks) for branches, keys in by_group]
-        # Without company (R, C), which makes one matmul of all that belong together.
-        read = given.flatten(2, 3)
-        read = read[:, 0] if len(works) == 1 else read
-        if groups is _APART:
-            self._estimator.integrate_apart(read, kept)
-        else:
-            self._estimator.integrate(EstimatorBuffers(read[0], read[0]), kept[0])
-        return list(given[0, :, 0, :, :bins].clone())
+        keys = [state.place(frames, block, self.limit) for state in states]
+        # Without company (R, C), which makes one matmul of two branches.
+        read = given[0] if len(works) == 1 else given
+        self._estimator.integrate(EstimatorBuffers(read, read), RowFrames(states, keys, masks))
+        return list(given[:, :frames, :bins].clone())
 
     def _give(self, work: _Work, rows: Tensor) -> None:
         """Noise, mu, speaker and condition of a reply's new frames into (2, T, 320)."""
@@ -135,7 +122,7 @@ class RowFlow(BatchedFlow):
 
 
 def _steps(places: list[int]) -> range:
-    return range(0, len(places), _MOST_AT_ONCE)
+    return range(0, len(places), _TOGETHER)
 
 
 def _joined(items: list[Item]) -> Item:

@@ -6,9 +6,8 @@ where each of I replies has matmuls of its own. The Euler steps' times are fixed
 is too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -31,7 +30,6 @@ from mosstalk.models.flow_networks import LEAKY_SLOPE, InputLayer
 from mosstalk.ops.flow_linear import close_residual, euler, linear_add, norm_linear
 from mosstalk.ops.norm import norm_act
 from mosstalk.ops.tiles import norms_apart
-from mosstalk.runtime.sharing import at_once
 
 Attend = Callable[[int, Transformer, Tensor], Tensor]
 """Of a stack's block by number: what the queries of its rows (R, C) mix of all values they see."""
@@ -225,22 +223,10 @@ class Estimator:
         rounded = buffers.rounded
         if rounded is not None:
             rounded.copy_(buffers.given)
-        self._integrate(buffers.given, [_Step(self.weights, buffers, kept)], rounded)
-
-    def integrate_apart(self, given: Tensor, branches: Sequence[KeptFrames]) -> None:
-        """``integrate`` of ``given`` (branches, ..., 320) in float32, all branches at once."""
-        buffers = [EstimatorBuffers(rows, rows) for rows in given]
-        both = zip(buffers, branches, strict=True)
-        self._integrate(given.flatten(0, -2), [_Step(self.weights, *each) for each in both])
-
-    def _integrate(self, x: Tensor, runs: list["_Step"], rounded: Tensor | None = None) -> None:
-        """Euler steps of ``x``, whose rows are those of ``runs``, one after the other."""
+        run = _Step(self.weights, buffers, kept)
         for step, duration in enumerate(self._durations):
-            for run in runs:
-                run.kept.begin(step)
-            found = at_once([partial(run.velocity, step) for run in runs], x.device)
-            velocity = found[0] if len(found) == 1 else torch.cat(found).flatten(0, -2)
-            euler(x, velocity, self._guidance, duration, rounded)
+            kept.begin(step)
+            euler(buffers.given, run.velocity(step), self._guidance, duration, rounded)
 
 
 class _Step:

@@ -2,8 +2,8 @@
 
 Gathering pages would cost more than the matmuls. Matmuls are computed reply by reply: of other
 sizes they would round otherwise, and a reply's frames must not depend on its company. Norms,
-activations and windows are shared work. Shapes: I replies, B sequences (guidance branches of a
-reply), T new rows of each, S all rows, L layers, H heads, d channels of a head, C channels.
+activations and windows are shared work. Shapes: I replies, B = 2 I sequences (reply, guidance
+branch), T new rows, S all rows, L layers, H heads, d channels of a head, C channels.
 """
 
 import math
@@ -28,9 +28,8 @@ from mosstalk.ops.launch import linear
 _GROWTH = 2
 _FIRST_REACH = 512
 
-Tails = list[list[list[Tensor]]]
-"""Of each Euler step and guidance branch, the last rows (2, C) that each convolution read, in the
-order in which they run."""
+Tails = list[list[Tensor]]
+"""Of each Euler step, the last rows (2, 2, C) that each convolution read, in the order they run."""
 
 
 def seen_mask(done: int, new: int, block: int, device: torch.device) -> Tensor | None:
@@ -87,10 +86,6 @@ class KeptKeys:
             self._grow(start)
         return self.over(self.buffer[..., start : self.rows, :])
 
-    def of(self, sequences: slice) -> "KeptKeys":
-        """The same rows of some of the B sequences, as a view."""
-        return KeptKeys(self.buffer[:, :, sequences], self.rows)
-
     def over(self, new: Tensor) -> list[LayerKeys]:
         """Each layer's rows in use, of which ``new`` (L, 2, B, H, T, d) are to be put."""
         kept = self.buffer[..., : self.rows, :].flatten(0, 1).unbind()
@@ -138,11 +133,11 @@ class RowState:
         )
         convs = [(stage.conv1, stage.conv2, stage.closing) for stage in weights.stages]
         inputs = [c.weight.shape[1] // (TAIL + 1) for c in (*chain(*convs), weights.final) if c]
-        tails = [like.new_zeros(TAIL, size) for size in inputs]
+        tails = [like.new_zeros(BRANCHES, TAIL, size) for size in inputs]
         layers = config.n_timesteps * sum(len(stage.transformers) for stage in weights.stages)
         shape = (layers, 2, BRANCHES, config.estimator_heads, 0, config.estimator_head_dim)
         none = like.new_zeros(TAIL, width)
-        steps = [[list(tails) for _ in range(BRANCHES)] for _ in range(config.n_timesteps)]
+        steps = [list(tails) for _ in range(config.n_timesteps)]
         return cls(speaker, none, none, codes, frames, steps, KeptKeys(like.new_empty(shape)))
 
     def fork(self, room: int | None) -> "RowState":
@@ -156,15 +151,13 @@ class RowState:
             self.up_tail,
             self.codes.fork(),
             self.frames.fork(),
-            [list(map(list, step)) for step in self.tails],
+            list(map(list, self.tails)),
             self.keys.fork(room or 0),
             self.keys.rows,
         )
 
-    def place(
-        self, new: int, block: int, limit: int | None, groups: Sequence[slice]
-    ) -> list[list[LayerKeys]]:
-        """Room for ``new`` frames, by group of branches; past ``limit`` own blocks over the oldest.
+    def place(self, new: int, block: int, limit: int | None) -> list[LayerKeys]:
+        """Room for ``new`` frames; past ``limit`` blocks of its own over the oldest.
 
         The estimator has no positions, so its frames need no order. A block that is cut short
         ends its reply; it takes the last place, so that nothing of the block that goes is seen.
@@ -172,16 +165,13 @@ class RowState:
         keys, number = self.keys, self.blocks
         self.blocks += 1
         if limit is None or number < limit:
-            at = keys.rows
-            keys.extend(new)
-        else:
-            at, last = (self.fixed + place * block for place in (number % limit, limit - 1))
-            if new < block:
-                if at != last:
-                    keys.buffer[..., at : at + block, :] = keys.buffer[..., last : last + block, :]
-                at, keys.rows = last, last + new
-        parts = map(keys.of, groups)
-        return [part.over(part.buffer[..., at : at + new, :]) for part in parts]
+            return keys.extend(new)
+        at, last = (self.fixed + place * block for place in (number % limit, limit - 1))
+        if new < block:
+            if at != last:
+                keys.buffer[..., at : at + block, :] = keys.buffer[..., last : last + block, :]
+            at, keys.rows = last, last + new
+        return keys.over(keys.buffer[..., at : at + new, :])
 
     def forget_codes(self, limit: int | None, block: int, frames: int) -> None:
         """Drop the encoder's oldest own block where another comes past ``limit``."""
@@ -322,10 +312,9 @@ def _side_by_side(window: Tensor) -> Tensor:
 
 
 class RowFrames:
-    """``KeptFrames`` of the ``branches`` of I replies that have equally many new frames.
+    """``KeptFrames`` of several replies that have equally many new frames.
 
-    ``keys`` are each reply's places, all steps' layers in turn; ``masks`` (T, S) or None. Rows are
-    (R, C) of one reply, (I, R, C) of several, a reply's branches one after the other.
+    ``keys`` are each reply's places, all steps' layers in turn; ``masks`` (T, S) or None.
     """
 
     _tails: Sequence[list[Tensor]]
@@ -334,25 +323,25 @@ class RowFrames:
     def __init__(
         self,
         states: Sequence[RowState],
-        branches: slice,
         keys: Sequence[list[LayerKeys]],
         masks: Sequence[Tensor | None],
     ) -> None:
-        self._states, self._branches, self._masks = states, branches, masks
+        self._states, self._masks = states, masks
         self._keys = iter(zip(*keys, strict=True))
 
     def begin(self, step: int) -> None:
         """Euler step number ``step`` comes next."""
-        tails = (state.tails[step][self._branches] for state in self._states)
-        self._tails = list(chain.from_iterable(tails))
+        self._tails = [state.tails[step] for state in self._states]
         self._convs = iter(range(len(self._tails[0])))
 
     def conv(self, x: Tensor, layer: Linear, out: Tensor | None) -> Tensor:
-        """The next convolution of new rows; ``out`` is None."""
-        number = next(self._convs)
-        tails = torch.stack([each[number] for each in self._tails])
-        window = torch.cat([tails, x.view(len(tails), -1, x.shape[-1])], dim=1)
-        for each, tail in zip(self._tails, window[:, -TAIL:].clone(), strict=True):
+        """The next convolution of new rows (R, C) or (I, R, C); ``out`` is None."""
+        number, replies = next(self._convs), self._tails
+        tails = [each[number] for each in replies]
+        rows = x.view(BRANCHES * len(replies), -1, x.shape[-1])
+        window = torch.cat([*tails, rows] if len(tails) == 1 else [torch.cat(tails), rows], dim=1)
+        left = window[:, -TAIL:].clone()
+        for each, tail in zip(replies, _each(left, len(replies)), strict=True):
             each[number] = tail
         assert out is None
         return linear(_side_by_side(window).view(*x.shape[:-1], -1), *layer)
@@ -369,3 +358,8 @@ class RowFrames:
         ]
         together = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return together.flatten(2).view(*x.shape[:-1], -1)
+
+
+def _each(x: Tensor, replies: int) -> Sequence[Tensor]:
+    """Each reply's sequences (2, T, C)."""
+    return [x] if replies == 1 else x.split(BRANCHES)
