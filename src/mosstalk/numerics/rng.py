@@ -47,7 +47,7 @@ def philox(
     taken modulo 2^64.
     """
     words = torch.broadcast_tensors(*counter)
-    if words[0].is_cuda:
+    if words[0].device.type != "cpu":
         return tuple(_rounds(words, seed))
     # NumPy begins an operation in a third of torch's time, and here are 160 of them.
     key = seed.numpy() if isinstance(seed, Tensor) else seed
