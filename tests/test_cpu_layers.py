@@ -7,8 +7,8 @@ import torch
 from engine_rig import engine_core, random_rows, wild_model
 
 from mosstalk.engine.engine_core import EngineCore
-from mosstalk.engine.sequence import Sequence
 from mosstalk.models.language_model import Logits
+from mosstalk.ops.attention_decode import adjacent
 
 BLOCK_ROWS = 4
 
@@ -28,13 +28,8 @@ def read(core: EngineCore, seed: int) -> list[Logits]:
             sequence.rows += random_rows(random, count)
             assert sequence.make_room(len(sequence.rows))
             found.append(core.runner.logits(sequence))
-    assert not any(adjacent(sequence) for sequence in both)
+    assert not any(adjacent(sequence.table) for sequence in both)
     return found
-
-
-def adjacent(sequence: Sequence) -> bool:
-    first = sequence.table[0]
-    return sequence.table == [*range(first, first + len(sequence.table))]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -19,7 +19,8 @@ from torch import Tensor
 from mosstalk.engine.kv_store import KVStore
 from mosstalk.engine.linears import LayerWeights, Matrix, StackWeights
 from mosstalk.engine.step_plan import PassInputs
-from mosstalk.ops.launch import linear_fp16
+from mosstalk.ops.attention_decode import adjacent
+from mosstalk.ops.launch import linear
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
@@ -123,10 +124,9 @@ class CpuLayers:
         for first, rows, position, item in inputs.tiles.tolist():
             seen = position + rows
             blocks = inputs.block_tables[item, : -(-seen // size)].tolist()
-            begin = blocks[0]
             kept: slice | npt.NDArray[np.int64]
-            if blocks == [*range(begin, begin + len(blocks))]:
-                kept = slice(begin * size, begin * size + seen)
+            if adjacent(blocks):
+                kept = slice(blocks[0] * size, blocks[0] * size + seen)
             else:
                 places = np.array(blocks)[:, None] * size + np.arange(size)
                 kept = places.reshape(-1)[:seen]
@@ -207,7 +207,5 @@ def _gated(both: Array) -> Array:
 
 def _multiply(x: Array, matrix: Tensor) -> Array:
     """x W^T of rows (N, K) with a matrix (M, K) of torch's."""
-    rows = torch.from_numpy(x)
-    y = linear_fp16(rows, matrix)
-    found: Array = (torch.mm(rows, matrix.t()) if y is None else y).numpy()
+    found: Array = linear(torch.from_numpy(x), matrix, None).numpy()
     return found

@@ -366,7 +366,7 @@ def _all_finite(value: Tensor) -> bool:
         # torch cannot say. This format has no infinity, and NaN in all bits but the sign.
         return not bool(((value.view(torch.uint8) & 0x7F) == 0x7F).any())
     if bool(torch.isfinite(value.sum(dtype=torch.float32))):
-        return True  # most often: a sum is finite only if all are, and takes a twentieth
+        return True  # most often: a sum is finite only if all are, and takes less time
     return bool(torch.isfinite(value).all())
 
 

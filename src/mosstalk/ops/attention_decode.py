@@ -99,11 +99,16 @@ def rows_of(
     are; others are copied whole: that takes half of what row by row does.
     """
     used = blocks[: ceil_div(seen, block_rows)]
-    first, *others = used.tolist()
-    if others == [*range(first + 1, first + 1 + len(others))]:
+    first, *_ = numbers = used.tolist()
+    if adjacent(numbers):
         return [part.narrow(0, first * block_rows, seen) for part in parts]
     whole = (part.unflatten(0, (-1, block_rows)).index_select(0, used) for part in parts)
     return [copied.flatten(0, 1)[:seen] for copied in whole]
+
+
+def adjacent(blocks: list[int]) -> bool:
+    """Whether each of ``blocks`` lies behind the one before it."""
+    return blocks == [*range(blocks[0], blocks[0] + len(blocks))]
 
 
 def mixed_reference(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
