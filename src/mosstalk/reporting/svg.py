@@ -23,6 +23,8 @@ GROUND, INK = "#fbfbf8", "#222222"
 _LINE = "#999999"
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{3,}\b")
 """What is read in a picture has fewer digits."""
+_HASHED_ID = re.compile(r'id="([a-z][0-9a-f]{10})"')
+"""matplotlib names a clip path by a hash of its exact place, whose last bit differs by machine."""
 FONT_SIZE = 11
 
 
@@ -30,7 +32,7 @@ FONT_SIZE = 11
 def drawing(path: Path, width_in: float, height_in: float, name: str) -> Iterator["Figure"]:
     """An empty figure of this size in inches, which is written to ``path`` after the block.
 
-    ``name`` makes the ids in the file, so that a redrawn file differs little.
+    Ids in the file are ``name`` and a number, so that pictures can share a page.
 
     Raises:
         OptionError: matplotlib is not installed.
@@ -50,12 +52,17 @@ def drawing(path: Path, width_in: float, height_in: float, name: str) -> Iterato
         yield figure
         drawn = StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    write_whole(path, _shorter(drawn.getvalue()).encode())
+    write_whole(path, _shorter(drawn.getvalue(), name).encode())
 
 
-def _shorter(svg: str) -> str:
-    """The same picture without indentation, its places rounded to a hundredth of a point."""
+def _shorter(svg: str, name: str) -> str:
+    """The same picture without indentation, the same bytes on every machine.
+
+    Places are rounded to a hundredth of a point, ids are ``name`` and a number.
+    """
     rounded = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}", svg)
+    for number, hashed in enumerate(dict.fromkeys(_HASHED_ID.findall(rounded))):
+        rounded = rounded.replace(hashed, f"{name}-{number}")
     return re.sub(r"\n\s+", "\n", rounded)
 
 
