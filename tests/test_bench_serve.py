@@ -4,7 +4,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -37,13 +37,29 @@ alone = pytest.mark.alone
 """Holds a clock to a tolerance, so it needs the machine to itself."""
 
 
+def answer(say: Callable[..., None], script: Sequence[tuple[float, int]], written: str) -> None:
+    for wait_s, ms in script:
+        time.sleep(wait_s)
+        if written:
+            say("response.output_audio_transcript.delta", delta=written)
+        sound = base64.b64encode(bytes(2 * RATE * ms // 1000)).decode()
+        say("response.output_audio.delta", delta=sound)
+    if written:
+        transcript = " ".join([written] * len(script))
+        say("response.output_audio_transcript.done", transcript=transcript)
+    say("response.done", response={"status": "completed"})
+
+
 @contextmanager
 def answering(
-    script: Sequence[tuple[float, int]] = AT_ONCE, decides_after: Sequence[int] = ()
+    script: Sequence[tuple[float, int]] = AT_ONCE,
+    decides_after: Sequence[int] = (),
+    written: str = "",
 ) -> Iterator[Target]:
     """A server whose faults are known.
 
-    It answers by ``script``: waits for so many seconds, then sends so many milliseconds of sound.
+    It answers by ``script``: waits for so many seconds, then sends so many milliseconds of sound,
+    after the text ``written`` if there is any.
     With ``decides_after`` it ends turns itself, after so many frames from the beginning.
     """
 
@@ -68,11 +84,7 @@ def answering(
                 say("session.updated")
             elif kind == "response.create" or (heard and frames in decides_after):
                 say("input_audio_buffer.committed")
-                for wait_s, ms in script:
-                    time.sleep(wait_s)
-                    sound = base64.b64encode(bytes(2 * RATE * ms // 1000)).decode()
-                    say("response.output_audio.delta", delta=sound)
-                say("response.done", response={"status": "completed"})
+                answer(say, script, written)
 
     with serve(talk, "127.0.0.1", 0, process_request=door) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -240,6 +252,24 @@ def test_who_answers_before_the_turn_is_over_has_failed() -> None:
     assert "1 x answered before the turn's end" in verdict([crowd], asked)
 
 
+def test_text_counts_as_written_first_up_to_the_first_sound() -> None:
+    asked = load(turns=1, first_ms=10_000)
+    with answering([(0.0, 500), (1.0, 500)], written="Four or five.") as target:
+        told = measured(target, asked)
+    with answering() as target:
+        silent = measured(target, asked)
+    (turn,) = told.turns
+    assert turn.words == 6
+    assert turn.written_ms
+    assert turn.commit_to_audio_ms
+    assert 0 < turn.written_ms <= turn.commit_to_audio_ms
+    (table, *_) = tables_of([told], asked)
+    assert "to the text that is written first, ms" in table.as_text()
+    assert silent.quantiles("words") is None
+    (table, *_) = tables_of([silent], asked)
+    assert "words of an answer" not in table.as_text()
+
+
 def test_sentences_end_where_pauses_begin_and_no_pause_is_long() -> None:
     pause = np.zeros(RATE // 2, np.int16)
     speech = np.concatenate([pause, SPEECH, pause, SPEECH, pause[: RATE // 20], SPEECH, pause])
@@ -277,6 +307,10 @@ def test_the_command_measures_a_server_that_it_starts(mosstalk: Run, tmp_path: P
     assert crowd["quantiles"]["commit_to_audio_ms"][0] > 0
     # The first delta of mosstalk's own server is what counts as first audio.
     assert crowd["quantiles"]["first_delta_ms"] == [240, 240, 240]
+    for turn in crowd["turns"]:
+        # The small model writes its answer first.
+        assert turn["words"] > 0
+        assert 0 < turn["written_ms"] < turn["commit_to_audio_ms"]
     parts, front = crowd["server"]["parts"], crowd["server"]["front"]
     assert all(0 < cpu <= busy <= 1.01 for busy, cpu in (parts[name] for name in ("step", "hop")))
     runs = crowd["server"]["runs"]

@@ -29,8 +29,9 @@ from mosstalk.errors import BenchError
 from mosstalk.progress import Progress
 
 QUANTILES = (50, 95, 99)
-MEASURED = ("commit_to_audio_ms", "decision_to_audio_ms", "first_delta_ms", "gaps_ms",
-            "underruns_ms", "audio_ms", "real_time_factor", "input_tokens")  # fmt: skip
+MEASURED = ("commit_to_audio_ms", "decision_to_audio_ms", "written_ms", "words",
+            "first_delta_ms", "gaps_ms", "underruns_ms", "audio_ms", "real_time_factor",
+            "input_tokens")  # fmt: skip
 """What of a turn quantiles are taken of."""
 _CLIENTS_A_PROCESS = 32
 _HEAD_START_S = 0.5

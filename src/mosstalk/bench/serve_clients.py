@@ -109,6 +109,9 @@ class Turn:
         decision_to_audio_ms: hands-free, from ``input_audio_buffer.committed`` to first audio.
         first_delta_ms: length of the first ``output_audio.delta``.
         audio_ms: length of all sound.
+        words: how many the answer's transcript has; None from a server that sends none.
+        written_ms: from the commit, or the last word, to the last text before the first sound:
+            how long a model takes that writes its answer first.
         real_time_factor: from commit, or last word, to the last sound, over the sound's length.
         input_tokens: rows of the conversation that the answer followed, if the server tells.
         server_ms: by name, what the server says that it took, as ``session.events.Timings``.
@@ -124,6 +127,8 @@ class Turn:
     decision_to_audio_ms: float | None = None
     first_delta_ms: float | None = None
     audio_ms: float = 0.0
+    words: int | None = None
+    written_ms: float | None = None
     real_time_factor: float | None = None
     input_tokens: float | None = None
     server_ms: dict[str, float] = field(default_factory=dict)
@@ -154,6 +159,10 @@ class _Answer:
             self.decided_s, self.owed = now_s, self.owed + 1
         elif kind == "response.output_audio.delta":
             self._sound(1000 * len(base64.b64decode(event["delta"])) / _BYTES_PER_S, now_s)
+        elif kind == "response.output_audio_transcript.delta" and turn.first_delta_ms is None:
+            turn.written_ms = 1000 * (now_s - self.asked_s)
+        elif kind == "response.output_audio_transcript.done":
+            turn.words = len(event["transcript"].split())
         elif kind == "error":
             turn.status = _code(event)
         elif kind == "response.done":

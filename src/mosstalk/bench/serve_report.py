@@ -22,6 +22,7 @@ def tables_of(crowds: Sequence[Crowd], load: Load) -> list[Table]:
         f"over {pattern.turn_s:g} s, seed {load.seed}; before them {pattern.history_words} words "
         f"are typed into each conversation. First audio: {FIRST_AUDIO_MS:g} ms of sound "
         "have come, as much as a first hop of 5 codes gives, or the whole of a shorter answer. "
+        "Text that is written first: its last piece that came before any sound. "
         "Real-time factor: from there to the last sound, over the sound's length. "
         "Gap: from one delta to the next. Underrun: a player that starts at the first delta, "
         "without a buffer, falls silent. Lag: how much too late a client itself sent a frame."
@@ -63,7 +64,12 @@ def not_measured(crowds: Sequence[Crowd]) -> list[str]:
 def _client_figures(crowd: Crowd, pattern: Pattern) -> dict[str, str]:
     begin = "last word" if pattern.hands_free else "commit"
     decided = {"decision to first audio, ms": "decision_to_audio_ms"} if pattern.hands_free else {}
+    written = {
+        f"{begin} to the text that is written first, ms": "written_ms",
+        "words of an answer": "words",
+    }
     timed = {
+        **{label: name for label, name in written.items() if crowd.quantiles(name)},
         f"{begin} to first audio, ms": "commit_to_audio_ms",
         **decided,
         "length of the first delta, ms": "first_delta_ms",
