@@ -79,6 +79,7 @@ def test_optional_packages_are_found_without_importing_them(cache_folder: Path) 
     states, imported = run.stdout.splitlines()
     there = "ok" if find_spec("onnxruntime") else "missing"
     assert f"'onnxruntime': '{there}'" in states
+    assert all(f"'{name}'" in states for name in ("silero-vad", "aiortc", "redis", "ray"))
     assert imported == "[]"
 
 

@@ -156,6 +156,21 @@ def _findings() -> list[Finding]:
         _optional("uvicorn", serve, no_server, "server"),
         _optional("websockets", serve, no_server, "server"),
         _optional("prometheus-client", f"{serve}: metrics", no_server, "server"),
+        _optional(
+            "silero-vad",
+            "hands-free turns",
+            "webrtcvad stands in, which noise misleads; without both, push to talk",
+            "vad",
+        ),
+        _optional("aiortc", "WebRTC calls from browsers", "browsers use WebSockets", "webrtc"),
+        _optional(
+            "faster-whisper",
+            "transcripts of what users say",
+            "none are sent; the model hears as well as before",
+            "transcribe",
+        ),
+        _optional("redis", f"{serve} --store", "a server keeps its own conversations", "redis"),
+        _optional("ray", "mosstalk fleet", "one server, with mosstalk serve", "fleet"),
     ]
 
 
