@@ -26,27 +26,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make talk", add_help=False)
     parser.add_argument("--port", type=int, default=8000)
     chosen, others = parser.parse_known_args()
-    if is_taken(chosen.port):
+    port = free_port(chosen.port)
+    if port is None:
         sys.exit(
             f"error: port {chosen.port} is taken: is a server running already? End it, or choose "
             f"another port: make talk OPTIONS='--port {chosen.port + 1}'"
         )
     scheme = "https" if any(word.startswith("--tls-") for word in others) else "http"
-    page = f"{scheme}://localhost:{chosen.port}/"
+    page = f"{scheme}://localhost:{port}/"
     threading.Thread(target=open_when_ready, args=(page,), daemon=True).start()
-    sys.argv = ["mosstalk", "serve", "--port", str(chosen.port), *others]
+    sys.argv = ["mosstalk", "serve", "--port", str(port), *others]
     mosstalk()
 
 
-def is_taken(port: int) -> bool:
-    """Whether another program listens there."""
+def free_port(asked: int) -> int | None:
+    """That port, for 0 any; None where another program listens."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            tried.bind(("127.0.0.1", asked))
         except OSError:
-            return True
-    return False
+            return None
+        return int(tried.getsockname()[1])
 
 
 def open_when_ready(page: str) -> None:

@@ -84,8 +84,7 @@ def test_talk_serves_opens_the_page_and_ends_at_ctrl_c(
     page: tuple[dict[str, str], Path], cache_folder: Path, scheme: str, words: tuple[str, ...]
 ) -> None:
     environment, opened = page
-    address = f"{scheme}://localhost:{free_port()}/"
-    port = address.rpartition(":")[2].strip("/")
+    port = "0" if scheme == "http" else str(free_port())
     talk = subprocess.Popen(
         [*TALK, "--port", port, "--vad", "none", *words],
         env=command_environment(cache_folder) | environment | {"OMP_NUM_THREADS": "1"},
@@ -93,7 +92,8 @@ def test_talk_serves_opens_the_page_and_ends_at_ctrl_c(
         text=True,
     )
     try:
-        assert opened.read_text() == f"{address}\n"  # waits until the browser is called
+        address = opened.read_text().strip()  # waits until the browser is called
+        assert re.fullmatch(rf"{scheme}://localhost:{port if int(port) else '[0-9]+'}/", address)
         assert httpx.get(f"{address}ready", verify=False).status_code == 200
         assert "<title>" in httpx.get(address, verify=False).text
         talk.send_signal(signal.SIGINT)

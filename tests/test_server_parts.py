@@ -55,7 +55,16 @@ from mosstalk.session.commands import (
     SessionSettings,
     UpdateSettings,
 )
-from mosstalk.session.events import Closed, ErrorRaised, SessionOpened, SettingsUpdated
+from mosstalk.session.events import (
+    Closed,
+    ErrorRaised,
+    ResponseDone,
+    ResponseStatus,
+    SessionOpened,
+    SettingsUpdated,
+    Timings,
+    Usage,
+)
 
 QUICK = Limits(unsent_s=1.0, unsent_bytes=100)
 READY = WorkerInfo("pocket", "m", "cpu", "float32", ("default",), None, 2048, 10, 16, 0.1)
@@ -479,6 +488,19 @@ def test_sound_counts_at_the_rate_that_was_granted_not_at_one_that_was_asked_for
         there.close()
 
     run(main())
+
+
+def test_the_wait_for_first_audio_is_that_of_conversations_alone() -> None:
+    metrics = Metrics()
+    timings = Timings(commit_to_first_audio_ms=300.0, real_time_factor=0.5)
+    for response_id, in_conversation in (("resp_1", True), ("resp_2", False)):
+        status = ResponseStatus.COMPLETED
+        metrics.on_response(
+            ResponseDone(response_id, status, None, (), Usage(), timings, in_conversation)
+        )
+    text = metrics.text().decode()
+    assert "mosstalk_commit_to_first_audio_seconds_count 1.0" in text
+    assert "mosstalk_response_real_time_factor_count 2.0" in text
 
 
 def test_what_a_client_does_wrong_is_counted_each_time_and_logged_some_times(

@@ -73,9 +73,10 @@ def test_parts_of_larger_tensors_are_saved_as_what_they_show(tmp_path: Path) -> 
     assert same(load_voice(path, code_limit=LIMIT), part)
 
 
-def test_half_precision_and_short_ids_are_widened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn], ids=["half", "float8"])
+def test_small_numbers_and_short_ids_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
     voice, path = make_voice(), tmp_path / "half.safetensors"
-    halved = Voice(voice.codes.int(), voice.mel.half(), voice.embedding.half())
+    halved = Voice(voice.codes.int(), voice.mel.to(dtype), voice.embedding.to(dtype))
 
     save_voice(halved, path)
     loaded = load_voice(path, code_limit=LIMIT)

@@ -268,11 +268,12 @@ def load_voice(
             f"{path}: codes {list(codes.shape)}, mel {list(mel.shape)} and embedding "
             f"{list(embedding.shape)} do not fit (n), (4n, {mel_bins}) and ({embedding_size})"
         )
+    mel, embedding = mel.float(), embedding.float()
     if not bool(mel.isfinite().all() & embedding.isfinite().all()):
         raise VoiceError(f"{path}: holds NaN or infinity; make it again")
     if codes.numel() == 0 or int(codes.min()) < 0 or int(codes.max()) >= code_limit:
         raise VoiceError(f"{path}: codes do not fit this codec; make the voice again with it")
-    return Voice(codes.to(torch.int64), mel.float(), embedding.float(), info)
+    return Voice(codes.to(torch.int64), mel, embedding, info)
 
 
 def find_voice(name: str, folder: Path) -> Path:

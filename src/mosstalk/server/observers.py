@@ -217,7 +217,8 @@ class Metrics:
             (self.vad_wait, timings.vad_wait_ms),
             (self.commit_to_first_text, timings.commit_to_first_text_ms),
         ):
-            if ms is not None:
+            # What is made beside a conversation waits for those, and would raise the alert.
+            if ms is not None and done.in_conversation:
                 histogram.observe(ms / 1000)
         if timings.real_time_factor is not None:
             self.real_time_factor.observe(timings.real_time_factor)
