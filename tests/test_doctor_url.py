@@ -87,6 +87,7 @@ def test_a_server_that_lets_nobody_in_is_wrong(cache_folder: Path, mosstalk: Run
         assert found["ready"]["state"] == "wrong"
         assert "still being loaded" in found["ready"]["detail"]
     finally:
+        os.kill(server.worker_id, signal.SIGCONT)  # stopped it would never see its server's end
         server.process.kill()
         server.stop()
 
