@@ -1,5 +1,6 @@
 """README.md is short, the Chinese one says the same, and each command runs as written, in order."""
 
+import json
 import os
 import re
 import shlex
@@ -42,6 +43,17 @@ def test_the_chinese_one_shows_the_same_commands_and_links() -> None:
         return target.replace(".zh.md", ".md").replace("README.md", "")
 
     assert [*map(other, _LINK.findall(CHINESE))] == [*map(other, _LINK.findall(TEXT))]
+
+
+def test_its_number_is_the_one_that_was_measured() -> None:
+    document = json.loads((ROOT / "docs/figures/beside/serve-pocket-by-hand.json").read_text())
+    one = next(crowd for crowd in document["crowds"] if crowd["clients"] == 1)
+    seconds = f"{one['quantiles']['commit_to_audio_ms'][0] / 1000:.1f}"
+    picture = (ROOT / "docs/img/while-you-speak.svg").read_text()
+    assert f"starts to speak {seconds} seconds after" in TEXT
+    assert f"{seconds} 秒后" in CHINESE
+    assert f">{seconds} s</text>" in picture
+    assert f"{seconds} seconds after you finish" in picture
 
 
 LIKE_GITHUB = """<meta charset=utf-8><style>
