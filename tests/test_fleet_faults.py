@@ -80,9 +80,13 @@ def process_of(fault: Fault, fleet: Fleet) -> int:
 
 
 def is_whole(fleet: Fleet) -> bool:
-    """Whether all its replicas are there, and have room."""
+    """Whether all its replicas are there, and have room, and the ingress knows of them.
+
+    A new ingress answers 404 for a moment.
+    """
     with suppress(httpx.HTTPError, KeyError, ValueError):
-        return fleet.sessions() == [0] * REPLICAS
+        known = httpx.get(f"{fleet.url}/ready").status_code == 200
+        return known and fleet.sessions() == [0] * REPLICAS
     return False
 
 

@@ -24,6 +24,7 @@ from mosstalk.vad import Detector, Frames, SileroDetector, WebRtcDetector, open_
 SPEECH = [
     read_audio(path, 16_000).samples for path in (QUESTION, ROOT / "assets" / "librivox.flac")
 ]
+ASKED = ("capital", "sum", "spain")
 NOTHING = np.zeros(0, np.float32)
 SILERO, WEBRTC = SileroDetector(), WebRtcDetector()
 BOTH = pytest.mark.parametrize("detector", [SILERO, WEBRTC], ids=lambda detector: detector.name)
@@ -82,7 +83,30 @@ def test_silero_gives_what_its_own_package_gives() -> None:
     model = import_module("silero_vad").load_silero_vad(onnx=True)
     sound = SPEECH[0][: len(SPEECH[0]) // 512 * 512]
     expected = model.audio_forward(torch.from_numpy(sound), 16_000)[0].numpy()
-    np.testing.assert_allclose(heard(SILERO, sound).speech, expected, atol=1e-6)
+    found = heard(SILERO, sound).speech
+    np.testing.assert_allclose(found[:80], expected[:80], atol=1e-6)
+    # Behind the last word it still says yes, at the level of the noise.
+    assert expected[80:84].min() > 0.5
+    np.testing.assert_allclose(found[80:], np.where(found[80:] > 0, expected[80:], 0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("noise_db", "alone_ms"), [(None, 72), (30.0, 58)])
+def test_silence_counts_from_the_last_word_on_where_that_is_far_above_the_noise(
+    noise_db: float | None, alone_ms: int
+) -> None:
+    words = [read_audio(ROOT / f"assets/{name}.flac", 16_000) for name in ASKED]
+    row = measure_found(SILERO, "", [clip_of(each.samples, noise_db) for each in words])
+    assert (row.missed, row.cut) == (0, 0)
+    assert row.end_ms.median is not None
+    assert row.end_ms.median <= alone_ms - 50, "Silero alone says yes for so long"
+
+
+@examples(10)
+@given(gain_db=st.integers(-30, 0))
+def test_a_quiet_voice_is_speech_as_a_loud_one_is(gain_db: int) -> None:
+    sound = SPEECH[0] * np.float32(10 ** (gain_db / 20))
+    quiet, loud = (heard(SILERO, each).speech >= 0.5 for each in (sound, SPEECH[0]))
+    assert (quiet != loud).mean() < 0.1
 
 
 # Streams.

@@ -6,9 +6,12 @@ out of the package ``silero-vad``, whose own code, and with it torch, is not imp
 512 new samples behind the 64 before them; an LSTM of 128 goes from frame to frame.
 
 WebRTC's detector (https://webrtc.org), Gaussian mixtures over six bands, is the fall-back where
-there is no onnxruntime. It says yes or no, and says yes to steady noise for good, so that no turn
-would end: a frame must lie above the noise as well, which is followed as its lowest levels are.
-Music stays speech to it.
+there is no onnxruntime. It says yes or no.
+
+Both also look at levels, since Silero still says yes for some 80 ms after a last word, and WebRTC's
+detector to steady noise for good. Noise is followed as the lowest levels are. To WebRTC's a frame
+must lie above it; music stays speech to it. To Silero a frame is none that lies at the noise and
+far below the speech before it.
 """
 
 import logging
@@ -27,6 +30,8 @@ from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.environment import install_command
 from mosstalk.errors import AudioError, DetectorError
+
+Decibels: TypeAlias = npt.NDArray[np.float64]
 
 
 class Frame(NamedTuple):
@@ -132,12 +137,14 @@ class SileroState:
         context: (64,), the samples before the next frame.
         pending: (n,) with n < 512, samples of the next frame.
         position: of the next frame's first sample in the stream.
+        levels: how loud it is.
     """
 
     memory: Samples
     context: Samples
     pending: Samples
     position: int
+    levels: "Levels"
 
 
 class SileroDetector:
@@ -160,7 +167,7 @@ class SileroDetector:
         """The state of a stream before its first sample."""
         nothing = np.zeros(0, np.float32)
         memory = np.zeros((2, MEMORY_SIZE), np.float32)
-        return SileroState(memory, np.zeros(CONTEXT_SAMPLES, np.float32), nothing, 0)
+        return SileroState(memory, np.zeros(CONTEXT_SAMPLES, np.float32), nothing, 0, Levels())
 
     def push(self, state: SileroState, samples: Samples) -> tuple[SileroState, Frames]:
         """Hear the next samples of one stream; see ``Detector.push``."""
@@ -205,10 +212,14 @@ def _advance(
 ) -> tuple[SileroState, Frames]:
     used = len(speech) * SILERO_FRAME_SAMPLES
     rest = heard[used:].copy()
+    new = heard[CONTEXT_SAMPLES : CONTEXT_SAMPLES + used].reshape(-1, SILERO_FRAME_SAMPLES)
+    levels, over_db, under_db = _followed(state.levels, new)
+    sure = np.where(speech < _SURE, _DOUBTFUL_UNDER_DB, _SURE_UNDER_DB)
+    none = (over_db <= _OVER_NOISE_DB) & (under_db > sure)
     after = SileroState(
-        memory.copy(), rest[:CONTEXT_SAMPLES], rest[CONTEXT_SAMPLES:], state.position + used
+        memory.copy(), rest[:CONTEXT_SAMPLES], rest[CONTEXT_SAMPLES:], state.position + used, levels
     )
-    return after, Frames(state.position, SILERO_FRAME_SAMPLES, speech.copy())
+    return after, Frames(state.position, SILERO_FRAME_SAMPLES, np.where(none, 0, speech))
 
 
 def model_file() -> Path:
@@ -268,8 +279,13 @@ WEBRTC_MODE = 3
 """Of 0 to 3 the one that takes the least noise for speech."""
 _FULL_SCALE = 32767
 _OVER_NOISE_DB = 4.0
-_NOISE_RISE_DB = 0.09
-"""A frame, 3 dB a second; it falls by half the difference."""
+_DRIFT_DB_A_S = 3.0
+"""So fast noise seems to rise and speech to fall where nothing tells; noise falls by half the
+difference a frame."""
+_SURE = 0.9
+_SURE_UNDER_DB, _DOUBTFUL_UNDER_DB = 30.0, 20.0
+"""At the noise and so far below the speech before it a frame is none, though Silero is sure that it
+is one, or doubts it."""
 _QUIETEST = 1e-7
 
 
@@ -277,14 +293,13 @@ _QUIETEST = 1e-7
 class WebRtcState:
     """What is known of one stream: the library's own object, and what follows the last frame.
 
-    The object cannot be copied, so a state that was pushed to is used up. ``noise_db`` is the
-    noise's level in dB of full scale, at most 0; None before the first frame.
+    The object cannot be copied, so a state that was pushed to is used up.
     """
 
     inside: Any
     pending: Samples
     position: int
-    noise_db: float | None = None
+    levels: "Levels"
 
 
 class WebRtcDetector:
@@ -311,25 +326,19 @@ class WebRtcDetector:
 
     def start(self) -> WebRtcState:
         """The state of a stream before its first sample."""
-        return WebRtcState(self._package.Vad(WEBRTC_MODE), np.zeros(0, np.float32), 0)
+        return WebRtcState(self._package.Vad(WEBRTC_MODE), np.zeros(0, np.float32), 0, Levels())
 
     def push(self, state: WebRtcState, samples: Samples) -> tuple[WebRtcState, Frames]:
         """Hear the next samples of one stream; see ``Detector.push``."""
         heard = np.concatenate([state.pending, finite(samples)])
         count = len(heard) // WEBRTC_FRAME_SAMPLES
         used = count * WEBRTC_FRAME_SAMPLES
-        whole = (
-            (heard[:used].clip(-1, 1) * _FULL_SCALE)
-            .astype("<i2")
-            .reshape(count, WEBRTC_FRAME_SAMPLES)
-        )
-        levels = _levels(heard[:used].reshape(count, WEBRTC_FRAME_SAMPLES))
-        said, noise = np.zeros(count, np.float32), state.noise_db
-        for place, (frame, level) in enumerate(zip(whole, levels, strict=True)):
-            noise = float(follow_noise(noise, level, _NOISE_RISE_DB))
-            yes = state.inside.is_speech(frame.tobytes(), INPUT_RATE)
-            said[place] = yes and level > noise + _OVER_NOISE_DB
-        after = WebRtcState(state.inside, heard[used:].copy(), state.position + used, noise)
+        frames = heard[:used].reshape(count, WEBRTC_FRAME_SAMPLES)
+        levels, over_db, _ = _followed(state.levels, frames)
+        whole = (frames.clip(-1, 1) * _FULL_SCALE).astype("<i2")
+        yes = [state.inside.is_speech(frame.tobytes(), INPUT_RATE) for frame in whole]
+        said = (np.array(yes, bool) & (over_db > _OVER_NOISE_DB)).astype(np.float32)
+        after = WebRtcState(state.inside, heard[used:].copy(), state.position + used, levels)
         return after, Frames(state.position, WEBRTC_FRAME_SAMPLES, said)
 
     def push_many(
@@ -339,11 +348,30 @@ class WebRtcDetector:
         return [self.push(state, sound) for state, sound in zip(states, sounds, strict=True)]
 
 
-def _levels(frames: Samples) -> list[float]:
-    """Levels in dB of full scale of frames (n, 480)."""
+@dataclass(frozen=True)
+class Levels:
+    """How loud a stream is, in dB of full scale.
+
+    Attributes:
+        noise_db: the noise, at most 0; None before the first frame.
+        speech_db: the loudest, less 3 dB for each second since.
+    """
+
+    noise_db: float | None = None
+    speech_db: float = -np.inf
+
+
+def _followed(levels: Levels, frames: Samples) -> tuple[Levels, Decibels, Decibels]:
+    """The levels after frames (n, L), and how far each is above the noise and below the speech."""
     powers = np.square(frames, dtype=np.float64).mean(axis=1)
-    levels: list[float] = (10 * np.log10(powers + _QUIETEST)).tolist()
-    return levels
+    heard = 10 * np.log10(powers + _QUIETEST)
+    drift_db = _DRIFT_DB_A_S * frames.shape[1] / INPUT_RATE
+    noise, speech = np.empty_like(heard), np.empty_like(heard)
+    for place, level in enumerate(heard):
+        noise_db = float(follow_noise(levels.noise_db, level, drift_db))
+        levels = Levels(noise_db, max(float(level), levels.speech_db - drift_db))
+        noise[place], speech[place] = levels.noise_db, levels.speech_db
+    return levels, heard - noise, speech - heard
 
 
 def follow_noise(
