@@ -15,6 +15,7 @@ far below the speech before it.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,14 +25,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.environment import install_command
 from mosstalk.errors import AudioError, DetectorError
-
-Decibels: TypeAlias = npt.NDArray[np.float64]
 
 
 class Frame(NamedTuple):
@@ -213,13 +211,15 @@ def _advance(
     used = len(speech) * SILERO_FRAME_SAMPLES
     rest = heard[used:].copy()
     new = heard[CONTEXT_SAMPLES : CONTEXT_SAMPLES + used].reshape(-1, SILERO_FRAME_SAMPLES)
-    levels, over_db, under_db = _followed(state.levels, new)
-    sure = np.where(speech < _SURE, _DOUBTFUL_UNDER_DB, _SURE_UNDER_DB)
-    none = (over_db <= _OVER_NOISE_DB) & (under_db > sure)
+    said, levels = speech.copy(), state.levels
+    for place, (level_db, levels) in enumerate(_followed(state.levels, new)):
+        under_db = _SURE_UNDER_DB if said[place] >= _SURE else _DOUBTFUL_UNDER_DB
+        if not levels.over_noise(level_db) and level_db < levels.speech_db - under_db:
+            said[place] = 0
     after = SileroState(
         memory.copy(), rest[:CONTEXT_SAMPLES], rest[CONTEXT_SAMPLES:], state.position + used, levels
     )
-    return after, Frames(state.position, SILERO_FRAME_SAMPLES, np.where(none, 0, speech))
+    return after, Frames(state.position, SILERO_FRAME_SAMPLES, said)
 
 
 def model_file() -> Path:
@@ -334,10 +334,11 @@ class WebRtcDetector:
         count = len(heard) // WEBRTC_FRAME_SAMPLES
         used = count * WEBRTC_FRAME_SAMPLES
         frames = heard[:used].reshape(count, WEBRTC_FRAME_SAMPLES)
-        levels, over_db, _ = _followed(state.levels, frames)
         whole = (frames.clip(-1, 1) * _FULL_SCALE).astype("<i2")
-        yes = [state.inside.is_speech(frame.tobytes(), INPUT_RATE) for frame in whole]
-        said = (np.array(yes, bool) & (over_db > _OVER_NOISE_DB)).astype(np.float32)
+        said, levels = np.zeros(count, np.float32), state.levels
+        for place, (level_db, levels) in enumerate(_followed(state.levels, frames)):
+            yes = state.inside.is_speech(whole[place].tobytes(), INPUT_RATE)
+            said[place] = yes and levels.over_noise(level_db)
         after = WebRtcState(state.inside, heard[used:].copy(), state.position + used, levels)
         return after, Frames(state.position, WEBRTC_FRAME_SAMPLES, said)
 
@@ -348,8 +349,7 @@ class WebRtcDetector:
         return [self.push(state, sound) for state, sound in zip(states, sounds, strict=True)]
 
 
-@dataclass(frozen=True)
-class Levels:
+class Levels(NamedTuple):
     """How loud a stream is, in dB of full scale.
 
     Attributes:
@@ -358,34 +358,25 @@ class Levels:
     """
 
     noise_db: float | None = None
-    speech_db: float = -np.inf
+    speech_db: float = -math.inf
+
+    def over_noise(self, level_db: float) -> bool:
+        """Whether a frame is louder than noise alone would be."""
+        return self.noise_db is None or level_db > self.noise_db + _OVER_NOISE_DB
 
 
-def _followed(levels: Levels, frames: Samples) -> tuple[Levels, Decibels, Decibels]:
-    """The levels after frames (n, L), and how far each is above the noise and below the speech."""
-    powers = np.square(frames, dtype=np.float64).mean(axis=1)
-    heard = 10 * np.log10(powers + _QUIETEST)
+def _followed(levels: Levels, frames: Samples) -> Iterator[tuple[float, Levels]]:
+    """The level of each of frames (n, L), and the stream's with it."""
+    noise_db, speech_db = levels
     drift_db = _DRIFT_DB_A_S * frames.shape[1] / INPUT_RATE
-    noise, speech = np.empty_like(heard), np.empty_like(heard)
-    for place, level in enumerate(heard):
-        noise_db = float(follow_noise(levels.noise_db, level, drift_db))
-        levels = Levels(noise_db, max(float(level), levels.speech_db - drift_db))
-        noise[place], speech[place] = levels.noise_db, levels.speech_db
-    return levels, heard - noise, speech - heard
-
-
-def follow_noise(
-    noise: npt.ArrayLike | None, level: npt.ArrayLike, rise_db: float
-) -> npt.NDArray[np.float64]:
-    """The noise in dB after sound at ``level``, of any shape: it falls halfway, and rises slowly.
-
-    ``noise`` is that before; None: there was no sound.
-    """
-    level = np.asarray(level, np.float64)
-    if noise is None:
-        return level.copy()
-    noise = np.asarray(noise, np.float64)
-    return np.where(level < noise, (noise + level) / 2, noise + rise_db)
+    powers = np.square(frames, dtype=np.float64).mean(axis=1)
+    for level_db in (10 * np.log10(powers + _QUIETEST)).tolist():
+        if noise_db is None or level_db >= noise_db:
+            noise_db = level_db if noise_db is None else noise_db + drift_db
+        else:
+            noise_db = (noise_db + level_db) / 2
+        speech_db = max(level_db, speech_db - drift_db)
+        yield level_db, Levels(noise_db, speech_db)
 
 
 DetectorKind: TypeAlias = Literal["auto", "silero", "webrtc"]
