@@ -170,7 +170,7 @@ def test_hands_free_speech_is_answered_and_ends_the_answer() -> None:
             committed = client.all("input_audio_buffer.committed")[0]
             assert started["item_id"] == committed["item_id"]
             stopped = client.all("input_audio_buffer.speech_stopped")[0]
-            assert 500 - 33 < stopped["mosstalk"]["vad_wait_ms"] <= 500
+            assert stopped["mosstalk"]["vad_wait_ms"] >= 500
             assert started["audio_start_ms"] < stopped["mosstalk"]["speech_end_ms"]
 
     run(main())

@@ -30,7 +30,7 @@ class TurnDetection:
     Attributes:
         threshold: probability from which a frame is speech.
         prefix_padding_ms: sound before the first speech that belongs to the turn.
-        silence_duration_ms: how long a silence ends the turn, to the nearest frame.
+        silence_duration_ms: how long a silence ends the turn.
         idle_timeout_ms: silence after the assistant's last sound that is reported; None never.
 
     Raises:
@@ -240,10 +240,8 @@ class TurnDetector:
             self._silent_from = frame.start_samples
         if self._silent_from is None:
             return None
-        # Speech ended somewhere within the frame before: the silence may be so much longer.
-        end, unknown = self._silent_from, frame.end_samples - frame.start_samples
-        wait = self.settings.silence_duration_ms * _SAMPLES_PER_MS
-        if frame.end_samples - end + unknown < wait:
+        end, wait = self._silent_from, self.settings.silence_duration_ms * _SAMPLES_PER_MS
+        if frame.end_samples - end < wait:
             return None
         self._forget()
         stopped = SpeechStopped(end, frame.end_samples)
