@@ -127,6 +127,37 @@ def test_a_turn_is_the_same_however_long_the_silence_that_ends_it() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("rate", [8_000, 16_000, 24_000])
+@pytest.mark.parametrize("silence_ms", [500, 200])
+def test_the_end_of_a_turn_is_told_with_the_sound_that_shows_it(rate: int, silence_ms: int) -> None:
+    frame_ms = 20
+    settings = replace(
+        HANDS_FREE,
+        input_rate=rate,
+        turn_detection=TurnDetection(silence_duration_ms=silence_ms),
+        create_response=False,
+    )
+
+    async def main() -> None:
+        async with (
+            host(hands_free=True, clock=standing) as here,
+            await here.open(settings) as session,
+        ):
+            client = Client(session)
+            sound = soxr.resample(said(speech(QUESTION)), RATE, rate)
+            client.say(sound.astype(np.float32), piece=rate * frame_ms // 1000)
+            stopped = await client.wait(SpeechStopped)
+            await client.wait(TurnCommitted)
+            shown = stopped.speech_end + stopped.wait
+            # What resamples for good holds sound back for up to 115 ms.
+            assert 0 <= stopped.clock - shown <= frame_ms * RATE // 1000
+            # Its sound is whole all the same.
+            trailing_ms = min(TRAILING_MS, stopped.wait_ms)
+            assert stopped.end - stopped.speech_end == trailing_ms * RATE // 1000
+
+    run(main())
+
+
 async def begun_early(session: Session) -> None:
     """Wait until a reply is made to the turn under way, of which nobody has been told."""
     while session._responses._early is None:

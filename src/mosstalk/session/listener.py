@@ -20,7 +20,7 @@ from mosstalk.errors import CodecFullError, SessionError
 from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import ErrorCode, error_event, new_id
-from mosstalk.session.sound import InputClock, Resampler
+from mosstalk.session.sound import SOON, InputClock, Resampler
 from mosstalk.session.workers import Ear, EncoderWorker
 from mosstalk.vad import turns
 from mosstalk.vad.ears import GateChange
@@ -144,14 +144,14 @@ class Listener:
         """
         self._clock.add(len(samples), rate)
         heard = self._resampler.push(samples, rate)
-        if len(heard):
-            self._position += len(heard)
-            if self._finder:
-                async for each in self._find(self._finder, heard, audible()):
-                    yield each
-            elif error := self._collect(heard):
-                yield error
-            await self._keep_up()
+        self._position += len(heard)
+        if self._finder:
+            self._finder.add(heard)
+            async for each in self._find(self._finder, self._finder.soon(samples, rate), audible()):
+                yield each
+        elif len(heard) and (error := self._collect(heard)):
+            yield error
+        await self._keep_up()
 
     async def commit(self) -> LiveTurn:
         """End the turn by hand; hands-free, what is held back for resampling belongs to the next.
@@ -224,7 +224,8 @@ class Listener:
         if detection and detector:
             found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
             ear = self._worker.open_ear(gated=settings.echo_gate)
-            self._finder = _SpeechFinder(found, ear, self._position)
+            resampler = Resampler(settings.input_rate, SOON)
+            self._finder = _SpeechFinder(found, ear, self.clock, self._position, resampler)
 
     def _held_back(self) -> Samples:
         """What resampling held back, (n,): it counts as heard from now on."""
@@ -340,8 +341,12 @@ class Listener:
     async def _find(
         self, finder: "_SpeechFinder", samples: Samples, audible: bool
     ) -> AsyncIterator[TurnUpdate]:
-        """Hands-free: look for turns in samples (n,), and go on with the one under way."""
-        finder.add(samples)
+        """Hands-free: look for turns in samples (n,), and go on with the one under way.
+
+        They are heard before those that turns are made of, which resampling holds back longer.
+        """
+        if not len(samples):
+            return
         finder.detector.playing = audible
         frames, held_frames = await self._worker.detect(finder.ear, samples, finder.gate_changes())
         held = frames.frame_samples * held_frames
@@ -371,14 +376,20 @@ class Listener:
             return turn, events.SpeechStarted(turn.item_id, turn.start)
         if isinstance(found, turns.SpeechStopped):
             assert self.turn, "speech that stopped had not begun"
-            self.turn.take(finder.between(self.turn.end, origin + found.sound_end_samples))
+            self._take_until(finder, self.turn, origin + found.sound_end_samples)
             speech_end, decided = (origin + place for place in found)
             return await self._stop(self.turn, speech_end, decided)
         start = origin + found.start_samples
         turn = self._open(max(start, finder.start))
-        turn.take(finder.between(turn.end, origin + found.at_samples))
+        self._take_until(finder, turn, origin + found.at_samples)
         await self._finish(turn)
         return turn, events.IdleTimeout(turn.item_id, start, turn.end)
+
+    def _take_until(self, finder: "_SpeechFinder", turn: LiveTurn, place: int) -> None:
+        """Have all sound before that place in the turn, what resampling holds back too."""
+        if self._position < place:
+            finder.add(self._held_back())
+        turn.take(finder.between(turn.end, place))
 
     async def _stop(self, turn: LiveTurn, speech_end: int, decided: int) -> TurnUpdate:
         await self._finish(turn)
@@ -390,18 +401,21 @@ class Listener:
 class _SpeechFinder:
     """What is kept to find speech from place ``origin`` on: its ear, and the latest sound.
 
-    What the ear's echo gate must know waits for the next sound.
+    ``start`` is the place of the first sample that is kept. What the ear's echo gate must know
+    waits for the next sound.
     """
 
     detector: turns.TurnDetector
     ear: Ear
     origin: int
+    start: int
+    _resampler: Resampler
     _pieces: deque[Samples] = field(default_factory=deque)
     _for_gate: list[GateChange] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.start = self.origin
-        """Place of the first sample that is kept."""
+    def soon(self, samples: Samples, rate: int) -> Samples:
+        """Samples (n,) at ``rate`` Hz as the ear hears them, without delay."""
+        return self._resampler.push(samples, rate)
 
     def add(self, samples: Samples) -> None:
         """Keep the next samples (n,)."""

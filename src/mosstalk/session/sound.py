@@ -13,9 +13,10 @@ from mosstalk.session.commands import INPUT_RATES, Pcm
 from mosstalk.session.events import ErrorCode
 
 _FULL_SCALE = 32768.0
-_QUALITY = "HQ"
-"""At 24 kHz it holds sound back for 37 ms at most, where "VHQ" does so for 76. At 8 kHz it does for
-115 ms, as "VHQ" would, and "LQ" for 61."""
+WHOLE, SOON = "HQ", "QQ"
+"""Qualities of soxr. The first is for what is kept: at 24 kHz it holds sound back for 21 ms, 37 at
+most, at 8 kHz for 64, 115 at most. The second, a cubic curve, holds back nothing; it is good
+enough to tell speech by."""
 LONGEST_STALL_S = 3.5
 """A microphone may fall silent for so long and send what it recorded in a burst. Whoever is
 silent for longer has recorded nothing meanwhile."""
@@ -56,11 +57,12 @@ def pcm_of(samples: Samples) -> bytes:
 class Resampler:
     """A stream at ``rate`` Hz, which may change, to 16 kHz; the same samples however it is cut.
 
-    They are those of ``soxr.resample`` on the whole stretch from one ``flush``, or change of the
-    rate, to the next.
+    They are those of ``soxr.resample`` with this ``quality`` on the whole stretch from one
+    ``flush``, or change of the rate, to the next.
     """
 
-    def __init__(self, rate: int) -> None:
+    def __init__(self, rate: int, quality: str = WHOLE) -> None:
+        self._quality = quality
         self._tune(rate)
         self._rest = np.zeros(0, np.float32)
         """What was held back of earlier rates, at 16 kHz."""
@@ -85,7 +87,7 @@ class Resampler:
     def _tune(self, rate: int) -> None:
         self.rate, self._stream = rate, None
         if rate != INPUT_RATE:
-            self._stream = soxr.ResampleStream(rate, INPUT_RATE, 1, "float32", _QUALITY)
+            self._stream = soxr.ResampleStream(rate, INPUT_RATE, 1, "float32", self._quality)
 
     def _after_rest(self, samples: Samples) -> Samples:
         rest, self._rest = self._rest, np.zeros(0, np.float32)
