@@ -1,15 +1,18 @@
 """A fleet's file: what it may hold, and what is said of one that is wrong. Without Ray."""
 
 import json
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from conftest import Run, refused
+from server_rig import free_port
 
 from mosstalk.fleet.config import FleetConfig, read_config
-from mosstalk.fleet.launch import _say_ready
+from mosstalk.fleet.launch import _free, _say_ready
 
 WHOLE = """\
 host: 0.0.0.0
@@ -135,3 +138,16 @@ def test_nothing_but_a_fleet_needs_ray() -> None:
     probe = "import sys, mosstalk.cli, mosstalk.fleet.config; print({'ray'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_two_fleets_that_start_at_once_take_ports_of_their_own() -> None:
+    port = free_port()
+    with ExitStack() as first:
+        assert _free(port, first) == port
+        with ExitStack() as second:  # nothing listens there yet
+            assert _free(port, second) != port
+    with ExitStack() as later:
+        assert _free(port, later) == port
+        with socket.create_server(("127.0.0.1", free_port())) as other, ExitStack() as third:
+            taken = other.getsockname()[1]
+            assert _free(taken, third) != taken

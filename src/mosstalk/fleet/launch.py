@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -77,9 +77,10 @@ def _own_ray(config: FleetConfig) -> Iterator[None]:
         raise ConfigError(f"{str(error).partition(';')[0]}; choose host and port anew") from None
     serve_options(config.options())  # before anything is started
     above = gettempdir() if len(gettempdir()) <= _LONGEST_FOLDER else "/tmp"
-    with TemporaryDirectory("", "mosstalk-", above, ignore_cleanup_errors=True) as folder:
+    kept = TemporaryDirectory("", "mosstalk-", above, ignore_cleanup_errors=True)
+    with ExitStack() as ports, kept as folder:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        set_unless_set(_haproxy(Path(folder)) | token)
+        set_unless_set(_haproxy(Path(folder), ports) | token)
         try:
             with _ray(_temp_dir=folder, _node_ip_address=_HERE, include_dashboard=False):
                 yield
@@ -89,8 +90,11 @@ def _own_ray(config: FleetConfig) -> Iterator[None]:
             _end_all_of(folder)
 
 
-def _haproxy(folder: Path) -> dict[str, str]:
-    """The environment variables that say where HAProxy's files and ports are."""
+def _haproxy(folder: Path, ports: ExitStack) -> dict[str, str]:
+    """The environment variables that say where HAProxy's files and ports are.
+
+    No other fleet takes these until ``ports`` is closed.
+    """
     files = {
         "CONFIG_FILE_LOC": "haproxy.cfg",
         "SOCKET_PATH": "s",
@@ -99,15 +103,22 @@ def _haproxy(folder: Path) -> dict[str, str]:
         "SERVER_STATE_FILE": "server-state",
     }
     named = {f"RAY_SERVE_HAPROXY_{name}": str(folder / path) for name, path in files.items()}
-    return named | {f"RAY_SERVE_{name}": str(_free(port)) for name, port in _PORTS.items()}
+    return named | {f"RAY_SERVE_{name}": str(_free(port, ports)) for name, port in _PORTS.items()}
 
 
-def _free(port: int) -> int:
-    """The port, or another one where something listens there."""
+def _free(port: int, ports: ExitStack) -> int:
+    """The port, or another one where something listens there, or soon will.
+
+    Seconds go by until HAProxy does. A fleet that starts meanwhile sees this one's mark: a socket
+    whose name has no file, and which ends with the process.
+    """
+    mark = ports.enter_context(socket.socket(socket.AF_UNIX))
     try:
+        mark.bind(f"\0mosstalk-fleet-{port}")
         with listen("0.0.0.0", port):
             return port
-    except OptionError:
+    except (OSError, OptionError):
+        mark.close()
         with listen("0.0.0.0", 0) as listener:
             return int(listener.getsockname()[1])
 
