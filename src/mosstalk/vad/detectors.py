@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
@@ -114,6 +115,53 @@ def finite(samples: Samples) -> Samples:
     return samples
 
 
+_OVER_NOISE_DB = 4.0
+_DRIFT_DB_A_S = 3.0
+"""So fast noise seems to rise and speech to fall where nothing tells; noise falls by half the
+difference a frame."""
+_QUIETEST = 1e-7
+
+
+class StreamLevels(NamedTuple):
+    """How loud a stream is, in dB of full scale.
+
+    Attributes:
+        noise_db: the noise, at most 0; None before the first frame.
+        speech_db: the loudest, less 3 dB for each second since.
+    """
+
+    noise_db: float | None = None
+    speech_db: float = -math.inf
+
+    def over_noise(self, level_db: float) -> bool:
+        """Whether a frame is louder than noise alone would be."""
+        return self.noise_db is None or level_db > self.noise_db + _OVER_NOISE_DB
+
+
+def _followed(levels: StreamLevels, frames: Samples) -> Iterator[tuple[float, StreamLevels]]:
+    """The level of each of frames (n, L), and the stream's with it."""
+    drift_db = _DRIFT_DB_A_S * frames.shape[1] / INPUT_RATE
+    powers = np.square(frames, dtype=np.float64).mean(axis=1)
+    for level_db in (10 * np.log10(powers + _QUIETEST)).tolist():
+        noise_db = float(follow_noise(levels.noise_db, level_db, drift_db))
+        levels = StreamLevels(noise_db, max(level_db, levels.speech_db - drift_db))
+        yield level_db, levels
+
+
+def follow_noise(
+    noise: npt.ArrayLike | None, level: npt.ArrayLike, rise_db: float
+) -> npt.NDArray[np.float64]:
+    """The noise in dB after sound at ``level``, of any shape: it falls halfway, and rises slowly.
+
+    ``noise`` is that before; None: there was no sound.
+    """
+    level = np.asarray(level, np.float64)
+    if noise is None:
+        return level.copy()
+    noise = np.asarray(noise, np.float64)
+    return np.where(level < noise, (noise + level) / 2, noise + rise_db)
+
+
 SILERO_FRAME_SAMPLES = 512
 """The one frame length that the model takes at 16 kHz: 32 ms."""
 CONTEXT_SAMPLES = 64
@@ -121,6 +169,10 @@ MEMORY_SIZE = 128
 _WINDOW_SAMPLES = CONTEXT_SAMPLES + SILERO_FRAME_SAMPLES
 SILERO_MINIMUM_SPEECH_MS = 96
 """Three frames: clicks, knocks and slams give two at most, a short word gives eight."""
+_SURE = 0.9
+_SURE_UNDER_DB, _DOUBTFUL_UNDER_DB = 30.0, 20.0
+"""At the noise and so far below the speech before it a frame is none, though Silero is sure that it
+is one, or doubts it."""
 INSTALL = install_command("vad")
 _MODEL_FILE = Path("data", "silero_vad.onnx")
 _LOG_NOTHING = 4
@@ -142,7 +194,7 @@ class SileroState:
     context: Samples
     pending: Samples
     position: int
-    levels: "Levels"
+    levels: StreamLevels
 
 
 class SileroDetector:
@@ -165,7 +217,9 @@ class SileroDetector:
         """The state of a stream before its first sample."""
         nothing = np.zeros(0, np.float32)
         memory = np.zeros((2, MEMORY_SIZE), np.float32)
-        return SileroState(memory, np.zeros(CONTEXT_SAMPLES, np.float32), nothing, 0, Levels())
+        return SileroState(
+            memory, np.zeros(CONTEXT_SAMPLES, np.float32), nothing, 0, StreamLevels()
+        )
 
     def push(self, state: SileroState, samples: Samples) -> tuple[SileroState, Frames]:
         """Hear the next samples of one stream; see ``Detector.push``."""
@@ -278,15 +332,6 @@ WEBRTC_MINIMUM_SPEECH_MS = 210
 WEBRTC_MODE = 3
 """Of 0 to 3 the one that takes the least noise for speech."""
 _FULL_SCALE = 32767
-_OVER_NOISE_DB = 4.0
-_DRIFT_DB_A_S = 3.0
-"""So fast noise seems to rise and speech to fall where nothing tells; noise falls by half the
-difference a frame."""
-_SURE = 0.9
-_SURE_UNDER_DB, _DOUBTFUL_UNDER_DB = 30.0, 20.0
-"""At the noise and so far below the speech before it a frame is none, though Silero is sure that it
-is one, or doubts it."""
-_QUIETEST = 1e-7
 
 
 @dataclass(frozen=True)
@@ -299,7 +344,7 @@ class WebRtcState:
     inside: Any
     pending: Samples
     position: int
-    levels: "Levels"
+    levels: StreamLevels
 
 
 class WebRtcDetector:
@@ -326,7 +371,9 @@ class WebRtcDetector:
 
     def start(self) -> WebRtcState:
         """The state of a stream before its first sample."""
-        return WebRtcState(self._package.Vad(WEBRTC_MODE), np.zeros(0, np.float32), 0, Levels())
+        return WebRtcState(
+            self._package.Vad(WEBRTC_MODE), np.zeros(0, np.float32), 0, StreamLevels()
+        )
 
     def push(self, state: WebRtcState, samples: Samples) -> tuple[WebRtcState, Frames]:
         """Hear the next samples of one stream; see ``Detector.push``."""
@@ -347,36 +394,6 @@ class WebRtcDetector:
     ) -> list[tuple[WebRtcState, Frames]]:
         """As ``push``, one stream after another."""
         return [self.push(state, sound) for state, sound in zip(states, sounds, strict=True)]
-
-
-class Levels(NamedTuple):
-    """How loud a stream is, in dB of full scale.
-
-    Attributes:
-        noise_db: the noise, at most 0; None before the first frame.
-        speech_db: the loudest, less 3 dB for each second since.
-    """
-
-    noise_db: float | None = None
-    speech_db: float = -math.inf
-
-    def over_noise(self, level_db: float) -> bool:
-        """Whether a frame is louder than noise alone would be."""
-        return self.noise_db is None or level_db > self.noise_db + _OVER_NOISE_DB
-
-
-def _followed(levels: Levels, frames: Samples) -> Iterator[tuple[float, Levels]]:
-    """The level of each of frames (n, L), and the stream's with it."""
-    noise_db, speech_db = levels
-    drift_db = _DRIFT_DB_A_S * frames.shape[1] / INPUT_RATE
-    powers = np.square(frames, dtype=np.float64).mean(axis=1)
-    for level_db in (10 * np.log10(powers + _QUIETEST)).tolist():
-        if noise_db is None or level_db >= noise_db:
-            noise_db = level_db if noise_db is None else noise_db + drift_db
-        else:
-            noise_db = (noise_db + level_db) / 2
-        speech_db = max(level_db, speech_db - drift_db)
-        yield level_db, Levels(noise_db, speech_db)
 
 
 DetectorKind: TypeAlias = Literal["auto", "silero", "webrtc"]

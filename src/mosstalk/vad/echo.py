@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.vad.detectors import Frames, finite
+from mosstalk.vad.detectors import Frames, finite, follow_noise
 
 Levels = npt.NDArray[np.float64]
 
@@ -262,12 +262,6 @@ class EchoState:
     open: int = 0
     waiting: Samples = field(default_factory=lambda: _NOTHING)
 
-    def follow_noise(self, level: Levels) -> Levels:
-        """The noise after a hop at ``level`` (20,): it falls halfway, and rises slowly."""
-        noise = level - _NOISE_RISE_DB if self.noise is None else self.noise
-        self.noise = np.where(level < noise, (noise + level) / 2, noise + _NOISE_RISE_DB)
-        return self.noise
-
 
 class EchoGate:
     """Takes speech out of frames in which nothing but the assistant is heard, for one stream.
@@ -313,8 +307,9 @@ class EchoGate:
 
         What was to be played meanwhile is past.
         """
-        state, known = self.state, self.state.reference
+        state = self.state
         begin = max(at_samples - state.position, 0)
+        known = state.reference
         state.reference = np.concatenate([known[:begin], known[begin + samples :]])
         state.path.fall_silent()
 
@@ -382,8 +377,9 @@ class EchoGate:
         windows[0] = state.heard[:WINDOW_SAMPLES]
         windows[1, : len(reference)] = reference
         levels = band_levels(windows)
+        state.noise = follow_noise(state.noise, levels[0], _NOISE_RISE_DB)
         state.late[:, 1:] = state.late[:, :-1]
-        state.late[:, 0] = levels[0], state.follow_noise(levels[0])
+        state.late[:, 0] = levels[0], state.noise
         state.path.play(levels[1])
         verdict = self._judge()
         if verdict is False:
@@ -410,9 +406,13 @@ class EchoGate:
         sound = np.concatenate([*state.idle, state.heard[:HOP_SAMPLES]])
         windows = np.lib.stride_tricks.sliding_window_view(sound, WINDOW_SAMPLES)[::HOP_SAMPLES]
         state.path.rest(len(state.idle))
-        state.idle, state.scores = [], np.zeros(LAGS)
-        levels = band_levels(windows)
-        newest = np.stack([levels, [state.follow_noise(each) for each in levels]])[:, ::-1]
+        state.idle = []
+        state.scores = np.zeros(LAGS)
+        levels, noise = band_levels(windows), list[Levels]()
+        for heard in levels:
+            state.noise = follow_noise(state.noise, heard, _NOISE_RISE_DB)
+            noise.append(state.noise)
+        newest = np.stack([levels, noise])[:, ::-1]
         state.late = np.concatenate([newest, state.late], axis=1)[:, :HOPS]
 
     def _settle(self, count: int, *, is_echo: bool) -> None:
