@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -30,9 +30,10 @@ from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import Progress
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.reporting.tables import Table, figure
-from mosstalk.vad.detectors import Detector, Frames, open_detector
+from mosstalk.vad.detectors import Detector, open_detector
 from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector
+from mosstalk.vad.frames import Frames
+from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector, TurnEvent
 
 _PUSH_SAMPLES = INPUT_RATE // 50
 _STREAMS, _ROUNDS = 64, 20
@@ -56,7 +57,7 @@ class Found:
     Attributes:
         found: share of speech in frames that are called speech.
         false: share of the rest in such frames.
-        delay_ms: from the first speech to the sample at which a turn is known to have begun.
+        delay_ms: from the first speech until a turn is known to have begun, pushed in pieces.
         end_ms: from the last speech to where the turn is said to have ended; below 0 too early.
         missed, cut: clips with no turn, and with more turns than one.
     """
@@ -86,10 +87,10 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds for a frame: pushed in pieces of 20 ms, and 64 streams in one call."""
+    """Microseconds for a window: pushed in pieces of 20 ms, and 64 streams in one call."""
 
     detector: str
-    frame_ms: float
+    window_ms: float
     alone_us: float
     together_us: float
 
@@ -102,9 +103,11 @@ def measure_found(detector: Detector, noise: str, clips: Sequence[Clip]) -> Foun
         called = _called_speech(frames, len(clip.speech))
         hits.append(called[clip.speech])
         alarms.append(called[~clip.speech])
-        started, stopped = _turns(detector, frames)
+        told = list(_told(detector, clip.samples))
+        started = [known for event, known in told if isinstance(event, SpeechStarted)]
+        stopped = [event for event, _ in told if isinstance(event, SpeechStopped)]
         turns.append(len(started))
-        starts += [_MS * (each.decided_samples - clip.onset_samples) for each in started[:1]]
+        starts += [_MS * (known - clip.onset_samples) for known in started[:1]]
         ends += [_MS * (each.end_samples - clip.end_samples) for each in stopped[-1:]]
     return Found(
         detector.name,
@@ -123,32 +126,31 @@ def measure_found(detector: Detector, noise: str, clips: Sequence[Clip]) -> Foun
 def measure_alarm(detector: Detector, sound: str, samples: Samples) -> Alarm:
     """Hear a sound (n,) in which nobody speaks."""
     _, frames = detector.push(detector.start(), samples)
-    started, _ = _turns(detector, frames)
+    started = sum(isinstance(event, SpeechStarted) for event, _ in _told(detector, samples))
     false = float((frames.speech >= _SPEECH).mean())
-    return Alarm(detector.name, sound, len(samples) / INPUT_RATE, false, len(started))
+    return Alarm(detector.name, sound, len(samples) / INPUT_RATE, false, started)
 
 
 def measure_cost(detector: Detector, samples: Samples) -> Cost:
     """Time the detector over samples (n,), a second of them at least."""
-    state, spent, frames = detector.start(), 0.0, 0
+    state, spent = detector.start(), 0.0
     for start in range(0, len(samples), _PUSH_SAMPLES):
         piece = samples[start : start + _PUSH_SAMPLES]
         begun = time.perf_counter()
-        state, found = detector.push(state, piece)
+        state, _ = detector.push(state, piece)
         spent += time.perf_counter() - begun
-        frames += len(found)
-    length = detector.frame_samples
+    length = detector.window_samples
     together = _time_together(detector, samples[:length]) / _STREAMS
-    return Cost(detector.name, _MS * length, 1e6 * spent / frames, 1e6 * together)
+    return Cost(detector.name, _MS * length, 1e6 * spent * length / len(samples), 1e6 * together)
 
 
-def _time_together(detector: Detector, frame: Samples) -> float:
-    """The median time of a frame of many streams in one call, in seconds."""
+def _time_together(detector: Detector, window: Samples) -> float:
+    """The median time of a window of many streams in one call, in seconds."""
     states = [detector.start() for _ in range(_STREAMS)]
     spent = []
     for _ in range(_ROUNDS):
         begun = time.perf_counter()
-        states = [state for state, _ in detector.push_many(states, [frame] * _STREAMS)]
+        states = [state for state, _ in detector.push_many(states, [window] * _STREAMS)]
         spent.append(time.perf_counter() - begun)
     return float(np.median(spent))
 
@@ -160,11 +162,15 @@ def _called_speech(frames: Frames, cells: int) -> Mask:
     return np.asarray(np.append(samples, False)[np.minimum(middles, len(samples))])
 
 
-def _turns(detector: Detector, frames: Frames) -> tuple[list[SpeechStarted], list[SpeechStopped]]:
+def _told(detector: Detector, samples: Samples) -> Iterator[tuple[TurnEvent, int]]:
+    """What is told of turns in samples (n,), and how many of them were heard by then."""
     turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
-    events = turns.push(frames)
-    started = [event for event in events if isinstance(event, SpeechStarted)]
-    return started, [event for event in events if isinstance(event, SpeechStopped)]
+    state = detector.start()
+    for begin in range(0, len(samples), _PUSH_SAMPLES):
+        piece = samples[begin : begin + _PUSH_SAMPLES]
+        state, frames = detector.push(state, piece)
+        for event in turns.push(frames):
+            yield event, begin + len(piece)
 
 
 def found_table(rows: Iterable[Found]) -> Table:
@@ -172,9 +178,9 @@ def found_table(rows: Iterable[Found]) -> Table:
     return Table(
         "Speech: how much of it is found, and how soon",
         "Found, false: share of speech, and of the rest, in frames called speech. Start: from the "
-        "first speech until a turn is known to have begun. End: from the last speech to where the "
-        "turn is said to have ended (known silence_duration_ms later). Missed, cut: clips without "
-        "a turn, and with more than one.",
+        "first speech until a turn is known to have begun, as sound comes in pieces of 20 ms. End: "
+        "from the last speech to where the turn is said to have ended (known silence_duration_ms "
+        "later). Missed, cut: clips without a turn, and with more than one.",
         ("", "clips", "s", "found %", "false %", "start ms", "most", "end ms", "missed", "cut"),
         tuple(
             (
@@ -205,15 +211,15 @@ def alarm_table(rows: Iterable[Alarm]) -> Table:
 
 
 def cost_table(rows: Iterable[Cost]) -> Table:
-    """What a frame costs."""
+    """What a window costs."""
     return Table(
         "Cost on this machine, one thread",
         f"Alone: one stream in pieces of 20 ms. Together: {_STREAMS} streams a call, for each.",
-        ("", "frame ms", "alone us", "together us"),
+        ("", "window ms", "alone us", "together us"),
         tuple(
             (
                 row.detector,
-                *(f"{row.frame_ms:.0f}", f"{row.alone_us:.0f}", f"{row.together_us:.0f}"),
+                *(f"{row.window_ms:.0f}", f"{row.alone_us:.0f}", f"{row.together_us:.0f}"),
             )
             for row in rows
         ),

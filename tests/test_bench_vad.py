@@ -29,20 +29,22 @@ class Oracle:
 
     name = "oracle"
     description = "oracle"
-    frame_samples = 320
+    window_samples = frame_samples = 320
     minimum_speech_ms = 60
 
     def __init__(self, clip: Clip) -> None:
         said = np.append(0, clip.speech[::2])[: len(clip.samples) // 320]
         self.speech = said.astype(np.float32)
 
-    def start(self) -> None:
-        return None
+    def start(self) -> int:
+        return 0
 
-    def push(self, state: None, samples: Samples) -> tuple[None, Frames]:
-        return state, Frames(0, 320, self.speech[: len(samples) // 320])
+    def push(self, state: int, samples: Samples) -> tuple[int, Frames]:
+        end = state + len(samples)
+        first = state // 320
+        return end, Frames(320 * first, 320, self.speech[first : end // 320])
 
-    def push_many(self, states: object, sounds: object) -> list[tuple[None, Frames]]:
+    def push_many(self, states: object, sounds: object) -> list[tuple[int, Frames]]:
         raise NotImplementedError
 
 

@@ -18,6 +18,7 @@ ASSISTANT = [read_audio(ROOT / "assets" / "librivox.flac", 16_000).samples]
 PIECES = [ASSISTANT[0][start : start + 24_000] for start in range(0, len(ASSISTANT[0]), 24_000)]
 USER = [read_audio(QUESTION, 16_000).samples]
 DETECTOR = open_detector()
+FRAME = DETECTOR.frame_samples
 CALL = simulate(Setting(-12.0, 5.0, replies=2), ASSISTANT, USER, seed=1)
 HEARD = DETECTOR.push(DETECTOR.start(), CALL.microphone)[1]
 SLOW = pytest.mark.slow
@@ -32,7 +33,7 @@ def judged(gate: EchoGate | None = None) -> Samples:
 
 def places(speech: Samples) -> np.ndarray[tuple[int], np.dtype[np.int_]]:
     """The samples at which frames of speech end."""
-    return (np.flatnonzero(speech >= 0.5) + 1) * 512
+    return (np.flatnonzero(speech >= 0.5) + 1) * FRAME
 
 
 # Rates, in simulated rooms; `mosstalk bench vad` has more of them.
@@ -118,7 +119,7 @@ def test_an_echo_whose_delay_changes_between_replies_interrupts_nothing() -> Non
     turns = TurnDetector()
     turns.playing = True
     assert turns.push(gate.heard(microphone, found)) == []
-    assert turns.push(Frames(turns.position, 512, found.speech)) != []
+    assert turns.push(Frames(turns.position, FRAME, found.speech)) != []
 
 
 # How it is used.
@@ -144,17 +145,17 @@ def test_where_nothing_is_played_nothing_is_changed() -> None:
 
 
 def test_what_is_heard_before_a_reply_counts_in_it_although_it_was_worked_out_late() -> None:
-    before = USER[0][: len(USER[0]) // 512 * 512]
+    before = USER[0][: len(USER[0]) // FRAME * FRAME]
     sound = np.concatenate([before, CALL.microphone])
     found = DETECTOR.push(DETECTOR.start(), sound)[1]
     late, at_once = EchoGate(), EchoGate()
     at_once.played(np.zeros(len(before), np.float32), 0)  # played, so worked out hop by hop
     heard = []
     for gate in (late, at_once):
-        first, rest = found.speech[: len(before) // 512], found.speech[len(before) // 512 :]
-        gate.heard(before, Frames(0, 512, first))
+        first, rest = found.speech[: len(before) // FRAME], found.speech[len(before) // FRAME :]
+        gate.heard(before, Frames(0, FRAME, first))
         gate.played(CALL.played, len(before))
-        heard.append(gate.heard(sound[len(before) :], Frames(len(before), 512, rest)).speech)
+        heard.append(gate.heard(sound[len(before) :], Frames(len(before), FRAME, rest)).speech)
     np.testing.assert_array_equal(heard[0], heard[1])
     for each in ("noise", "late"):
         one, other = (getattr(gate.state, each) for gate in (late, at_once))
@@ -170,7 +171,7 @@ def test_no_path_is_learned_from_a_voice() -> None:
     after = gate.heard(sound, found).speech
     assert gate.state.path.hops == 0
     np.testing.assert_array_equal(after, found.speech[: len(after)])
-    assert len(found) - len(after) < 0.4 * 16_000 / 512
+    assert len(found) - len(after) < 0.4 * 16_000 / FRAME
 
 
 @examples(20)
@@ -206,10 +207,10 @@ def test_a_stretch_may_be_given_anew_and_the_past_is_dropped() -> None:
     np.testing.assert_array_equal(gate.heard(CALL.microphone, HEARD).speech, judged())
 
     late = EchoGate()
-    late.heard(CALL.microphone[:4096], Frames(0, 512, HEARD.speech[:8]))
+    late.heard(CALL.microphone[:4096], Frames(0, FRAME, HEARD.speech[: 4096 // FRAME]))
     late.played(CALL.played, 0)
-    after = late.heard(CALL.microphone[4096:], Frames(4096, 512, HEARD.speech[8:]))
-    np.testing.assert_array_equal(after.speech > 0, judged()[8:] > 0)
+    after = late.heard(CALL.microphone[4096:], Frames(4096, FRAME, HEARD.speech[4096 // FRAME :]))
+    np.testing.assert_array_equal(after.speech > 0, judged()[4096 // FRAME :] > 0)
 
 
 def test_what_is_cut_off_is_no_longer_expected() -> None:
@@ -225,7 +226,7 @@ def test_what_is_cut_off_is_no_longer_expected() -> None:
     assert gate.state.path.silent
     # Whoever speaks now is the user, at once.
     found = DETECTOR.push(DETECTOR.start(), USER[0])[1]
-    shifted = Frames(gate.state.position, 512, found.speech)
+    shifted = Frames(gate.state.position, FRAME, found.speech)
     np.testing.assert_array_equal(gate.heard(USER[0], shifted).speech, found.speech)
 
 
@@ -233,12 +234,12 @@ def test_a_copied_state_goes_on_as_the_first_does() -> None:
     half = len(HEARD) // 2
     gate, other = EchoGate(), EchoGate()
     gate.played(CALL.played, 0)
-    gate.heard(CALL.microphone[: half * 512], Frames(0, 512, HEARD.speech[:half]))
+    gate.heard(CALL.microphone[: half * FRAME], Frames(0, FRAME, HEARD.speech[:half]))
     other.state = copy.deepcopy(gate.state)
-    rest = Frames(half * 512, 512, HEARD.speech[half:])
-    first = gate.heard(CALL.microphone[half * 512 :], rest)
+    rest = Frames(half * FRAME, FRAME, HEARD.speech[half:])
+    first = gate.heard(CALL.microphone[half * FRAME :], rest)
     np.testing.assert_array_equal(
-        other.heard(CALL.microphone[half * 512 :], rest).speech, first.speech
+        other.heard(CALL.microphone[half * FRAME :], rest).speech, first.speech
     )
 
 
@@ -248,5 +249,5 @@ def test_sound_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(AudioError, match="NaN or infinite"):
         gate.played(np.full(10, bad, np.float32))
     with pytest.raises(AudioError, match="NaN or infinite"):
-        gate.heard(np.full(10, bad, np.float32), Frames(0, 512, NOTHING))
+        gate.heard(np.full(10, bad, np.float32), Frames(0, FRAME, NOTHING))
     np.testing.assert_array_equal(judged(gate), judged())

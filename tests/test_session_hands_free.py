@@ -145,7 +145,11 @@ def test_the_end_of_a_turn_is_told_with_the_sound_that_shows_it(rate: int, silen
         ):
             client = Client(session)
             sound = soxr.resample(said(speech(QUESTION)), RATE, rate)
-            client.say(sound.astype(np.float32), piece=rate * frame_ms // 1000)
+            frame = rate * frame_ms // 1000
+            for end in range(frame, len(sound) + 1, frame):
+                client.say(sound[end - frame : end].astype(np.float32))
+                while session.clock < end * RATE // rate:
+                    await asyncio.sleep(0)  # what waits together is heard as one
             stopped = await client.wait(SpeechStopped)
             await client.wait(TurnCommitted)
             shown = stopped.speech_end + stopped.wait

@@ -75,6 +75,18 @@ def test_a_turn_ends_after_its_last_speech_once_silence_was_long_enough() -> Non
     assert not user.turns.speaking
 
 
+def test_silence_begins_with_the_quiet_end_of_the_last_speech() -> None:
+    user = Listening()
+    user.hear("....#####")
+    speech = np.array([0.95] * 6 + [0.0] * 13, np.float32)
+    quiet = np.zeros(19, bool)
+    quiet[1] = quiet[4:6] = True  # the first of them is a pause within speech
+    (stopped,) = user.turns.push(Frames(9 * FRAME, FRAME, speech, quiet)) or [None]
+    assert stopped is None
+    (stopped,) = user.turns.push(Frames(28 * FRAME, FRAME, np.zeros(1, np.float32)))
+    assert stopped == SpeechStopped(13 * FRAME, 29 * FRAME)
+
+
 def test_no_sample_is_in_two_turns() -> None:
     user = Listening(TurnDetection(prefix_padding_ms=600))
     user.hear("....###")
@@ -197,7 +209,7 @@ def test_over_the_assistant_speech_must_be_clearer_and_longer() -> None:
     user = Listening()
     user.turns.playing = True
     assert user.hear("+" * 20) == []
-    assert user.hear("######") == []
+    assert user.hear("#####") == []
     started = only(user.hear("#"))
     assert isinstance(started, SpeechStarted)
     assert started.speech_samples == 20 * FRAME

@@ -83,11 +83,15 @@ def test_silero_gives_what_its_own_package_gives() -> None:
     model = import_module("silero_vad").load_silero_vad(onnx=True)
     sound = SPEECH[0][: len(SPEECH[0]) // 512 * 512]
     expected = model.audio_forward(torch.from_numpy(sound), 16_000)[0].numpy()
-    found = heard(SILERO, sound).speech
-    np.testing.assert_allclose(found[:80], expected[:80], atol=1e-6)
+    found = heard(SILERO, sound).speech.reshape(-1, 8)
+    kept = found.max(axis=1)
+    np.testing.assert_allclose(kept[:80], expected[:80], atol=1e-6)
     # Behind the last word it still says yes, at the level of the noise.
     assert expected[80:84].min() > 0.5
-    np.testing.assert_allclose(found[80:], np.where(found[80:] > 0, expected[80:], 0), atol=1e-6)
+    np.testing.assert_allclose(kept[80:], np.where(kept[80:] > 0, expected[80:], 0), atol=1e-6)
+    # Of a window all frames are the same but for silence at its ends.
+    assert set(np.unique(found / np.maximum(kept, 1e-9)[:, None])) == {0.0, 1.0}
+    assert (np.diff(found > 0, axis=1).sum(axis=1) <= 2).all()
 
 
 @pytest.mark.parametrize(("noise_db", "alone_ms"), [(None, 72), (30.0, 58)])
@@ -113,15 +117,47 @@ def test_a_quiet_voice_is_speech_as_a_loud_one_is(gain_db: int) -> None:
 
 
 @BOTH
-def test_frames_lie_side_by_side_and_wait_until_they_are_whole(detector: Detector) -> None:
-    state, frames = detector.push(detector.start(), SPEECH[0][: detector.frame_samples + 7])
-    assert (frames.start_samples, len(frames)) == (0, 1)
-    for count, wanted in ((0, 0), (detector.frame_samples - 8, 0), (1, 1)):
-        state, more = detector.push(state, SPEECH[0][:count])
-        assert (more.start_samples, len(more)) == (detector.frame_samples, wanted)
-    (frame,) = frames
-    assert (frame.start_samples, frame.end_samples) == (0, detector.frame_samples)
-    assert frames.end_samples == frame.end_samples
+def test_frames_lie_side_by_side_and_wait_until_their_window_is_whole(detector: Detector) -> None:
+    window, each = detector.window_samples, detector.window_samples // detector.frame_samples
+    voiced = SPEECH[0][len(SPEECH[0]) // 3 :]
+    state, frames = detector.push(detector.start(), np.zeros(9 * window, np.float32))
+    assert (frames.start_samples, len(frames)) == (0, 9 * each)
+    state, frames = detector.push(state, voiced[: window + 7])
+    assert (frames.start_samples, len(frames)) == (9 * window, each)
+    for start, end, wanted in (
+        (window + 7, window + 7, 0),
+        (window + 7, 2 * window - 1, 0),
+        (2 * window - 1, 2 * window, each),
+    ):
+        state, more = detector.push(state, voiced[start:end])
+        assert (more.start_samples, len(more)) == (10 * window, wanted)
+    first, *_, last = frames
+    assert first.end_samples - first.start_samples == detector.frame_samples
+    assert first.start_samples == frames.start_samples
+    assert frames.end_samples == last.end_samples == 10 * window
+
+
+@BOTH
+def test_silence_is_told_before_its_window_is_whole(detector: Detector) -> None:
+    window, frame = detector.window_samples, detector.frame_samples
+    sound = clip_of(SPEECH[0]).samples
+    sound = sound[: len(sound) // window * window]
+    state, _ = detector.push(detector.start(), sound)
+    silence = np.zeros(window, np.float32)
+    state, frames = detector.push(state, silence[: window - 1])
+    whole = (window - 1) // frame
+    assert (frames.start_samples, len(frames)) == (len(sound), whole)
+    assert not frames.speech.any()
+    state, frames = detector.push(state, silence[:1])
+    assert (frames.end_samples, len(frames)) == (len(sound) + window, 1)
+    # Speech in a window that began with silence waits for all of it.
+    state, frames = detector.push(state, silence[: window // 2])
+    assert len(frames) == window // 2 // frame
+    voiced = SPEECH[0][len(SPEECH[0]) // 3 :][: window - window // 2]
+    state, frames = detector.push(state, voiced[:-1])
+    assert len(frames) == 0
+    state, frames = detector.push(state, voiced[-1:])
+    assert frames.end_samples == len(sound) + 2 * window
 
 
 @BOTH

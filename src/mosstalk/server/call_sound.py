@@ -8,7 +8,6 @@ from typing import Any
 
 import av
 import numpy as np
-import soxr
 from aiortc import MediaStreamTrack
 from aiortc.rtp import RtpPacket
 
@@ -155,7 +154,8 @@ class Microphone:
         self._decoder = av.CodecContext.create("libopus", "r")
         self._decoder.layout, self._decoder.format = "mono", "s16"
         self._decoder.sample_rate = OPUS_RATE
-        self._resampler = soxr.ResampleStream(OPUS_RATE, INPUT_RATE, 1, dtype="int16")
+        # The rate that sessions listen at: it holds sound back for 1 ms, soxr would for 21.
+        self._resampler = av.AudioResampler("s16", "mono", INPUT_RATE)
         self._pace = TokenBucket(_FASTER, _BURST_S, time.monotonic())
         self._source: int | None = None
         self._due = 0
@@ -233,7 +233,12 @@ class Microphone:
         return silent
 
     def _resampled(self, sound: Samples) -> bytes:
-        return self._resampler.resample_chunk(sound).astype("<i2").tobytes() if len(sound) else b""
+        if not len(sound):
+            return b""
+        frame = av.AudioFrame.from_ndarray(sound[None], "s16", "mono")
+        frame.sample_rate = OPUS_RATE
+        low = [each.to_ndarray()[0] for each in self._resampler.resample(frame)]
+        return b"".join(each.astype("<i2").tobytes() for each in low)
 
 
 def _is_quiet(sound: Samples) -> bool:

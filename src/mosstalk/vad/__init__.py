@@ -11,13 +11,12 @@ For one stream, with what the microphone heard as 16 kHz float32 samples of any 
 
 from mosstalk.vad.detectors import (
     Detector,
-    Frame,
-    Frames,
     SileroDetector,
     WebRtcDetector,
     open_detector,
 )
 from mosstalk.vad.echo import EchoGate
+from mosstalk.vad.frames import Frame, Frames
 from mosstalk.vad.turns import (
     BargeIn,
     IdleTimeout,

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from mosstalk.audio.sound import Samples
 from mosstalk.errors import EngineStoppedError
-from mosstalk.vad.detectors import Detector, Frames, open_detector
+from mosstalk.vad.detectors import Detector, open_detector
 from mosstalk.vad.echo import EchoGate
+from mosstalk.vad.frames import Frames
 
 GateChange = tuple[str, tuple[Any, ...]]
 """A method of ``EchoGate`` and what it is called with, before the next sound is heard."""

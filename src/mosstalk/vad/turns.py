@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import OptionError
-from mosstalk.vad.detectors import Frame, Frames
+from mosstalk.vad.frames import Frame, Frames
 
 HYSTERESIS = 0.15
 """Speech has ended below the threshold less this: Silero's own ``neg_threshold``."""
@@ -76,7 +76,7 @@ class BargeIn:
     """
 
     threshold: float = 0.7
-    minimum_speech_ms: int = 200
+    minimum_speech_ms: int = 180
     prefix_padding_ms: int = 450
 
     def __post_init__(self) -> None:
@@ -196,6 +196,7 @@ class TurnDetector:
         self._speech_from: int | None = None
         self._speech_samples = 0
         self._silent_from: int | None = None
+        self._quiet_from: int | None = None
 
     def _step(self, frame: Frame) -> Iterator[TurnEvent]:
         self._position = frame.end_samples
@@ -233,11 +234,16 @@ class TurnDetector:
         return SpeechStarted(max(speech - prefix, self._earliest), speech, self._position)
 
     def _stop(self, frame: Frame) -> SpeechStopped | None:
-        """As Silero does it: a doubtful frame prolongs speech, but does not end a silence."""
+        """As Silero does it: a doubtful frame prolongs speech, but does not end a silence.
+
+        That begins with the quiet end of the last window with speech.
+        """
+        quiet_from = frame.start_samples if self._quiet_from is None else self._quiet_from
         if frame.speech >= self.settings.threshold:
             self._silent_from = None
         elif self._silent_from is None and frame.speech < _end_threshold(self.settings.threshold):
-            self._silent_from = frame.start_samples
+            self._silent_from = quiet_from
+        self._quiet_from = quiet_from if frame.quiet else None
         if self._silent_from is None:
             return None
         end, wait = self._silent_from, self.settings.silence_duration_ms * _SAMPLES_PER_MS
