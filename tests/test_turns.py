@@ -81,10 +81,20 @@ def test_silence_begins_with_the_quiet_end_of_the_last_speech() -> None:
     speech = np.array([0.95] * 6 + [0.0] * 13, np.float32)
     quiet = np.zeros(19, bool)
     quiet[1] = quiet[4:6] = True  # the first of them is a pause within speech
-    (stopped,) = user.turns.push(Frames(9 * FRAME, FRAME, speech, quiet)) or [None]
-    assert stopped is None
+    assert user.turns.push(Frames(9 * FRAME, FRAME, speech, quiet)) == []
     (stopped,) = user.turns.push(Frames(28 * FRAME, FRAME, np.zeros(1, np.float32)))
     assert stopped == SpeechStopped(13 * FRAME, 29 * FRAME)
+
+
+def test_sound_behind_the_last_frame_is_taken_to_be_as_silent() -> None:
+    user = Listening()
+    user.hear("....#####" + SILENCE[:-1])
+    nothing, heard = frames("", 24), 9 * FRAME + 8000
+    assert heard - 24 * FRAME < FRAME
+    assert user.turns.push(nothing, heard - 1) == []
+    assert user.turns.push(nothing, 25 * FRAME) == [], "a frame that is whole must be told"
+    assert user.turns.push(nothing, heard) == [SpeechStopped(9 * FRAME, heard)]
+    assert user.turns.push(nothing, heard + 1) == []
 
 
 def test_no_sample_is_in_two_turns() -> None:

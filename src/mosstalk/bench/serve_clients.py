@@ -288,16 +288,19 @@ class Client:
 
     async def _turn(self, turn: Turn, at_s: float) -> float:
         """Speak, and listen to the answer; when the next turn begins."""
-        frames = self._frames()
         if not self._pattern.hands_free:
+            frames = self._frames()
             await self._send(frames, at_s)
             committed_s = time.monotonic()
             await self._connection.send(json.dumps({"type": "input_audio_buffer.commit"}))
             await self._connection.send(json.dumps({"type": "response.create"}))
             return await self._listen(turn, committed_s)
+        # A last word ends anywhere in a frame.
+        quiet = int(self._random.integers(RATE * self._pattern.frame_ms // 1000))
+        frames = self._frames(quiet)
         speaking = asyncio.create_task(self._keep_sending(frames, at_s))
         try:
-            ended_s = at_s + len(frames) * self._pattern.frame_ms / 1000
+            ended_s = at_s + len(frames) * self._pattern.frame_ms / 1000 - quiet / RATE
             next_s = await self._listen(turn, ended_s)
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
             return next_s
@@ -321,11 +324,11 @@ class Client:
             await self._send([self._quiet], at_s)
             at_s += self._pattern.frame_ms / 1000
 
-    def _frames(self) -> list[str]:
-        """Another stretch of speech each time, ready to be sent."""
+    def _frames(self, quiet: int = 0) -> list[str]:
+        """Another stretch of speech each time, and samples of a quiet room, ready to be sent."""
         length = int(self._pattern.heard_s * RATE)
         end = int(self._random.choice(self._plan.ends))
-        sound = self._plan.speech[end - length : end] / 32767
+        sound = np.pad(self._plan.speech[end - length + quiet : end], (0, quiet)) / 32767
         gain = 10 ** (self._random.uniform(-_JITTER_DB, _JITTER_DB) / 20)
         noise = _NOISE * self._random.standard_normal(length)
         pcm = (32767 * (gain * sound + noise)).clip(-32768, 32767).astype(np.int16)

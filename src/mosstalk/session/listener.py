@@ -350,7 +350,7 @@ class Listener:
         finder.detector.playing = audible
         frames, held_frames = await self._worker.detect(finder.ear, samples, finder.gate_changes())
         held = frames.frame_samples * held_frames
-        for found in finder.detector.push(frames):
+        for found in finder.detector.push(frames, self.clock - finder.origin):
             yield await self._decided(finder, found)
         turn = self.turn
         if turn is None:

@@ -100,7 +100,7 @@ class SpeechStarted(NamedTuple):
 class SpeechStopped(NamedTuple):
     """The last speech ended before ``end_samples``.
 
-    ``decided_samples`` is the end of the frame with which the silence was long enough.
+    ``decided_samples`` is where the silence was long enough.
     """
 
     end_samples: int
@@ -186,10 +186,17 @@ class TurnDetector:
         self._idle_from = None
         self._forget()
 
-    def push(self, frames: Frames) -> list[TurnEvent]:
-        """Hear the next frames, and return what they decided, in order."""
+    def push(self, frames: Frames, heard_samples: int = 0) -> list[TurnEvent]:
+        """Hear the next frames, and return what they decided, in order.
+
+        ``heard_samples`` of the stream have come: fewer than a frame of them, behind these frames,
+        are taken to be as silent as the last one was.
+        """
         assert frames.start_samples >= self._position, (frames.start_samples, self._position)
-        return [event for frame in frames for event in self._step(frame)]
+        events = [event for frame in frames for event in self._step(frame)]
+        if self._silent_from is not None and heard_samples - self._position < frames.frame_samples:
+            events += filter(None, [self._stopped(self._silent_from, heard_samples)])
+        return events
 
     def _forget(self) -> None:
         self._speaking = False
@@ -246,11 +253,14 @@ class TurnDetector:
         self._quiet_from = quiet_from if frame.quiet else None
         if self._silent_from is None:
             return None
-        end, wait = self._silent_from, self.settings.silence_duration_ms * _SAMPLES_PER_MS
-        if frame.end_samples - end < wait:
+        return self._stopped(self._silent_from, frame.end_samples)
+
+    def _stopped(self, end: int, now: int) -> SpeechStopped | None:
+        """The turn's end, if the silence that began at ``end`` is long enough by now."""
+        if now - end < self.settings.silence_duration_ms * _SAMPLES_PER_MS:
             return None
         self._forget()
-        stopped = SpeechStopped(end, frame.end_samples)
+        stopped = SpeechStopped(end, now)
         self._earliest = stopped.sound_end_samples
         return stopped
 
