@@ -13,23 +13,33 @@ import pytest
 import soundfile
 import torch
 from conftest import Checkpoint, Run, command_environment, refused
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from mosstalk import Pipeline
-from mosstalk.build.check import bound_of, check_codec, check_language, plain_hops, require
+from mosstalk.build.check import (
+    bound_of,
+    check_codec,
+    check_language,
+    checked_codes,
+    plain_hops,
+    require,
+)
 from mosstalk.build.make import at_work, clear_leftovers
 from mosstalk.cli import app
 from mosstalk.codec.hift_vocoder import HiftOptions
-from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder
+from mosstalk.codec.speech_decoder import DecoderOptions, SpeechDecoder, SpeechStream
 from mosstalk.engine.engine_core import EngineCore, EngineOptions
 from mosstalk.engine.layers import Layers
 from mosstalk.errors import BuildError, CheckpointError, DeviceError
 from mosstalk.models.checkpoint import load_language_model
+from mosstalk.models.codec_folder import load_codec
 from mosstalk.prepared.default_models import (
     BuiltEngine,
     chosen_codec,
     chosen_language_model,
     chosen_model,
+    default_model,
 )
 from mosstalk.prepared.machine import foreign, machine_of
 from mosstalk.prepared.start import configs_of
@@ -350,6 +360,31 @@ def test_a_decoder_in_16_bit_is_held_to_its_spectrum(pipeline: Pipeline) -> None
     shifted = [torch.roll(sound, 700) for sound in plain]
     with pytest.raises(BuildError, match="codec, hop 1"):
         require(check_codec(decoder, codec, voice, shifted, torch.bfloat16))
+
+
+def test_what_float16_rounds_passes_and_one_wrong_code_does_not() -> None:
+    codec = load_codec(default_model()[1], device=torch.device("cpu"))
+    voice, decoder = codec.voice("default"), SpeechDecoder(codec)
+
+    def rounded(_: nn.Module, __: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        return found.half().float()
+
+    def in_16_bit(codes: list[int]) -> list[Tensor]:
+        parts = [each for each in codec.flow.modules() if isinstance(each, nn.Linear | nn.Conv1d)]
+        hooks = [each.register_forward_hook(rounded) for each in parts]
+        with torch.inference_mode():
+            sound = SpeechStream(codec, voice).push(codes)
+        for hook in hooks:
+            hook.remove()
+        return sound
+
+    codes = checked_codes(codec)
+    checks = check_codec(decoder, codec, voice, in_16_bit(codes), torch.float16)
+    require(checks)
+    assert all(check.error > 0 for check in checks)
+    codes[7] = (codes[7] + 1000) % codec.flow.config.vocab_size
+    with pytest.raises(BuildError, match="codec, hop 2"):
+        require(check_codec(decoder, codec, voice, in_16_bit(codes), torch.float16))
 
 
 # Slow: starts processes; how starts are added up is ``test_bench_command``'s.

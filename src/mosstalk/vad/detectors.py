@@ -28,8 +28,8 @@ import numpy as np
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.environment import install_command
-from mosstalk.errors import AudioError, DetectorError
-from mosstalk.vad.frames import Frames, StreamSoFar
+from mosstalk.errors import DetectorError
+from mosstalk.vad.frames import Frames, StreamSoFar, finite
 
 
 class Detector(Protocol):
@@ -69,19 +69,6 @@ class Detector(Protocol):
         self, states: Sequence[Any], sounds: Sequence[Samples]
     ) -> list[tuple[Any, Frames]]:
         """As ``push``, for one stream after another or for all in one batch."""
-
-
-def finite(samples: Samples) -> Samples:
-    """The samples as they are; a NaN would stay in a detector's memory for good.
-
-    Raises:
-        AudioError: a sample is NaN or infinite.
-    """
-    assert samples.ndim == 1, samples.shape
-    assert samples.dtype == np.float32, samples.dtype
-    if not np.isfinite(samples).all():
-        raise AudioError("the sound holds NaN or infinite samples; check what sends it")
-    return samples
 
 
 SILERO_WINDOW_SAMPLES = 512

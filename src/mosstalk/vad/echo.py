@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
-from mosstalk.vad.detectors import finite
-from mosstalk.vad.frames import Frames, follow_noise
+from mosstalk.vad.frames import Frames, finite, follow_noise
 
 Levels = npt.NDArray[np.float64]
 

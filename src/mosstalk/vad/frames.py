@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mosstalk.audio.sound import Samples
 from mosstalk.constants import INPUT_RATE
+from mosstalk.errors import AudioError
 
 Bools = npt.NDArray[np.bool_]
 
@@ -56,6 +57,19 @@ class Frames:
     def end_samples(self) -> int:
         """Where the last frame ends; the start, if there is none."""
         return self.start_samples + len(self) * self.frame_samples
+
+
+def finite(samples: Samples) -> Samples:
+    """The samples as they are; a NaN would stay in a detector's memory for good.
+
+    Raises:
+        AudioError: a sample is NaN or infinite.
+    """
+    assert samples.ndim == 1, samples.shape
+    assert samples.dtype == np.float32, samples.dtype
+    if not np.isfinite(samples).all():
+        raise AudioError("the sound holds NaN or infinite samples; check what sends it")
+    return samples
 
 
 _OVER_NOISE_DB = 4.0
