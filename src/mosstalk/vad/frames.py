@@ -77,7 +77,7 @@ _DRIFT_DB_A_S = 3.0
 """So fast noise seems to rise and speech to fall where nothing tells; noise falls by half the
 difference a window."""
 _QUIETEST = 1e-7
-_NO = 0.1
+_NO_SPEECH = 0.1
 """Below it a detector says that there is no speech."""
 
 
@@ -140,10 +140,8 @@ class StreamSoFar:
         """
         so_far, whole = self, len(speech) * window // frame
         powers = _powers(sound[: len(sound) // frame * frame].reshape(-1, frame))
-        levels_db, windows_db = (
-            _db(powers),
-            _db(powers[:whole].reshape(-1, window // frame).mean(1)),
-        )
+        levels_db = _db(powers)
+        windows_db = _db(powers[:whole].reshape(-1, window // frame).mean(axis=1))
         found = np.repeat(speech, window // frame)
         ends = np.zeros(found.shape, bool)
         for row, level_db in enumerate(windows_db.tolist()):
@@ -156,7 +154,7 @@ class StreamSoFar:
             said = float(speech[row])
             if levels.quiet(level_db, under_db(said)):
                 found[here] = 0
-            silent = bool(found[here].max() < _NO)
+            silent = bool(found[here].max() < _NO_SPEECH)
             so_far = StreamSoFar(so_far.position + window, levels, said, silent)
         soon = np.zeros(0, np.float32)
         if so_far.silent:
