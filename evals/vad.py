@@ -30,9 +30,7 @@ from mosstalk.errors import BenchError, DetectorError
 from mosstalk.progress import Progress
 from mosstalk.reporting.sentences import read_sentences
 from mosstalk.reporting.tables import Table, figure
-from mosstalk.vad.detectors import Detector, open_detector
-from mosstalk.vad.echo import EchoGate
-from mosstalk.vad.frames import Frames
+from mosstalk.vad import Detector, EchoGate, Frames, open_detector
 from mosstalk.vad.turns import SpeechStarted, SpeechStopped, TurnDetection, TurnDetector, TurnEvent
 
 _PUSH_SAMPLES = INPUT_RATE // 50
@@ -99,11 +97,10 @@ def measure_found(detector: Detector, noise: str, clips: Sequence[Clip]) -> Foun
     """Hear each clip as a stream of its own."""
     hits, alarms, starts, ends, turns = [], [], [], [], []
     for clip in clips:
-        _, frames = detector.push(detector.start(), clip.samples)
-        called = _called_speech(frames, len(clip.speech))
+        speech, told = _hear(detector, clip.samples)
+        called = _called_speech(detector, speech, len(clip.speech))
         hits.append(called[clip.speech])
         alarms.append(called[~clip.speech])
-        told = list(_told(detector, clip.samples))
         started = [known for event, known in told if isinstance(event, SpeechStarted)]
         stopped = [event for event, _ in told if isinstance(event, SpeechStopped)]
         turns.append(len(started))
@@ -125,9 +122,9 @@ def measure_found(detector: Detector, noise: str, clips: Sequence[Clip]) -> Foun
 
 def measure_alarm(detector: Detector, sound: str, samples: Samples) -> Alarm:
     """Hear a sound (n,) in which nobody speaks."""
-    _, frames = detector.push(detector.start(), samples)
-    started = sum(isinstance(event, SpeechStarted) for event, _ in _told(detector, samples))
-    false = float((frames.speech >= _SPEECH).mean())
+    speech, told = _hear(detector, samples)
+    started = sum(isinstance(event, SpeechStarted) for event, _ in told)
+    false = float((speech >= _SPEECH).mean())
     return Alarm(detector.name, sound, len(samples) / INPUT_RATE, false, started)
 
 
@@ -155,22 +152,28 @@ def _time_together(detector: Detector, window: Samples) -> float:
     return float(np.median(spent))
 
 
-def _called_speech(frames: Frames, cells: int) -> Mask:
+def _called_speech(detector: Detector, speech: Samples, cells: int) -> Mask:
     """Whether each step of 10 ms lies in a frame that is speech; after the last frame it is not."""
-    samples = np.repeat(frames.speech >= _SPEECH, frames.frame_samples)
+    samples = np.repeat(speech >= _SPEECH, detector.frame_samples)
     middles = np.arange(cells) * CELL_SAMPLES + CELL_SAMPLES // 2
     return np.asarray(np.append(samples, False)[np.minimum(middles, len(samples))])
 
 
-def _told(detector: Detector, samples: Samples) -> Iterator[tuple[TurnEvent, int]]:
-    """What is told of turns in samples (n,), and how many of them were heard by then."""
+def _hear(detector: Detector, samples: Samples) -> tuple[Samples, list[tuple[TurnEvent, int]]]:
+    """Speech of the frames in samples (n,), and each event with how many were heard by then."""
     turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
+    heard = list(_in_pieces(detector, samples))
+    told = [(event, known) for known, _, frames in heard for event in turns.push(frames)]
+    return np.concatenate([frames.speech for *_, frames in heard]), told
+
+
+def _in_pieces(detector: Detector, samples: Samples) -> Iterator[tuple[int, Samples, Frames]]:
+    """How many samples are heard by now, the last piece of them, and its frames."""
     state = detector.start()
     for begin in range(0, len(samples), _PUSH_SAMPLES):
         piece = samples[begin : begin + _PUSH_SAMPLES]
         state, frames = detector.push(state, piece)
-        for event in turns.push(frames):
-            yield event, begin + len(piece)
+        yield begin + len(piece), piece, frames
 
 
 def found_table(rows: Iterable[Found]) -> Table:
@@ -298,13 +301,10 @@ def measure_barge_in(
 def _starts(detector: Detector, call: Call, gate: EchoGate | None) -> tuple[list[_Start], float]:
     """The turns that began, as a session hears them; the seconds that the gate took."""
     turns = TurnDetector(minimum_speech_ms=detector.minimum_speech_ms)
-    state, started, spent_s = detector.start(), [], 0.0
+    started, spent_s = list[_Start](), 0.0
     if gate:
         gate.played(call.played, 0)
-    for begin in range(0, len(call.microphone), _PUSH_SAMPLES):
-        piece = call.microphone[begin : begin + _PUSH_SAMPLES]
-        known = begin + len(piece)
-        state, frames = detector.push(state, piece)
+    for known, piece, frames in _in_pieces(detector, call.microphone):
         if gate:
             begun_s = time.perf_counter()
             frames = gate.heard(piece, frames)

@@ -16,7 +16,7 @@ from mosstalk.conversation import Mode, Row
 from mosstalk.engine.engine_core import EngineCore, ReplyParams
 from mosstalk.errors import BuildError, PoisonedError
 from mosstalk.models.codec_folder import Codec
-from mosstalk.models.features import mel_filters
+from mosstalk.models.features import MelSpec, vocoder_mel
 from mosstalk.models.generation import Generation, Step
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.voices import Voice, any_voice, list_voices
@@ -37,7 +37,7 @@ _PROMPTS = ((Mode.TEXT, 24), (Mode.AUDIO, 40), (Mode.AUDIO, 300))
 _GREEDY = SamplingOptions(temperature=0.0, repetition_penalty=1.0)
 _CHANNELS = ("text", "audio")
 _VOICE_S = 3.2
-_WINDOW, _BANDS = 1024, 20
+_BANDS = MelSpec(OUTPUT_RATE, 1024, 256, 20, 0.0, OUTPUT_RATE / 2)
 _CODES, _SEED = 20, 5
 """How many codes the checked reply has, at least two hops of them, and what they are drawn by."""
 
@@ -153,18 +153,10 @@ def check_codec(
         said = codes[len(reply.flow.codes) : reply.codes_needed]
         found = decoder.decode_one(DecodeRequest(reply, said))
         if not compare.exact:
-            found, expected = _levels(found.cpu()), _levels(expected)
+            found, expected = (vocoder_mel(each.cpu(), _BANDS).exp() for each in (found, expected))
         checks.append(compare.tensor(f"codec, hop {hop}", found, expected, wave=True))
     decoder.close(reply)
     return checks
-
-
-def _levels(sound: Tensor) -> Tensor:
-    """Levels (20, frames) of the mel bands of a sound (n,) at 24 kHz."""
-    window = torch.hann_window(_WINDOW)
-    power = torch.stft(sound, _WINDOW, window=window, return_complex=True).abs().square()
-    bands = mel_filters(OUTPUT_RATE, _WINDOW, _BANDS, 0.0, OUTPUT_RATE / 2) @ power
-    return bands.sqrt()
 
 
 def checked_codes(codec: Codec) -> list[int]:

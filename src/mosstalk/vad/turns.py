@@ -195,7 +195,8 @@ class TurnDetector:
         assert frames.start_samples >= self._position, (frames.start_samples, self._position)
         events = [event for frame in frames for event in self._step(frame)]
         if self._silent_from is not None and heard_samples - self._position < frames.frame_samples:
-            events += filter(None, [self._stopped(self._silent_from, heard_samples)])
+            stopped = self._stopped(self._silent_from, heard_samples)
+            events += [stopped] if stopped else []
         return events
 
     def _forget(self) -> None:
