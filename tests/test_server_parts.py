@@ -22,7 +22,15 @@ from mosstalk.runtime.busy import BusyPart
 from mosstalk.server.admission import ServeOptions, ServerContext
 from mosstalk.server.cors import Hosts, Origins, is_loopback
 from mosstalk.server.engine_client import EngineClient, SessionProxy, WorkerState
-from mosstalk.server.ipc import Channel, Open, Refused, SessionCommand, WorkerInfo, WorkerOptions
+from mosstalk.server.ipc import (
+    BY_HAND,
+    Channel,
+    Open,
+    Refused,
+    SessionCommand,
+    WorkerInfo,
+    WorkerOptions,
+)
 from mosstalk.server.keys import EphemeralKeys, Grant, Keys
 from mosstalk.server.limits import (
     ClientBudget,
@@ -383,6 +391,25 @@ def test_a_refusal_for_a_client_that_has_just_gone_ends_no_worker() -> None:
         assert engine.state is WorkerState.READY
         await engine.stop()
         there.close()
+
+    run(main())
+
+
+def test_a_worker_that_says_it_is_ready_has_told_its_figures_after_the_warm_up() -> None:
+    async def main() -> None:
+        engine = EngineClient(WorkerOptions(device="cpu", detector=BY_HAND, sessions=2))
+        await engine.start()
+        try:
+            done, _ = await asyncio.wait(
+                (engine.ready, engine.dead), timeout=60, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert done == {engine.ready}
+            heartbeat = engine.heartbeat
+            assert heartbeat
+            assert heartbeat.blocks
+            assert (heartbeat.sessions, heartbeat.replies, heartbeat.waiting) == (0, 0, 0)
+        finally:
+            await engine.stop()
 
     run(main())
 

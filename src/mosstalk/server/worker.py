@@ -225,6 +225,8 @@ class Worker:
         expect_no_more()
         _LOG.info("ready after %.1f s: %s", time.monotonic() - self._begun_s, CAPTURES)
         self._ready = loaded.info(time.monotonic() - begun_s)
+        # The last heartbeat may have counted the warm-up's session: a ready worker has none.
+        await self.first.channel.send(self._heartbeat(loaded))
         await self._tell_all(self._ready)
         with gc_frozen():
             await asyncio.shield(asyncio.wrap_future(host.engine.ended))
