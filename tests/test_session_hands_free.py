@@ -206,6 +206,37 @@ def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> Non
     run(main())
 
 
+def test_a_turn_that_may_be_over_waits_for_no_sound_of_others() -> None:
+    detection = TurnDetection(silence_duration_ms=1000)
+    settings = replace(HANDS_FREE, turn_detection=detection, limits=ReplyLimits(rows=9))
+    spoken = np.concatenate([silence(0.5), speech(QUESTION)])
+    parts = (spoken[: -RATE // 2], np.concatenate([spoken[-RATE // 2 :], silence(0.4)]))
+    sound = np.concatenate([*parts, silence(1.2)])
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            async with await here.open(settings) as session:
+                client, offline = Client(session), Offline()
+                client.say(parts[0])
+                listener = session._state.listener
+                while listener.turn is None or session._inbox or listener.turn.encoding:
+                    await asyncio.sleep(0)
+                here.encoder_worker._codes._batch_delay_s = 1e6  # as on a GPU, but for days
+                client.say(parts[1])
+                await begun_early(session)
+                assert not listener.turn.encoding
+                client.say(silence(1.2))
+                done = await client.wait(ResponseDone)
+                (started,), (stopped,) = client.all(SpeechStarted), client.all(SpeechStopped)
+                offline.chat.hear(sound[started.start : stopped.end])
+                assert here.figures.early_used == 1
+                assert client.pcm(done.response_id) == offline.answer(limits=Limits(9))[0]
+                assert client.rows == offline.rows
+            require_nothing_held(here)
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "command",
     [CreateText("user", "One more thing."), Clear(), Commit(), CreateResponse(), CancelResponse()],

@@ -246,9 +246,10 @@ class Listener:
     def _encode_due(self, turn: LiveTurn) -> None:
         """Have what waits encoded, if it is enough to be worth a run and none is under way.
 
-        What comes meanwhile waits for the next one.
+        What comes meanwhile waits for the next one, and what was foreseen until more comes.
         """
-        if turn.encoding or sum(map(len, turn.waiting)) < turn.due:
+        foreseen = turn.end == turn.foreseen_end
+        if turn.encoding or foreseen or sum(map(len, turn.waiting)) < turn.due:
             return
         pieces = len(turn.waiting)
         turn.encoding = self._worker.encode_ahead(turn.codes, np.concatenate(turn.waiting))
@@ -261,12 +262,13 @@ class Listener:
         was computed worth nothing.
         """
         finder = self._finder
-        if finder is None or finder.detector.sound_end is None or turn.encoding:
+        if finder is None or (sound_end := finder.detector.sound_end) is None:
             return
-        known = turn.end == turn.foreseen_end
-        if known or turn.end < finder.origin + finder.detector.sound_end:
+        if turn.end == turn.foreseen_end or turn.end < finder.origin + sound_end:
             return
-        turn.foreseen_end = turn.end
+        if turn.encoding and not self._worker.take_back(turn.encoding):
+            return
+        turn.encoding, turn.foreseen_end = None, turn.end
         turn.foreseen = self._worker.foresee(turn.codes, np.concatenate([_SILENCE, *turn.waiting]))
         turn.foreseen.add_done_callback(self._foreseen)
 

@@ -313,9 +313,9 @@ class EncoderWorker:
         """What ``codes`` will be if the turn ends after these samples, which are not taken.
 
         None if that cannot be told ahead; its exception may be a ``CodecFullError``. Such a turn
-        is ended by ``end_as_foreseen``.
+        is ended by ``end_as_foreseen``. It waits for nobody: a reply is begun with it.
         """
-        return self._codes.put(_EncodeRequest(codes, samples, last=True, foreseen=True))
+        return self._codes.put(_EncodeRequest(codes, samples, last=True, foreseen=True), 0.0)
 
     def end_as_foreseen(self, codes: LiveCodes) -> None:
         """End a turn without another run: what it would be is known already."""
