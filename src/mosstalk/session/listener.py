@@ -267,7 +267,7 @@ class Listener:
         if turn.end == turn.foreseen_end or turn.end < finder.origin + sound_end:
             return
         if turn.encoding and not self._worker.take_back(turn.encoding):
-            return
+            return  # it has begun: ``_encoded`` comes back here
         turn.encoding, turn.foreseen_end = None, turn.end
         turn.foreseen = self._worker.foresee(turn.codes, np.concatenate([_SILENCE, *turn.waiting]))
         turn.foreseen.add_done_callback(self._foreseen)
