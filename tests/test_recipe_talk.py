@@ -35,6 +35,7 @@ from recipes.pocket.voices import KOKORO, TEACHER, Clip
 VOICES = ["af_heart", "af_nova", "am_adam", "bf_alice", "jf_alpha"]
 SPAIN, MADRID = "What is the capital of Spain?", "The capital of Spain is Madrid."
 FRANCE, PARIS = "And of France?", "The capital of France is Paris."
+OX = "Ox is spelled O, X."
 
 
 def clip(text: str, voice: str, codes: int) -> Clip:
@@ -306,10 +307,19 @@ def test_answers_are_read_before_other_lines_and_at_several_speeds() -> None:
     assert {reader.voice for _, reader in read} == {TEACHER}
 
 
-def test_answers_that_are_often_given_are_read_more_often() -> None:
+def test_a_word_is_spelled_slowly() -> None:
+    texts = ("Cat is spelled C, A, T.", "A cat is a pet, a house animal.")
+    lines = [Line(text, "a", "h", ANSWER_KIND) for text in texts * 50]
+    speeds = {number: reader.speed for number, reader in readers(lines, VOICES, 3, 0, 1)}
+    spelled, others = ([speeds[n] for n in range(first, 100, 2)] for first in (0, 1))
+    assert 0.7 <= min(spelled) < 0.73 < 0.82 < max(spelled) <= 0.85
+    assert min(others) >= 0.94
+
+
+def test_answers_that_are_often_given_are_read_more_often_and_spelled_ones() -> None:
     require_program("espeak-ng")
-    lines = talk_lines([], {MADRID: 1, PARIS: 25, FRANCE: 900}, [], 0)
-    assert Counter(line.text for line in lines) == {MADRID: 1, PARIS: 3, FRANCE: 4}
+    lines = talk_lines([], {MADRID: 1, PARIS: 25, FRANCE: 900, OX: 1}, [], 0)
+    assert Counter(line.text for line in lines) == {MADRID: 1, PARIS: 3, FRANCE: 4, OX: 2}
     assert {line.kind for line in lines} == {ANSWER_KIND}
 
 

@@ -18,7 +18,7 @@ from mosstalk.constants import INPUT_RATE
 from recipes.listener.kokoro import FRAME_SAMPLES, MOST_SYMBOLS, RATE, Clip, Kokoro
 from recipes.listener.segments import drawn_stretch
 from recipes.listener.speak import Reader, Reading, reader_of, spoken, style_of
-from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line
+from recipes.listener.texts import ANSWER_KIND, TEACHER_KIND, Line, is_spelled
 from recipes.pocket.data import write_shard
 from recipes.pocket.voices import KOKORO, TEACHER, after_silence
 from recipes.pocket.voices import Clip as Read
@@ -26,7 +26,7 @@ from recipes.pocket.voices import Clip as Read
 _SHARD_CLIPS = 400
 _LONGEST_S = 26.0
 _SILENT = 300
-_ANSWER_SPEEDS = (0.94, 1.06)
+_ANSWER_SPEEDS, _SPELLED_SPEEDS = (0.94, 1.06), (0.7, 0.85)
 _FRAME_S = FRAME_SAMPLES / RATE
 _PHONES = (
     "a/aa \u0251/aa \u0252/aa æ/ae ʌ/ah ɐ/ax ə/ax ɚ/axr ɜ/er ɝ/er ɔ/ao o/ow ʊ/uh u/uw i/iy "
@@ -57,13 +57,14 @@ def readers(
     """Every ``parts``-th line's number and who reads it, in an order that the seed draws.
 
     Two answers come before each other line until all are read: whoever runs out of time lacks
-    general texts, not answers. The teacher reads them a little faster or slower.
+    general texts, not answers. The teacher reads them a little faster or slower, and spells slowly.
     """
     order = list(range(len(lines)))
     random.Random(seed).shuffle(order)
     for number in _answers_first(order[part::parts], lines):
         if lines[number].kind == ANSWER_KIND:
-            speed = random.Random(f"{seed}/{number}").uniform(*_ANSWER_SPEEDS)
+            speeds = _SPELLED_SPEEDS if is_spelled(lines[number].text) else _ANSWER_SPEEDS
+            speed = random.Random(f"{seed}/{number}").uniform(*speeds)
             yield number, Reader(TEACHER, "", 0.0, speed)
         elif lines[number].kind == TEACHER_KIND:
             yield number, Reader(TEACHER, "", 0.0, 1.0)

@@ -28,6 +28,8 @@ TEACHER_KIND, ANSWER_KIND, TEACHER_ACCENT = "teacher", "answer", "a"
 _USES_PER_READING, _MOST_READINGS = 10, 4
 """An answer is read once more for so many of its uses in dialogues, and so often at most: a model
 that hears one reading a hundred times learns it by heart and not how to read."""
+_SPELLED, _SPELLED_READINGS = re.compile(r"\b[A-Z], [A-Z]\b"), 2
+"""Letters of a spelled word, which is read so often at least: each is used once or twice."""
 _JOINED_SHARE = 0.25
 _MOST_WORDS = 30
 _SPEAKABLE = re.compile(r"[A-Za-z][A-Za-z' ,-]*[.?!]?")
@@ -44,6 +46,11 @@ class Line:
     accent: str
     sounds: str
     kind: str
+
+
+def is_spelled(text: str) -> bool:
+    """Whether a word is spelled in ``text``: "Cat is spelled C, A, T."."""
+    return bool(_SPELLED.search(text))
 
 
 def small_talk(folder: Path) -> list[str]:
@@ -97,7 +104,8 @@ def talk_lines(
     draw, phonetics = random.Random(seed), Phonetics()
     drawn = list[tuple[str, str, str]]()
     for text, uses in answers.items():
-        readings = min(1 + uses // _USES_PER_READING, _MOST_READINGS)
+        least = _SPELLED_READINGS if is_spelled(text) else 1
+        readings = max(least, min(1 + uses // _USES_PER_READING, _MOST_READINGS))
         drawn += [(text, TEACHER_ACCENT, ANSWER_KIND)] * readings
     for text in (text for text in asked for _ in range(times)):
         drawn.append((text, _accent(draw), "train"))
