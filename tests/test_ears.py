@@ -10,6 +10,7 @@ import pytest
 from conftest import QUESTION, run
 from session_rig import HANDS_FREE, RATE, Client, detector, pocket, silence, speech
 
+from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import EngineStoppedError
 from mosstalk.session.events import (
     Closed,
@@ -30,7 +31,7 @@ PIECE = 320
 def asked(number: int, start: int, *, gated: bool = True) -> HearRequest:
     """What a stream hears from a piece of SOUND on; the assistant says the same 0.2 s before."""
     changes = [("played", (SOUND[3200:], 0))] if start == 0 and gated else []
-    return HearRequest(number, SOUND[start : start + PIECE], changes, start == 0, gated)
+    return HearRequest(number, SOUND[start : start + PIECE], INPUT_RATE, changes, start == 0, gated)
 
 
 def whole(ears: Ears, numbers: Sequence[int]) -> list[list[tuple[int, list[float], int]]]:

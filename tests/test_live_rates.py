@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from live_rig import KINDS, LIVE, Kind, noise, rising, speech
 
-from mosstalk.audio.sound import Samples
+from mosstalk.audio.sound import Resampler, Samples
 from mosstalk.codec.tokenizer_stream import LiveOptions, LiveTokenizer
 from mosstalk.session.commands import INPUT_RATES
-from mosstalk.session.sound import Resampler, resampled
+from mosstalk.session.sound import resampled
 
 LONGEST_S = 65
 TOGETHER = LiveTokenizer(

@@ -16,6 +16,7 @@ from conftest import run
 from engine_rig import engine_core, wild_model
 from session_rig import QUESTION, SENTENCE, pocket, speech
 
+from mosstalk.audio.sound import Resampler
 from mosstalk.conversation import Conversation, Mode, Reply, Row, SpeechSegment, common_rows
 from mosstalk.engine.async_engine import AsyncEngine
 from mosstalk.errors import EngineStoppedError, OptionError, SessionError
@@ -40,7 +41,7 @@ from mosstalk.session.history import (
 )
 from mosstalk.session.response import LONGEST_PERIOD, Detokenizer, RepetitionDetector
 from mosstalk.session.session import Timeouts
-from mosstalk.session.sound import PlaybackClock, Resampler, pcm_of, samples_of
+from mosstalk.session.sound import PlaybackClock, pcm_of, samples_of
 
 
 def test_what_crosses_processes_needs_no_torch() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import soxr
 
-from mosstalk.audio.sound import Samples
+from mosstalk.audio.sound import Resampler, Samples
 from mosstalk.constants import INPUT_RATE, OUTPUT_RATE
 from mosstalk.environment import install_command
 from mosstalk.errors import OptionError
@@ -35,7 +35,7 @@ from mosstalk.server.realtime.protocol import Transcript
 from mosstalk.server.realtime.session_config import TranscriberInfo, TranscriptionConfig, code_of
 from mosstalk.session import commands, events
 from mosstalk.session.commands import ReplyMode, SessionSettings
-from mosstalk.session.sound import Resampler, pcm_of, samples_of
+from mosstalk.session.sound import pcm_of, samples_of
 
 _LOG = logging.getLogger(__name__)
 INSTALL = install_command("transcribe")

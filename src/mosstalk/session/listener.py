@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import soxr
 
-from mosstalk.audio.sound import SHORTEST_MS, Samples
+from mosstalk.audio.sound import SHORTEST_MS, Resampler, Samples
 from mosstalk.codec.tokenizer_state import LiveCodes
 from mosstalk.constants import INPUT_RATE, INPUT_SAMPLES_PER_CODE, OUTPUT_RATE
 from mosstalk.errors import CodecFullError, SessionError
 from mosstalk.session import events
 from mosstalk.session.commands import SessionSettings
 from mosstalk.session.events import ErrorCode, error_event, new_id
-from mosstalk.session.sound import SOON, InputClock, Resampler
+from mosstalk.session.sound import InputClock
 from mosstalk.session.workers import Ear, EncoderWorker
 from mosstalk.vad import turns
 from mosstalk.vad.ears import GateChange
@@ -147,7 +147,7 @@ class Listener:
         self._position += len(heard)
         if self._finder:
             self._finder.add(heard)
-            async for each in self._find(self._finder, self._finder.soon(samples, rate), audible()):
+            async for each in self._find(self._finder, samples, rate, audible()):
                 yield each
         elif len(heard) and (error := self._collect(heard)):
             yield error
@@ -224,8 +224,7 @@ class Listener:
         if detection and detector:
             found = turns.TurnDetector(detection, minimum_speech_ms=detector.minimum_speech_ms)
             ear = self._worker.open_ear(gated=settings.echo_gate)
-            resampler = Resampler(settings.input_rate, SOON)
-            self._finder = _SpeechFinder(found, ear, self.clock, self._position, resampler)
+            self._finder = _SpeechFinder(found, ear, self.clock, self._position)
 
     def _held_back(self) -> Samples:
         """What resampling held back, (n,): it counts as heard from now on."""
@@ -341,16 +340,17 @@ class Listener:
         return turn, error_event(error)
 
     async def _find(
-        self, finder: "_SpeechFinder", samples: Samples, audible: bool
+        self, finder: "_SpeechFinder", samples: Samples, rate: int, audible: bool
     ) -> AsyncIterator[TurnUpdate]:
         """Hands-free: look for turns in samples (n,), and go on with the one under way.
 
-        They are heard before those that turns are made of, which resampling holds back longer.
+        Ears hear them before turns have them, whose resampling holds them back.
         """
         if not len(samples):
             return
         finder.detector.playing = audible
-        frames, held_frames = await self._worker.detect(finder.ear, samples, finder.gate_changes())
+        changes = finder.gate_changes()
+        frames, held_frames = await self._worker.detect(finder.ear, samples, rate, changes)
         held = frames.frame_samples * held_frames
         for found in finder.detector.push(frames, self.clock - finder.origin):
             yield await self._decided(finder, found)
@@ -411,13 +411,8 @@ class _SpeechFinder:
     ear: Ear
     origin: int
     start: int
-    _resampler: Resampler
     _pieces: deque[Samples] = field(default_factory=deque)
     _for_gate: list[GateChange] = field(default_factory=list)
-
-    def soon(self, samples: Samples, rate: int) -> Samples:
-        """Samples (n,) at ``rate`` Hz as the ear hears them, without delay."""
-        return self._resampler.push(samples, rate)
 
     def add(self, samples: Samples) -> None:
         """Keep the next samples (n,)."""

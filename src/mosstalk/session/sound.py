@@ -4,19 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import soxr
 
-from mosstalk.audio.sound import Samples
+from mosstalk.audio.sound import Resampler, Samples
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import SessionError
 from mosstalk.session.commands import INPUT_RATES, Pcm
 from mosstalk.session.events import ErrorCode
 
 _FULL_SCALE = 32768.0
-WHOLE, SOON = "HQ", "QQ"
-"""Qualities of soxr. The first is for what is kept: at 24 kHz it holds sound back for 21 ms, 37 at
-most, at 8 kHz for 64, 115 at most. The second, a cubic curve, holds back nothing; it is good
-enough to tell speech by."""
 LONGEST_STALL_S = 3.5
 """A microphone may fall silent for so long and send what it recorded in a burst. Whoever is
 silent for longer has recorded nothing meanwhile."""
@@ -52,46 +47,6 @@ def pcm_of(samples: Samples) -> bytes:
     """Little-endian int16 of float samples (n,); what is beyond full scale is clipped."""
     scaled: npt.NDArray[np.float32] = np.rint(samples * np.float32(_FULL_SCALE - 1))
     return scaled.clip(-_FULL_SCALE, _FULL_SCALE - 1).astype("<i2").tobytes()
-
-
-class Resampler:
-    """A stream at ``rate`` Hz, which may change, to 16 kHz; the same samples however it is cut.
-
-    They are those of ``soxr.resample`` with this ``quality`` on the whole stretch from one
-    ``flush``, or change of the rate, to the next.
-    """
-
-    def __init__(self, rate: int, quality: str = WHOLE) -> None:
-        self._quality = quality
-        self._tune(rate)
-        self._rest = np.zeros(0, np.float32)
-        """What was held back of earlier rates, at 16 kHz."""
-
-    def push(self, samples: Samples, rate: int | None = None) -> Samples:
-        """What can be given after samples (n,) at ``rate`` Hz, or at the one before; more later."""
-        if rate and rate != self.rate:
-            self._rest = self.flush()
-            self._tune(rate)
-        if self._stream:
-            samples = np.asarray(self._stream.resample_chunk(samples), np.float32)
-        return self._after_rest(samples)
-
-    def flush(self) -> Samples:
-        """What was held back; what comes next begins anew."""
-        rest = np.zeros(0, np.float32)
-        if self._stream:
-            rest = np.asarray(self._stream.resample_chunk(rest, last=True), np.float32)
-        self._tune(self.rate)
-        return self._after_rest(rest)
-
-    def _tune(self, rate: int) -> None:
-        self.rate, self._stream = rate, None
-        if rate != INPUT_RATE:
-            self._stream = soxr.ResampleStream(rate, INPUT_RATE, 1, "float32", self._quality)
-
-    def _after_rest(self, samples: Samples) -> Samples:
-        rest, self._rest = self._rest, np.zeros(0, np.float32)
-        return np.concatenate([rest, samples]) if len(rest) else samples
 
 
 class InputClock:

@@ -233,6 +233,8 @@ _MOST_ENCODE_WAIT_S = 2.0
 _BATCH_DELAY_S = 0.1
 """On a GPU sound of turns that go on waits so long after a run for that of others: a run of many
 streams takes hardly longer than one of a single stream."""
+_DETECT_DELAY_S = 0.01
+"""The same, of sound in which another process looks for speech: half of a client's frame."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
 """Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
 
@@ -289,8 +291,9 @@ class EncoderWorker:
             self.ears = [EarProcess(detector.name) for _ in range(ear_processes)]
         elif detector:
             self.ears = [LocalEars(detector)]
+        delay_s = _DETECT_DELAY_S if ear_processes else 0.0
         self._frames = [
-            BatchWorker("mosstalk-frames", partial(self._detect, place))
+            BatchWorker("mosstalk-frames", partial(self._detect, place), batch_delay_s=delay_s)
             for place in range(len(self.ears))
         ]
         self._open_ears = set[Ear]()
@@ -375,15 +378,17 @@ class EncoderWorker:
         self._open_ears.add(ear)
         return ear
 
-    async def detect(self, ear: Ear, samples: Samples, changes: list[GateChange]) -> JudgedFrames:
+    async def detect(
+        self, ear: Ear, samples: Samples, rate: int, changes: list[GateChange]
+    ) -> JudgedFrames:
         """What finite samples (n,) more, after ``changes`` of the echo gate, have made known.
 
         Raises:
             EngineStoppedError: the process that knew the stream has ended.
         """
         first, ear.heard = not ear.heard, True
-        request = HearRequest(ear.number, samples, changes, first, ear.gated)
-        return await self._frames[ear.place].do(request)
+        request = HearRequest(ear.number, samples, rate, changes, first, ear.gated)
+        return await self._frames[ear.place].put(request)
 
     def close_ear(self, ear: Ear) -> None:
         """Forget a stream."""

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
-from mosstalk.audio.sound import Samples
+from mosstalk.audio.sound import SOON, Resampler, Samples
 from mosstalk.errors import EngineStoppedError
 from mosstalk.vad.detectors import Detector, open_detector
 from mosstalk.vad.echo import EchoGate
@@ -23,13 +23,14 @@ GateChange = tuple[str, tuple[Any, ...]]
 
 
 class HearRequest(NamedTuple):
-    """The next ``samples`` (n,) of stream ``number``, float32 at 16 kHz and finite.
+    """The next ``samples`` (n,) of stream ``number``, float32 at ``rate`` Hz and finite.
 
     ``gated``, for the ``first`` ones: an echo gate stands behind the detector.
     """
 
     number: int
     samples: Samples
+    rate: int
     changes: list[GateChange]
     first: bool
     gated: bool
@@ -61,6 +62,7 @@ class Ears(Protocol):
 class _Stream:
     state: Any
     gate: EchoGate | None
+    resampler: Resampler
 
 
 class LocalEars:
@@ -79,16 +81,19 @@ class LocalEars:
         for each in asked:
             if each.first:
                 gate = EchoGate() if each.gated else None
-                self._streams[each.number] = _Stream(self._detector.start(), gate)
+                resampler = Resampler(each.rate, SOON)
+                self._streams[each.number] = _Stream(self._detector.start(), gate, resampler)
         known = [each for each in asked if each.number in self._streams]
         streams = [self._streams[each.number] for each in known]
-        found = self._detector.push_many(
-            [stream.state for stream in streams], [each.samples for each in known]
-        )
+        sounds = [
+            stream.resampler.push(each.samples, each.rate)
+            for each, stream in zip(known, streams, strict=True)
+        ]
+        found = self._detector.push_many([stream.state for stream in streams], sounds)
         heard: dict[int, JudgedFrames] = {}
-        for each, stream, (state, frames) in zip(known, streams, found, strict=True):
+        for each, stream, sound, (state, frames) in zip(known, streams, sounds, found, strict=True):
             stream.state = state
-            heard[each.number] = _judged(stream.gate, each, frames)
+            heard[each.number] = _judged(stream.gate, each.changes, sound, frames)
         return [heard.get(each.number, _lost()) for each in asked]
 
     def stop(self) -> None:
@@ -96,12 +101,14 @@ class LocalEars:
         self._streams.clear()
 
 
-def _judged(gate: EchoGate | None, asked: HearRequest, frames: Frames) -> JudgedFrames:
+def _judged(
+    gate: EchoGate | None, changes: list[GateChange], sound: Samples, frames: Frames
+) -> JudgedFrames:
     if gate is None:
         return JudgedFrames(frames, 0)
-    for name, given in asked.changes:
+    for name, given in changes:
         getattr(gate, name)(*given)
-    return JudgedFrames(gate.heard(asked.samples, frames), gate.held)
+    return JudgedFrames(gate.heard(sound, frames), gate.held)
 
 
 def _lost() -> EngineStoppedError:
