@@ -3,13 +3,16 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import QUESTION, run
 from session_rig import HANDS_FREE, RATE, Client, detector, pocket, silence, speech
 
+from mosstalk.audio.sound import SOON, Resampler, resample
 from mosstalk.constants import INPUT_RATE
 from mosstalk.errors import EngineStoppedError
 from mosstalk.session.events import (
@@ -67,6 +70,48 @@ def test_a_process_apart_hears_what_this_one_does(apart: EarProcess) -> None:
     )
     assert max(bare) > 0.9
     assert sum(value > 0.5 for value in gated) < sum(value > 0.5 for value in bare) / 2
+
+
+def test_sound_of_another_rate_is_heard_as_if_it_had_come_at_16_khz(apart: EarProcess) -> None:
+    sound, resampler = resample(SOUND, INPUT_RATE, 24_000), Resampler(24_000, SOON)
+    for start in range(0, len(sound), 480):
+        piece = sound[start : start + 480]
+        at_16 = HearRequest(20, resampler.push(piece), INPUT_RATE, [], start == 0, False)
+        at_24 = HearRequest(21, piece, 24_000, [], start == 0, False)
+        first, second = (each for each in apart.hear([at_16, at_24], []))
+        assert isinstance(first, JudgedFrames)
+        assert isinstance(second, JudgedFrames)
+        assert first.frames.start_samples == second.frames.start_samples
+        assert np.array_equal(first.frames.speech, second.frames.speech)
+
+
+def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
+    async def spacings(host: Host) -> list[float]:
+        """Seconds between runs, of one stream that never waits."""
+        worker, begun = host.encoder_worker, list[float]()
+        (ears,) = worker.ears
+        hear = ears.hear
+
+        def heard(*given: Any) -> Any:
+            begun.append(time.monotonic())
+            return hear(*given)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(ears, "hear", heard)
+            ear = worker.open_ear(gated=False)
+            for start in range(0, 20 * PIECE, PIECE):
+                await worker.detect(ear, SOUND[start : start + PIECE], INPUT_RATE, [])
+            worker.close_ear(ear)
+        return np.diff(begun).tolist()
+
+    async def main() -> None:
+        async with Host(pocket(), HostOptions(4), detector=detector()) as here:
+            assert min(await spacings(here)) < 0.009
+        options = HostOptions(4, ear_processes=1)
+        async with Host(pocket(), options, detector=detector()) as host:
+            assert min(await spacings(host)) > 0.009
+
+    run(main())
 
 
 def test_what_is_closed_is_forgotten_and_a_number_that_nobody_knows_is_refused(
