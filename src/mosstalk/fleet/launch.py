@@ -9,8 +9,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,9 @@ _LOOK_S = 0.5
 _RAYLET = "raylet"
 """The program of Ray whose end is that of this process, at once."""
 _HEAD_S = 1.0
-"""For how long it is tried to reach Ray's head."""
+"""For how long it is tried to reach Ray's head, and the ingress."""
+_INGRESS_S = 30.0
+"""After so long one that cannot be reached from this machine counts as there."""
 _LONGEST_FAULT = 2000
 """Characters that are told of what Ray says at its end; the cause is the last of them."""
 _FIXED = {"host": "host", "port": "port", "ray": "ray", "settings": "serve.max-session-s"}
@@ -257,6 +261,7 @@ def _watch(launched: _Launch) -> int:
     from mosstalk.fleet.replica import NAME
 
     said, was_ready, upgrading, asked = "", False, False, launched.asked
+    running_s = 0.0
     while not asked.stop.wait(_LOOK_S):
         if not _has_head():
             launched.say("Ray has failed: its head has ended; start the fleet again")
@@ -271,8 +276,12 @@ def _watch(launched: _Launch) -> int:
         if failed and not was_ready:
             return _FAILED
         if application.status == "RUNNING" and not was_ready:
-            was_ready = True
-            _say_ready(launched.config, launched.say)
+            running_s = running_s or time.monotonic()
+            was_ready = (
+                _reaches_replica(launched.config) or time.monotonic() > running_s + _INGRESS_S
+            )
+            if was_ready:
+                _say_ready(launched.config, launched.say)
         elif application.status == "RUNNING" and upgrading:
             upgrading = False
             launched.say("upgraded: every replica is new")
@@ -322,8 +331,22 @@ def _line(application: "ApplicationStatusOverview", *, failed: bool) -> str:
     return line
 
 
+def _reaches_replica(config: FleetConfig) -> bool:
+    """Whether the ingress sends requests to a replica: it learns of the first a moment later."""
+    with closing(HTTPConnection(_host(config), config.port, timeout=_HEAD_S)) as ingress:
+        try:
+            ingress.request("GET", "/health")
+            return ingress.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+
+
+def _host(config: FleetConfig) -> str:
+    return "localhost" if config.host in ("0.0.0.0", "127.0.0.1", "::") else config.host
+
+
 def _say_ready(config: FleetConfig, say: Callable[[str], None]) -> None:
-    host = "localhost" if config.host in ("0.0.0.0", "127.0.0.1", "::") else config.host
+    host = _host(config)
     host = f"[{host}]" if ":" in host else host
     say(f"ready: http://{host}:{config.port}")
     say(f"talk in a browser   http://{host}:{config.port}/")
