@@ -151,6 +151,17 @@ def test_rows_in_a_crowd_equal_those_computed_alone(seed: int, deferral: bool, l
     require_idle(crowd.core)
 
 
+def test_all_rows_of_a_first_sound_are_due_at_once() -> None:
+    core = small_core(late=False)
+    limits = Limits(6, min_new_rows=99)
+    core.submit(core.open([(1, SILENT)]), ReplyParams(GREEDY, limits, None, 5.0, first_rows=4))
+    due_s = list[float]()
+    while core.busy:
+        due_s.append(core.due_s)
+        core.step()
+    assert due_s == pytest.approx([5.0] * 4 + [5.08, 5.16])
+
+
 ONLY_CODES: list[Row] = [(PAD, 3), (PAD, 4), (PAD, EOSP)]
 """No row of this prompt has audio_pad: were a put-off draw counted as one, it would show."""
 

@@ -17,6 +17,7 @@ from session_rig import (
     WRITTEN,
     Client,
     Offline,
+    decoder,
     host,
     pocket,
     require_nothing_held,
@@ -103,6 +104,24 @@ def test_by_the_time_of_the_commit_all_but_the_last_block_has_been_read() -> Non
             assert prompt - done.usage.cached <= 5 + 4  # a block, eosp, im_end, newline
             assert done.timings.commit_to_first_audio_ms
             assert done.timings.audio_s == len(client.pcm(done.response_id)) / 2 / 24_000
+
+    run(main())
+
+
+def test_all_rows_that_the_first_sound_needs_are_asked_for_at_once_on_a_gpu() -> None:
+    async def main() -> None:
+        async with host() as here, await here.open(BY_HAND) as session:
+            client, first_rows = Client(session), list[int]()
+            kinds = ((False, ReplyMode.AUDIO), (True, ReplyMode.AUDIO), (True, ReplyMode.TEXT))
+            for here.on_gpu, reply in kinds:
+                client.do(CreateText("user", "Hello."), CreateResponse(reply=reply))
+                await client.wait(ResponseStarted)
+                response = session._responses.current
+                assert response
+                first_rows.append(response.params.first_rows)
+                await client.wait(ResponseDone)
+            spoken = decoder().open(pocket().codec.voice("default"))
+            assert first_rows == [1, spoken.codes_needed, 1]
 
     run(main())
 

@@ -77,6 +77,7 @@ class ReplyParams:
     limits: Limits = field(default_factory=Limits)
     script: Script | None = None
     first_due_s: float | None = None
+    first_rows: int = 1
     whole_rows: bool = False
     background: bool = False
 
@@ -154,7 +155,7 @@ class EngineCore:
         self._asked += 1
         request = Request(
             self._asked, sequence, self.ids, params.options, params.limits, longest,
-            self.clock(), params.first_due_s, params.whole_rows, params.script,
+            self.clock(), params.first_due_s, params.first_rows, params.whole_rows, params.script,
             background=params.background,
         )  # fmt: skip
         self.scheduler.submit(request)

@@ -52,7 +52,8 @@ class Request:
     """One reply: what was asked, where it stands, and what came of it.
 
     ``asked_s`` and ``due_s`` are on the engine's clock; ``due_s`` is when the listener runs
-    out of sound if no row comes, and moves on by 80 ms with every row. With ``whole_rows``
+    out of sound if no row comes. The ``first_rows`` that the first sound needs are due at once,
+    and every later row 80 ms after the one before. With ``whole_rows``
     no row is handed out before its audio token is drawn; a reply that ends before its time, in
     line or by an error, may still end with ``audio_pad`` for draws that were put off. One in the
     ``background`` gets what others leave: all that it needs is due ``BACKGROUND_S`` later.
@@ -66,6 +67,7 @@ class Request:
     longest_rows: int
     asked_s: float = 0.0
     first_due_s: float | None = None
+    first_rows: int = 1
     whole_rows: bool = False
     script: Script | None = None
     state: State = State.WAITING
@@ -99,14 +101,18 @@ class Request:
     @property
     def due_s(self) -> float:
         """The playback deadline that orders work."""
-        first = self.asked_s + FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
-        later_s = BACKGROUND_S if self.background else 0.0
-        return first + later_s + len(self.reply.rows) * CODE_MS / 1000
+        return self._due_s(len(self.reply.rows))
 
     @property
     def order(self) -> tuple[float, int]:
         """Who goes first: the earlier deadline of the next row to draw, then who asked first."""
-        return self.due_s + self.sequence.pending * CODE_MS / 1000, self.number
+        return self._due_s(len(self.reply.rows) + self.sequence.pending), self.number
+
+    def _due_s(self, rows: int) -> float:
+        """When the row after so many is due."""
+        first = self.asked_s + FIRST_SOUND_S if self.first_due_s is None else self.first_due_s
+        later_s = BACKGROUND_S if self.background else 0.0
+        return first + later_s + max(0, rows + 1 - self.first_rows) * CODE_MS / 1000
 
     @property
     def rule(self) -> StepRule:

@@ -145,9 +145,8 @@ class FlowStream(ABC):
     @property
     def hop_codes(self) -> int:
         """Length of the next hop in codes."""
-        chunk = self.config.chunk_size
-        alignment = -self.prompt_codes % chunk if self.done_codes == 0 else 0
-        return chunk + alignment
+        config = self.config
+        return config.chunk_size if self.done_codes else config.first_hop(self.prompt_codes)
 
     @property
     def codes_needed(self) -> int:

@@ -121,8 +121,8 @@ class Host:
         self.sessions: dict[str, Session] = {}
         core = EngineCore(pipeline.model, pipeline.ids, self.options.engine, clock)
         self._deadline_lock = DeadlineLock() if self.options.in_turn else None
-        on_gpu = pipeline.model.device.type == "cuda"
-        self.engine = AsyncEngine(core, self._deadline_lock, _STEPS_IN_A_ROW if on_gpu else 0)
+        self.on_gpu = pipeline.model.device.type == "cuda"
+        self.engine = AsyncEngine(core, self._deadline_lock, _STEPS_IN_A_ROW if self.on_gpu else 0)
         self.pipeline, self._detector, self.clock = pipeline, detector, clock
         self.long_work = asyncio.Lock()
         self.early_used = self.early_dropped = 0
@@ -264,12 +264,11 @@ class Host:
         await self.engine.warm()
         await self.decoder_worker.warm()
         await self.encoder_worker.warm(self.options.sessions)
-        on_gpu = self.engine.core.model.device.type == "cuda"
         settings = SessionSettings(
             turn_detection=None,
             limits=ReplyLimits(longest_s=_WARM_S),
             durations=Durations(idle_s=600.0),
-            script=_WARM_SCRIPT if on_gpu else _SHORT_WARM_SCRIPT,
+            script=_WARM_SCRIPT if self.on_gpu else _SHORT_WARM_SCRIPT,
             voice=self.options.voice,
         )
         async with await self.open(settings) as session:
@@ -380,8 +379,17 @@ class Host:
     def has_slack(self) -> bool:
         """Whether there is time for what may be thrown away: few replies are being made."""
         figures = self.figures
-        most = _MOST_BESIDE_GPU if self.pipeline.model.device.type == "cuda" else 0
-        return figures.replies + figures.waiting <= most
+        return figures.replies + figures.waiting <= (_MOST_BESIDE_GPU if self.on_gpu else 0)
+
+    def first_rows(self, voice: Voice) -> int:
+        """Rows of a spoken reply that are due at once.
+
+        Those that its first sound needs; on a CPU one, since a hop takes as long as many steps
+        there, and others would run dry.
+        """
+        config = self.pipeline.codec.flow.config
+        ahead = config.first_hop(len(voice.codes)) + config.pre_lookahead_len
+        return ahead if self.on_gpu else 1
 
     def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)
