@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -66,10 +67,13 @@ from mosstalk.session.commands import (
 from mosstalk.session.events import (
     Closed,
     ErrorRaised,
+    Event,
     ResponseDone,
     ResponseStatus,
     SessionOpened,
     SettingsUpdated,
+    SpeechStarted,
+    SpeechStopped,
     Timings,
     Usage,
 )
@@ -441,42 +445,87 @@ def test_who_goes_before_a_session_is_opened_has_ended_none() -> None:
     run(main())
 
 
-def test_by_hand_frames_travel_together_and_before_whatever_follows_them() -> None:
-    frame, by_hand = 960, SessionSettings(turn_detection=None)  # 20 ms
+FRAME_BYTES = 960
+"""20 ms at 24 kHz."""
+FRAMES = [Push(bytes([number]) * FRAME_BYTES, 24_000) for number in range(12)]
 
-    async def told(settings: SessionSettings, *steps: Command | SettingsUpdated) -> list[Command]:
-        here, there = [await Channel.over(end) for end in socket.socketpair()]
-        session = SessionProxy(7, settings, here)
-        for step in steps:
-            if isinstance(step, SettingsUpdated):
-                session.on_event(step)
-            else:
-                session.tell(step)
-        here.close()
-        found = [message.command async for message in there]
-        there.close()
-        return found
+
+async def told(settings: SessionSettings, *steps: Command | Event) -> list[Command]:
+    """What a session is sent of commands, between which it tells events."""
+    here, there = [await Channel.over(end) for end in socket.socketpair()]
+    session = SessionProxy(7, settings, here)
+    for step in steps:
+        if isinstance(step, Event):
+            session.on_event(step)
+        else:
+            session.tell(step)
+    here.close()
+    found = [message.command async for message in there]
+    there.close()
+    return found
+
+
+def frames_in(commands: Sequence[Command]) -> list[int]:
+    """How many frames each push has."""
+    pushes = [each for each in commands if isinstance(each, Push)]
+    return [len(bytes(push.pcm)) // FRAME_BYTES for push in pushes]
+
+
+def sound_in(commands: Sequence[Command]) -> bytes:
+    """The sound of all pushes."""
+    return b"".join(bytes(each.pcm) for each in commands if isinstance(each, Push))
+
+
+def test_by_hand_frames_travel_together_and_before_whatever_follows_them() -> None:
+    by_hand = SessionSettings(turn_detection=None)
 
     async def main() -> None:
-        frames = [Push(bytes([number]) * frame, 24_000) for number in range(12)]
-        ten, two, commit = await told(by_hand, *frames, Commit())
+        ten, two, commit = await told(by_hand, *FRAMES, Commit())
         assert isinstance(ten, Push)
-        assert ten.pcm == b"".join(bytes(push.pcm) for push in frames[:10])
+        assert ten.pcm == sound_in(FRAMES[:10])
         assert isinstance(two, Push)
-        assert two.pcm == b"".join(bytes(push.pcm) for push in frames[10:])
+        assert two.pcm == sound_in(FRAMES[10:])
         assert isinstance(commit, Commit)
 
-        slow = Push(bytes(frame), 8_000)
+        slow = Push(bytes(FRAME_BYTES), 8_000)
         rates = [
             each.rate
-            for each in await told(by_hand, frames[0], slow, Commit())
+            for each in await told(by_hand, FRAMES[0], slow, Commit())
             if isinstance(each, Push)
         ]
         assert rates == [24_000, 8_000]
 
         hands_free = SettingsUpdated(SessionSettings(), clock=0)
-        assert len(await told(SessionSettings(), *frames)) == 12
-        assert len(await told(by_hand, *frames[:2], hands_free, *frames[2:5])) == 1 + 3
+        assert frames_in(await told(by_hand, *FRAMES[:2], hands_free, *FRAMES[2:5])) == [3, 2]
+
+    run(main())
+
+
+def test_hands_free_frames_travel_in_pairs_unless_somebody_speaks() -> None:
+    started, stopped = SpeechStarted("item_1", 0), SpeechStopped("item_1", 1, 1, 1)
+
+    async def main() -> None:
+        steps: list[Command | Event] = [*FRAMES[:3], started, *FRAMES[3:6], stopped, *FRAMES[6:]]
+        found = await told(SessionSettings(), *steps)
+        assert frames_in(found) == [2, 1, 1, 1, 1, 2, 2, 2]
+        assert sound_in(found) == sound_in(FRAMES)
+        long = Push(bytes(5 * FRAME_BYTES), 24_000)
+        assert frames_in(await told(SessionSettings(), long, FRAMES[0], Commit())) == [5, 1]
+
+    run(main())
+
+
+def test_hands_free_a_last_frame_goes_by_itself() -> None:
+    async def main() -> None:
+        here, there = [await Channel.over(end) for end in socket.socketpair()]
+        session = SessionProxy(7, SessionSettings(), here)
+        session.tell(FRAMES[0])
+        assert session.undone == 0
+        message = await anext(aiter(there))
+        assert message.command == FRAMES[0]
+        assert (session.unheard_s, session.undone) == (0.02, 1)
+        here.close()
+        there.close()
 
     run(main())
 

@@ -36,6 +36,17 @@ _ENDING_S = 10.0
 _GATHERED_S = 0.2
 """Sound that is sent together where turns end by hand: nothing comes of it before 400 ms, and a
 microphone's frames are many."""
+_GATHERED_WHILE_SILENT_S = 0.04
+"""The same hands-free, while nobody speaks."""
+_LONGEST_GATHERED_S = 0.05
+"""Hands-free it goes after so long even so, where the microphone has fallen silent."""
+
+
+_TURN_EVENTS = (
+    events.SpeechStarted, events.SpeechStopped, events.TurnCommitted, events.InputCleared,
+    events.SettingsUpdated,
+)  # fmt: skip
+"""The first begins a turn, and each of the others ends one."""
 
 
 class WorkerState(StrEnum):
@@ -66,9 +77,10 @@ class SessionProxy:
         self._number, self._rate, self._channel = number, settings.input_rate, channel
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._read = False
-        self._by_hand = settings.turn_detection is None
+        self._by_hand, self._speaking = settings.turn_detection is None, False
         self._gathered: list[Push] = []
         """Sound that waits for more to be sent with it; all of it at one rate."""
+        self._gathered_timer: asyncio.TimerHandle | None = None
         self._gathered_s = 0.0
         self._unheard_s = 0.0
         self._undone: deque[float] = deque()
@@ -94,19 +106,33 @@ class SessionProxy:
             self._send_gathered()
         sounds = sounds_of(command)
         seconds = sum(sample_count(each.pcm) / (each.rate or self._rate) for each in sounds)
-        if not (isinstance(command, Push) and self._by_hand):
+        if not isinstance(command, Push) or not (most_s := self._most_gathered_s):
             self._send(command, seconds)
             return
         self._gathered.append(command)
         self._gathered_s += seconds
-        if round(self._gathered_s, 3) >= _GATHERED_S:  # ten times 20 ms are a little less
+        if round(self._gathered_s, 3) >= most_s:  # ten times 20 ms are a little less
             self._send_gathered()
+        elif not self._by_hand and not self._gathered_timer:
+            loop = asyncio.get_running_loop()
+            self._gathered_timer = loop.call_later(_LONGEST_GATHERED_S, self._send_gathered)
+
+    @property
+    def _most_gathered_s(self) -> float:
+        """How much sound is sent together; 0: each push by itself."""
+        if self._by_hand:
+            return _GATHERED_S
+        return 0.0 if self._speaking else _GATHERED_WHILE_SILENT_S
 
     def _goes_with(self, push: Push) -> bool:
         """Whether it may be sent together with what was gathered."""
-        return self._by_hand and push.paused_s is None and push.rate == self._gathered[0].rate
+        is_same = push.paused_s is None and push.rate == self._gathered[0].rate
+        return is_same and self._most_gathered_s > 0
 
     def _send_gathered(self) -> None:
+        if self._gathered_timer:
+            self._gathered_timer.cancel()
+            self._gathered_timer = None
         (first, *_), pcm = self._gathered, b"".join(bytes(each.pcm) for each in self._gathered)
         seconds, self._gathered_s = self._gathered_s, 0.0
         self._gathered = []
@@ -187,6 +213,8 @@ class SessionProxy:
             # What was only asked for counts for nothing.
             self._rate = event.settings.input_rate
             self._by_hand = event.settings.turn_detection is None
+        if isinstance(event, _TURN_EVENTS):
+            self._speaking = isinstance(event, events.SpeechStarted)
         if isinstance(event, events.Closed):
             self.over = True
             self._changed.set()
