@@ -77,9 +77,9 @@ class ReplyParams:
     limits: Limits = field(default_factory=Limits)
     script: Script | None = None
     first_due_s: float | None = None
-    first_rows: int = 1
     whole_rows: bool = False
     background: bool = False
+    first_rows: int = 1
 
     def __post_init__(self) -> None:
         """Raise OptionError for a time that orders nothing."""
@@ -155,8 +155,8 @@ class EngineCore:
         self._asked += 1
         request = Request(
             self._asked, sequence, self.ids, params.options, params.limits, longest,
-            self.clock(), params.first_due_s, params.first_rows, params.whole_rows, params.script,
-            background=params.background,
+            self.clock(), params.first_due_s, params.whole_rows, params.script,
+            background=params.background, first_rows=params.first_rows,
         )  # fmt: skip
         self.scheduler.submit(request)
         return request

@@ -67,7 +67,6 @@ class Request:
     longest_rows: int
     asked_s: float = 0.0
     first_due_s: float | None = None
-    first_rows: int = 1
     whole_rows: bool = False
     script: Script | None = None
     state: State = State.WAITING
@@ -80,6 +79,7 @@ class Request:
     deferred_draws: list[DeferredDraw] = field(default_factory=list)
     mode: Mode = Mode.TEXT
     background: bool = False
+    first_rows: int = 1
     _rules: list[StepRule] | None = None
 
     def __post_init__(self) -> None:
