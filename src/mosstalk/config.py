@@ -287,10 +287,6 @@ class FlowConfig:
             raise ConfigError(f"{where}: input_size must be an even multiple of attention_heads")
         return config
 
-    def first_hop(self, prompt_codes: int) -> int:
-        """Codes of a reply's first hop: blocks are counted from the start of the voice's codes."""
-        return self.chunk_size + -prompt_codes % self.chunk_size
-
     def to_dict(self) -> dict[str, Any]:
         """The keys and values as ``flow/config.json`` holds them."""
         return asdict(self)

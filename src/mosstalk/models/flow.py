@@ -145,8 +145,9 @@ class FlowStream(ABC):
     @property
     def hop_codes(self) -> int:
         """Length of the next hop in codes."""
-        config = self.config
-        return config.chunk_size if self.done_codes else config.first_hop(self.prompt_codes)
+        chunk = self.config.chunk_size
+        alignment = -self.prompt_codes % chunk if self.done_codes == 0 else 0
+        return chunk + alignment
 
     @property
     def codes_needed(self) -> int:

@@ -206,10 +206,9 @@ class Host:
     async def start(self) -> None:
         """Begin; the default voice is made ready."""
         tokenizer, decoder = self.pipeline.codec.tokenizer, self._decoder
-        on_gpu = decoder.device.type == "cuda"
         # On a CPU a second hop in a run would only make the first one wait.
-        most = decoder.hops_at_once if on_gpu else 1
-        limit_s = heard_s(self.options.sessions) if on_gpu else None
+        most = decoder.hops_at_once if self.on_gpu else 1
+        limit_s = heard_s(self.options.sessions) if self.on_gpu else None
         self.encoder_worker = EncoderWorker(
             tokenizer, self._detector, limit_s, self.options.ear_processes
         )
@@ -387,9 +386,7 @@ class Host:
         Those that its first sound needs; on a CPU one, since a hop takes as long as many steps
         there, and others would run dry.
         """
-        config = self.pipeline.codec.flow.config
-        ahead = config.first_hop(len(voice.codes)) + config.pre_lookahead_len
-        return ahead if self.on_gpu else 1
+        return self._decoder.open(voice).codes_needed if self.on_gpu else 1
 
     def _on_session_closed(self, session: Session) -> None:
         self.sessions.pop(session.session_id, None)
