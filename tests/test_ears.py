@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -89,11 +88,11 @@ def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
     async def spacings(host: Host) -> list[float]:
         """Seconds between runs, of one stream that never waits."""
         worker, begun = host.encoder_worker, list[float]()
-        (ears,) = worker.ears
+        (ears,), (asking,) = worker.ears, worker._frames
         hear = ears.hear
 
         def heard(*given: Any) -> Any:
-            begun.append(time.monotonic())
+            begun.append(asking._begun_s)  # a busy machine may come here later
             return hear(*given)
 
         with pytest.MonkeyPatch.context() as patched:
@@ -109,7 +108,7 @@ def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
             assert min(await spacings(here)) < 0.009
         options = HostOptions(4, ear_processes=1)
         async with Host(pocket(), options, detector=detector()) as host:
-            assert min(await spacings(host)) > 0.009
+            assert min(await spacings(host)) > 0.00999
 
     run(main())
 
