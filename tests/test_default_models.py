@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -175,6 +177,22 @@ def test_folders_are_taken_as_given_and_names_stand_for_theirs() -> None:
     assert chosen_codec(other) == other
     assert chosen_model(Path("synthetic"), None) == synthetic_model()
     assert chosen_codec(Path("synthetic")) == synthetic_model()[1]
+
+
+def test_two_that_write_the_synthetic_model_at_once_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOSSTALK_CACHE", str(tmp_path))
+    together = Barrier(2)
+
+    def first_use() -> Path:
+        together.wait(60)
+        return synthetic_model()[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        folders = [pool.submit(first_use) for _ in range(2)]
+    assert {folder.result() for folder in folders} == {synthetic_model()[0]}
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.usefixtures("_own_cache")

@@ -1,6 +1,8 @@
 """``mosstalk build``: from a checkpoint to one folder that starts at once."""
 
+import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 _USUAL_ROWS = 8192
 _GIB = 2**30
-_TERMINATED = 143
+_SHOW_CURSOR = b"\x1b[?25h"
 _USAGE = "give MODEL CODEC OUT; pocket OUT or synthetic OUT; or --random-weights full OUT"
 
 
@@ -87,11 +89,12 @@ class BuildEngine(WritesDocument):
         clear_leftovers(out)
         with (
             self.printing(),
-            _ended_in_order(),
+            _ended_in_order() as unfinished,
             new_folder(out) as part,
             at_work(part),
             progress_bar() as tell,
         ):
+            unfinished.append(part)
             values = Build(
                 request, part, out, tell, partial(print, file=sys.stderr, flush=True)
             ).run()
@@ -141,18 +144,27 @@ class BuildEngine(WritesDocument):
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Have SIGTERM unwind, so that nothing half-written stays."""
+def _ended_in_order() -> Iterator[list[Path]]:
+    """On SIGTERM remove the folders in the list that is given, and leave with 143.
+
+    The handler itself does both: an exception raised in a handler can come up inside a call of
+    torch, which may make another error of it or none.
+    """
+    unfinished: list[Path] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield unfinished
         return
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(_TERMINATED)
+    def leave(number: int, _frame: FrameType | None) -> None:
+        for folder in unfinished:
+            shutil.rmtree(folder, ignore_errors=True)
+        if os.isatty(2):
+            os.write(2, _SHOW_CURSOR)  # the progress bar hides it
+        os._exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield
+        yield unfinished
     finally:
         signal.signal(signal.SIGTERM, before)
 

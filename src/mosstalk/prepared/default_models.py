@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mosstalk.environment import cache_folder
-from mosstalk.errors import CheckpointError, ConfigError
+from mosstalk.errors import CheckpointError, ConfigError, OutputError
 from mosstalk.files import new_folder, read_json
 
 ENGINE_FILE = "engine.json"
@@ -155,8 +155,13 @@ def synthetic_model() -> Folders:
         from mosstalk.synthesis.sizes import TINY
         from mosstalk.synthesis.weights import Synthesis, synthesize
 
-        with new_folder(folder) as part:
-            synthesize(part, Synthesis(TINY))
+        try:
+            with new_folder(folder) as part:
+                synthesize(part, Synthesis(TINY))
+        except OutputError:
+            # Another process may have written the same one meanwhile.
+            if not folder.exists():
+                raise
     return folder / "model", folder / "codec"
 
 
