@@ -200,7 +200,7 @@ with _ended_in_order() as unfinished:
 
 
 def test_no_code_that_catches_all_errors_keeps_a_build_from_ending(tmp_path: Path) -> None:
-    """Some calls of torch do: half of what they try is allowed to fail."""
+    """Some calls of torch catch all: an exception of a signal's handler would be lost there."""
     part = tmp_path / "part"
     part.mkdir()
     run = subprocess.run(

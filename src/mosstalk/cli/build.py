@@ -145,10 +145,10 @@ class BuildEngine(WritesDocument):
 
 @contextmanager
 def _ended_in_order() -> Iterator[list[Path]]:
-    """On SIGTERM remove the folders in the list that is given, and leave with 143.
+    """Yield a list; on SIGTERM the folders in it are removed, and the process leaves with 143.
 
-    The handler itself does both: an exception raised in a handler can come up inside a call of
-    torch, which may make another error of it or none.
+    The handler itself does both. An exception that it raised could come up inside a call of
+    torch, which may catch it and raise another one, or none.
     """
     unfinished: list[Path] = []
     if threading.current_thread() is not threading.main_thread():
