@@ -24,7 +24,7 @@ from mosstalk.session.events import (
     SpeechStopped,
 )
 from mosstalk.session.host import Host, HostOptions
-from mosstalk.vad.ears import EarProcess, Ears, HearRequest, JudgedFrames, LocalEars
+from mosstalk.vad.ears import EarProcess, EarStreams, EarThread, HearRequest, JudgedFrames
 
 SOUND = np.concatenate([silence(0.3), speech(QUESTION), silence(1.0)])
 PIECE = 320
@@ -36,12 +36,23 @@ def asked(number: int, start: int, *, gated: bool = True) -> HearRequest:
     return HearRequest(number, SOUND[start : start + PIECE], INPUT_RATE, changes, start == 0, gated)
 
 
-def whole(ears: Ears, numbers: Sequence[int]) -> list[list[tuple[int, list[float], int]]]:
+def hear(
+    ears: EarStreams | EarProcess, asked: Sequence[HearRequest], closed: Sequence[int] = ()
+) -> Sequence[JudgedFrames | Exception]:
+    """What ears of either kind answer."""
+    if isinstance(ears, EarStreams):
+        return ears.hear(asked, closed)
+    return asyncio.run(ears.hear(asked, closed))
+
+
+def whole(
+    ears: EarStreams | EarProcess, numbers: Sequence[int]
+) -> list[list[tuple[int, list[float], int]]]:
     """All that is found in SOUND for streams of which every other one is gated."""
     found = list[list[tuple[int, list[float], int]]]()
     for start in range(0, len(SOUND), PIECE):
         requests = [asked(number, start, gated=number % 2 == 0) for number in numbers]
-        heard = ears.hear(requests, [])
+        heard = hear(ears, requests)
         assert all(isinstance(each, JudgedFrames) for each in heard)
         found.append(
             [
@@ -62,7 +73,7 @@ def apart() -> Iterator[EarProcess]:
 
 
 def test_a_process_apart_hears_what_this_one_does(apart: EarProcess) -> None:
-    here = whole(LocalEars(detector()), (0, 1, 2))
+    here = whole(EarStreams(detector()), (0, 1, 2))
     assert whole(apart, (0, 1, 2)) == here
     gated, bare, _ = (
         [value for _, values, _ in stream for value in values] for stream in zip(*here, strict=True)
@@ -77,30 +88,25 @@ def test_sound_of_another_rate_is_heard_as_if_it_had_come_at_16_khz(apart: EarPr
         piece = sound[start : start + 480]
         at_16 = HearRequest(20, resampler.push(piece), INPUT_RATE, [], start == 0, False)
         at_24 = HearRequest(21, piece, 24_000, [], start == 0, False)
-        first, second = (each for each in apart.hear([at_16, at_24], []))
+        first, second = hear(apart, [at_16, at_24])
         assert isinstance(first, JudgedFrames)
         assert isinstance(second, JudgedFrames)
         assert first.frames.start_samples == second.frames.start_samples
         assert np.array_equal(first.frames.speech, second.frames.speech)
 
 
-def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
-    async def spacings(host: Host) -> list[float]:
+def test_a_process_is_asked_every_10_ms_at_most_unless_soon_and_a_thread_at_once() -> None:
+    async def spacings(host: Host, *, soon: bool = False) -> list[float]:
         """Seconds between runs, of one stream that never waits."""
         worker, begun = host.encoder_worker, list[float]()
-        (ears,), (asking,) = worker.ears, worker._frames
-        hear = ears.hear
-
-        def heard(*given: Any) -> Any:
-            begun.append(asking._begun_s)  # a busy machine may come here later
-            return hear(*given)
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(ears, "hear", heard)
-            ear = worker.open_ear(gated=False)
-            for start in range(0, 20 * PIECE, PIECE):
-                await worker.detect(ear, SOUND[start : start + PIECE], INPUT_RATE, [])
-            worker.close_ear(ear)
+        (ears,) = worker.ears
+        assert isinstance(ears, EarThread | EarProcess)
+        asking = ears._calls if isinstance(ears, EarThread) else ears
+        ear = worker.open_ear(gated=False)
+        for start in range(0, 20 * PIECE, PIECE):
+            await worker.detect(ear, SOUND[start : start + PIECE], INPUT_RATE, [], soon=soon)
+            begun.append(asking._begun_s)  # by its own clock: a busy machine may come here later
+        worker.close_ear(ear)
         return np.diff(begun).tolist()
 
     async def main() -> None:
@@ -109,6 +115,51 @@ def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
         options = HostOptions(4, ear_processes=1)
         async with Host(pocket(), options, detector=detector()) as host:
             assert min(await spacings(host)) > 0.00999
+            assert min(await spacings(host, soon=True)) < 0.009
+
+    run(main())
+
+
+def test_sound_of_many_streams_is_heard_together_and_that_of_one_who_has_gone_is_not() -> None:
+    async def main() -> None:
+        ears, sizes = EarProcess(detector().name), list[int]()
+        try:
+            hear_all = ears.hear
+
+            async def counted(*given: Any) -> Any:
+                sizes.append(len(given[0]))
+                return await hear_all(*given)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(ears, "hear", counted)
+                await ears.put(asked(0, 0))
+                waiting = [ears.put(asked(number, 0)) for number in range(1, 9)]
+                waiting[0].cancel()
+                ears.forget(1)
+                found = await asyncio.gather(*waiting[1:])
+                assert sizes == [1, 7]
+                assert all(isinstance(each, JudgedFrames) for each in found)
+                with pytest.raises(EngineStoppedError):
+                    await ears.put(asked(1, PIECE))
+        finally:
+            ears.stop()
+        with pytest.raises(EngineStoppedError):
+            ears.put(asked(0, PIECE))
+
+    run(main())
+
+
+def test_who_waits_when_the_ears_are_stopped_is_told() -> None:
+    async def main() -> None:
+        ears = EarProcess(detector().name)
+        waiting = [ears.put(asked(number, 0)) for number in range(3)]
+        await asyncio.sleep(0)  # its run begins
+        later = ears.put(asked(3, 0))
+        await asyncio.to_thread(ears.stop)
+        found = await asyncio.gather(*waiting, later, return_exceptions=True)
+        assert all(isinstance(each, JudgedFrames | EngineStoppedError) for each in found)
+        assert isinstance(found[-1], EngineStoppedError)
+        assert ears._link.fileno() == -1
 
     run(main())
 
@@ -116,21 +167,21 @@ def test_a_process_is_asked_at_most_every_10_ms_and_this_one_at_once() -> None:
 def test_what_is_closed_is_forgotten_and_a_number_that_nobody_knows_is_refused(
     apart: EarProcess,
 ) -> None:
-    for ears in (LocalEars(detector()), apart):
+    for ears in (EarStreams(detector()), apart):
         first, again = asked(7, 0), asked(7, PIECE)
-        assert isinstance(ears.hear([first], [])[0], JudgedFrames)
-        assert isinstance(ears.hear([again], [])[0], JudgedFrames)
-        assert isinstance(ears.hear([again], [7])[0], EngineStoppedError)
+        assert isinstance(hear(ears, [first])[0], JudgedFrames)
+        assert isinstance(hear(ears, [again])[0], JudgedFrames)
+        assert isinstance(hear(ears, [again], [7])[0], EngineStoppedError)
 
 
 def test_when_the_process_dies_its_streams_are_lost_and_the_next_ones_heard() -> None:
     ears = EarProcess(detector().name)
     try:
-        assert isinstance(ears.hear([asked(0, 0)], [])[0], JudgedFrames)
+        assert isinstance(hear(ears, [asked(0, 0)])[0], JudgedFrames)
         kill(ears)
-        lost = ears.hear([asked(0, PIECE), asked(1, 0)], [])
+        lost = hear(ears, [asked(0, PIECE), asked(1, 0)])
         assert [type(each) for each in lost] == [EngineStoppedError, EngineStoppedError]
-        heard = ears.hear([asked(0, PIECE), asked(2, 0)], [])
+        heard = hear(ears, [asked(0, PIECE), asked(2, 0)])
         assert [type(each) for each in heard] == [EngineStoppedError, JudgedFrames]
     finally:
         ears.stop()

@@ -97,6 +97,23 @@ def test_sound_behind_the_last_frame_is_taken_to_be_as_silent() -> None:
     assert user.turns.push(nothing, heard + 1) == []
 
 
+def test_what_may_end_a_turn_or_its_sound_is_known_before_it_is_heard() -> None:
+    user = Listening()
+    assert not user.turns.may_end(100 * FRAME)
+    user.hear("####")
+    assert not user.turns.may_end(100 * FRAME), "who still speaks ends nothing"
+    sound_end, end = 4 * FRAME + 160 * 16, 4 * FRAME + 500 * 16
+    for heard in range(5, 20):
+        user.hear(".")
+        before, now = heard * FRAME, (heard + 1) * FRAME
+        wanted = any(before < place <= now for place in (sound_end, end))
+        assert user.turns.may_end(now) == wanted, heard
+        assert not user.turns.may_end(before)
+    user.hear("." * 5)
+    assert not user.turns.speaking
+    assert not user.turns.may_end(100 * FRAME)
+
+
 def test_no_sample_is_in_two_turns() -> None:
     user = Listening(TurnDetection(prefix_padding_ms=600))
     user.hear("....###")

@@ -349,10 +349,12 @@ class Listener:
         if not len(samples):
             return
         finder.detector.playing = audible
-        changes = finder.gate_changes()
-        frames, held_frames = await self._worker.detect(finder.ear, samples, rate, changes)
+        changes, heard = finder.gate_changes(), self.clock - finder.origin
+        frames, held_frames = await self._worker.detect(
+            finder.ear, samples, rate, changes, soon=finder.detector.may_end(heard)
+        )
         held = frames.frame_samples * held_frames
-        for found in finder.detector.push(frames, self.clock - finder.origin):
+        for found in finder.detector.push(frames, heard):
             yield await self._decided(finder, found)
         turn = self.turn
         if turn is None:

@@ -5,8 +5,8 @@ Many calls are done in one run: those that are due first, or all that came since
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from mosstalk.runtime.busy import BusyPart, at_work, on_card
 from mosstalk.runtime.device import own_stream
 from mosstalk.runtime.sharing import BatchWorker, DeadlineLock
 from mosstalk.vad.detectors import Detector
-from mosstalk.vad.ears import EarProcess, Ears, GateChange, HearRequest, JudgedFrames, LocalEars
+from mosstalk.vad.ears import EarProcess, Ears, EarThread, GateChange, HearRequest, JudgedFrames
 
 # Making sound.
 
@@ -233,8 +233,6 @@ _MOST_ENCODE_WAIT_S = 2.0
 _BATCH_DELAY_S = 0.1
 """On a GPU sound of turns that go on waits so long after a run for that of others: a run of many
 streams takes hardly longer than one of a single stream."""
-_DETECT_DELAY_S = 0.01
-"""The same, of sound in which another process looks for speech: half of a client's frame."""
 _PIECE_SAMPLES = 2 * INPUT_RATE
 """Of a recording so much is encoded in one go: others who speak wait no longer than for that."""
 
@@ -263,7 +261,7 @@ class Ear:
 
 
 class EncoderWorker:
-    """Threads that hear: one makes codes of sound, and one for each of the ears looks for speech.
+    """Those that hear: a thread that makes codes of sound, and the ears, which look for speech.
 
     ``detector`` None: no session can be hands-free. With ``ear_processes`` so many processes look
     for speech, else a thread of this one. ``limit_s``: see ``LiveOptions``.
@@ -286,19 +284,11 @@ class EncoderWorker:
             "mosstalk-codes", self._encode, within=stream, batch_delay_s=batch_delay_s
         )
         self.ears: list[Ears] = []
-        """Those that hear, each asked by a thread of its own."""
         if detector and ear_processes:
             self.ears = [EarProcess(detector.name) for _ in range(ear_processes)]
         elif detector:
-            self.ears = [LocalEars(detector)]
-        delay_s = _DETECT_DELAY_S if ear_processes else 0.0
-        self._frames = [
-            BatchWorker("mosstalk-frames", partial(self._detect, place), batch_delay_s=delay_s)
-            for place in range(len(self.ears))
-        ]
+            self.ears = [EarThread(detector)]
         self._open_ears = set[Ear]()
-        self._closed_ears = [deque[int]() for _ in self.ears]
-        """Numbers that ears are still to forget."""
         self._numbers = count()
 
     def open(self, last_maximum: float | None = None) -> LiveCodes:
@@ -379,21 +369,29 @@ class EncoderWorker:
         return ear
 
     async def detect(
-        self, ear: Ear, samples: Samples, rate: int, changes: list[GateChange]
+        self,
+        ear: Ear,
+        samples: Samples,
+        rate: int,
+        changes: list[GateChange],
+        *,
+        soon: bool = False,
     ) -> JudgedFrames:
         """What finite samples (n,) more, after ``changes`` of the echo gate, have made known.
+
+        ``soon``: they do not wait for sound of others, as a process's otherwise may, 10 ms.
 
         Raises:
             EngineStoppedError: the process that knew the stream has ended.
         """
         first, ear.heard = not ear.heard, True
         request = HearRequest(ear.number, samples, rate, changes, first, ear.gated)
-        return await self._frames[ear.place].put(request)
+        return await self.ears[ear.place].put(request, soon=soon)
 
     def close_ear(self, ear: Ear) -> None:
         """Forget a stream."""
         self._open_ears.discard(ear)
-        self._closed_ears[ear.place].append(ear.number)
+        self.ears[ear.place].forget(ear.number)
 
     async def warm(self, streams: int) -> None:
         """Make ready for so many streams of codes at once, where that takes time: on a GPU."""
@@ -403,8 +401,7 @@ class EncoderWorker:
     def stop(self) -> None:
         """End the threads."""
         self._codes.stop()
-        for frames, ears in zip(self._frames, self.ears, strict=True):
-            frames.stop()
+        for ears in self.ears:
             ears.stop()
 
     def _encode(self, requests: list[_EncodeRequest]) -> list[CodecFullError | LiveCodes | None]:
@@ -441,10 +438,3 @@ class EncoderWorker:
                 changes = self._tokenizer.push_many(streams, sounds, last)
                 if any(change.repaired for change in changes):
                     work.part = BusyPart.REPAIR
-
-    def _detect(
-        self, place: int, requests: list[HearRequest]
-    ) -> Sequence[JudgedFrames | Exception]:
-        closed = [self._closed_ears[place].popleft() for _ in range(len(self._closed_ears[place]))]
-        with at_work(BusyPart.DETECT, len(requests), self._frames[place].waited_s):
-            return self.ears[place].hear(requests, closed)

@@ -143,7 +143,7 @@ class TurnDetector:
         self.barge_in = barge_in or BargeIn()
         self.minimum_speech_ms = minimum_speech_ms
         self._playing = False
-        self._position = 0
+        self._position = self._heard = 0
         self._earliest = 0
         self._idle_from: int | None = None
         self._forget()
@@ -194,10 +194,19 @@ class TurnDetector:
         """
         assert frames.start_samples >= self._position, (frames.start_samples, self._position)
         events = [event for frame in frames for event in self._step(frame)]
+        self._heard = max(self._position, heard_samples)
         if self._silent_from is not None and heard_samples - self._position < frames.frame_samples:
             stopped = self._stopped(self._silent_from, heard_samples)
             events += [stopped] if stopped else []
         return events
+
+    def may_end(self, heard_samples: int) -> bool:
+        """Whether the turn or its sound ends with so much of the stream, unless there is speech."""
+        if self._silent_from is None:
+            return False
+        wanted = self.settings.silence_duration_ms * _SAMPLES_PER_MS
+        ends = _sound_end(self._silent_from), self._silent_from + wanted
+        return any(self._heard < end <= heard_samples for end in ends)
 
     def _forget(self) -> None:
         self._speaking = False
