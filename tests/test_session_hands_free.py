@@ -24,6 +24,7 @@ from session_rig import (
 
 from mosstalk.audio.sound import Samples
 from mosstalk.conversation import Row
+from mosstalk.engine.async_engine import CachedConversation, Edit
 from mosstalk.reply_options import Limits
 from mosstalk.session.commands import (
     CancelResponse,
@@ -202,6 +203,31 @@ def test_a_turn_is_read_to_its_end_while_the_silence_that_ends_it_lasts() -> Non
                 assert client.pcm(done.response_id) == offline.answer(limits=Limits(9))[0]
                 assert client.rows == offline.rows
             require_nothing_held(here)
+
+    run(main())
+
+
+def test_the_rows_that_end_a_turn_are_read_in_one_step_with_the_opening_of_its_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(HANDS_FREE, turn_detection=TurnDetection(silence_duration_ms=1000))
+    end = (pocket().ids.modality_pad, pocket().ids.eosp)
+
+    async def main() -> None:
+        async with host(hands_free=True, clock=standing) as here:
+            rewrite, read_ahead = here.engine.rewrite, list[Row]()
+
+            async def rewritten(cached: CachedConversation, edit: Edit) -> None:
+                read_ahead.extend(edit.rows)
+                await rewrite(cached, edit)
+
+            monkeypatch.setattr(here.engine, "rewrite", rewritten)
+            async with await here.open(settings) as session:
+                Client(session).say(np.concatenate([silence(0.5), speech(QUESTION), silence(0.4)]))
+                await begun_early(session)
+                assert end in session.conversation_rows()[-3:]
+                assert read_ahead, "the user has spoken for long enough"
+                assert end not in read_ahead, "a step of its own would make the reply wait"
 
     run(main())
 

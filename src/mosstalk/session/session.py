@@ -263,8 +263,8 @@ class Session:
         elif isinstance(message, _TurnEncoded):
             if message.error:
                 raise message.error
+            await self._responses.begin_early()  # it has what is new read itself, in the same step
             await self._responses.prefill_ahead()
-            await self._responses.begin_early()
         elif message:
             await self._execute(message, arrived_s)
 
