@@ -366,8 +366,7 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
         batcher = BatchWorker("test", work, most)
         start, release = held(batcher)
         await start()
-        jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (3.0, 1.0, 2.0, 0.5)]
-        await asyncio.sleep(0)  # they are in line now
+        jobs = [batcher.put(due_s, due_s) for due_s in (3.0, 1.0, 2.0, 0.5)]
         jobs[3].cancel()
         await asyncio.gather(jobs[3], return_exceptions=True)
         release.set()
@@ -380,7 +379,35 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
             await batcher.run(lambda: 1 // 0)
         await asyncio.to_thread(batcher.stop)
         with pytest.raises(EngineStoppedError):
-            await batcher.do(1.0, 1.0)
+            await batcher.put(1.0, 1.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "expected"),
+    [(60.0, [[1.0, 1.25, 1.5], [1.75, 5.0]]), (0.0, [[1.0, 1.25, 1.5, 1.75, 5.0]])],
+)
+def test_a_run_with_a_hurried_call_leaves_out_what_can_wait_but_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, longest_s: float, expected: list[list[float]]
+) -> None:
+    monkeypatch.setattr("mosstalk.runtime.sharing._MOST_LEFT_OUT_S", longest_s)
+    runs = list[list[float]]()
+
+    def work(given: list[float]) -> list[float]:
+        runs.append(given)
+        return given
+
+    async def main() -> None:
+        batcher = BatchWorker("test", work, 8, hurry_s=0.5)
+        start, release = held(batcher)
+        await start()
+        due = (5.0, 1.75, 1.5, 1.25, 1.0)
+        jobs = [batcher.put(at, at, hurried=at == 1.0) for at in due]
+        release.set()
+        assert await asyncio.gather(*jobs) == list(due)
+        assert runs == expected
+        await asyncio.to_thread(batcher.stop)
 
     run(main())
 
@@ -396,8 +423,7 @@ def test_what_is_posted_is_done_by_itself_and_before_what_waits() -> None:
         batcher = BatchWorker("test", work, 8)
         start, release = held(batcher)
         await start()
-        jobs = [asyncio.create_task(batcher.do(due_s, due_s)) for due_s in (1.0, 2.0)]
-        await asyncio.sleep(0)  # they are in line now
+        jobs = [batcher.put(due_s, due_s) for due_s in (1.0, 2.0)]
         batcher.post(lambda: order.append("posted"))
         release.set()
         await asyncio.gather(*jobs)
@@ -418,15 +444,15 @@ def test_gathered_calls_are_done_together_and_each_gets_its_own() -> None:
 
     async def main() -> None:
         batcher = BatchWorker[int, int]("test", work)
-        found = await asyncio.gather(*(batcher.do(number) for number in range(20)))
+        found = await asyncio.gather(*(batcher.put(number) for number in range(20)))
         assert found == [10 * number for number in range(20)]
         assert [number for given in runs for number in given] == list(range(20))
         with pytest.raises(ValueError, match="one of these"):
-            await batcher.do(-1)
-        assert await batcher.do(7) == 70
+            await batcher.put(-1)
+        assert await batcher.put(7) == 70
         await asyncio.to_thread(batcher.stop)
         with pytest.raises(EngineStoppedError):
-            await batcher.do(1)
+            await batcher.put(1)
 
     run(main())
 
@@ -451,7 +477,7 @@ def test_calls_that_can_wait_go_with_the_next_run_and_begin_none_for_a_while() -
         waiting = [never.put(5), never.put(6)]
         assert await never.run(lambda: "a job") == "a job"
         assert not any(each.done() for each in waiting)
-        assert await never.do(7) == 7
+        assert await never.put(7, 0.0) == 7
         assert [await each for each in waiting] == [5, 6]
         late = never.put(8)
         await asyncio.to_thread(never.stop)

@@ -50,6 +50,12 @@ def onset(sound: npt.NDArray[np.int16]) -> int:
     return int(loud[0]) if len(loud) else len(sound)
 
 
+def loud_s(caller: Caller) -> float:
+    """Seconds of what came in which there was speech."""
+    frames = (np.abs(samples.astype(int)).max() for _, _, samples in caller.heard)
+    return 0.02 * sum(loudest > 300 for loudest in frames)
+
+
 @asynccontextmanager
 async def microphone_of(talker: Talker) -> AsyncIterator[None]:
     """A WebSocket's client sends a quiet microphone's sound all the time, as a call's does."""
@@ -121,8 +127,7 @@ def test_a_question_is_heard_and_answered_in_sound_and_events(server: Server) ->
     late_s = server.metrics()["mosstalk_underrun_seconds_total"] - late_before_s
     assert said_s - 0.1 < took_s < said_s + late_s + 1.0, "it is sent at the pace of hearing"
     assert done["output"][0]["content"][0]["transcript"]
-    loud = [samples for _, _, samples in caller.heard if np.abs(samples.astype(int)).max() > 300]
-    assert 0.3 * said_s < len(loud) * 0.02 < said_s + 0.1
+    assert 0.3 * said_s < loud_s(caller) < said_s + 0.1
     places = [place for _, place, _ in caller.heard]
     assert set(np.diff(places)) == {WIRE_RATE // 50}, "silence is sent between replies too"
     assert server.metrics()['mosstalk_sessions_closed_total{reason="client"}'] >= 1
@@ -139,8 +144,8 @@ def test_speech_stops_a_reply_and_the_server_cuts_it_at_what_was_played(
             async with caller:
                 caller.send(typed("Tell me a story."), {"type": "response.create"})
                 await caller.wait("output_audio_buffer.started")
-                since_s = time.monotonic()
-                await caller.hears(lambda: caller.heard[-1][0] > since_s + 2.0)
+                # Not so much time: a busy machine's sound is late.
+                await caller.hears(lambda: loud_s(caller) > 1.0)
                 caller.microphone.push(question() + silence(0.5))
                 cleared = await caller.wait("output_audio_buffer.cleared")
                 at_s = time.monotonic()
@@ -157,7 +162,6 @@ def test_speech_stops_a_reply_and_the_server_cuts_it_at_what_was_played(
         cut = next(e for e in caller.events if e["type"] == "conversation.item.truncated")
         played_s = caller.time_s("output_audio_buffer.cleared")
         played_s -= caller.time_s("output_audio_buffer.started")
-        # On a machine so busy that sound is late, less was played than time has passed.
         assert 1.0 < cut["audio_end_ms"] / 1000 < played_s + 0.1
         assert cut["mosstalk"]["by_server"] is True
         ended = next(event for event in caller.events if event["type"] == "response.done")

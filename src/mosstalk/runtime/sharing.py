@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappush
 from itertools import count
 from threading import Condition, Thread, get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -156,6 +156,10 @@ class Job(Generic[_T]):
             self.done.set_exception(error)
 
 
+_MOST_LEFT_OUT_S = 1.0
+"""A call is left out of others' runs for so long at the most."""
+
+
 @dataclass(order=True)
 class _Call:
     """What one asker gave, and what came of it. Those that are due first go first."""
@@ -165,6 +169,7 @@ class _Call:
     given: Any = field(compare=False)
     done: "asyncio.Future[Any]" = field(compare=False)
     """The asker's, to be changed on its loop alone."""
+    hurried: bool = field(compare=False, default=False)
     asked_s: float = field(compare=False, default_factory=time.perf_counter)
 
 
@@ -185,14 +190,18 @@ class BatchWorker(Generic[_A, _B]):
         deadline_lock: DeadlineLock | None = None,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
         batch_delay_s: float = 0.0,
+        hurry_s: float = math.inf,
     ) -> None:
         """``within`` makes a context for each run and each job, such as a stream of a GPU.
 
         Calls without a ``due_s`` wait for others to share a run with: they begin one
-        ``batch_delay_s`` after the run before it at the earliest, but go with any run.
+        ``batch_delay_s`` after the run before it at the earliest, but go with any run. A run with
+        a hurried call is to be short: what is due more than ``hurry_s`` after that is left out,
+        until it has waited for a second.
         """
         self._work, self._most, self._deadline_lock = work, most, deadline_lock
         self._within, self._batch_delay_s, self._begun_s = within, batch_delay_s, -math.inf
+        self._hurry_s = hurry_s
         self._calls = list[_Call]()
         """A heap, guarded by ``_changed`` as ``_jobs`` and ``_stopped`` are."""
         self._jobs = deque[tuple[Job[Any], bool]]()
@@ -204,24 +213,19 @@ class BatchWorker(Generic[_A, _B]):
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def do(self, given: _A, due_s: float = 0.0) -> _B:
-        """This one's result; the earliest ``due_s`` first.
-
-        Raises:
-            EngineStoppedError: the thread has been stopped.
-        """
-        return await self.put(given, due_s)
-
-    def put(self, given: _A, due_s: float | None = None) -> "asyncio.Future[_B]":
-        """``do`` without waiting for it; no ``due_s``: it can wait for others.
+    def put(
+        self, given: _A, due_s: float = math.inf, *, hurried: bool = False
+    ) -> "asyncio.Future[_B]":
+        """This one's result, the earliest ``due_s`` first; without: it can wait for others.
 
         Raises:
             EngineStoppedError: the thread has been stopped.
         """
         done: asyncio.Future[_B] = asyncio.get_running_loop().create_future()
-        due_s = math.inf if due_s is None else due_s
-        call = _Call(due_s, next(self._numbers), given, done)
-        with self._opened():
+        call = _Call(due_s, next(self._numbers), given, done, hurried)
+        with self._changed:
+            if self._stopped:
+                raise _stopped()
             heappush(self._calls, call)
             if self._calls[0] is call:  # else the thread wakes for one that goes before it
                 self._changed.notify()
@@ -257,17 +261,11 @@ class BatchWorker(Generic[_A, _B]):
         self._jobs.clear()
         self._calls.clear()
 
-    @contextmanager
-    def _opened(self) -> Iterator[None]:
-        """Put something in line within."""
+    def _put(self, work: Callable[[], _T], *, in_turn: bool) -> "Future[_T]":
+        job = Job(work)
         with self._changed:
             if self._stopped:
                 raise _stopped()
-            yield
-
-    def _put(self, work: Callable[[], _T], *, in_turn: bool) -> "Future[_T]":
-        job = Job(work)
-        with self._opened():
             self._jobs.append((job, in_turn))
             self._changed.notify()
         return job.done
@@ -306,14 +304,17 @@ class BatchWorker(Generic[_A, _B]):
 
     def _next(self) -> list[_Call] | Job[Any]:
         """A job, or else those calls that are due first whose askers still wait."""
-        calls = list[_Call]()
+        calls, left, latest_s = list[_Call](), list[_Call](), math.inf
+        old_s = time.perf_counter() - _MOST_LEFT_OUT_S
         with self._changed:
             if self._jobs:
                 return self._jobs.popleft()[0]
-            while self._calls and len(calls) < self._most:
-                call = heappop(self._calls)
-                if not call.done.cancelled():
-                    calls.append(call)
+            for call in sorted(each for each in self._calls if not each.done.cancelled()):
+                goes = len(calls) < self._most and (call.due_s <= latest_s or call.asked_s < old_s)
+                (calls if goes else left).append(call)
+                if goes and call.hurried:
+                    latest_s = call.due_s + self._hurry_s
+            self._calls = left  # in order, which is a heap's too
         return calls
 
     def _do(self, found: list[_Call] | Job[Any]) -> None:

@@ -5,6 +5,7 @@ gate's, stays where it is computed; who asks names it by a number.
 """
 
 import asyncio
+import math
 import pickle
 import signal
 import socket
@@ -140,7 +141,7 @@ class EarThread:
 
     def put(self, request: HearRequest, *, soon: bool = False) -> "asyncio.Future[JudgedFrames]":
         """See ``Ears``; here nobody waits for others, only behind them."""
-        return self._calls.put(request, 0.0 if soon else None)
+        return self._calls.put(request, 0.0 if soon else math.inf)
 
     def forget(self, number: int) -> None:
         """See ``Ears``."""
