@@ -141,7 +141,8 @@ class EarThread:
 
     def put(self, request: HearRequest, *, soon: bool = False) -> "asyncio.Future[JudgedFrames]":
         """See ``Ears``; here nobody waits for others, only behind them."""
-        return self._calls.put(request, 0.0 if soon else math.inf)
+        del soon
+        return self._calls.put(request)
 
     def forget(self, number: int) -> None:
         """See ``Ears``."""
@@ -180,8 +181,8 @@ class EarProcess:
         self._calls, self._closed = list[_Call](), list[int]()
         self._asking: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._begun_s = 0.0
-        """When it was last asked, on the monotonic clock."""
+        self._begun_s = -math.inf
+        """When it was last asked."""
         self._start()
 
     def _start(self) -> None:
@@ -220,23 +221,23 @@ class EarProcess:
     async def _ask(self) -> None:
         """Have all that is put heard, until there is no more."""
         while self._calls:
-            left_s = self._begun_s + _SPACING_S - time.monotonic()
+            left_s = self._begun_s + _SPACING_S - time.perf_counter()
             if left_s > 0:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), left_s)
             self._hurry.clear()
-            calls = [call for call in self._calls if not call.done.cancelled()]
-            self._calls, closed, self._closed = [], self._closed, []
+            calls, self._calls = [call for call in self._calls if not call.done.cancelled()], []
             if not calls:
-                self._closed = closed
                 continue
-            self._begun_s, begun_s = time.monotonic(), time.perf_counter()
+            closed, self._closed = self._closed, []
+            self._begun_s = time.perf_counter()
             found: Sequence[JudgedFrames | Exception]
             try:
                 found = await self.hear([call.request for call in calls], closed)
             except Exception as error:
                 found = [error] * len(calls)
-            wall_s, waited_s = time.perf_counter() - begun_s, begun_s - calls[0].asked_s
+            wall_s = time.perf_counter() - self._begun_s
+            waited_s = self._begun_s - calls[0].asked_s
             spend(BusyPart.DETECT, wall_s, items=len(calls), waited_s=waited_s)
             for call, each in zip(calls, found, strict=True):
                 if call.done.cancelled():
