@@ -384,34 +384,6 @@ def test_batches_take_the_most_urgent_together_and_drop_what_nobody_waits_for(
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("longest_s", "expected"),
-    [(60.0, [[1.0, 1.25, 1.5], [1.75, 5.0]]), (0.0, [[1.0, 1.25, 1.5, 1.75, 5.0]])],
-)
-def test_a_run_with_a_hurried_call_leaves_out_what_can_wait_but_not_for_long(
-    monkeypatch: pytest.MonkeyPatch, longest_s: float, expected: list[list[float]]
-) -> None:
-    monkeypatch.setattr("mosstalk.runtime.sharing._MOST_LEFT_OUT_S", longest_s)
-    runs = list[list[float]]()
-
-    def work(given: list[float]) -> list[float]:
-        runs.append(given)
-        return given
-
-    async def main() -> None:
-        batcher = BatchWorker("test", work, 8, hurry_s=0.5)
-        start, release = held(batcher)
-        await start()
-        due = (5.0, 1.75, 1.5, 1.25, 1.0)
-        jobs = [batcher.put(at, at, hurried=at == 1.0) for at in due]
-        release.set()
-        assert await asyncio.gather(*jobs) == list(due)
-        assert runs == expected
-        await asyncio.to_thread(batcher.stop)
-
-    run(main())
-
-
 def test_what_is_posted_is_done_by_itself_and_before_what_waits() -> None:
     order = list[object]()
 

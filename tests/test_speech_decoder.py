@@ -1,7 +1,6 @@
 """Codes of many replies to sound: as each alone, from memory that comes back."""
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from mosstalk.errors import CodecFullError, ConfigError, OptionError
 from mosstalk.models.codec_folder import Codec
 from mosstalk.models.voices import Voice
 from mosstalk.reply_options import SoundRequest
-from mosstalk.runtime.sharing import DeadlineLock
 from mosstalk.session.workers import DecoderWorker
 
 
@@ -246,35 +244,6 @@ def test_beside_others_the_background_has_few_hops_of_a_run(codec: Codec, voice:
 
     beside, alone = asyncio.run(main())
     assert beside <= 4 < alone
-
-
-def test_beside_a_first_hop_those_that_can_wait_are_not_made(codec: Codec, voice: Voice) -> None:
-    decoder = Counting(codec, DecoderOptions.of(SoundRequest(), codec.device, 16))
-
-    async def main() -> Sequence[int]:
-        lock = DeadlineLock()
-        worker = DecoderWorker(decoder, 8, lock)
-        ahead, behind, new, newer = (worker.open(voice, seed) for seed in range(4))
-
-        async def hop(reply: SpokenReply, due_s: float) -> None:
-            await worker.decode(DecodeRequest(reply, codes_of(reply.codes_needed)), due_s)
-
-        async def together(*hops: tuple[SpokenReply, float]) -> None:
-            with lock.turn(lambda: -math.inf):  # the worker waits, and they are all in line
-                jobs = [asyncio.create_task(hop(*each)) for each in hops]
-                await asyncio.sleep(0)
-            await asyncio.gather(*jobs)
-
-        try:
-            await together((ahead, 0.0), (behind, 0.0))
-            await together((new, 0.2), (ahead, 1.5), (behind, 0.5))
-            await together((new, 0.6), (ahead, 1.9), (behind, 0.9))
-            await together((newer, 0.7), (ahead, 2.3), (behind, 2.3))
-        finally:
-            await asyncio.to_thread(worker.stop)
-        return decoder.hops
-
-    assert asyncio.run(main()) == [2, 2, 1, 3, 1, 2]
 
 
 def test_in_the_background_the_hop_that_is_due_first_is_made_first(

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from heapq import heapify, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from threading import Condition, Thread, get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -156,10 +156,6 @@ class Job(Generic[_T]):
             self.done.set_exception(error)
 
 
-_MOST_LEFT_OUT_S = 1.0
-"""A call is left out of others' runs for so long at the most."""
-
-
 @dataclass(order=True)
 class _Call:
     """What one asker gave, and what came of it. Those that are due first go first."""
@@ -169,7 +165,6 @@ class _Call:
     given: Any = field(compare=False)
     done: "asyncio.Future[Any]" = field(compare=False)
     """The asker's, to be changed on its loop alone."""
-    hurried: bool = field(compare=False, default=False)
     asked_s: float = field(compare=False, default_factory=time.perf_counter)
 
 
@@ -190,18 +185,14 @@ class BatchWorker(Generic[_A, _B]):
         deadline_lock: DeadlineLock | None = None,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
         batch_delay_s: float = 0.0,
-        hurry_s: float = math.inf,
     ) -> None:
         """``within`` makes a context for each run and each job, such as a stream of a GPU.
 
         Calls without a ``due_s`` wait for others to share a run with: they begin one
-        ``batch_delay_s`` after the run before it at the earliest, but go with any run. A run with
-        a hurried call is to be short: what is due more than ``hurry_s`` after that is left out,
-        until it has waited for a second.
+        ``batch_delay_s`` after the run before it at the earliest, but go with any run.
         """
         self._work, self._most, self._deadline_lock = work, most, deadline_lock
         self._within, self._batch_delay_s, self._begun_s = within, batch_delay_s, -math.inf
-        self._hurry_s = hurry_s
         self._calls = list[_Call]()
         """A heap, guarded by ``_changed`` as ``_jobs`` and ``_stopped`` are."""
         self._jobs = deque[tuple[Job[Any], bool]]()
@@ -213,16 +204,14 @@ class BatchWorker(Generic[_A, _B]):
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(
-        self, given: _A, due_s: float = math.inf, *, hurried: bool = False
-    ) -> "asyncio.Future[_B]":
+    def put(self, given: _A, due_s: float = math.inf) -> "asyncio.Future[_B]":
         """This one's result, the earliest ``due_s`` first; without: it can wait for others.
 
         Raises:
             EngineStoppedError: the thread has been stopped.
         """
         done: asyncio.Future[_B] = asyncio.get_running_loop().create_future()
-        call = _Call(due_s, next(self._numbers), given, done, hurried)
+        call = _Call(due_s, next(self._numbers), given, done)
         with self._changed:
             if self._stopped:
                 raise _stopped()
@@ -304,17 +293,14 @@ class BatchWorker(Generic[_A, _B]):
 
     def _next(self) -> list[_Call] | Job[Any]:
         """A job, or else those calls that are due first whose askers still wait."""
-        calls, left, latest_s = list[_Call](), list[_Call](), math.inf
-        old_s = time.perf_counter() - _MOST_LEFT_OUT_S
+        calls = list[_Call]()
         with self._changed:
             if self._jobs:
                 return self._jobs.popleft()[0]
-            for call in sorted(each for each in self._calls if not each.done.cancelled()):
-                goes = len(calls) < self._most and (call.due_s <= latest_s or call.asked_s < old_s)
-                (calls if goes else left).append(call)
-                if goes and call.hurried:
-                    latest_s = call.due_s + self._hurry_s
-            self._calls = left  # in order, which is a heap's too
+            while self._calls and len(calls) < self._most:
+                call = heappop(self._calls)
+                if not call.done.cancelled():
+                    calls.append(call)
         return calls
 
     def _do(self, found: list[_Call] | Job[Any]) -> None:

@@ -40,9 +40,6 @@ _MOST_PAUSE_S = 1.0
 """One hop in the background is made in so long although others have made no sound yet: there may
 always be one of them."""
 
-_HURRY_S = 0.4
-"""A run with a first hop leaves out those that are due so long after it: a run of few is a short
-one, and their listeners have a hop's sound in hand."""
 _HOPS_BESIDE_OTHERS = 4
 """Hops in the background that one run makes while others speak."""
 
@@ -50,20 +47,17 @@ _HOPS_BESIDE_OTHERS = 4
 class DecoderWorker:
     """One thread that makes sound: hops of many replies, whoever runs dry first, in one run.
 
-    At most ``most`` hops in a run, and beside a first one none that can wait, so that it never
-    takes long; with a ``deadline_lock`` it takes turns with others who compute. The decoder has
-    places for so many replies: who finds none waits until another has ended. Replies in the
-    background have at most half of them, wait while another's first sound is being made, and have
-    little of a run beside others.
+    At most ``most`` hops in a run, so that a first one never waits long; with a ``deadline_lock``
+    it takes turns with others who compute. The decoder has places for so many replies: who finds
+    none waits until another has ended. Replies in the background have at most half of them, wait
+    while another's first sound is being made, and have little of a run beside others.
     """
 
     def __init__(
         self, decoder: SpeechDecoder, most: int, deadline_lock: DeadlineLock | None = None
     ) -> None:
         self._decoder, stream = decoder, own_stream(decoder.device)
-        self._batches = BatchWorker(
-            "mosstalk-decoder", self._decode, most, deadline_lock, stream, hurry_s=_HURRY_S
-        )
+        self._batches = BatchWorker("mosstalk-decoder", self._decode, most, deadline_lock, stream)
         self._places = decoder.vocoder.figures().slots
         self._most_background = max(1, self._places // 2)
         self._background = set[SpokenReply]()
@@ -178,8 +172,7 @@ class DecoderWorker:
             try:
                 if len(self._holding) > self._places:  # others' run would be refused with it
                     raise CodecFullError(_NO_PLACE, RETRY_AFTER_S)
-                hurried = reply in self._before_first_audio
-                samples = await self._batches.put(request, due_s, hurried=hurried)
+                samples = await self._batches.put(request, due_s)
             except CodecFullError:
                 if not held:
                     self._holding.discard(reply)
