@@ -95,6 +95,13 @@ def test_the_command_writes_the_committed_pictures_byte_for_byte(tmp_path: Path)
     assert "exists already; add --force" in again.stderr
 
 
+def test_a_single_crowd_is_drawn_only_where_there_is_no_curve(documents: list[Document]) -> None:
+    alone = [each for each in documents if len(each.crowds) == 1]
+    assert alone
+    assert all(len(panel.crowds) > 1 for panel in panels_of(CLAIM["load"], documents))
+    assert len(panels_of(CLAIM["load"], alone)) == len(alone)
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_a_picture_is_small_and_says_what_it_is_of(claim: Claim, documents: list[Document]) -> None:
     path = PICTURES / claim.picture
@@ -206,7 +213,8 @@ def test_of_two_documents_with_a_row_the_first_counts() -> None:
         ("codec-h200.json", "A hop of the codec: no document has the row 1 x hop 2-"),
         ("start-fp8-h200.json", "no document is of mosstalk bench start"),
         (
-            "serve-h200.json serve-pocket-by-hand.json serve-pocket-hands-free.json",
+            "serve-h200-hands-free.json serve-h200.json serve-pocket-by-hand.json "
+            "serve-pocket-hands-free.json",
             "no document is of mosstalk bench serve",
         ),
     ],

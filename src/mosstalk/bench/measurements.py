@@ -162,7 +162,9 @@ def panels_of(claim: Claim, documents: Sequence[Document]) -> list[Panel]:
         ]
     served = [each for each in documents if each.crowds]
     if claim.kind == "load":
-        return [panel for each in served if (panel := _load_panel(each)).crowds]
+        loads = [panel for each in served if (panel := _load_panel(each)).crowds]
+        curves = [panel for panel in loads if len(panel.crowds) > 1]
+        return curves or loads  # one crowd is no curve; the table has it
     stages = [(each, _stages(each)) for each in served]
     return [Panel(_served(each), _where(each), stages=found) for each, found in stages if found]
 
