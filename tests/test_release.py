@@ -19,6 +19,7 @@ import pytest
 import soundfile
 from conftest import ROOT, command_environment, refused
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from server_rig import Server
 from trove_classifiers import classifiers
@@ -118,6 +119,23 @@ def test_the_changelog_begins_with_this_version() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     released = [heading for heading in headings if heading != "Unreleased"]
     assert re.fullmatch(rf"{re.escape(VERSION)} - \d{{4}}-\d\d-\d\d", released[0])
+
+
+# What it needs.
+
+
+@pytest.mark.system  # `make test-all` has installed every extra
+def test_every_version_in_constraints_runs_on_the_oldest_python() -> None:
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    told, newer = 0, list[str]()
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name = line.partition("==")[0]
+        with suppress(PackageNotFoundError):
+            wanted = distribution(name).metadata["Requires-Python"]
+            told += 1
+            newer += [] if oldest in SpecifierSet(wanted or "") else [f"{line}: Python {wanted}"]
+    assert told
+    assert not newer
 
 
 # Licences.
