@@ -99,9 +99,10 @@ class Visit:
         )
         return self.events(kind, what)[count - 1]
 
-    def told(self, what: str, count: int = 1) -> dict[str, Any]:
+    def told(self, what: str, count: int = 1, most_s: float = SOON_S) -> dict[str, Any]:
         """The ``count``-th thing of a kind that the page told, waited for."""
-        self.wait("kept.all.filter((e) => e.what === value[0]).length >= value[1]", [what, count])
+        enough = "kept.all.filter((e) => e.what === value[0]).length >= value[1]"
+        self.wait(enough, [what, count], most_s)
         return self.all(what)[count - 1]
 
     def all(self, what: str) -> list[dict[str, Any]]:
