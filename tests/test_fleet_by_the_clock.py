@@ -41,7 +41,8 @@ ROOM = 2
 """A machine that is busy with all these clients may take so many times as long."""
 ANSWERED_S = 240.0
 """The longest wait for an answer: all talk at once with the replica that is left, while two cores
-start another. On a virtual machine of two cores this took 48 to over 60 s."""
+start another. On a virtual machine of two cores this took 48 and 52 s, and 114 s beside two busy
+loops."""
 
 
 @pytest.fixture(scope="module")
