@@ -82,13 +82,13 @@ setup-judges: setup-dev
 	$(bootstrap) "$(EXTRAS),dev,voices,quality,recipe,browser,fleet,docs$(pesq)"
 
 test-all: test setup-judges ## test, and also what takes long or needs the Debian packages in scripts/system-packages.txt
-	$(pytest) $(parallel) -m "(slow or system) and not (alone or bare)"
+	$(pytest) $(parallel) -m "(slow or system) and not (alone or bare or faults)"
 	$(pytest) -m "alone and not faults"
 
 test-bare: setup-dev ## as root: what deploy/ says, done on a bare Debian, which takes some six minutes
 	$(pytest) -m bare
 
-test-faults: setup-judges ## for an hour: kill and stop every process of a server in every state, attack it, and print what clients saw; then try property tests longer
+test-faults: setup-judges ## for an hour: kill and stop every process of a server in every state, attack it, and print what clients saw; then try more cases and properties
 	$(pytest) -s -m faults
 	$(pytest) $(parallel) --hypothesis-profile patient -m hypothesis
 

@@ -38,9 +38,16 @@ def launches(vocabulary: int, channel: int, dtype: torch.dtype) -> dict[str, Lau
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        *((capability, torch.bfloat16) for capability in SHARED_KIB),
+        (90, torch.float32),
+        *(pytest.param(n, torch.float32, marks=pytest.mark.faults) for n in (80, 89)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("vocabulary", "channel"), [(AUDIO_IDS, AUDIO), (TEXT_IDS, TEXT)])
-@pytest.mark.parametrize("capability", SHARED_KIB)
 def test_kernels_that_draw_fit_the_card(
     capability: int, vocabulary: int, channel: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:

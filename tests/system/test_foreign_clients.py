@@ -35,7 +35,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clients") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "-r", str(CLIENTS / "requirements.txt")]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
+    pip += ["-r", str(CLIENTS / "requirements.txt")]
     got = subprocess.run(pip, capture_output=True, text=True, timeout=INSTALL_S)
     if got.returncode:
         pytest.skip(f"the clients cannot be installed here: {got.stderr[-300:]}")

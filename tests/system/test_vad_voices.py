@@ -73,11 +73,12 @@ def test_silero_finds_every_voice_in_noise(
     assert row.delay_ms.median < 180
 
 
-def test_no_word_is_lost_by_where_a_turn_ends(silero: Detector) -> None:
+@pytest.mark.parametrize("sentences", [20, pytest.param(40, marks=pytest.mark.faults)])
+def test_no_word_is_lost_by_where_a_turn_ends(silero: Detector, sentences: int) -> None:
     """In pairs: what is written down of a turn, and of the same with all the silence after it."""
     require_package("onnxruntime", "quality")
     require_program("espeak-ng")
-    reading = read_naturally("kokoro", HELD_OUT, read_sentences()[:40])
+    reading = read_naturally("kokoro", HELD_OUT, read_sentences()[:sentences])
     pipeline = pocket()
     written: list[tuple[str, str]] = []
     for sound in reading.heard:
@@ -114,7 +115,10 @@ def test_a_single_short_word_is_a_turn(name: str, speaker: str) -> None:
     assert row.cut == 0
 
 
-@pytest.mark.parametrize("echo_db", [-6.0, -12.0, -18.0, -24.0, -30.0])
+@pytest.mark.parametrize(
+    "echo_db",
+    [-6.0, -18.0, -30.0, *(pytest.param(n, marks=pytest.mark.faults) for n in (-12.0, -24.0))],
+)
 def test_no_reply_ends_itself(
     silero: Detector, assistant: list[Samples], users: list[Samples], echo_db: float
 ) -> None:
