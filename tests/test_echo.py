@@ -84,7 +84,11 @@ def test_a_user_with_headphones_is_heard() -> None:
 
 @pytest.mark.parametrize(
     ("replies", "users"),
-    [(1, 20), pytest.param(3, 20, marks=SLOW), *(pytest.param(n, 100, marks=FAULTS) for n in (1, 3))],
+    [
+        (1, 20),
+        pytest.param(3, 20, marks=SLOW),
+        *(pytest.param(n, 100, marks=FAULTS) for n in (1, 3)),
+    ],
 )
 def test_of_users_with_headsets_none_is_lost(replies: int, users: int) -> None:
     """They begin 0.05 to 1 s after the first reply, or a later one."""
