@@ -39,8 +39,8 @@ def places(speech: Samples) -> np.ndarray[tuple[int], np.dtype[np.int_]]:
 # Rates, in simulated rooms; `mosstalk bench vad` has more of them.
 
 
-# Slow, here and below: more levels, and more users, of what is shown at one. The most of them take
-# minutes, and run where faults do.
+# Slow, here and below: more levels, and more users, of what is shown at one. What takes minutes
+# runs with `make test-faults`.
 
 
 @pytest.mark.parametrize("echo_db", [-18.0, *(pytest.param(n, marks=SLOW) for n in (-6.0, -30.0))])
