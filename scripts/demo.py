@@ -1,11 +1,9 @@
 """Ask the model that ships three questions: what `make demo` runs after its set-up.
 
-    .venv/bin/python scripts/demo.py [FOLDER]
-
-The questions are recordings, and one conversation. The spoken answers go to FOLDER (demo-output).
+The questions are recordings, and one conversation.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import mosstalk
@@ -30,7 +28,12 @@ A page opens in your browser. Press Talk and ask, or type a question."""
 
 
 def main() -> None:
-    folder = ROOT / (sys.argv[1] if len(sys.argv) > 1 else "demo-output")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default="demo-output",
+        help="where the spoken answers go, from the project's folder on (%(default)s)",
+    )  # fmt: skip
+    folder = ROOT / parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     print(BEGIN, flush=True)

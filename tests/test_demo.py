@@ -48,6 +48,18 @@ def test_the_demo_leaves_three_answers_to_hear_and_says_what_was_asked(
     assert "\nNext: make talk\n" in run.stdout
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--nothing"]])
+def test_the_demo_asked_for_help_or_for_what_it_has_not_makes_no_folder(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["demo.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == (0 if words == ["--help"] else 2)
+    assert "usage: demo.py [-h] [folder]" in "".join(capsys.readouterr())
+    assert not (ROOT / words[0]).exists()
+
+
 def test_its_questions_are_recordings_that_models_hear_as_they_are() -> None:
     for file, text in demo.QUESTIONS.items():
         recording = soundfile.info(ROOT / file)

@@ -1,11 +1,8 @@
-"""Count lines, lines of code and docstrings of src, evals and recipes, here and at other commits.
+"""Count lines, lines of code and docstrings of src, evals and recipes, now and at commits."""
 
-python tools/count_lines.py [COMMIT ...]
-"""
-
+import argparse
 import ast
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +46,29 @@ def package_of(path: str) -> str:
     return "/".join(path.split("/")[: 3 if path.startswith("src/") else 2][: path.count("/")])
 
 
-def main(commits: list[str]) -> None:
+def commit_of(name: str) -> str:
+    """The name of a commit, once git knows it."""
+    known = subprocess.run(
+        ["git", "rev-parse", "-q", "--verify", f"{name}^{{commit}}"], stdout=subprocess.DEVNULL
+    )
+    if known.returncode:
+        raise argparse.ArgumentTypeError(
+            f"there is no commit {name}; git log shows those there are"
+        )
+    return name
+
+
+def main() -> None:
     """Print one table for each commit, and one for the working tree."""
-    for commit in (*commits, None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "commits",
+        metavar="COMMIT",
+        nargs="*",
+        type=commit_of,
+        help="counted before what is there now",
+    )
+    for commit in (*parser.parse_args().commits, None):
         packages: dict[str, list[int]] = {}
         for path, text in sources(commit):
             for package in (package_of(path), "all"):
@@ -64,4 +81,4 @@ def main(commits: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
