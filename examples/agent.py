@@ -105,7 +105,9 @@ class Agent:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "questions", type=Path, nargs="+", help="sound files: what the microphone hears"
     )

@@ -13,7 +13,9 @@ import mosstalk
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", type=Path, help="a sound file")
     parser.add_argument("answer", type=Path, help="a .wav, .flac or .ogg to write")
     parser.add_argument("--model", type=Path, help="folder of the language model")

@@ -6,8 +6,8 @@ Each conversation is told its own sentence and answers in sound; all of them sha
 `mosstalk serve` does the same for clients of the network.
 """
 
+import argparse
 import asyncio
-import sys
 import time
 
 import mosstalk
@@ -34,8 +34,7 @@ async def converse(host: Host, text: str) -> Timings:
     raise RuntimeError("the session ended before its answer")
 
 
-async def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else len(TOLD)
+async def main(count: int) -> None:
     async with Host.load(*mosstalk.default_model()) as host:
         began = time.perf_counter()
         talks = (converse(host, TOLD[index % len(TOLD)]) for index in range(count))
@@ -45,4 +44,10 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "count", type=int, nargs="?", default=len(TOLD), help="how many talk at once"
+    )
+    asyncio.run(main(parser.parse_args().count))

@@ -6,6 +6,7 @@
 The sound is raw PCM: 16 bit, mono, 24 kHz. When each hop came is written to standard error.
 """
 
+import argparse
 import sys
 import time
 
@@ -15,9 +16,14 @@ import mosstalk
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("text", help="what is read aloud")
+    text = parser.parse_args().text
     pipeline = mosstalk.Pipeline.load()
     began = time.perf_counter()
-    reply = mosstalk.speak(pipeline, sys.argv[1])
+    reply = mosstalk.speak(pipeline, text)
     for samples in reply:  # float32 (n,) in [-1, 1], as soon as each hop is made
         pcm = np.clip(samples * 32767, -32768, 32767).astype("<i2")
         sys.stdout.buffer.write(pcm.tobytes())

@@ -38,6 +38,19 @@ def test_each_example_has_its_test() -> None:
     assert sorted(tested) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_each_example_says_what_it_takes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"usage: {path.name} [-h]" in said
+    assert f"examples/{path.name} " in said, "a line to copy"
+
+
 def test_ask_gets_an_answer_and_goes_on_talking(
     example: Done, tiny: Checkpoint, tmp_path: Path
 ) -> None:
