@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import lzma
 import os
 import shutil
 import signal
@@ -51,6 +52,15 @@ settings.load_profile("quick")  # `make test-faults` asks for the patient one
 def examples(count: int) -> settings:
     """So many in the patient profile, and a quarter of them in the quick one."""
     return settings(max_examples=max(3, count * settings().max_examples // 100))
+
+
+def plain_copy(case: Path, target: Path) -> Path:
+    """A copy of a golden case whose tensors are not packed, so that a test can change them."""
+    shutil.copytree(case, target)
+    for packed in target.glob("*.xz"):
+        packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
+        packed.unlink()
+    return target
 
 
 def pytest_configure() -> None:

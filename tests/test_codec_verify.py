@@ -2,13 +2,12 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GOLDENS, Run
+from conftest import GOLDENS, Run, plain_copy
 from engine_rig import on_every_device
 from safetensors.torch import load_file, save_file
 
@@ -87,8 +86,7 @@ def test_what_the_plain_path_compares_is_compared_too(folder: Path) -> None:
 def test_a_wrong_frame_is_found_on_every_way(
     mosstalk: Run, tmp_path: Path, case: str, tensor: str, failing: list[str]
 ) -> None:
-    folder = tmp_path / "case"
-    shutil.copytree(GOLDENS / case, folder)
+    folder = plain_copy(GOLDENS / case, tmp_path / "case")
     expected = load_file(folder / "expected.safetensors")
     expected[tensor].view(-1)[7] += 0.1
     save_file(expected, folder / "expected.safetensors")

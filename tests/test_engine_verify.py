@@ -1,13 +1,12 @@
 """``mosstalk verify --path fast``: language-model cases through the engine, and said to be so."""
 
 import json
-import shutil
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import GOLDENS, Run
+from conftest import GOLDENS, Run, plain_copy
 from engine_rig import on_every_device
 from safetensors.torch import load_file, save_file
 
@@ -68,8 +67,7 @@ def test_the_report_says_which_path_was_verified(mosstalk: Run) -> None:
 
 
 def test_a_wrong_row_is_found_alone_and_mixed(mosstalk: Run, tmp_path: Path) -> None:
-    case = tmp_path / "case"
-    shutil.copytree(GOLDENS / "lm-wide-heads", case)
+    case = plain_copy(GOLDENS / "lm-wide-heads", tmp_path / "case")
     expected = load_file(case / "expected.safetensors")
     name = next(name for name in expected if name.endswith("greedy_plain.rows"))
     expected[name][-1, 1] += 1

@@ -4,8 +4,8 @@ Cases are found by what their ``case.json`` says; no test knows one by its folde
 """
 
 import json
+import lzma
 import re
-import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import GOLDENS, ROOT, Run, refused
+from conftest import GOLDENS, ROOT, Run, plain_copy, refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,10 +44,6 @@ def smallest(component: str) -> Path:
     """The golden of a component with the least to load."""
     of_it = [folder for folder in CASES if component_of(folder) == component]
     return min(of_it, key=lambda folder: sum(file.stat().st_size for file in folder.iterdir()))
-
-
-def copy_of(folder: Path, target: Path) -> Path:
-    return Path(shutil.copytree(folder, target))
 
 
 def edit_tensors(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
@@ -155,9 +151,9 @@ def test_a_change_to_any_expected_tensor_is_found_and_named(
             size = 0.03 * float(tensors[name].abs().max())
             nudge(name, size if tensors[name].is_floating_point() else -1)(tensors)
 
-    changed = copy_of(folder, tmp_path / "case")
+    changed = plain_copy(folder, tmp_path / "case")
     edit_tensors(changed / EXPECTED, change_all)
-    tensors = set(load_file(folder / EXPECTED)) & set(names)
+    tensors = set(load_file(changed / EXPECTED)) & set(names)
 
     assert judge_cases([changed], CPU, torch.float32).exit_code == 1
     assert tensors <= set(out_of_bounds(capsys.readouterr().out))
@@ -210,7 +206,7 @@ def test_a_weight_two_percent_off_is_found_and_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    case = copy_of(smallest(component), tmp_path / "case")
+    case = plain_copy(smallest(component), tmp_path / "case")
     edit_tensors(case / file, scale(weight, 1.02))
 
     assert judge_cases([case], CPU, torch.float32).exit_code == 1
@@ -232,7 +228,7 @@ def test_a_weight_two_percent_off_is_found_and_named(
 def test_one_other_token_row_or_sample_is_found_and_named(
     component: str, name: str, found_in: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = copy_of(smallest(component), tmp_path / "case")
+    case = plain_copy(smallest(component), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge(name, 500 if component == "prompt_mel" else -1))
 
     assert judge_cases([case], CPU, torch.float32).exit_code == 1
@@ -242,7 +238,7 @@ def test_one_other_token_row_or_sample_is_found_and_named(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_lower_precision_still_finds_a_wrong_result(dtype: torch.dtype, tmp_path: Path) -> None:
     # The size of what a forgotten residual or factor does; bfloat16's bound is 20 %.
-    case = copy_of(smallest("hift"), tmp_path / "case")
+    case = plain_copy(smallest("hift"), tmp_path / "case")
     edit_tensors(case / EXPECTED, scale("wave", 1.5))
 
     assert judge_cases([case], CPU, dtype).exit_code == 1
@@ -251,7 +247,7 @@ def test_lower_precision_still_finds_a_wrong_result(dtype: torch.dtype, tmp_path
 def test_lower_precision_compares_ids_without_judging_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = copy_of(smallest("speech_tokenizer"), tmp_path / "case")
+    case = plain_copy(smallest("speech_tokenizer"), tmp_path / "case")
     edit_tensors(case / EXPECTED, nudge("clip0.tokens", -1))
 
     assert judge_cases([case], CPU, torch.float16).exit_code == 0
@@ -286,7 +282,7 @@ def test_more_or_fewer_ids_than_expected_are_out_of_bounds() -> None:
 
 
 def test_a_case_out_of_bounds_makes_the_command_exit_1(mosstalk: Run, tmp_path: Path) -> None:
-    case = copy_of(smallest("prompt_mel"), tmp_path / "case")
+    case = plain_copy(smallest("prompt_mel"), tmp_path / "case")
     edit_tensors(case / EXPECTED, scale("mel", 1.01))
 
     run = mosstalk("verify", "case")
@@ -300,10 +296,19 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def torn_packed(folder: Path) -> None:
+    plain = folder / EXPECTED
+    packed = plain.with_name(f"{EXPECTED}.xz")
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    truncate(packed)
+    plain.unlink()
+
+
 BREAKAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no-case": ("prompt_mel", lambda f: (f / "case.json").unlink(), "case.json: no such file"),
-    "no-expected": ("prompt_mel", lambda f: (f / EXPECTED).unlink(), f"{EXPECTED}: cannot be read"),
-    "torn-expected": ("prompt_mel", lambda f: truncate(f / EXPECTED), "cannot be read"),
+    "no-expected": ("prompt_mel", lambda f: (f / EXPECTED).unlink(), f"{EXPECTED}: no such file"),
+    "torn-expected": ("prompt_mel", lambda f: truncate(f / EXPECTED), "damaged or truncated"),
+    "torn-packed": ("prompt_mel", torn_packed, f"{EXPECTED}.xz: damaged or truncated"),
     "torn-weights": (
         "hift",
         lambda f: truncate(f / "hift.safetensors"),
@@ -353,7 +358,7 @@ def test_unreadable_cases_exit_2_naming_why_while_readable_ones_are_run(
     mosstalk: Run, tmp_path: Path
 ) -> None:
     for name, (component, damage, _) in BREAKAGES.items():
-        damage(copy_of(smallest(component), tmp_path / name))
+        damage(plain_copy(smallest(component), tmp_path / name))
     good = smallest("prompt_mel")
 
     run = mosstalk("verify", *BREAKAGES, "not-there", good)
@@ -390,7 +395,7 @@ def lose_a_column(name: str) -> Callable[[Path], None]:
 def test_files_that_do_not_fit_each_other_are_an_unreadable_case(
     component: str, damage: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    case = copy_of(smallest(component), tmp_path / "case")
+    case = plain_copy(smallest(component), tmp_path / "case")
     damage(case)
 
     assert judge_cases([case], CPU, torch.float32).exit_code == 2
@@ -405,7 +410,7 @@ def test_files_alone_are_no_cases(mosstalk: Run, tmp_path: Path) -> None:
 def test_an_expected_tensor_nobody_compares_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = copy_of(smallest("prompt_mel"), tmp_path / "case")
+    case = plain_copy(smallest("prompt_mel"), tmp_path / "case")
     edit_tensors(case / EXPECTED, lambda tensors: tensors.update(pitch=torch.zeros(3)))
 
     assert judge_cases([case], CPU, torch.float32).exit_code == 0
@@ -418,7 +423,7 @@ def test_a_case_folders_name_means_nothing(tmp_path: Path) -> None:
     cases = [smallest(component) for component in COMPONENTS if component != "flow"]
     names = [folder.name for folder in cases]
     renamed = [
-        copy_of(folder, tmp_path / name)
+        plain_copy(folder, tmp_path / name)
         for folder, name in zip(cases, names[1:] + names[:1], strict=True)
     ]
 

@@ -9,7 +9,6 @@ import torch
 from conftest import GOLDENS, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from seams import jumps_at, seam_samples
 from test_hift import FRAME, HELD, make_mel, make_vocoder, splits
 from torch import Tensor
@@ -23,6 +22,7 @@ from mosstalk.files import read_json
 from mosstalk.models.hift import HiftStream, HiftVocoder
 from mosstalk.models.weights import fill, fold_weight_norm, open_safetensors
 from mosstalk.runtime.device import pick_device
+from mosstalk.verify.compare import read_case
 
 CASES = sorted(path for path in GOLDENS.glob("hift*") if (path / "case.json").exists())
 BOUND = 5e-4
@@ -76,13 +76,12 @@ def test_replies_sound_as_alone_whoever_joins_and_leaves(
 
 
 def golden(name: str) -> tuple[HiftVocoder, dict[str, Tensor], list[int]]:
-    folder = GOLDENS / name
-    case = read_json(folder / "case.json")
-    vocoder = HiftVocoder(HiftConfig.from_dict(case["config"]))
-    store = fold_weight_norm(open_safetensors(folder / "hift.safetensors"))
+    case = read_case(GOLDENS / name)
+    vocoder = HiftVocoder(HiftConfig.from_dict(case.get("config")))
+    store = fold_weight_norm(open_safetensors(case.weights / "hift.safetensors"))
     device = pick_device("auto")
     fill(vocoder, store, where=name, device=device, dtype=torch.float32)
-    return vocoder, load_file(folder / "expected.safetensors"), case.get("chunks", [])
+    return vocoder, case.expected, case.settings.get("chunks", [])
 
 
 CHUNKED = [path.name for path in CASES if read_json(path / "case.json").get("chunks")]

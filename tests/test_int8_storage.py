@@ -1,10 +1,13 @@
-"""Weights that are stored in 8 bits: found under their names, in float16, in whole and in rows."""
+"""Weights that are stored small: in 8 bits, or packed by xz."""
 
+import lzma
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
+from mosstalk.errors import CheckpointError
 from mosstalk.models.weights import from_int8, open_pickled, open_safetensors, to_int8
 
 
@@ -48,3 +51,26 @@ def test_a_file_in_8_bits_reads_as_float16_under_the_old_names(tmp_path: Path) -
 def test_a_name_that_only_looks_like_a_scale_is_a_tensor(tmp_path: Path) -> None:
     save_file({"odd|scale": torch.ones(2)}, tmp_path / "model.safetensors")
     assert open_safetensors(tmp_path / "model.safetensors").keys() == {"odd|scale"}
+
+
+def test_a_packed_file_is_read_where_there_is_no_plain_one(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "model.safetensors", tmp_path / "model.safetensors.xz"
+    save_file({"a": torch.arange(6.0).reshape(3, 2)} | to_int8(weights()), plain)
+    wanted = open_safetensors(plain)
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    plain.unlink()
+    found = open_safetensors(plain)
+    assert found.keys() == wanted.keys() == weights().keys() | {"a"}
+    assert {stored.where for stored in found.values()} == {str(packed)}
+    for name, stored in wanted.items():
+        assert found[name].dtype == stored.dtype
+        assert torch.equal(found[name].load(), stored.load())
+        assert torch.equal(found[name].rows(1, 2), stored.rows(1, 2))
+
+    save_file({"b": torch.ones(2)}, plain)
+    assert open_safetensors(plain).keys() == {"b"}
+
+    plain.unlink()
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match=r"safetensors.xz: damaged or truncated"):
+        open_safetensors(plain)

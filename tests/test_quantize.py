@@ -22,7 +22,7 @@ from mosstalk.models.checkpoint import load_language_model
 from mosstalk.models.language_model import LanguageModel
 from mosstalk.models.quantization import Quantization, quantize_in_place
 from mosstalk.numerics.fp8 import E4M3, Fp8Linear
-from mosstalk.verify.compare import Case
+from mosstalk.verify.compare import read_case
 
 CPU = torch.device("cpu")
 GOLDEN_BOUND = 0.15
@@ -157,11 +157,8 @@ def test_the_model_keeps_its_own_dtype_beside_8_bits(
 
 @pytest.mark.parametrize("name", ["lm-square", "lm-wide-heads"])
 def test_golden_prompts_are_met_within_the_bound_of_8_bits(name: str) -> None:
-    from safetensors.torch import load_file as expected_of
-
-    folder = GOLDENS / name
-    expected = expected_of(folder / "expected.safetensors")
-    case = Case(folder, json.loads((folder / "case.json").read_text()), expected)
+    case = read_case(GOLDENS / name)
+    expected = case.expected
     model = load_language_model(case.weights, device=CPU, dtype=torch.float32)
     quantize_in_place(model, Quantization())
     for prompt in {run["prompt"] for run in case.get("runs")}:

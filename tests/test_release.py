@@ -30,6 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION: str = PROJECT["version"]
 NOTICE = (ROOT / "NOTICE").read_text()
 SDIST_BYTES = 10_000_000
+TREE_BYTES = 62_000_000
 FOR_DEVELOPERS = {"dev", "browser", "docs", "recipe"}
 """Extras that nobody needs who runs mosstalk."""
 
@@ -63,6 +64,10 @@ def tracked(*folders: str) -> set[str]:
 
 
 # What they hold.
+
+
+def test_a_clone_is_small() -> None:
+    assert sum((ROOT / name).stat().st_size for name in tracked()) <= TREE_BYTES
 
 
 def test_the_wheel_holds_the_package_with_its_weights_and_nothing_else(wheel: Path) -> None:

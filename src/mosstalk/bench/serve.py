@@ -257,19 +257,29 @@ class Crowd:
         return found
 
     def as_values(self, bounds: Bounds) -> dict[str, Any]:
-        """For documents."""
-        return asdict(self) | {
+        """For documents, where no figure has more than six digits: times vary by far more."""
+        values = asdict(self) | {
             "admitted": self.admitted,
             "quantiles": {"of": QUANTILES} | {name: self.quantiles(name) for name in MEASURED},
             "failed": len(self.failures),
             "broken": self.broken,
             "breaches": self.breaches(bounds),
         }
+        return {name: _six_digits(value) for name, value in values.items()}
 
 
 def quantiles(values: "np.typing.NDArray[np.float64]") -> list[float] | None:
     """Median, 95th and 99th percentile; None without any."""
     return np.percentile(values, QUANTILES).tolist() if len(values) else None
+
+
+def _six_digits(value: Any) -> Any:
+    """Lists and dicts of json with every float rounded to six digits that count."""
+    if isinstance(value, dict):
+        return {name: _six_digits(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_six_digits(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _counted(words: Sequence[str]) -> str:

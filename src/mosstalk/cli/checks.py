@@ -97,7 +97,8 @@ class Verify(WritesDocument):
     error is judged, ids are only compared.
 
     Cases recorded from a real checkpoint hold no weights: they are read from
-    the folder that the case names, or from --weights.
+    the folder that the case names, or from --weights. Files of a case may be
+    packed with xz, NAME.safetensors.xz.
 
     --path fast runs language-model cases through the engine, each run alone
     and all of them in one batch, and codec cases through what serves people:

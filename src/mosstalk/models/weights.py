@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from mosstalk.errors import CheckpointError
@@ -68,9 +69,16 @@ Store = dict[str, StoredTensor]
 def open_safetensors(path: Path) -> Store:
     """List the tensors of one safetensors file without reading them.
 
+    Where there is no such file, but one that ``xz`` has packed (``path`` with ``.xz`` after it),
+    that one is unpacked in memory, whole.
+
     Raises:
         CheckpointError: missing, truncated, or no safetensors file.
     """
+    packed = packed_name(path)
+    if packed.exists() and not path.exists():
+        with _readable(packed):
+            return _in_memory(packed, _unpacked(packed))
     with _readable(path):
         handle = safe_open(path, framework="pt")
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
@@ -84,6 +92,28 @@ def open_safetensors(path: Path) -> Store:
             )
             for name, part in slices.items()
         })  # fmt: skip
+
+
+def packed_name(path: Path) -> Path:
+    """Where a file lies if ``xz`` has packed it."""
+    return path.with_name(f"{path.name}.xz")
+
+
+def _unpacked(path: Path) -> dict[str, Tensor]:
+    import lzma  # some builds of Python come without it
+
+    try:
+        return load(lzma.decompress(path.read_bytes()))
+    except lzma.LZMAError as error:
+        raise ValueError(str(error)) from None
+
+
+def _in_memory(path: Path, values: Mapping[str, Tensor]) -> Store:
+    store: Store = {}
+    for name, value in values.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        store[name] = StoredTensor(tuple(value.shape), str(path), partial(_itself, value), dtype)
+    return _widened(store)
 
 
 def open_sharded(folder: Path) -> Store:
@@ -190,15 +220,11 @@ def open_pickled(path: Path, part: str | None = None) -> Store:
         values = values.get(part) if isinstance(values, dict) else None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds no state dict")
-    store: Store = {}
-    for name, value in values.items():
-        if name in ("epoch", "step"):
-            continue
+    kept = {name: value for name, value in values.items() if name not in ("epoch", "step")}
+    for name, value in kept.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"{path}: {name!r} is no tensor; this is no plain state dict")
-        dtype = str(value.dtype).removeprefix("torch.")
-        store[name] = StoredTensor(tuple(value.shape), str(path), partial(_itself, value), dtype)
-    return _widened(store)
+    return _in_memory(path, kept)
 
 
 @contextmanager

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mosstalk.errors import CaseError
 from mosstalk.files import read_json
+from mosstalk.models.weights import open_safetensors, packed_name
 
 EXPECTED = "expected.safetensors"
 ABSOLUTE = 2e-4
@@ -48,8 +47,8 @@ class Case:
         Raises:
             CaseError: there is no such folder.
         """
-        files = {path for path in self.folder.iterdir() if path.name != EXPECTED}
-        own = any(path.suffix in (".safetensors", ".pt") for path in files)
+        names = {Path(path.name.removesuffix(".xz")) for path in self.folder.iterdir()}
+        own = any(name.suffix in (".safetensors", ".pt") for name in names - {Path(EXPECTED)})
         named = None if own else self.settings.get("weights")
         chosen = self.given_weights or (self.folder / str(named) if named else self.folder)
         if not chosen.is_dir():
@@ -98,17 +97,17 @@ def read_case(folder: Path, weights: Path | None = None) -> Case:
     """Read a case's settings and expected tensors; ``weights`` says where its weights are.
 
     Raises:
-        CaseError: the folder is no case, or its files cannot be read.
+        CaseError: the folder is no case, or nothing in it says what is expected.
+        CheckpointError: what is expected is damaged.
         ConfigError: ``case.json`` is missing or malformed.
     """
     if not folder.is_dir():
         raise CaseError(f"{folder}: no such folder; give folders that hold a case.json")
     settings = read_json(folder / "case.json")
     path = folder / EXPECTED
-    try:
-        expected = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CaseError(f"{path}: cannot be read ({error}); copy the case again") from None
+    if not (path.exists() or packed_name(path).exists()):
+        raise CaseError(f"{path}: no such file; copy the case again")
+    expected = {name: stored.load() for name, stored in open_safetensors(path).items()}
     return Case(folder, settings, expected, given_weights=weights)
 
 
