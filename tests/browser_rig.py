@@ -252,6 +252,7 @@ def draw(folder: Path, url: str) -> None:
     """Draw the page of a server that talks with the model that ships."""
     from PIL import Image  # comes with matplotlib
 
+    folder.mkdir(parents=True, exist_ok=True)
     for name, (scheme, context) in PICTURES.items():
         with browsing(said(60.0), color_scheme=scheme, **context) as browser:
             visitor = visit(browser, url)
