@@ -1,6 +1,7 @@
 """Weights that are stored small: in 8 bits, or packed by xz."""
 
 import lzma
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,12 @@ def test_a_packed_file_is_read_where_there_is_no_plain_one(tmp_path: Path) -> No
     packed.write_bytes(packed.read_bytes()[:-40])
     with pytest.raises(CheckpointError, match=r"safetensors.xz: damaged or truncated"):
         open_safetensors(plain)
+
+
+def test_a_python_without_xz_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors.xz").write_bytes(lzma.compress(b""))
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    with pytest.raises(CheckpointError, match=r"unpack it yourself, xz -dk .*model.safetensors.xz"):
+        open_safetensors(tmp_path / "model.safetensors")

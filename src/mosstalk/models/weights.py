@@ -100,8 +100,12 @@ def packed_name(path: Path) -> Path:
 
 
 def _unpacked(path: Path) -> dict[str, Tensor]:
-    import lzma  # some builds of Python come without it
-
+    try:
+        import lzma
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: this Python was built without xz; unpack it yourself, xz -dk {path}"
+        ) from None
     try:
         return load(lzma.decompress(path.read_bytes()))
     except lzma.LZMAError as error:
