@@ -250,7 +250,7 @@ PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def draw(folder: Path, url: str) -> None:
     """Draw the page of a server that talks with the model that ships."""
-    from PIL import Image  # comes with matplotlib
+    from PIL import Image  # comes with matplotlib, of the extra recipe
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, (scheme, context) in PICTURES.items():
