@@ -438,4 +438,4 @@ def test_the_pictures_of_the_documents_can_be_drawn(server: Server, tmp_path: Pa
     draw(tmp_path, server.url)
     for name in PICTURES:
         size = (tmp_path / name).stat().st_size
-        assert 10_000 < size < 50_000, (name, size)
+        assert 20_000 < size < 120_000, (name, size)

@@ -32,6 +32,7 @@ _SCALE = "|scale"
 _SMALLEST = 2.0**-24
 """The smallest float16 above 0, so that outputs that are all 0 stay so."""
 _STEPS, _MATRIX = 127, 2
+_PACKED = ".xz"
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,15 @@ Store = dict[str, StoredTensor]
 def open_safetensors(path: Path) -> Store:
     """List the tensors of one safetensors file without reading them.
 
-    Where there is no such file, but one that ``xz`` has packed (``path`` with ``.xz`` after it),
-    that one is unpacked in memory, whole.
+    One that ``xz`` has packed, see ``stored_at``, is unpacked in memory, whole.
 
     Raises:
         CheckpointError: missing, truncated, or no safetensors file.
     """
-    packed = packed_name(path)
-    if packed.exists() and not path.exists():
-        with _readable(packed):
-            return _in_memory(packed, _unpacked(packed))
+    path = stored_at(path)
     with _readable(path):
+        if path.suffix == _PACKED:
+            return _in_memory(path, _unpacked(path))
         handle = safe_open(path, framework="pt")
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
         return _widened({
@@ -94,9 +93,10 @@ def open_safetensors(path: Path) -> Store:
         })  # fmt: skip
 
 
-def packed_name(path: Path) -> Path:
-    """Where a file lies if ``xz`` has packed it."""
-    return path.with_name(f"{path.name}.xz")
+def stored_at(path: Path) -> Path:
+    """Where a file lies: ``path``, or if only that is there, ``path`` with ``.xz`` after it."""
+    packed = path.with_name(path.name + _PACKED)
+    return packed if packed.exists() and not path.exists() else path
 
 
 def _unpacked(path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mosstalk.errors import CaseError
 from mosstalk.files import read_json
-from mosstalk.models.weights import open_safetensors, packed_name
+from mosstalk.models.weights import open_safetensors, stored_at
 
 EXPECTED = "expected.safetensors"
 ABSOLUTE = 2e-4
@@ -47,8 +47,8 @@ class Case:
         Raises:
             CaseError: there is no such folder.
         """
-        names = {Path(path.name.removesuffix(".xz")) for path in self.folder.iterdir()}
-        own = any(name.suffix in (".safetensors", ".pt") for name in names - {Path(EXPECTED)})
+        names = {path.name.removesuffix(".xz") for path in self.folder.iterdir()} - {EXPECTED}
+        own = any(name.endswith((".safetensors", ".pt")) for name in names)
         named = None if own else self.settings.get("weights")
         chosen = self.given_weights or (self.folder / str(named) if named else self.folder)
         if not chosen.is_dir():
@@ -105,7 +105,7 @@ def read_case(folder: Path, weights: Path | None = None) -> Case:
         raise CaseError(f"{folder}: no such folder; give folders that hold a case.json")
     settings = read_json(folder / "case.json")
     path = folder / EXPECTED
-    if not (path.exists() or packed_name(path).exists()):
+    if not stored_at(path).exists():
         raise CaseError(f"{path}: no such file; copy the case again")
     expected = {name: stored.load() for name, stored in open_safetensors(path).items()}
     return Case(folder, settings, expected, given_weights=weights)
